@@ -7,7 +7,7 @@ reports to it; the command line shows the reports on stderr, tests and other pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -34,10 +34,7 @@ class StepHandle(Protocol):
 
 
 class Progress(Protocol):
-    """Who is told about the options, the steps and their outcome. Called from one thread."""
-
-    def options(self, mapping: Mapping[str, object]) -> None:
-        """Shows the options as resolved, before any work is done."""
+    """Who is told about the steps and their outcome. Called from one thread."""
 
     def step(self, title: str) -> AbstractContextManager[StepHandle]:
         """Opens a step; leaving the context ends it, an exception marks it as failed.
@@ -62,9 +59,6 @@ NULL_STEP: StepHandle = _NullStep()
 
 class NullProgress:
     """A listener that ignores everything."""
-
-    def options(self, mapping: Mapping[str, object]) -> None:
-        return None
 
     @contextmanager
     def step(self, title: str) -> Iterator[StepHandle]:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgecompile import checks
-from edgecompile.api.models import find_subject, kept_state, model_folder
-from edgecompile.api.options import (
-    BuildOptions,
-    LoadOptions,
-    PlanOptions,
-    read_batch,
-    read_target,
-)
-from edgecompile.api.plan import Plan, plan_request, read_plan
+from edgecompile.api.options import BuildOptions, LoadOptions, PlanOptions
+from edgecompile.api.plan import Plan, read_plan
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
-from edgecompile.api.traffic import find_sources
 from edgecompile.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -211,22 +202,30 @@ def build(
         >>> with bundle.open() as model:
         ...     outputs = model.run({"input_ids": ids, "attention_mask": mask})
     """
-    sources = find_sources(model_folder(model), lengths, texts, tokenizer, stats)
-    subject = find_subject(model, example_inputs, axes, load_options, varying=sources.given)
-    chosen, listener = read_plan(plan), listen(progress)
-
+    from edgecompile.api.request import requested
     from edgecompile.pipeline.build import build as run_build
-    from edgecompile.pipeline.request import BuildRequest
 
-    request = BuildRequest(
-        subject.model,
-        read_target(target),
-        plan_request(plan_options, build_options, max_length, precision, plan=chosen, quick=quick),
-        replace(subject.options, batch=read_batch(batch)),
-        checks.path("work_dir", work_dir),
-        checks.path("output", output) or Path(subject.name),
-        checks.flag("force", force),
-    )
-    request.check_target()
-    with kept_state(subject.model), sources.read(subject, request) as sized:
-        return Bundle(run_build(sized, listener))
+    chosen, listener = read_plan(plan), listen(progress)
+    with requested(
+        model,
+        target=target,
+        batch=batch,
+        progress=listener,
+        example_inputs=example_inputs,
+        axes=axes,
+        load_options=load_options,
+        work_dir=work_dir,
+        output=output,
+        force=force,
+        lengths=lengths,
+        texts=texts,
+        tokenizer=tokenizer,
+        stats=stats,
+        max_length=max_length,
+        precision=precision,
+        plan_options=plan_options,
+        build_options=build_options,
+        plan=chosen,
+        quick=quick,
+    ) as request:
+        return Bundle(run_build(request, listener))

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgecompile import checks
@@ -17,7 +16,7 @@ from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
-__all__ = ["Subject", "find_subject", "kept_state", "model_folder", "require_lengths"]
+__all__ = ["Subject", "find_subject", "kept_state", "require_lengths"]
 
 _FORMS = (
     "give a folder's path, 'file.py:factory', 'package.module:factory', a .pt2 file's path, an "
@@ -44,12 +43,6 @@ class Subject:
     def in_memory(self) -> bool:
         """Whether only this process has it."""
         return not isinstance(self.model, str)
-
-
-def model_folder(model: Any) -> Path | None:
-    """The model argument as a folder, if it is one that is there."""
-    path = Path(os.fsdecode(model)).expanduser() if isinstance(model, (str, os.PathLike)) else None
-    return path if path is not None and path.is_dir() else None
 
 
 def find_subject(

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile import checks
-from edgecompile.api.models import find_subject, kept_state, model_folder
-from edgecompile.api.options import (
-    BuildOptions,
-    LoadOptions,
-    PlanOptions,
-    read_batch,
-    read_target,
-)
+from edgecompile.api.options import BuildOptions, LoadOptions, PlanOptions
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
-from edgecompile.api.traffic import find_sources
 from edgecompile.errors import UsageError
 from edgecompile.files import write_text
 from edgecompile.units import format_ms
@@ -30,7 +22,6 @@ if TYPE_CHECKING:
     from edgecompile.buckets.assessment import PlanAssessment
     from edgecompile.buckets.plan import BucketPlan
     from edgecompile.buckets.ranges import Bucket
-    from edgecompile.planning.request import PlanRequest
     from edgecompile.report.page import Section
 
 __all__ = ["Plan", "plan", "read_plan"]
@@ -170,41 +161,27 @@ def plan(
         <Plan of length 1–256 exact; mean run 7.31 ms>
         >>> plan.save("plan.json")
     """
-    sources = find_sources(model_folder(model), lengths, texts, tokenizer, stats)
-    subject = find_subject(model, example_inputs, axes, load_options, varying=sources.given)
-    listener = listen(progress)
-
+    from edgecompile.api.request import requested
     from edgecompile.pipeline.plan import plan as run_plan
-    from edgecompile.pipeline.request import BuildRequest
 
-    request = BuildRequest(
-        subject.model,
-        read_target(target),
-        plan_request(plan_options, build_options, max_length, precision),
-        replace(subject.options, batch=read_batch(batch)),
-        checks.path("work_dir", work_dir),
-    )
-    request.check_target()
-    with kept_state(subject.model), sources.read(subject, request) as sized:
-        result = run_plan(sized, listener)
-    return Plan(result.plan, result.assessment)
-
-
-def plan_request(
-    limits: PlanOptions | None,
-    options: BuildOptions | None,
-    longest: int | None,
-    precision: str | None,
-    **more: Any,
-) -> PlanRequest:
-    """The request that these arguments make, without lengths; ``more`` are further fields."""
-    from edgecompile.planning.request import PlanRequest
-
-    return PlanRequest(
-        None,
-        max_length=checks.whole("max_length", longest),
+    listener = listen(progress)
+    with requested(
+        model,
+        target=target,
+        batch=batch,
+        progress=listener,
+        example_inputs=example_inputs,
+        axes=axes,
+        load_options=load_options,
+        work_dir=work_dir,
+        lengths=lengths,
+        texts=texts,
+        tokenizer=tokenizer,
+        stats=stats,
+        max_length=max_length,
         precision=precision,
-        **vars(checks.options("plan_options", limits, PlanOptions)),
-        **vars(checks.options("build_options", options, BuildOptions)),
-        **more,
-    )
+        plan_options=plan_options,
+        build_options=build_options,
+    ) as request:
+        result = run_plan(request, listener)
+    return Plan(result.plan, result.assessment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -74,9 +74,6 @@ class _Callback:
 
     def __init__(self, callback: Callable[[ProgressEvent], object]) -> None:
         self._callback = callback
-
-    def options(self, mapping: Mapping[str, object]) -> None:
-        return None
 
     @contextmanager
     def step(self, title: str) -> Iterator[_Step]:

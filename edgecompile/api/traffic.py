@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile import checks
-from edgecompile.api.models import Subject, require_lengths
 from edgecompile.errors import LengthsError, UsageError
+from edgecompile.lengths.traffic import missing_lengths
 
 if TYPE_CHECKING:
     from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.lengths.joint import JointDistribution
     from edgecompile.models.samples import SampleTexts
-    from edgecompile.pipeline.request import BuildRequest
 
 __all__ = ["Sources", "Traffic", "find_sources"]
 
@@ -28,12 +27,12 @@ class Traffic:
     """The lengths of the traffic.
 
     Attributes:
-        lengths: their distribution; None: nothing but the batch varies.
+        lengths: their distribution.
         joint: the sizes on two axes, where they are known.
-        texts: the texts that they come from.
+        texts: the texts that they come from, where these can be read again.
     """
 
-    lengths: LengthDistribution | None
+    lengths: LengthDistribution
     joint: JointDistribution | None = None
     texts: SampleTexts | None = None
 
@@ -60,31 +59,18 @@ class Sources:
         return self.lengths is not None or self.texts is not None or bool(self.stats)
 
     @contextmanager
-    def read(self, subject: Subject, request: BuildRequest) -> Iterator[BuildRequest]:
-        """The request with its traffic; texts stay readable for as long as the context lasts.
-
-        Raises:
-            LengthsError: the lengths can't be read, or aren't any.
-            UsageError: there are none, and those of the model vary.
-            ModelError, MissingDependencyError: the tokenizer can't be read.
-        """
-        if not self.given:
-            require_lengths(subject, request.load)
-        with self.traffic(request.plan.max_length) as traffic:
-            sized = replace(
-                request.plan,
-                lengths=traffic.lengths,
-                joint=traffic.joint,
-                texts=traffic.texts,
-                cut=traffic.texts is not None,
-            )
-            yield replace(request, plan=sized)
-
-    @contextmanager
-    def traffic(self, max_length: int | None) -> Iterator[Traffic]:
+    def read(
+        self, max_length: int | None = None, axes: Sequence[str] | None = None
+    ) -> Iterator[Traffic]:
         """The traffic; the texts stay readable for as long as the context lasts.
 
+        Args:
+            max_length: the longest to be served, for devices' counts.
+            axes: of the lengths and of another size, where both are to be counted; see
+                :func:`edgecompile.lengths.sources.read_traffic`.
+
         Raises:
+            UsageError: there are no sources.
             LengthsError: the lengths can't be read, or aren't any.
             ModelError, MissingDependencyError: the tokenizer can't be read.
         """
@@ -95,13 +81,13 @@ class Sources:
         elif self.stats:
             yield _from_stats(self.stats, max_length)
         elif self.lengths is not None:
-            yield _from_lengths(self.lengths)
+            yield _from_lengths(self.lengths, axes)
         else:
-            yield Traffic(None)
+            raise missing_lengths()
 
 
 def find_sources(
-    folder: Path | None,
+    model: Any = None,
     lengths: Any = None,
     texts: Any = None,
     tokenizer: Any = None,
@@ -110,31 +96,32 @@ def find_sources(
     """The sources of lengths, refused where they contradict each other; nothing is read yet.
 
     Args:
-        folder: the model's, which has a tokenizer.
+        model: as of :func:`edgecompile.build`; a folder has a tokenizer.
         lengths, texts, tokenizer, stats: as of :func:`edgecompile.build`.
 
     Raises:
         UsageError: says what contradicts what, or is missing.
+        ModelError: a tokenizer is looked for, and the model is no model.
     """
     arguments = {"lengths": lengths, "texts": texts, "stats": stats}
-    names = [name for name, value in arguments.items() if value is not None]
+    names = [f"`{name}`" for name, value in arguments.items() if value is not None]
     if len(names) > 1:
         raise UsageError(f"{' and '.join(names)} exclude each other", hint="give one of them")
     if texts is None and tokenizer is not None:
-        raise UsageError("tokenizer goes with texts", hint="leave it out, or give texts")
+        raise UsageError("`tokenizer` goes with `texts`", hint="leave it out, or give texts")
     if texts is not None:
         texts = checks.path("texts", texts) if _is_path(texts) else _texts_of(texts)
-        tokenizer = checks.path("tokenizer", tokenizer) or _own_tokenizer(folder)
+        tokenizer = checks.path("tokenizer", tokenizer) or _own_tokenizer(model)
     files = (stats,) if _is_path(stats) else tuple(stats or ())
     paths = tuple(checks.path("stats", item) for item in files)
     return Sources(lengths, texts, tokenizer, tuple(path for path in paths if path is not None))
 
 
-def _from_lengths(lengths: Any) -> Traffic:
+def _from_lengths(lengths: Any, axes: Sequence[str] | None) -> Traffic:
     from edgecompile.lengths.joint import JointDistribution
     from edgecompile.lengths.sources import read_traffic
 
-    traffic = read_traffic(lengths)
+    traffic = read_traffic(lengths, axes)
     if isinstance(traffic, JointDistribution):
         return Traffic(traffic.marginal(traffic.axes[0]), traffic)
     return Traffic(traffic)
@@ -147,7 +134,7 @@ def _from_texts(file: Path, tokenizer: Path, *, named: bool) -> Traffic:
     lengths = read_text_lengths(file, tokenizer)
     # A temporary file's name would differ from build to build.
     lengths = lengths if named else replace(lengths, source="texts (tokens)")
-    return Traffic(lengths, texts=SampleTexts(file, tokenizer))
+    return Traffic(lengths, texts=None if str(file) == "-" else SampleTexts(file, tokenizer))
 
 
 def _from_stats(files: tuple[Path, ...], max_length: int | None) -> Traffic:
@@ -187,13 +174,16 @@ def _texts_of(texts: Any) -> tuple[str, ...]:
     return items
 
 
-def _own_tokenizer(folder: Path | None) -> Path:
+def _own_tokenizer(model: Any) -> Path:
     """The tokenizer of a model folder, or of the transformer in a pipeline's folder."""
-    if folder is None:
-        raise UsageError(
-            "texts need a tokenizer, and the model is not a folder that has one",
-            hint="give tokenizer=, the path of its tokenizer.json",
-        )
-    from edgecompile.loaders.kinds import find_tokenizer
+    if _is_path(model):
+        from edgecompile.loaders.kinds import check_form, find_tokenizer
 
-    return find_tokenizer(folder) or folder / "tokenizer.json"
+        found = find_tokenizer(os.fsdecode(model))
+        if found is not None:
+            return found
+        check_form(os.fsdecode(model))
+    raise UsageError(
+        "`texts` need a `tokenizer`: the model is not a folder that has one",
+        hint="give the path of its tokenizer.json",
+    )

@@ -115,7 +115,7 @@ def command(
     that a machine that slows down slows all of them. Without --lengths every bucket is
     run at the length that it is tuned for.
     """
-    lengths = traffic.read(model)[0] if traffic else None
+    lengths = traffic.read(model).lengths if traffic else None
 
     from edgecompile.bench.bench import BenchSettings, bench_bundle, default_cache
     from edgecompile.bench.kernel_profile import profile_kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +22,6 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
-    from edgecompile.planning.request import PlanRequest
 
 __all__ = ["command"]
 
@@ -106,7 +105,7 @@ def command(
     target: str,
     traffic: TrafficOptions,
     output: Path | None,
-    plan: PlanRequest,
+    plan: dict[str, Any],
     plan_file: Path | None,
     quick: bool,
     load: LoadOptions,
@@ -128,44 +127,33 @@ def command(
     The bundle's path is printed on stdout once it has been verified. If anything fails, nothing is
     written under that name.
     """
-    from edgecompile.cli.terminal.build_view import show_build, show_lengths, show_options
-    from edgecompile.loaders.load import check_model
-    from edgecompile.pipeline.build import build
-    from edgecompile.pipeline.request import BuildRequest
-    from edgecompile.pipeline.work_files import read_plan
+    from edgecompile.api.build import build
+    from edgecompile.bundle.names import bundle_name, bundle_path
+    from edgecompile.cli.terminal.build_view import show_build, show_options
+    from edgecompile.targets.profile import load_target
 
-    chosen = None if plan_file is None else read_plan(plan_file)
-    request = BuildRequest(
-        model,
-        target,
-        replace(
-            plan,
-            plan=chosen,
-            quick=quick,
-            cut=traffic.texts is not None,
-            jetpack=jetpack,
-            backend=backend,
-            keep_tokenizer=keep_tokenizer,
-            emulation=not no_emulation,
-        ),
-        load,
-        work_dir,
-        output,
-        force,
+    bundle = bundle_path(output or Path(bundle_name(model)))
+    show_options(session.console, {"output": bundle}, everything=verbose)
+    plan["build_options"] = replace(
+        plan["build_options"],
+        jetpack=jetpack,
+        backend=backend,
+        keep_tokenizer=keep_tokenizer,
+        emulation=not no_emulation,
     )
-    if keep_work and work_dir is None:
-        request = replace(request, work_dir=request.bundle.with_suffix(".work"))
-    profile = request.check_target()
-    check_model(model, load)
-    if traffic:
-        traffic.check(model)
-    show_options(session.console, request, profile, traffic.named, plan_file, everything=verbose)
-    if traffic:
-        with session.console.step("read the lengths") as step:
-            lengths, joint = traffic.read(model, max_length=plan.max_length)
-            show_lengths(step, lengths)
-        sized = replace(request.plan, lengths=lengths, joint=joint, texts=traffic.samples(model))
-        request = replace(request, plan=sized)
-    result = build(request, session.console)
-    show_build(session.console, profile, request.plan.runtime, result)
+    result = build(
+        model,
+        target=target,
+        output=bundle,
+        batch=load.batch or 1,
+        plan=plan_file,
+        quick=quick,
+        load_options=replace(load, batch=None),
+        work_dir=bundle.with_suffix(".work") if keep_work and work_dir is None else work_dir,
+        force=force,
+        progress=session.console,
+        **vars(traffic),
+        **plan,
+    ).details
+    show_build(session.console, load_target(target), plan["build_options"].runtime, result)
     session.emit(result.to_json(), lambda: str(result.bundle_path))

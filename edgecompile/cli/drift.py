@@ -113,15 +113,15 @@ def command(
     from edgecompile.lengths.stats_files import read_stats
 
     planned = None
-    planned_for = replace(traffic, stats=())
+    planned_for = replace(traffic, stats=None)
     if planned_for:
         if traffic.texts is not None and traffic.tokenizer is None:
             planned_for = replace(planned_for, tokenizer=_tokenizer_of(bundle))
-        planned, _ = planned_for.read()
+        planned = planned_for.read().lengths
     shipped = read_shipped_plan(bundle, planned)
     report = judge_drift(
         shipped,
-        read_stats((*files, *traffic.stats), any_bundle=any_bundle, max_length=shipped.hi),
+        read_stats((*files, *(traffic.stats or ())), any_bundle=any_bundle, max_length=shipped.hi),
         thresholds=Thresholds(tolerance, max_refused, distance, min_runs),
         any_bundle=any_bundle,
         modes=None if mode == "auto" else tuple(item for item in MODES if item == mode),

@@ -81,13 +81,10 @@ def command(
     exits with 0 if it could report anything.
     """
     from edgecompile.api.explain import explain
-    from edgecompile.loaders.load import check_model
+    from edgecompile.cli.terminal.build_view import show_options
 
-    check_model(model, load)
     console = session.console
-    low, high = load.batch or (1, 1)
-    sizes = {} if high == 1 else {"batch": f"{low}:{high}"}
-    console.options({"model": model, "target": target, **sizes})
+    show_options(console)
     explanation = explain(
         model,
         target=target,

@@ -61,7 +61,7 @@ def command(
     FILE is what --lengths takes: .txt, .csv (length or length,count), .jsonl, .json histogram,
     .npy, or - for standard input. Every bad row is named.
     """
-    distribution, _ = traffic.or_file(file).read(model)
+    distribution = traffic.or_file(file).read(model).lengths
     over = 0.0
     if max_length is not None:
         distribution, over = distribution.clip(max_length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,9 +16,7 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
-    from edgecompile.pipeline.request import BuildRequest
     from edgecompile.pipeline.result import PlanResult
-    from edgecompile.planning.request import PlanRequest
 
 __all__ = ["command"]
 
@@ -67,7 +65,7 @@ def command(
     model: str | None,
     cost_points: Path | None,
     target: str,
-    plan: PlanRequest,
+    plan: dict[str, Any],
     load: LoadOptions,
     work_dir: Path | None,
     output: Path | None,
@@ -80,73 +78,62 @@ def command(
     machine can't run the target's code, they are modelled. The plan says which. The table
     compares the plan with the usual rules, by the same costs on the same lengths.
     """
-    from edgecompile.pipeline.request import BuildRequest
-
     if (model is None) == (cost_points is None):
         raise click.UsageError("Give either --model MODEL or --cost-points FILE.")
     traffic = traffic.or_file(file)
     if not traffic and work_dir is not None and (work_dir / "lengths.json").exists():
         traffic = replace(traffic, lengths=str(work_dir / "lengths.json"))
-    request = BuildRequest(model, target, plan, load, work_dir)
-    result: PlanResult | None
-    if cost_points is not None:
-        result = _plan_from_costs(request, traffic, cost_points, kit)
-    else:
-        result = _plan_model(session, request, traffic, kit, [output, report])
-    if result is not None:
+    if model is None:
+        assert cost_points is not None
+        result = _plan_from_costs(plan, load, traffic, cost_points, kit, work_dir)
         _write(session, result, model, work_dir, output, report)
-
-
-def _plan_from_costs(
-    request: BuildRequest, traffic: TrafficOptions, file: Path, kit: Path | None
-) -> PlanResult:
-    from edgecompile.buckets.costs.files import read_costs
-    from edgecompile.pipeline.plan import plan_from_costs, refuse_model_options
-
-    refuse_model_options(request, ["kit"] if kit is not None else [])
-    costs = read_costs(file)
-    lengths, joint = traffic.read(
-        axes=None if len(costs.axes) == 1 else (costs.axes[0], costs.axes[1]),
-        max_length=request.plan.max_length,
-    )
-    sized = replace(request.plan, lengths=lengths, joint=joint)
-    return plan_from_costs(sized, costs, request.work_dir)
-
-
-def _plan_model(
-    session: Session,
-    request: BuildRequest,
-    traffic: TrafficOptions,
-    kit: Path | None,
-    files: list[Path | None],
-) -> PlanResult | None:
-    """The plan; None where a kit was written instead."""
-    from edgecompile.loaders.load import check_model
+        return
+    from edgecompile.api.request import requested
     from edgecompile.pipeline.plan import GPU_KIT, make_kit
     from edgecompile.pipeline.plan import plan as make_plan
 
-    model = str(request.model)
-    request.check_target("" if kit is None else GPU_KIT)
-    check_model(model, request.load)
-    if traffic:
-        lengths, joint = traffic.read(model, max_length=request.plan.max_length)
-        sized = replace(
-            request.plan,
-            lengths=lengths,
-            joint=joint,
-            cut=traffic.texts is not None,
-            texts=traffic.samples(model),
-        )
-        request = replace(request, plan=sized)
-    if kit is None:
-        return make_plan(request, session.console, files=[path for path in files if path])
-    built = make_kit(request, kit, session.console)
-    session.console.say_notes(built.notes)
-    session.console.say(
-        f"on the device: python3 {built.path.name} bench --calibrate calibration.json"
-    )
+    console = session.console
+    with requested(
+        model,
+        target=target,
+        batch=load.batch or 1,
+        load_options=replace(load, batch=None),
+        work_dir=work_dir,
+        without_gpu="" if kit is None else GPU_KIT,
+        progress=console,
+        **vars(traffic),
+        **plan,
+    ) as request:
+        if kit is None:
+            files = [path for path in (output, report) if path is not None]
+            result = make_plan(request, console, files=files)
+            _write(session, result, model, work_dir, output, report)
+            return
+        built = make_kit(request, kit, console)
+    console.say_notes(built.notes)
+    console.say(f"on the device: python3 {built.path.name} bench --calibrate calibration.json")
     session.emit(built.to_json(), lambda: str(built.path))
-    return None
+
+
+def _plan_from_costs(
+    plan: dict[str, Any],
+    load: LoadOptions,
+    traffic: TrafficOptions,
+    file: Path,
+    kit: Path | None,
+    work_dir: Path | None,
+) -> PlanResult:
+    from edgecompile.api.request import plan_request
+    from edgecompile.buckets.costs.files import read_costs
+    from edgecompile.pipeline.plan import plan_from_costs, refuse_model_options
+
+    request = plan_request(**plan)
+    refuse_model_options(request, load, ["kit"] if kit is not None else [])
+    costs = read_costs(file)
+    axes = costs.axes if len(costs.axes) > 1 else None
+    read = traffic.read(axes=axes, max_length=request.max_length)
+    sized = replace(request, lengths=read.lengths, joint=read.joint)
+    return plan_from_costs(sized, costs, work_dir)
 
 
 def _write(

@@ -87,6 +87,9 @@ class LengthSummary:
     p99: int
     max: int
 
+    def __str__(self) -> str:
+        return f"{self.n:,} inputs, {self.min} to {self.max}, median {self.p50}, p99 {self.p99}"
+
     def to_json(self) -> dict[str, Any]:
         """A dict of plain numbers."""
         return dict(vars(self))

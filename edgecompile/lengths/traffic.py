@@ -6,14 +6,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgecompile.errors import LengthsError
+from edgecompile.errors import LengthsError, UsageError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.lengths.rows import Sizes
 
-__all__ = ["STATS_HINT", "BucketTraffic", "ServedTraffic", "merge_traffic"]
+__all__ = ["STATS_HINT", "BucketTraffic", "ServedTraffic", "merge_traffic", "missing_lengths"]
 
 STATS_HINT = "give a file that the device's runtime wrote for its bundle (open_bundle's stats_file)"
+
+
+def missing_lengths() -> UsageError:
+    """The error where nothing says which lengths there are."""
+    return UsageError(
+        "the lengths of the traffic are missing",
+        hint="give lengths, texts or the stats of devices: --lengths FILE, --texts FILE or "
+        "--from-stats FILE, from Python lengths=, texts= or stats=",
+    )
 
 
 @dataclass(frozen=True)

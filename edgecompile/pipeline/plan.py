@@ -14,6 +14,7 @@ from edgecompile.buckets.planner import plan_buckets
 from edgecompile.bundle.names import bundle_path
 from edgecompile.errors import LengthsError, UsageError
 from edgecompile.files import write_json
+from edgecompile.models.options import LoadOptions
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import KitResult, PlanResult
 from edgecompile.planning.options import PlanOptions
@@ -135,21 +136,22 @@ def _assessed(plan: BucketPlan, request: PlanRequest, cost: BucketCost | None = 
 _WITHOUT_MODEL = ("buckets", "max_buckets", "price_per_bucket", "mode")
 
 
-def refuse_model_options(request: BuildRequest, others: Sequence[str] = ()) -> None:
+def refuse_model_options(plan: PlanRequest, load: LoadOptions, others: Sequence[str] = ()) -> None:
     """Refuses options that mean nothing without a model.
 
     Args:
-        request: what is asked for.
+        plan: what is asked for.
+        load: how the model would be loaded.
         others: further options of this kind.
 
     Raises:
         UsageError: names all.
     """
-    plan, plain = request.plan, PlanRequest(None)
+    plain = PlanRequest(None)
     names = [item.name for item in fields(PlanOptions) if item.name not in _WITHOUT_MODEL]
     names += ["precision", "runtime"]
     refused = [name for name in names if getattr(plan, name) != getattr(plain, name)]
-    refused += [*others, *request.load.to_json()]
+    refused += [*others, *load.to_json()]
     if refused:
         raise UsageError(
             ", ".join(f"`{name}`" for name in refused)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgecompile.buckets.ranges import AxisRange, Bucket
-from edgecompile.errors import LengthsError, PlanError, UsageError
+from edgecompile.errors import LengthsError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
+from edgecompile.lengths.traffic import missing_lengths
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.request import PlanRequest
 from edgecompile.units import format_share
@@ -177,11 +178,7 @@ def with_traffic(request: PlanRequest, model: LoadedModel) -> PlanRequest:
     axis = model.length_axis
     limits = None if axis is None else model.axes[axis]
     if limits is None or (axis != "batch" and limits.lo != limits.hi):
-        raise UsageError(
-            "the lengths of the traffic are missing",
-            hint="give lengths, texts or the stats of devices: --lengths FILE, --texts FILE or "
-            "--from-stats FILE, from Python lengths=, texts= or stats=",
-        )
+        raise missing_lengths()
     sizes = range(limits.lo, (limits.hi or limits.lo) + 1)
     source = "every batch size once" if len(sizes) > 1 else "the one size that there is"
     lengths = LengthDistribution.from_counts(dict.fromkeys(sizes, 1), source)

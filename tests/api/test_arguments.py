@@ -53,12 +53,12 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (Tiny(), {"example_inputs": {"y": EXAMPLE["x"]}}, "forward takes no 'y'"),
         (Tiny().to("meta"), {}, "weights are on meta"),
         ("net.py:make", {}, "example_inputs and axes: for an nn.Module"),
-        (Tiny(), {"texts": ["a"]}, "lengths and texts exclude each other"),
-        (Tiny(), {"texts": ["a"], "lengths": None}, "texts need a tokenizer"),
+        (Tiny(), {"texts": ["a"]}, "`lengths` and `texts` exclude each other"),
+        (Tiny(), {"texts": ["a"], "lengths": None}, "`texts` need a `tokenizer`"),
         (Tiny(), {"texts": 5, "lengths": None, "tokenizer": "t.json"}, "texts is an int"),
         (Tiny(), {"texts": [5], "lengths": None, "tokenizer": "t.json"}, "texts holds an int"),
-        (Tiny(), {"tokenizer": "t.json"}, "tokenizer goes with texts"),
-        (Tiny(), {"stats": ["a.json"]}, "lengths and stats exclude each other"),
+        (Tiny(), {"tokenizer": "t.json"}, "`tokenizer` goes with `texts`"),
+        (Tiny(), {"stats": ["a.json"]}, "`lengths` and `stats` exclude each other"),
         (Tiny(), {"target": 5}, "target is 5"),
         (Tiny(), {"output": 5}, "output is 5"),
         (Tiny(), {"batch": 0}, "batch is 0"),
@@ -226,7 +226,7 @@ def test_every_kind_of_lengths(tmp_path: Path) -> None:
         [5, 3, 5], (5, 3, 5), np.array([5, 3, 5]), {3: 1, 5: 2}, iter([5, 3, 5]), range(3, 6, 2),
         "lengths.json", tmp_path / "lengths.json",
     ):  # fmt: skip
-        with find_sources(None, lengths).traffic(None) as traffic:
+        with find_sources(lengths=lengths).read() as traffic:
             assert traffic.lengths.lengths == (3, 5) and traffic.texts is None
 
 
@@ -235,11 +235,11 @@ def test_texts_as_a_list_or_a_file(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("the cat sat\non the mat\nthe\n")
     found = []
     for given in (texts, tuple(texts), (text for text in texts), "texts.txt"):
-        with find_sources(tiny_model, texts=given).traffic(None) as traffic:
+        with find_sources(tiny_model, texts=given).read() as traffic:
             assert traffic.texts is not None and traffic.texts.file.is_file()
             found.append((traffic.lengths.lengths, traffic.lengths.counts))
     assert len(set(found)) == 1
-    with find_sources(tiny_model, texts=texts).traffic(None) as traffic:
+    with find_sources(tiny_model, texts=texts).read() as traffic:
         file = traffic.texts.file  # type: ignore[union-attr]
         assert traffic.lengths.source == "texts (tokens)"
     assert not file.exists()

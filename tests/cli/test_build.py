@@ -88,7 +88,7 @@ def test_build_prints_the_path_of_a_verified_bundle(files: Path, tiny_model: Pat
     places = [result.stderr.index(f" {step}") for step in order]
     assert result.stderr.startswith("  model") and "29 inputs, 3 to 20" in result.stderr
     asked = [line.split()[0] for line in result.stderr.split("\n\n")[0].splitlines()]
-    assert asked == ["model", "target", "lengths", "output", "longest", "jobs"]
+    assert asked == ["model", "target", "lengths", "output", "max-length", "jobs"]
     assert result.stderr.endswith("\n\n  Next: python3 out/tiny.ecb selftest\n")
     assert places == sorted(places)
     again = run(*arguments, "-o", "out/tiny.ecb")

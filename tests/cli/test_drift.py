@@ -157,7 +157,7 @@ def test_it_takes_the_traffic_options_of_the_other_commands(shipped: str) -> Non
     assert run("tiny.ecb", "--from-stats", a).exit_code == 0
     Path("texts.txt").write_text("".join("word " * (i % 9 + 1) + "\n" for i in range(2000)))
     result = run("tiny.ecb", a, "--texts", "texts.txt")
-    assert result.exit_code == 2 and "--texts needs --tokenizer FILE" in result.stderr
+    assert result.exit_code == 2 and "--texts need a --tokenizer" in result.stderr
     for tokenizer in (Path("tokenizer.json"), Path("tiny.ecb/tokenizer/tokenizer.json")):
         write_tokenizer(tokenizer.parent, truncate=None)
         options = ("--tokenizer", "tokenizer.json") if tokenizer.parent == Path(".") else ()

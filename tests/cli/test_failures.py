@@ -32,8 +32,11 @@ from tests.cli.command import run
         (("build", "m", "--precision", "int3", "--lengths", "x"), "'int3' is not"),
         (("build", "m:make", "--lengths", "x", "--texts", "y"), "exclude each other"),
         (("plan", "x", "--model", "m:make", "--texts", "y"), "exclude each other"),
-        (("build", "m:make", "--lengths", "x", "--from-stats", "y"), "in place of --lengths"),
-        (("lengths", "--texts", "y"), "--texts needs --tokenizer FILE or --model MODEL"),
+        (
+            ("build", "m:make", "--lengths", "x", "--from-stats", "y"),
+            "--lengths and --from-stats exclude",
+        ),
+        (("lengths", "--texts", "y"), "--texts need a --tokenizer"),
         (("lengths", "x", "--lengths", "y"), "same thing"),
         (("plan", "x"), "Give either --model MODEL or --cost-points FILE"),
         (("plan", "x", "--model", "m", "--cost-points", "y"), "Give either"),
@@ -45,7 +48,10 @@ from tests.cli.command import run
         (("plan", "x", "--cost-points", "y", "--task", "logits", "--softmax"), "--task, --softmax"),
         (("plan", "x", "--model", "m", "--max-size", "big"), "'big' isn't a size such as 120MB"),
         (("plan", "x", "--model", "m", "--max-build-time", "1 day"), "isn't a duration such as"),
-        (("plan", "x", "--model", "m:make", "--from-stats", "s"), "in place of --lengths"),
+        (
+            ("plan", "x", "--model", "m:make", "--from-stats", "s"),
+            "--lengths and --from-stats exclude",
+        ),
         (("export", "m"), "--work-dir"),
     ],
 )
@@ -57,7 +63,7 @@ def test_wrong_usage_says_what_and_where_to_look(
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
     assert expected in result.stderr
-    assert re.search(r"^hint: see '.*--help'$", result.stderr, re.MULTILINE)
+    assert re.search(r"^hint: .*see '.*--help'$", result.stderr, re.MULTILINE)
     assert (
         list(files.iterdir()) == [files / "lengths.txt", files / "costs.csv"]
         or len(list(files.iterdir())) == 2
@@ -74,7 +80,7 @@ def test_wrong_usage_says_what_and_where_to_look(
         (("targets", "show", "cpu-x68"), 31, "cpu-x86-64"),
         (("build", "absent", "--lengths", "lengths.txt"), 32, "there is no model 'absent'"),
         (("build", "absent", "--texts", "absent.txt"), 32, "there is no model 'absent'"),
-        (("build", "absent", "--lengths", "lengths.txt", "-t", "none"), 31, "unknown target"),
+        (("build", "m:make", "--lengths", "lengths.txt", "-t", "none"), 31, "unknown target"),
         (("compile", "-w", "."), 34, "there is no plan plan.json"),
         (("plan", "lengths.txt", "--cost-points", "lengths.txt"), 44, "cost"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -53,16 +54,23 @@ def _read_share(ctx: click.Context, param: click.Parameter, value: str | None) -
     return share
 
 
-def _plan_request(**values: Any) -> Any:
-    from edgecompile.planning.request import PlanRequest
+def _arguments(**values: Any) -> dict[str, Any]:
+    """Arguments of :func:`edgecompile.plan`."""
+    from edgecompile.planning.options import BuildOptions, PlanOptions
 
-    return PlanRequest(None, **values)
+    own = {name: values.pop(name) for name in ("max_length", "precision")}
+    limits = {item.name: values.pop(item.name) for item in fields(PlanOptions)}
+    return {
+        **own,
+        "plan_options": PlanOptions(**limits),
+        "build_options": BuildOptions(**values),
+    }
 
 
-#: Makes the argument ``plan``, a request without lengths.
+#: Makes the argument ``plan``: those of :func:`edgecompile.plan`.
 plan_options = add_options(
     "plan",
-    _plan_request,
+    _arguments,
     click.option(
         "--buckets",
         type=click.IntRange(min=1),

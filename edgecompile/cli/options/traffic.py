@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,36 +13,23 @@ from edgecompile.cli.options import add_options
 from edgecompile.cli.options.common import file_option
 
 if TYPE_CHECKING:
-    from edgecompile.lengths.distribution import LengthDistribution
-    from edgecompile.lengths.joint import JointDistribution
-    from edgecompile.models.samples import SampleTexts
+    from edgecompile.api.traffic import Traffic
 
 __all__ = ["TrafficOptions", "lengths_options", "traffic_options"]
 
 
 @dataclass(frozen=True)
 class TrafficOptions:
-    """Where the lengths come from: a file of lengths, texts with a tokenizer, or devices' counts.
-
-    Attributes:
-        lengths, texts: a path, or - for standard input.
-        tokenizer: of the texts; None: the model's own.
-        stats: files that devices wrote.
-    """
+    """Arguments of the same names of :func:`edgecompile.build`: paths, or - for standard input."""
 
     lengths: str | None = None
     texts: str | None = None
     tokenizer: Path | None = None
-    stats: tuple[Path, ...] = ()
+    stats: tuple[Path, ...] | None = None
 
     def __bool__(self) -> bool:
         """Whether there is any."""
-        return bool(self.stats) or any((self.lengths, self.texts, self.tokenizer))
-
-    @property
-    def named(self) -> str:
-        """The files, for people."""
-        return self.lengths or self.texts or ", ".join(str(path) for path in self.stats)
+        return any(vars(self).values())
 
     def or_file(self, file: str | None) -> TrafficOptions:
         """The same, with an argument that may stand for --lengths.
@@ -55,87 +43,22 @@ class TrafficOptions:
             )
         return replace(self, lengths=file or self.lengths)
 
-    def check(self, model: str | None = None) -> None:
-        """Refuses sources that exclude each other, or lack something.
-
-        Raises:
-            click.UsageError: says which.
-        """
-        if self.stats and (self.lengths or self.texts or self.tokenizer):
-            raise click.UsageError("--from-stats stands in place of --lengths and --texts.")
-        if self.lengths is not None and self.texts is not None:
-            raise click.UsageError("--lengths and --texts exclude each other.")
-        if self.texts is None and self.tokenizer is not None:
-            raise click.UsageError("--tokenizer goes with --texts.")
-        if self.texts is not None and self.tokenizer is None and model is None:
-            raise click.UsageError("--texts needs --tokenizer FILE or --model MODEL.")
-        if not self:
-            raise click.UsageError(
-                "The lengths of the traffic are missing: give --lengths FILE or --texts FILE."
-            )
-
     def read(
         self,
         model: str | None = None,
         *,
-        axes: tuple[str, str] | None = None,
+        axes: Sequence[str] | None = None,
         max_length: int | None = None,
-    ) -> tuple[LengthDistribution, JointDistribution | None]:
-        """The lengths and, where the source has them, the sizes of two axes together.
+    ) -> Traffic:
+        """The traffic; see :meth:`edgecompile.api.traffic.Sources.read`."""
+        from edgecompile.api.traffic import find_sources
 
-        Args:
-            model: has a tokenizer, if none is named.
-            axes: names of the axes that a file of two is to have.
-            max_length: the longest to be served, for devices' counts.
+        with find_sources(model, **vars(self)).read(max_length, axes) as traffic:
+            return traffic
 
-        Raises:
-            click.UsageError: as :meth:`check`.
-            LengthsError, ModelError: a file can't be read, or holds something else.
-        """
-        from edgecompile.lengths.distribution import LengthDistribution
-        from edgecompile.lengths.files import read_sizes
 
-        self.check(model)
-        if self.stats:
-            from edgecompile.lengths.stats_files import read_stats
-
-            return read_stats(self.stats, max_length=max_length).sizes()
-        if self.texts is not None:
-            from edgecompile.lengths.texts import read_text_lengths
-
-            return read_text_lengths(self.texts, self.text_tokenizer(model)), None
-        assert self.lengths is not None
-        sizes = read_sizes(self.lengths, axes)
-        if isinstance(sizes, LengthDistribution):
-            return sizes, None
-        return sizes.marginal(sizes.axes[0]), sizes
-
-    def text_tokenizer(self, model: str | None) -> Path:
-        """The tokenizer of the texts.
-
-        Raises:
-            ModelError: the model has another form than any that can be read.
-            click.UsageError: it has no tokenizer.
-        """
-        if self.tokenizer is not None:
-            return self.tokenizer
-        from edgecompile.loaders.kinds import check_form, find_tokenizer
-
-        found = find_tokenizer(model or "")
-        if found is None:
-            check_form(model or "")
-            raise click.UsageError(
-                f"'{model}' is not a folder with a tokenizer; --texts then needs --tokenizer FILE."
-            )
-        return found
-
-    def samples(self, model: str | None) -> SampleTexts | None:
-        """The texts as inputs to run; None without a file that can be read again."""
-        if self.texts is None or self.texts == "-":
-            return None
-        from edgecompile.models.samples import SampleTexts
-
-        return SampleTexts(Path(self.texts), self.text_tokenizer(model))
+def _options(stats: tuple[Path, ...] = (), **others: Any) -> TrafficOptions:
+    return TrafficOptions(stats=stats or None, **others)
 
 
 _LENGTHS = click.option(
@@ -163,5 +86,5 @@ _STATS = file_option(
 )
 
 #: Both make the argument ``traffic``.
-lengths_options = add_options("traffic", TrafficOptions, _LENGTHS, _TEXTS, _TOKENIZER)
-traffic_options = add_options("traffic", TrafficOptions, _LENGTHS, _TEXTS, _TOKENIZER, _STATS)
+lengths_options = add_options("traffic", _options, _LENGTHS, _TEXTS, _TOKENIZER)
+traffic_options = add_options("traffic", _options, _LENGTHS, _TEXTS, _TOKENIZER, _STATS)

@@ -3,92 +3,58 @@
 from __future__ import annotations
 
 import platform
+import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
 
 from edgecompile.runtime.cpu.host import architecture
 from edgecompile.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from edgecompile.cli.terminal.console import Console
-    from edgecompile.lengths.distribution import LengthDistribution
-    from edgecompile.pipeline.request import BuildRequest
     from edgecompile.pipeline.result import BuildResult
-    from edgecompile.planning.request import PlanRequest
-    from edgecompile.progress import StepHandle
     from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["next_step", "show_build", "show_lengths", "show_options"]
+__all__ = ["next_step", "show_build", "show_options"]
+
+#: How helps name a default that isn't a value.
+_DEFAULT = re.compile(r"(?:Default:|\[default:)\s+(.+?)[.\]]*$")
 
 
 def show_options(
     console: Console,
-    request: BuildRequest,
-    profile: TargetProfile,
-    lengths: str,
-    plan_file: Path | None,
+    known: Mapping[str, object] = MappingProxyType({}),
     *,
-    everything: bool,
+    everything: bool = False,
 ) -> None:
-    """Prints the options that were given; with ``everything`` the defaults, too."""
-    plan, load = request.plan, request.load
-    low, high = load.batch or (1, 1)
-    costs = "a roofline of the profile" if profile.gpu is not None else "measured here"
-    if plan.quick:
-        costs = "none, as there is nothing to choose"
-    # A value, and what its default means.
-    options: dict[str, tuple[object, object]] = {
-        "model": (request.model, None),
-        "target": (request.target, None),
-        "lengths": (lengths or None, "every batch size once, if no length varies"),
-        "output": (request.bundle, None),
-        "programs": (_programs(plan, plan_file), "as many as pay"),
-        "longest": (plan.max_length, "the model's limit, or the longest seen"),
-        "batch": (None if high == 1 else f"{low}" if low == high else f"{low} to {high}", "1"),
-        "precision": (plan.precision, plan.precision_for(profile)),
-        "JetPack": (plan.jetpack, profile.jetpacks[0] if profile.jetpacks else "–"),
-        "task": (load.task, "what the model says"),
-        "engine": (None if plan.backend == "auto" else plan.backend, "auto"),
-        "runtime": (None if plan.runtime == "native" else plan.runtime, "native"),
-        "mode": (None if plan.mode == "auto" else plan.mode, "auto"),
-        "padding": (
-            "assumed to be harmless" if plan.assume_paddable else None,
-            "only where it is proven",
-        ),
-        "costs": (plan.calibration, costs if plan_file is None else f"those of {plan_file}"),
-        "work folder": (request.work_dir, "temporary"),
-        "threads": (plan.threads, "all"),
-        "jobs": (plan.jobs, "one for each CPU"),
-        "seed": (plan.seed or None, 0),
-    }
-    console.options(
-        {
-            name: default if value is None else value
-            for name, (value, default) in options.items()
-            if everything or value is not None
-        }
-    )
+    """Shows the options that were given, before the first step.
 
-
-def _programs(plan: PlanRequest, plan_file: Path | None) -> str | None:
-    """How many programs there may be, in words; None: nobody said."""
-    if plan_file is not None:
-        return f"those of {plan_file}"
-    if plan.quick:
-        return "1"
-    if plan.buckets:
-        return f"{plan.buckets}"
-    return f"at most {plan.max_buckets}" if plan.max_buckets else None
-
-
-def show_lengths(step: StepHandle, lengths: LengthDistribution) -> None:
-    """Notes what the traffic is like."""
-    summary = lengths.summary()
-    step.note(
-        f"{summary.n:,} inputs, {summary.min} to {summary.max}, median {summary.p50}, "
-        f"p99 {summary.p99}"
-    )
+    Args:
+        console: where.
+        known: options that are shown with these values, whether they were given or not.
+        everything: show the defaults, too.
+    """
+    context = click.get_current_context()
+    shown: dict[str, object] = {}
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if not (given or everything or name == "target" or name in known):
+            continue
+        value = known.get(name, context.params.get(name))
+        if isinstance(parameter, click.Option):
+            if parameter.is_flag and not parameter.secondary_opts:
+                value = given
+            default = _DEFAULT.search(parameter.help or "")
+            value = default[1] if value is None and default else value
+        shown[max(parameter.opts, key=len).lstrip("-")] = value
+    console.options(shown)
 
 
 def show_build(console: Console, profile: TargetProfile, runtime: str, result: BuildResult) -> None:

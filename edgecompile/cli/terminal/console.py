@@ -88,6 +88,7 @@ class Console:
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._quiet = quiet
+        self._options: Mapping[str, object] = {}
         self._rich = console_on(sys.stderr if stream is None else stream)
         encoding = (getattr(self._rich.file, "encoding", None) or "ascii").lower()
         self._unicode = encoding.startswith("utf")
@@ -95,14 +96,16 @@ class Console:
     # Progress
 
     def options(self, mapping: Mapping[str, object]) -> None:
-        """Prints the resolved options, aligned."""
-        if not self._quiet:
-            self._print(facts((key, _option(value)) for key, value in mapping.items()))
-            self._print(Text())
+        """Prints options, aligned, before the first step: nothing where the run fails earlier."""
+        self._options = mapping
 
     @contextmanager
     def step(self, title: str) -> Iterator[StepHandle]:
         """Times a step; on a terminal it moves while it runs."""
+        if self._options and not self._quiet:
+            self._print(facts((key, _option(value)) for key, value in self._options.items()))
+            self._print(Text())
+        self._options = {}
         live = self._live() if self._rich.is_terminal and not self._quiet else None
         begin = time.monotonic()
         with live or nullcontext():

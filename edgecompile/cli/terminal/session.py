@@ -133,10 +133,14 @@ class Command(click.Command):
             ctx.exit(session.fail(error))  # Click itself would end with 1, as for an error
         except UsageError as error:
             # Checks name options as a program in Python does.
+            names = {p.name: p.opts[0] for p in self.params if isinstance(p, click.Option)}
             error.message = re.sub(
-                r"`(\w+)`", lambda name: "--" + name[1].replace("_", "-"), error.message
+                r"`(\w+)`",
+                lambda name: names.get(name[1], "--" + name[1].replace("_", "-")),
+                error.message,
             )
-            error.hint = error.hint or f"see '{ctx.command_path} --help'"
+            cures = filter(None, (error.hint, f"see '{ctx.command_path} --help'"))
+            error.hint = "; ".join(cures)
             raise
 
 
