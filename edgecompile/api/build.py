@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgecompile.api.models import find_subject
 from edgecompile.api.options import BuildOptions, LoadOptions, PlanOptions
 from edgecompile.api.plan import Plan, read_plan
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
+from edgecompile.api.traffic import find_sources
 from edgecompile.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -202,30 +204,23 @@ def build(
         >>> with bundle.open() as model:
         ...     outputs = model.run({"input_ids": ids, "attention_mask": mask})
     """
-    from edgecompile.api.request import requested
+    from edgecompile.api.request import plan_request, requested
     from edgecompile.pipeline.build import build as run_build
 
-    chosen, listener = read_plan(plan), listen(progress)
+    sources = find_sources(model, lengths, texts, tokenizer, stats)
+    subject = find_subject(model, example_inputs, axes, load_options, varying=sources.given)
+    given = {"plan": read_plan(plan), "quick": quick}
+    options = plan_request(max_length, precision, plan_options, build_options, **given)
+    listener = listen(progress)
     with requested(
-        model,
+        subject,
+        sources,
+        options,
+        progress=listener,
         target=target,
         batch=batch,
-        progress=listener,
-        example_inputs=example_inputs,
-        axes=axes,
-        load_options=load_options,
         work_dir=work_dir,
         output=output,
         force=force,
-        lengths=lengths,
-        texts=texts,
-        tokenizer=tokenizer,
-        stats=stats,
-        max_length=max_length,
-        precision=precision,
-        plan_options=plan_options,
-        build_options=build_options,
-        plan=chosen,
-        quick=quick,
     ) as request:
         return Bundle(run_build(request, listener))

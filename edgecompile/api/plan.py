@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile import checks
+from edgecompile.api.models import find_subject
 from edgecompile.api.options import BuildOptions, LoadOptions, PlanOptions
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
+from edgecompile.api.traffic import find_sources
 from edgecompile.errors import UsageError
 from edgecompile.files import write_text
 from edgecompile.units import format_ms
@@ -161,27 +163,16 @@ def plan(
         <Plan of length 1–256 exact; mean run 7.31 ms>
         >>> plan.save("plan.json")
     """
-    from edgecompile.api.request import requested
+    from edgecompile.api.request import plan_request, requested
     from edgecompile.pipeline.plan import plan as run_plan
 
+    sources = find_sources(model, lengths, texts, tokenizer, stats)
+    subject = find_subject(model, example_inputs, axes, load_options, varying=sources.given)
+    options = plan_request(max_length, precision, plan_options, build_options)
     listener = listen(progress)
     with requested(
-        model,
-        target=target,
-        batch=batch,
-        progress=listener,
-        example_inputs=example_inputs,
-        axes=axes,
-        load_options=load_options,
-        work_dir=work_dir,
-        lengths=lengths,
-        texts=texts,
-        tokenizer=tokenizer,
-        stats=stats,
-        max_length=max_length,
-        precision=precision,
-        plan_options=plan_options,
-        build_options=build_options,
-    ) as request:
+        subject, sources, options,
+        progress=listener, target=target, batch=batch, work_dir=work_dir,
+    ) as request:  # fmt: skip
         result = run_plan(request, listener)
     return Plan(result.plan, result.assessment)

@@ -51,7 +51,7 @@ def choose_workload(
         model: tells from which values to draw, within the manifest's bounds.
 
     Raises:
-        BenchError: no length lies in a bucket, or the model isn't the bundle's.
+        BenchError: no length is in a bucket, or the model isn't the bundle's.
     """
     inputs = _inputs(manifest, model)
     axis = manifest.length_axis
@@ -73,13 +73,13 @@ def choose_workload(
     if not kept:
         spans = ", ".join(str(bucket.axes[axis]) for bucket in manifest.buckets)
         raise BenchError(
-            f"none of the lengths of {traffic.source} lies in a bucket of {manifest.name}",
+            f"none of the lengths of {traffic.source} is in a bucket of {manifest.name}",
             hint=f"its buckets are {spans}",
         )
     refused = served.n - sum(kept.values())
     if refused:
         notes.append(
-            f"{format_share(refused / served.n)} of the lengths lie in no bucket and were left out"
+            f"{format_share(refused / served.n)} of the lengths are in no bucket and were left out"
         )
     chosen = stream(LengthDistribution.from_counts(kept, traffic.source), runs)
     figures = LengthDistribution.from_samples(chosen, traffic.source).summary().to_json()

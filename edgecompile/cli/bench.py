@@ -17,7 +17,6 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.bench.kernel_profile import KernelProfile
     from edgecompile.bench.report import BenchReport
 
 __all__ = ["command"]
@@ -29,7 +28,6 @@ Examples:
   edgecompile bench minilm.ecb --against "mine=python3 worker.py"
   edgecompile bench minilm.ecb --lengths lengths.txt --threads 2 --report bench.html
   edgecompile bench new.ecb --against old.ecb --json
-  edgecompile bench minilm.ecb --lengths lengths.txt --profile
 """
 
 
@@ -85,11 +83,6 @@ def _complete_baselines(
     show_default=True,
     help="Measure the cold start in this number of fresh processes.",
 )
-@click.option(
-    "--profile",
-    is_flag=True,
-    help="Show also where the bundle's time goes: by kernel, beside the limits of this machine.",
-)
 @seed_option
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page.")
 @output_options
@@ -105,7 +98,6 @@ def command(
     rounds: int,
     runs: int,
     cold_runs: int,
-    profile: bool,
     seed: int,
     report: Path | None,
 ) -> None:
@@ -117,8 +109,7 @@ def command(
     """
     lengths = traffic.read(model).lengths if traffic else None
 
-    from edgecompile.bench.bench import BenchSettings, bench_bundle, default_cache
-    from edgecompile.bench.kernel_profile import profile_kernels
+    from edgecompile.bench.bench import BenchSettings, bench_bundle
     from edgecompile.machines.identity import usable_cpus
 
     settings = BenchSettings(
@@ -140,19 +131,12 @@ def command(
     )
     for warning in result.warnings:
         session.console.warn(warning)
-    kernels = None
-    if profile:
-        with session.console.step("profile"):
-            kernels = profile_kernels(bundle, settings, lengths=lengths, cache=default_cache())
     if report is not None:
         from edgecompile.cli.terminal.output import write_text
 
-        write_text(report, _page(result, kernels))
+        write_text(report, _page(result))
         session.console.say(f"wrote {report}")
-    document = result.to_json()
-    if kernels is not None:
-        document["profile"] = kernels.report
-    session.emit(document, lambda: _table(result, kernels))
+    session.emit(result.to_json(), lambda: _table(result))
 
 
 def _command_line() -> list[str]:
@@ -199,9 +183,7 @@ def _about(result: BenchReport) -> list[tuple[str, str]]:
     ]
 
 
-def _table(result: BenchReport, kernels: KernelProfile | None) -> RenderableType:
-    from rich.text import Text
-
+def _table(result: BenchReport) -> RenderableType:
     from edgecompile.cli.terminal.tables import facts, stack, table
     from edgecompile.units import sentence
 
@@ -209,15 +191,11 @@ def _table(result: BenchReport, kernels: KernelProfile | None) -> RenderableType
     notes = table(("", ""), [("·", sentence(note)) for note in result.notes], left=2)
     notes.show_header = False
     parts: list[RenderableType] = [drawn, facts(_about(result))]
-    if kernels is not None:
-        from edgecompile.bench.kernel_profile import COLUMNS
-
-        parts += [table(COLUMNS, kernels.rows()), Text(kernels.caption)]
     return stack(*parts, notes) if result.notes else stack(*parts)
 
 
-def _page(result: BenchReport, kernels: KernelProfile | None) -> str:
-    from edgecompile.report.pages import Table, bench_section, profile_section, render_page
+def _page(result: BenchReport) -> str:
+    from edgecompile.report.pages import Table, bench_section, render_page
     from edgecompile.units import format_bytes, format_duration
 
     subject = result.subject
@@ -240,5 +218,4 @@ def _page(result: BenchReport, kernels: KernelProfile | None) -> str:
         notes=result.notes,
         warnings=result.warnings,
     )
-    sections = [section] if kernels is None else [section, profile_section(kernels)]
-    return render_page(result.bundle, sections, lead=result.started, facts=_about(result))
+    return render_page(result.bundle, [section], lead=result.started, facts=_about(result))

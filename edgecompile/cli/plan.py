@@ -88,21 +88,22 @@ def command(
         result = _plan_from_costs(plan, load, traffic, cost_points, kit, work_dir)
         _write(session, result, model, work_dir, output, report)
         return
-    from edgecompile.api.request import requested
+    from edgecompile.api.models import find_subject
+    from edgecompile.api.request import plan_request, requested
+    from edgecompile.api.traffic import find_sources
     from edgecompile.pipeline.plan import GPU_KIT, make_kit
     from edgecompile.pipeline.plan import plan as make_plan
 
     console = session.console
     with requested(
-        model,
+        find_subject(model, options=replace(load, batch=None)),
+        find_sources(model, **vars(traffic)),
+        plan_request(**plan),
+        progress=console,
         target=target,
         batch=load.batch or 1,
-        load_options=replace(load, batch=None),
         work_dir=work_dir,
         without_gpu="" if kit is None else GPU_KIT,
-        progress=console,
-        **vars(traffic),
-        **plan,
     ) as request:
         if kit is None:
             files = [path for path in (output, report) if path is not None]

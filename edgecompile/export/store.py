@@ -60,7 +60,7 @@ class ExportStore:
         self._token = "" if self.lasting else uuid.uuid4().hex
 
     def of(self, model: LoadedModel) -> ExportStore:
-        """The exports of the same model within other limits; they lie in the same folder."""
+        """The exports of the same model within other limits; in the same folder."""
         store = ExportStore(model, self.folder)
         store._made, store._token = self._made, self._token
         return store

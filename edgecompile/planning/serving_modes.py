@@ -1,7 +1,7 @@
 """The mode in which a model can be served: any length as it is, a part of the lengths, or padded.
 
 What a model can do is found by exporting and running it, never assumed: a dynamic program for the
-whole range; else one for the part of the range where an export is right, if the traffic lies in it;
+whole range; else one for the part of the range where an export is right, if the traffic is in it;
 else static programs to which shorter inputs are padded, if padding changes nothing; else for the one
 length that all the traffic has. What is left is refused with every reason.
 """

@@ -19,7 +19,6 @@ from edgecompile.units import format_count, format_share
 
 if TYPE_CHECKING:
     from edgecompile.audit.judge import AuditVerdict
-    from edgecompile.bench.kernel_profile import KernelProfile
     from edgecompile.bundle.verdict import CaseResult, VerifyReport
     from edgecompile.models.loaded import ModelSource
     from edgecompile.narrowing.trials import PrecisionChoice
@@ -35,7 +34,6 @@ __all__ = [
     "plain_page",
     "plan_section",
     "precision_section",
-    "profile_section",
     "render_page",
     "verify_section",
 ]
@@ -218,12 +216,3 @@ def bench_section(
     drawing = Drawing("Time of one run", plots.bars(labels, series, unit="ms"))
     parts: tuple[Drawing | Table, ...] = (drawing,) if table is None else (drawing, table)
     return Section("Speed", tuple(figures), tuple(notes), parts, warnings=tuple(warnings))
-
-
-def profile_section(kernels: KernelProfile) -> Section:
-    """Where the time of a mean run goes."""
-    from edgecompile.bench.kernel_profile import COLUMNS
-
-    drawing = Drawing("Time by kernel", plots.bars(kernels.labels, {"": kernels.times}, unit="ms"))
-    table = Table("Kernels", COLUMNS, kernels.rows(), caption=kernels.caption)
-    return Section("Where the time goes", parts=(drawing, table))

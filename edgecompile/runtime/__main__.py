@@ -189,7 +189,7 @@ def make_parser(
     finish.add_argument(
         "--force",
         action="store_true",
-        help="build anew, and in spite of predictions or of another GPU",
+        help="build again, also against predictions or for another GPU",
     )
     cold = add("coldstart", _coldstart, "One cold start, for bench.", "auto")
     cold.add_argument("--since", type=int, required=True)

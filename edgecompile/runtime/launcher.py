@@ -1,4 +1,4 @@
-"""Starts the runtime that lies in a bundle, as NAME.ecb/__main__.py. From outside:
+"""Starts the runtime in a bundle, as NAME.ecb/__main__.py. From outside:
 
     python3 NAME.ecb COMMAND …          a command of the runtime, on this bundle
     python3 NAME.ecb FILE.py …          a program that imports edgecompile.runtime

@@ -58,7 +58,7 @@ def open_bundle(
             replaced atomically. What goes wrong is in ``Model.stats["file_error"]``, never raised.
         stats_every: at most so often, in seconds, a call of ``run`` writes the file on its way.
         mode: how a GPU runs. "planned" replays a CUDA graph in buckets of one shape, as padded ones
-            are, and queues the runs of others anew; "default" queues every run anew;
+            are, and queues the runs of others each time; "default" queues every run;
             "reduce-overhead" pads each bucket to its upper end and replays graphs only. None looks
             at the environment variable EDGECOMPILE_MODE, and then is "planned". A CPU has one mode.
         fallback: "cpu" takes the best variant for the CPU where the GPU's can't be used, and

@@ -64,7 +64,7 @@ def test_progress_is_told(
     bundle: edgecompile.Bundle, events: list[edgecompile.ProgressEvent]
 ) -> None:
     steps = list(dict.fromkeys(event.step for event in events))
-    assert steps[:2] == ["check what is needed", "load the model"] and "export" in steps
+    assert steps[:2] == ["read the lengths", "check what is needed"] and "export" in steps
     for step in steps:
         kinds = [event.kind for event in events if event.step == step]
         assert kinds[0] == "start" and kinds[-1] == "end"

@@ -37,10 +37,10 @@ def test_long_inputs_are_cut_and_short_ones_left_out() -> None:
     assert work.lengths == (8, 8, 64)
     assert work.notes == (
         "25.0 % of the lengths are over 64 and were cut to it",
-        "25.0 % of the lengths lie in no bucket and were left out",
+        "25.0 % of the lengths are in no bucket and were left out",
     )
 
 
 def test_no_length_fits() -> None:
-    with pytest.raises(BenchError, match=r"none of the lengths of samples lies in a bucket"):
+    with pytest.raises(BenchError, match=r"none of the lengths of samples is in a bucket"):
         choose_workload(manifest(lo=4), LengthDistribution.from_samples([1, 2]), 3)

@@ -90,7 +90,7 @@ def test_a_timing_cache_that_is_damaged(rig: Rig) -> None:
     (cache,) = (rig.cache / "timing").iterdir()
     cache.write_bytes(b"\0\1\2")
     report = rig.finish("--force").report
-    assert report["built"]["timing_cache"].endswith("begun anew")
+    assert report["built"]["timing_cache"].endswith("started empty")
 
 
 def test_a_damaged_engine_is_built_anew(rig: Rig) -> None:

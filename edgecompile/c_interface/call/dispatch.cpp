@@ -103,7 +103,7 @@ std::string Dispatcher::hint(const Sizes& sizes) const {
       return cat(item.name, " must be at least ", item.extent.lo);
     }
   }
-  return "the sizes lie in a gap between the buckets; build the bundle with these lengths";
+  return "the sizes are in a gap between the buckets; build the bundle with these lengths";
 }
 
 std::vector<Array> Dispatcher::pad(size_t index, const std::vector<Array>& arrays,

@@ -165,7 +165,7 @@ std::string position_text(int64_t index, const Sizes& sizes) {
   return sizes_text(position);
 }
 
-// `Stored` is how a value lies in memory, `value_of` what it means.
+// `Stored` is how a value is stored, `value_of` what it means.
 template <class Stored, class ValueOf>
 void check_values(const TensorSpec& spec, const Array& array, ValueOf value_of) {
   uint8_t ends[2][8] = {};

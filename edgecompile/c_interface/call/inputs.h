@@ -18,7 +18,7 @@ struct CheckedInputs {
 };
 
 // Arrays borrow the tensors' memory unless they had to be widened or aligned, which caches of a
-// generative program may not have to. Whether the sizes lie in a bucket isn't checked. Throws Error
+// generative program may not have to. Whether the sizes are in a bucket isn't checked. Throws Error
 // ECR_INPUT.
 CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, int64_t count);
 

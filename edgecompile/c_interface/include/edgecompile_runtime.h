@@ -114,7 +114,7 @@ typedef struct {
   int32_t dtype;
   int32_t ndim;
   /* Smallest and largest size of each dimension; 0 and -1 where an output's size is of no axis. Not
-   * every combination needs to lie in a bucket. */
+   * every combination needs to be in a bucket. */
   int64_t least[ECR_MAX_DIMS];
   int64_t most[ECR_MAX_DIMS];
 } ecr_spec;

@@ -17,7 +17,7 @@ from edgecompile.runtime.format.text import MAX_PROMPTS, MAX_TOKENIZER_BYTES
 
 __all__ = ["TOKENIZER_PATH", "describe_texts"]
 
-#: Where the tokenizer lies in a bundle.
+#: Where the tokenizer is in a bundle.
 TOKENIZER_PATH = "tokenizer/tokenizer.json"
 
 

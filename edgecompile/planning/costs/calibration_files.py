@@ -35,7 +35,7 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
     Raises:
         CostError: it can't be read, is malformed, of an unknown version, or has points that are
             missing, not positive, repeated or not ascending in length within one bucket; all that
-            is wrong is told.
+            is wrong is said.
     """
     return parse_calibration(read_document(path), os.fspath(path))
 

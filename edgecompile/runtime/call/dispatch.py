@@ -72,7 +72,7 @@ class Dispatcher:
                 return text.format(axis, extent.hi)
             if sizes[axis] < extent.lo:
                 return "{} must be at least {}".format(axis, extent.lo)
-        return "the sizes lie in a gap between the buckets; build the bundle with these lengths"
+        return "the sizes are in a gap between the buckets; build the bundle with these lengths"
 
     def padded_sizes(self, index: int) -> Dict[str, int]:
         """The sizes that bucket ``index`` fills its padded axes up to; {} if it doesn't pad."""

@@ -54,7 +54,7 @@ class InputChecker:
 
         Integers and booleans are widened to the input's integer dtype where every value fits;
         any other dtype must match exactly. Inputs that have a default may be left out. Whether the
-        sizes lie in a bucket isn't checked here.
+        sizes are in a bucket isn't checked here.
 
         Raises:
             InputError: lists every problem.

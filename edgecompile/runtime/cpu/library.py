@@ -75,7 +75,7 @@ class RuntimeLibrary:
             text = "{}: has ABI version {}, this loader knows version {} [native-abi]"
             raise NativeError(
                 text.format(self.label, version, ABI_VERSION),
-                "use the runtime that lies in the bundle's own runtime/ folder",
+                "use the runtime in the bundle's own runtime/ folder",
             )
         self._library = library
 

@@ -74,7 +74,7 @@ def refuse(variant: Variant) -> Optional[UnsupportedHostError]:
         )
     return LoaderNeededError(
         "needs the backend {}, whose loader isn't imported".format(variant.backend),
-        "import {0} before open_bundle, or run python -m {0}: it lies in the bundle's runtime/ "
+        "import {0} before open_bundle, or run python -m {0}: it is in the bundle's runtime/ "
         "folder and needs {1} here".format(package, variant.backend),
     )
 

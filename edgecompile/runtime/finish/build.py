@@ -155,7 +155,7 @@ def _set_timing_cache(config: "tensorrt.IBuilderConfig", path: str) -> str:
         if cache is not None and config.set_timing_cache(cache, False):
             return "used" if blob else state
         if blob:
-            state = "the one from before isn't of this TensorRT and device: begun anew"
+            state = "the one from before isn't of this TensorRT and device: started empty"
     return "TensorRT takes none"
 
 

@@ -83,7 +83,7 @@ def _finish(maker: EngineMaker) -> Tuple[str, FinishedEngine]:
 def _finished(maker: EngineMaker) -> Tuple[Optional[FinishedEngine], str]:
     asked = maker.options.asked()
     if maker.options.force:
-        return None, "--force builds anew"
+        return None, "--force builds it again"
     engine, reason = maker.engines.read_stamp()
     if engine is None:
         return None, reason

@@ -39,7 +39,7 @@ _FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 class Options(NamedTuple):
     """Options of the user; None leaves one to the recipe and to the device.
 
-    ``force``: build anew even if it was done, and in spite of predictions and another GPU.
+    ``force``: build again even if it was done, and in spite of predictions and another GPU.
     """
 
     variant: Optional[str] = None

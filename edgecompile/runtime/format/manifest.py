@@ -97,7 +97,7 @@ def parse_manifest(data: bytes, source: str = MANIFEST_NAME) -> Manifest:
         raise FormatVersionError(
             "{}: the bundle has format version {}, this runtime knows version {} "
             "[version-known]".format(source, version, FORMAT_VERSION),
-            "use the runtime that lies in the bundle's own runtime/ folder, or build the bundle "
+            "use the runtime in the bundle's own runtime/ folder, or build the bundle "
             "again with the edgecompile that is installed here",
         )
     manifest = _ManifestReader(document, reader).read()

@@ -52,7 +52,7 @@ def check_output(path: "Path", name: str, bundle: str) -> str:
         inside = os.path.realpath(bundle)
         if os.path.commonpath([real, inside]) == inside:
             hint = "a bundle isn't changed once it is written; name a file elsewhere"
-            raise InputError("{}: lies in the bundle {}".format(shown, bundle), hint)
+            raise InputError("{}: is in the bundle {}".format(shown, bundle), hint)
         if not os.access(folder, os.W_OK | os.X_OK):
             hint = "name a file in a folder that this user may write to"
             raise InputError("{}: can't write in {}".format(shown, folder), hint)

@@ -99,7 +99,7 @@ def parse_recipe(
     problems.raise_if_any()
     if version != RECIPE_VERSION:
         text = "{}: the recipe has version {}, this runtime knows version {} [recipe-version]"
-        hint = "use the runtime that lies in the bundle's own runtime/ folder"
+        hint = "use the runtime in the bundle's own runtime/ folder"
         raise FormatVersionError(text.format(source, version, RECIPE_VERSION), hint)
     recipe = _RecipeReader(document, reader, manifest, variant).read()
     problems.raise_if_any(hint=_HINT)

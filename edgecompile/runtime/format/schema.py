@@ -116,7 +116,7 @@ class BucketSpec:
     pad_axes: Tuple[str, ...] = ()
 
     def contains(self, sizes: Mapping[str, int]) -> bool:
-        """Whether every axis' size lies in this bucket."""
+        """Whether every axis' size is in this bucket."""
         return all(sizes[axis] in extent for axis, extent in self.axes.items())
 
     def padded(self, length_axis: Optional[str]) -> Tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Which program runs the next tokens of a text, at what length, over how much of the cache.
 
 A prompt is run in chunks, each by one program. Tokens may be filled up behind their end, since the
-rows that this writes are overwritten before they are seen; so a chunk that lies in no bucket's
+rows that this writes are overwritten before they are seen; so a chunk that is in no bucket's
 range takes the next longer program, if the context has the room.
 """
 

@@ -1,6 +1,6 @@
 """The fixed memory of one bucket on a GPU: where each input and output lies, on both sides.
 
-Everything that a bucket needs lies in one block, inputs first. On a GPU with memory of its own there
+Everything that a bucket needs is in one block, inputs first. On a GPU with memory of its own there
 is a block here and one there, laid out alike, and copies go between them; where both share their
 memory (a Jetson), there is one block with two addresses and nothing is copied.
 """

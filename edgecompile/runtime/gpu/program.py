@@ -41,7 +41,7 @@ class GpuLane:
             text = "nothing runs on this GPU in this process any more, since {} ({}): {}"
             raise GpuError(
                 text.format(error.name, error.number, error.message),
-                "start the process anew; if it happens again, run the self-test",
+                "start the process again; if it happens again, run the self-test",
                 error.name,
                 error.number,
                 True,

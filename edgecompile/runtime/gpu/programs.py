@@ -1,9 +1,9 @@
 """The programs of one variant on a GPU: one per bucket, on one stream, with one scratch memory.
 
 Three modes. "planned" is what the buckets' costs were planned for: one of a single shape, as padded
-ones are, replays a CUDA graph that was captured for it once; others are queued anew for each run, at
+ones are, replays a CUDA graph that was captured for it once; others are queued for each run, at
 the very sizes of its inputs. The two others are named as PyTorch's users know them: "default" queues
-every run anew; "reduce-overhead" pads every bucket to its upper end and replays graphs only.
+every run; "reduce-overhead" pads every bucket to its upper end and replays graphs only.
 """
 
 import dataclasses

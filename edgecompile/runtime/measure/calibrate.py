@@ -73,7 +73,7 @@ def calibrate_bundle(
         text = "{} points in {} buckets, {} threads, {:g} s and at least {} rounds"
         used = len({item.bucket for item in points})
         say(text.format(len(points), used, info["threads"], seconds, LEAST_ROUNDS))
-        # Inputs are made anew for every run: those of all points may not fit in memory.
+        # Inputs are made for every run: those of all points may not fit in memory.
         for item in points:
             model.run_bucket(item.bucket, make_inputs(manifest, item.sizes, seed))
         samples = measure_rounds(

@@ -53,7 +53,7 @@ class Stats:
         self.reset()
 
     def reset(self) -> None:
-        """Begins anew, with all counts at zero and a new lock: for a process after a fork."""
+        """Begins again, with all counts at zero and a new lock: for a process after a fork."""
         manifest = self._manifest
         self._lock = threading.Lock()
         self.since = time.time()

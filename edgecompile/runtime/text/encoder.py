@@ -246,7 +246,7 @@ class TextEncoder(Unique):
 
 
 class _Layout:
-    """How texts lie in the model's inputs, and in its outputs."""
+    """Where texts are in the model's inputs, and in its outputs."""
 
     def __init__(self, manifest: Manifest, spec: TextSpec) -> None:
         self.inputs = {item.name: item for item in manifest.inputs}

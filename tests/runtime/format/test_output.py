@@ -53,8 +53,8 @@ def test_paths_that_cannot_be_written(tmp_path: Path, bundle: str) -> None:
         "../" + tmp_path.name: "is a folder",
         "pipe": "isn't a regular file",
         "loop": "isn't a regular file",
-        "x.ecb/stats.json": "lies in the bundle",
-        "x.ecb/reports/stats.json": "lies in the bundle",
+        "x.ecb/stats.json": "is in the bundle",
+        "x.ecb/reports/stats.json": "is in the bundle",
         "n" * 300: "File name too long",
         "a\0b": "null",
     }

@@ -207,7 +207,7 @@ def test_a_bad_target_is_refused_first(bundle: DummyBundle, tmp_path: Path) -> N
     for place, text in (
         (str(tmp_path), "is a folder"),
         (str(tmp_path / "nowhere" / "x"), "doesn't exist"),
-        (os.path.join(path, "reports", "calibration.json"), "lies in the bundle"),
+        (os.path.join(path, "reports", "calibration.json"), "is in the bundle"),
     ):
         with pytest.raises(InputError, match=text):
             calibrate_bundle(path, place)

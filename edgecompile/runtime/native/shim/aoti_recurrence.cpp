@@ -65,7 +65,7 @@ EC_API int32_t ec_aoti_torch_cpu_ec_recurrence(AtenTensorHandle gates, AtenTenso
     steps.y = y->as<float>();
     steps.c = c->as<float>();
     const int64_t rows = steps.length * steps.batch;
-    // The weights are read anew for each step, from a cache if they fit.
+    // The weights are read again for each step, from a cache if they fit.
     const int64_t bytes =
         packed.numel() * element_size(packed.dtype) + 4 * rows * (width + steps.hidden);
     const WorkTimer timer(Work::kLinear,

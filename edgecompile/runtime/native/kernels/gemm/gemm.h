@@ -55,7 +55,7 @@ void gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a
 // Rows of A that are put together, or found, when they are needed.
 struct RowSource {
   // Columns [k, k + depth) of `rows` rows from `row` on, of matrix `batch`: where they lie, *ld
-  // apart. What doesn't lie in such a way is written to `out`, whose rows are *ld apart as given.
+  // apart. What isn't stored so is written to `out`, whose rows are *ld apart as given.
   const float* (*read)(const void* ctx, int64_t batch, int64_t row, int64_t rows, int64_t k,
                        int64_t depth, float* out, int64_t* ld);
   const void* ctx;

@@ -2,7 +2,7 @@
 //
 // A tile has up to 16 rows of 64 bytes. A product C += A·B takes 16 rows of A, 16 groups (of 4
 // bytes: 2 bfloat16 or 4 int8) and 16 columns, so that half of a panel of a packed B (see
-// gemm_narrow.h) is a column of tiles as it lies in memory, its rows 128 bytes apart. "Intel
+// gemm_narrow.h) is a column of tiles as it is in memory, its rows 128 bytes apart. "Intel
 // Architecture Instruction Set Extensions Programming Reference", chapter 3.
 #pragma once
 

@@ -1,5 +1,5 @@
 // B in int8 with a scale for each column of every block of inputs; A rounded likewise for each row
-// and block, anew for each call.
+// and block, in every call.
 #include "kernels/gemm/narrow/gemm_int8_tile.h"
 #include "kernels/gemm/narrow/gemm_narrow_run.h"
 
