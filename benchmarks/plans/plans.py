@@ -42,15 +42,13 @@ from edgecompile.errors import BenchError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.detection import host_variants
+from edgecompile.machines.detection import runnable_variants
 from edgecompile.machines.identity import describe_machine, load_average
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import make_subject
-from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, load_target
-from edgecompile.toolchain.native import build_probe
 from edgecompile.units import format_ms, format_share
 from examples.demo.inputs import find_model
 
@@ -195,8 +193,7 @@ def compare_batch(
         exports = ExportStore(model, work / "exported")
         results, curve, notes = predict(exports, profile, subject, options, work, console)
         plans = {name: result.buckets for name, result in results.items()}
-        arch = architecture(platform.machine())
-        variant = host_variants(profile, build_probe(arch, work / "probe"))[-1]
+        variant = runnable_variants(profile, work)[-1]
         with tempfile.TemporaryDirectory(prefix="bundles-", dir=work) as folder:
             bundles = build_bundles(exports, plans, profile, variant, work, Path(folder), console)
             with console.step("rest after building"):

@@ -14,7 +14,7 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.targets.profile import TargetProfile, VariantSpec
+    from edgecompile.targets.profile import TargetProfile
 
 __all__ = ["command"]
 
@@ -78,6 +78,7 @@ def check_command(session: Session, target: str) -> None:
     Exits with an error if it can't be built for.
     """
     from edgecompile.errors import ToolchainError
+    from edgecompile.machines.detection import runnable_variants
     from edgecompile.targets.profile import load_target
     from edgecompile.toolchain.compilers import find_toolchain
 
@@ -89,7 +90,10 @@ def check_command(session: Session, target: str) -> None:
             compilers[arch] = find_toolchain(arch).version
         except ToolchainError as error:
             problems.append(error)
-    runs = [] if problems else [variant.name for variant in _runnable(profile)]
+    runs: list[str] = []
+    if not problems:
+        with tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
+            runs = [variant.name for variant in runnable_variants(profile, Path(folder))]
     document: dict[str, Any] = {
         "target": profile.name,
         "ok": not problems,
@@ -161,20 +165,6 @@ def detect_command(
         session.stdout.flush()
         return
     session.emit(profile.to_json(), lambda: _show_table(profile))
-
-
-def _runnable(profile: TargetProfile) -> list[VariantSpec]:
-    import platform
-
-    from edgecompile.machines.detection import host_variants
-    from edgecompile.runtime.cpu.host import architecture
-    from edgecompile.toolchain.native import build_probe
-
-    arch = architecture(platform.machine())
-    if arch not in profile.archs:
-        return []
-    with tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
-        return host_variants(profile, build_probe(arch, Path(folder)))
 
 
 def _list_table(profiles: list[TargetProfile]) -> RenderableType:

@@ -32,8 +32,8 @@ __all__ = [
     "describe_here",
     "detect_target",
     "format_profile",
-    "host_variants",
     "probe_features",
+    "runnable_variants",
 ]
 
 #: The name of a detected machine that isn't given one.
@@ -69,14 +69,16 @@ def probe_features(probe: Path) -> frozenset[str]:
     return frozenset(buffer.value.decode("ascii").split())
 
 
-def host_variants(profile: TargetProfile, probe: Path) -> list[VariantSpec]:
-    """The profile's variants that this host can run, the best one last.
+def runnable_variants(profile: TargetProfile, work: Path) -> list[VariantSpec]:
+    """The profile's variants that this host can run, the best one last; the CPU probe is built in ``work``.
 
     Raises:
-        ToolchainError: the probe can't be loaded or fails.
+        ToolchainError: the probe can't be built or loaded, or fails.
     """
     arch = architecture(platform.machine())
-    features = probe_features(probe)
+    if arch not in profile.archs:
+        return []
+    features = probe_features(build_probe(arch, work / "probe"))
     usable = [v for v in profile.variants if v.arch == arch and features.issuperset(v.requires)]
     return sorted(usable, key=lambda v: v.rank)
 

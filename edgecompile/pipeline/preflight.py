@@ -32,6 +32,7 @@ from edgecompile.loaders.folders.files import (
 from edgecompile.loaders.folders.position_limits import stored_positions
 from edgecompile.loaders.kinds import first_module
 from edgecompile.loaders.load import check_model
+from edgecompile.machines.detection import runnable_variants
 from edgecompile.machines.emulator import emulator_for
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM, architecture_of, find_task
@@ -41,7 +42,6 @@ from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.seq2seq import refuse_auto
 from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
 from edgecompile.planning.scope import longest_served
-from edgecompile.planning.subject import runnable_variants
 from edgecompile.progress import StepHandle
 from edgecompile.runtime.format.schema import CAUSAL_LM
 from edgecompile.targets.jetpack import find_jetpack

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from edgecompile.export.store import ExportStore
-from edgecompile.machines.detection import host_variants
+from edgecompile.machines.detection import runnable_variants
 from edgecompile.models.loaded import LoadedModel, model_structure
 from edgecompile.planning.generation_plan import (
     prompts_only,
@@ -22,11 +21,9 @@ from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope, plan_scope, with_traffic
 from edgecompile.planning.serving_modes import ServingMode, find_serving_mode
 from edgecompile.precision import Precision
-from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, VariantSpec
-from edgecompile.toolchain.native import build_probe
 
-__all__ = ["Subject", "make_subject", "runnable_variants"]
+__all__ = ["Subject", "make_subject"]
 
 
 @dataclass(frozen=True)
@@ -125,11 +122,3 @@ def make_subject(
         if request.plan is None:
             exports, request = prompts_only(exports, request)
     return Subject(whole, exports, profile, request, asked, work, notes)
-
-
-def runnable_variants(profile: TargetProfile, work: Path) -> list[VariantSpec]:
-    """The target's variants that this host can run, the best one last."""
-    arch = architecture(platform.machine())
-    if arch not in profile.archs:
-        return []
-    return host_variants(profile, build_probe(arch, work / "probe"))

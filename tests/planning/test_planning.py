@@ -25,7 +25,7 @@ from edgecompile.export.store import ExportStore, export_bucket
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.detection import host_variants
+from edgecompile.machines.detection import runnable_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning import planning, subject
 from edgecompile.planning.costs.measure import run_calibration
@@ -38,7 +38,6 @@ from edgecompile.planning.serving_modes import find_serving_mode
 from edgecompile.planning.subject import make_subject
 from edgecompile.precision import FP32, Precision
 from edgecompile.targets.profile import load_target
-from edgecompile.toolchain.native import build_probe
 from tests.factories import tiny_models
 
 
@@ -297,7 +296,7 @@ def test_a_target_that_is_not_this_machine_gets_a_modelled_curve(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     target = load_target("cpu-x86-64-v4")
-    if host_variants(target, build_probe("x86-64", tmp_path / "probe")):
+    if runnable_variants(target, tmp_path):
         pytest.skip("this machine runs the code of every target")
     planned = plan_with(load_model(str(tiny_model)), tmp_path, "cpu-x86-64-v4")
     curve = planned.plan.cost_model

@@ -6,7 +6,6 @@ that is served) is chosen by the same code that ``edgecompile build`` uses.
 
 from __future__ import annotations
 
-import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +29,15 @@ from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.detection import host_variants
+from edgecompile.machines.detection import runnable_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.pipeline.packing import Contents, pack_bundle
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import plan_scope
 from edgecompile.planning.serving_modes import find_serving_mode
 from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, VariantSpec, load_target
-from edgecompile.toolchain.native import build_probe, build_runtime
+from edgecompile.toolchain.native import build_runtime
 from tests.zoo.entry import Entry
 
 __all__ = ["GOAL", "STAGES", "TARGET", "Outcome", "run_entry"]
@@ -266,8 +264,7 @@ def _host_target(work: Path) -> tuple[TargetProfile, VariantSpec]:
     """The target with the best variant that this host can run."""
 
     profile = load_target(TARGET)
-    probe = build_probe(architecture(platform.machine()), work / "probe")
-    return profile, host_variants(profile, probe)[-1]
+    return profile, runnable_variants(profile, work)[-1]
 
 
 def _smallest(model: LoadedModel) -> dict[str, int]:

@@ -21,7 +21,7 @@ from edgecompile.export import store
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.detection import host_variants
+from edgecompile.machines.detection import runnable_variants
 from edgecompile.planning.costs import cache as cost_cache
 from edgecompile.planning.costs import sources
 from edgecompile.planning.costs.cache import cost_key, find_kept, keep_costs
@@ -32,7 +32,6 @@ from edgecompile.planning.scope import PlanScope
 from edgecompile.planning.subject import make_subject
 from edgecompile.precision import FP32, Precision
 from edgecompile.targets.profile import load_target
-from edgecompile.toolchain.native import build_probe
 
 LENGTHS = LengthDistribution.from_samples([2, 3, 5, 5, 8, 13, 13, 13, 21, 30])
 REQUEST = PlanRequest(LENGTHS, mode="exact", buckets=2, max_length=32)
@@ -260,7 +259,7 @@ def planner(tmp_path: Path) -> Callable[..., Planned]:
 def test_a_second_plan_measures_nothing_unless_it_is_asked_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not host_variants(load_target("cpu-x86-64-v3"), build_probe("x86-64", tmp_path / "probe")):
+    if not runnable_variants(load_target("cpu-x86-64-v3"), tmp_path):
         pytest.skip("this machine can't run x86-64-v3")
     plan = planner(tmp_path)
     measured = []
