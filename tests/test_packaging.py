@@ -22,6 +22,7 @@ else:
     import tomli as tomllib
 
 import edgecompile
+from tests.server.processes import serving
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "edgecompile"
@@ -240,6 +241,36 @@ def test_runtime_wheel_holds_the_runtime_alone(tmp_path: Path) -> None:
     assert metadata.get_all("Requires-Dist") == ["numpy>=1.19"]
     assert metadata["Requires-Python"] == ">=3.8"
     assert metadata["Version"] == edgecompile.__version__
+
+
+def test_the_server_s_wheel_serves(device: Environment, tiny_bundle: Path, tmp_path: Path) -> None:
+    """Beside the runtime's, with uvicorn in pure Python."""
+    script = REPOSITORY / "scripts" / "build-runtime-wheel"
+    made = run(sys.executable, script, "--server", "--output", tmp_path / "server", cwd=tmp_path)
+    wheel = Path(made.strip())
+    sources = {
+        path.relative_to(REPOSITORY).as_posix() for path in (PACKAGE / "server").rglob("*.py")
+    }
+    assert {name for name in names_in(wheel) if ".dist-info/" not in name} == sources
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        needed = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist")
+    assert needed[0] == f"edgecompile-runtime=={edgecompile.__version__}"
+    assert needed[1].startswith("uvicorn>=")
+    assert all("extra ==" in item for item in needed[2:])
+    device.pip("install", "--no-deps", "--no-index", wheel)
+    others = device.folder / "others"
+    others.mkdir()
+    for package in ("uvicorn", "h11", "click"):
+        (others / package).symlink_to(Path(sysconfig.get_path("purelib")) / package)
+    environment = {**os.environ, "PYTHONPATH": str(others)}
+    how = {"python": str(device.python), "cwd": device.folder, "env": environment}
+    with serving(tiny_bundle, **how) as server:
+        assert server.ask("GET", "/v2/health/ready")[0] == 200
+        (worker,) = server.workers()
+        loaded = Path(f"/proc/{worker}/maps").read_text()
+        assert str(REPOSITORY / "edgecompile") not in loaded and "httptools" not in loaded
+        assert server.end() == 0
 
 
 @pytest.fixture

@@ -1,0 +1,287 @@
+"""What the server takes beside the model: CPU a request, latency at idle, and under an open load.
+
+    benchmarks/run server [--bundle BUNDLE] [--rounds 5]
+
+Without ``--bundle`` it builds a model that computes next to nothing, 64 token ids to 384 floats, so that
+what is measured is the server. Rounds of the ways to ask follow each other in turn. Requests of the open
+load have their times before it begins, and latencies count from those times, whether or not a connection
+was free (no coordinated omission). The load generator runs in this process; its own CPU is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.markdown import table
+
+TOKENS, SIZE = 64, 384
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def factory() -> Any:
+    """The model that computes next to nothing."""
+    import torch
+
+    class Mean(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(1000, SIZE)
+
+        def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"embedding": self.table(input_ids).mean(1)}
+
+    return {
+        "module": Mean().eval(),
+        "inputs": {"input_ids": torch.randint(0, 1000, (1, 9))},
+        "axes": {"input_ids": {1: "length"}},
+        "limits": {"length": (1, 512)},
+        "bounds": {"input_ids": (0, 999)},
+    }
+
+
+@dataclass
+class Ask:
+    """One way to ask: the bytes of a request, and what each answer took."""
+
+    name: str
+    request: bytes
+    latencies: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+
+class Connection(asyncio.Protocol):
+    """A kept-alive connection with one request under way."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] | None = None
+        self.rest = b""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.rest += data
+        head, sign, body = self.rest.partition(b"\r\n\r\n")
+        if not sign:
+            return
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        if len(body) < length:
+            return
+        assert head.startswith(b"HTTP/1.1 200"), self.rest
+        self.rest = b""
+        assert self.done is not None
+        self.done.set_result(None)
+
+    async def ask(self, request: bytes) -> None:
+        """Sends a request and waits for the whole answer."""
+        self.done = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        await self.done
+
+
+async def connect(port: int) -> Connection:
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+    return connection
+
+
+async def closed_load(port: int, request: bytes, count: int, clients: int) -> None:
+    """``clients`` connections that ask one request after the other, ``count`` in all."""
+
+    async def run(connection: Connection) -> None:
+        for _ in range(count // clients):
+            await connection.ask(request)
+        connection.transport.close()
+
+    await asyncio.gather(*[run(await connect(port)) for _ in range(clients)])
+
+
+async def open_load(port: int, request: bytes, rate: float, seconds: float) -> list[float]:
+    """Poisson arrivals of ``rate`` a second; each latency from the scheduled time on."""
+    draws = random.Random(7)
+    loop = asyncio.get_running_loop()
+    free = [await connect(port) for _ in range(64)]
+    waiting: asyncio.Queue[Connection] = asyncio.Queue()
+    for connection in free:
+        waiting.put_nowait(connection)
+    latencies: list[float] = []
+
+    async def one(at: float) -> None:
+        connection = await waiting.get()
+        await connection.ask(request)
+        latencies.append(loop.time() - at)
+        waiting.put_nowait(connection)
+
+    at = loop.time() + 0.1
+    end = at + seconds
+    tasks = []
+    while at < end:
+        await asyncio.sleep(max(0.0, at - loop.time()))
+        tasks.append(loop.create_task(one(at)))
+        at += draws.expovariate(rate)
+    await asyncio.gather(*tasks)
+    for connection in free:
+        connection.transport.close()
+    return latencies
+
+
+async def idle_load(port: int, request: bytes, count: int) -> list[float]:
+    """Requests far apart, over one connection."""
+    connection = await connect(port)
+    found = []
+    for _ in range(count):
+        await asyncio.sleep(0.004)
+        started = time.perf_counter()
+        await connection.ask(request)
+        found.append(time.perf_counter() - started)
+    connection.transport.close()
+    return found
+
+
+def cpu_of(process: int) -> float:
+    """Seconds of CPU that a process has taken."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def http_request(path: str, body: bytes, headers: Sequence[str] = ()) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def make_asks(name: str, inputs: dict[str, np.ndarray]) -> list[Ask]:
+    path = f"/v2/models/{name}/infer"
+    entries = [
+        {"name": key, "shape": list(array.shape), "datatype": "INT64"}
+        for key, array in inputs.items()
+    ]
+    plain = [
+        {**entry, "data": array.ravel().tolist()}
+        for entry, array in zip(entries, inputs.values(), strict=True)
+    ]
+    binary = [
+        {**entry, "parameters": {"binary_data_size": array.nbytes}}
+        for entry, array in zip(entries, inputs.values(), strict=True)
+    ]
+    head = json.dumps({"inputs": binary, "parameters": {"binary_data_output": True}}).encode()
+    tensors = b"".join(array.tobytes() for array in inputs.values())
+    length = f"Inference-Header-Content-Length: {len(head)}"
+    return [
+        Ask("binary", http_request(path, head + tensors, [length])),
+        Ask("JSON", http_request(path, json.dumps({"inputs": plain}).encode())),
+    ]
+
+
+def measure_run(run: Callable[[], Any], count: int) -> tuple[float, list[float]]:
+    """CPU seconds of a call, and the times of ``count`` calls far apart."""
+    started = time.process_time()
+    for _ in range(count):
+        run()
+    cpu = (time.process_time() - started) / count
+    times = []
+    for _ in range(count // 10):
+        time.sleep(0.004)
+        before = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - before)
+    return cpu, times
+
+
+def build(folder: Path) -> Path:
+    """The bundle of ``factory``."""
+    bundle, lengths = folder / "mean.ecb", folder / "lengths.txt"
+    lengths.write_text(f"1\n{TOKENS}\n512\n")
+    command = [sys.executable, "-m", "edgecompile", "build", f"{__file__}:factory", "--quick"]
+    subprocess.run(
+        [*command, "--target", "cpu-x86-64", "--output", str(bundle), "--lengths", str(lengths)],
+        check=True,
+    )
+    return bundle
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--bundle", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=2000, help="of a round of each kind")
+    parser.add_argument("--rates", type=float, nargs="*", default=[200, 1000], metavar="R")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = options.bundle or build(Path(folder))
+        report(bundle, options)
+
+
+def report(bundle: Path, options: argparse.Namespace) -> None:
+    """Measures and prints the record."""
+    from edgecompile.runtime import open_bundle
+
+    model = open_bundle(bundle, threads=1)
+    ids = np.arange(1, TOKENS + 1, dtype=np.int64)[None]
+    inputs = {model.manifest.inputs[0].name: ids}
+    asks = make_asks(model.manifest.name, inputs)
+    command = [sys.executable, "-m", "edgecompile.server", str(bundle), "--threads", "1"]
+    server = subprocess.Popen(
+        [*command, "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    port = int(json.loads(server.stdout.readline())["urls"][0].rpartition(":")[2])
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    worker = int(children[0])
+    own_cpu, own_times = [], []
+    opened: dict[tuple[str, float], list[float]] = {}
+    generator = 0.0
+    try:
+        for ask in asks:
+            asyncio.run(closed_load(port, ask.request, 400, 4))
+        for _ in range(options.rounds):
+            cpu, times = measure_run(lambda: model.run(inputs), options.requests)
+            own_cpu.append(cpu)
+            own_times += times
+            for ask in asks:
+                before, own = cpu_of(worker), time.process_time()
+                asyncio.run(closed_load(port, ask.request, options.requests, 4))
+                ask.cpu.append((cpu_of(worker) - before) / options.requests)
+                generator = (time.process_time() - own) / options.requests
+                ask.latencies += asyncio.run(idle_load(port, ask.request, options.requests // 10))
+                for rate in options.rates:
+                    found = asyncio.run(open_load(port, ask.request, rate, 1.0))
+                    opened.setdefault((ask.name, rate), []).extend(found)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+        model.close()
+    run_cpu, run_p50 = np.median(own_cpu), np.median(own_times)
+    rows = [["`run`", f"{run_cpu * 1e6:.0f}", "", f"{run_p50 * 1e3:.3f}", ""]]
+    for ask in asks:
+        cpu, p50 = np.median(ask.cpu), np.median(ask.latencies)
+        net, over = (cpu - run_cpu) * 1e6, (p50 - run_p50) * 1e3
+        rows.append([ask.name, f"{cpu * 1e6:.0f}", f"{net:.0f}", f"{p50 * 1e3:.3f}", f"{over:.3f}"])
+    heads = ["way", "CPU a request, us", "less `run`", "p50 at idle, ms", "less `run`"]
+    print(table(heads, rows))
+    print(f"\nThe load generator takes {generator * 1e6:.0f} us a request of its own.\n")
+    rows = []
+    for (name, rate), found in opened.items():
+        ordered = sorted(found)
+        marks = [ordered[math.ceil(q * len(ordered)) - 1] * 1e3 for q in (0.5, 0.99)]
+        rows.append([f"{name}, {rate:g}/s", str(len(found)), *(f"{m:.2f}" for m in marks)])
+    print(table(["open load", "requests", "p50, ms", "p99, ms"], rows))
+
+
+if __name__ == "__main__":
+    main()

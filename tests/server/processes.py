@@ -1,0 +1,134 @@
+"""Servers as processes, and clients that ask them all the time."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgecompile.runtime import open_bundle
+from tests.server.asgi import tensor
+
+INFER = "/v2/models/tiny/infer"
+
+
+class Server:
+    """``python -m edgecompile.server`` on a free port of this machine."""
+
+    def __init__(self, *arguments: str | Path, python: str = sys.executable, **how: Any) -> None:
+        command = [python, "-m", "edgecompile.server", "--port", "0", "--json"]
+        self.process = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **how,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.startswith('{"ready"'):
+            raise RuntimeError(self.process.communicate()[1])
+        self.port = int(json.loads(line)["urls"][0].rpartition(":")[2])
+
+    def workers(self) -> list[int]:
+        """The numbers of its children."""
+        path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+        return [int(item) for item in Path(path).read_text().split()]
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Ends it, and returns its exit code."""
+        self.process.send_signal(number)
+        self.err = self.process.communicate()[1]
+        return self.process.returncode
+
+
+@contextlib.contextmanager
+def serving(*arguments: str | Path, **how: Any) -> Iterator[Server]:
+    server = Server(*arguments, **how)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.communicate()
+
+
+class Load:
+    """Clients that ask all the time, over connections that stay, each with tokens of its own."""
+
+    def __init__(self, port: int, bundle: Path, clients: int = 4) -> None:
+        self.port = port
+        self.answered = self.wrong = 0
+        self.lost: list[BaseException] = []
+        self.statuses: list[int] = []
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        with open_bundle(bundle) as model:
+            self._known = []
+            for index in range(clients * 8):
+                ids = [1 + (index * 7 + k * (index + 1)) % 38 for k in range(3 + index % 9)]
+                wanted = model.run({"input_ids": np.array([ids])})["pooler_output"]
+                self._known.append((ids, wanted.ravel().copy()))
+        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, number: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        turn = 0
+        while not self._stop.is_set():
+            ids, wanted = self._known[(number * 8 + turn % 8)]
+            turn += 1
+            try:
+                connection.request("POST", INFER, json.dumps(tensor(*ids)))
+                answer = connection.getresponse()
+                body = json.loads(answer.read())
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                with self._lock:
+                    self.lost.append(error)
+                time.sleep(0.02)
+                continue
+            with self._lock:
+                self.statuses.append(answer.status)
+                self.answered += 1
+                if answer.status == 200:
+                    found = next(o for o in body["outputs"] if o["name"] == "pooler_output")
+                    self.wrong += not np.allclose(found["data"], wanted, atol=1e-5)
+        connection.close()
+
+    def wait(self, count: int) -> None:
+        """Until so many more requests are answered."""
+        goal = self.answered + count
+        while self.answered < goal:
+            time.sleep(0.01)

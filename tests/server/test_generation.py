@@ -1,0 +1,207 @@
+"""Completions, plain and as events, of a real generative bundle with a tokenizer put into it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgecompile.runtime import open_bundle
+from edgecompile.server.generation import _Held
+from tests.generative import replace_files
+from tests.server.asgi import Reply, call, run, serving
+
+VOCABULARY = 61
+
+
+@pytest.fixture(scope="module")
+def speaking_bundle(decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The decoder with a tokenizer: token n is the word "wn"."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("speaking") / "speaking.ecb"
+    shutil.copytree(decoder_bundle, folder, copy_function=os.link)
+    words = {f"w{index}": index for index in range(VOCABULARY)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w1"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    document = json.loads((folder / "manifest.json").read_bytes())
+    document["name"] = "speaking"
+    document["text"] = {
+        "tokenizer": "tokenizer.json",
+        "max_length": 32,
+        "pad_id": 0,
+        "inputs": {"input_ids": "ids"},
+    }
+    replace_files(folder, document, {"tokenizer.json": tokenizer.to_str().encode()})
+    return folder
+
+
+PROMPT = "w3 w1 w4 w1 w5"
+
+
+def expected(bundle: Path, count: int) -> list[int]:
+    with open_bundle(bundle) as model:
+        return model.generate([3, 1, 4, 1, 5], max_new_tokens=count, do_sample=False)
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    return {"model": "speaking", "prompt": PROMPT, "temperature": 0, "max_tokens": 8, **changes}
+
+
+def events(reply: Reply) -> list[dict[str, Any]]:
+    """The events of a stream, whose last one says that it is done."""
+    lines = [line for line in reply.body.decode().split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def words(ids: list[int]) -> str:
+    return " ".join(f"w{item}" for item in ids)
+
+
+def test_completions_are_those_of_generate(speaking_bundle: Path) -> None:
+    ids = expected(speaking_bundle, 8)
+    ended = ids[-1] == 7
+    wanted = words(ids[:-1] if ended else ids)
+
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+            path = "/v1/completions"
+            reply = await call(app, "POST", path, body())
+            (choice,) = reply.json["choices"]
+            assert choice["text"] == wanted
+            assert choice["finish_reason"] == ("stop" if ended else "length")
+            assert reply.json["usage"] == {
+                "prompt_tokens": 5,
+                "completion_tokens": len(ids),
+                "total_tokens": 5 + len(ids),
+            }
+            reply = await call(app, "POST", path, body(prompt=[3, 1, 4, 1, 5]))
+            assert reply.json["choices"][0]["text"] == wanted
+            asked = body(stream=True, stream_options={"include_usage": True})
+            reply = await call(app, "POST", path, asked)
+            assert reply.headers["content-type"] == "text/event-stream"
+            *pieces, last = events(reply)
+            assert "".join(piece["choices"][0]["text"] for piece in pieces) == wanted
+            reasons = [piece["choices"][0]["finish_reason"] for piece in pieces]
+            assert reasons == [None] * (len(reasons) - 1) + [choice["finish_reason"]]
+            assert last["choices"] == [] and last["usage"]["completion_tokens"] == len(ids)
+            text = (await call(app, "GET", "/metrics")).body.decode()
+            name = 'edgecompile_generated_tokens_total{model="speaking"}'
+            assert f"{name} {3 * len(ids)}" in text
+
+    run(ask())
+
+
+def test_a_text_ends_before_a_stop(speaking_bundle: Path) -> None:
+    ids = expected(speaking_bundle, 8)
+    whole = words(ids)
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+            for stream in (False, True):
+                asked = body(stop=["never", stop], stream=stream)
+                reply = await call(app, "POST", "/v1/completions", asked)
+                found = [reply.json] if not stream else events(reply)
+                text = "".join(item["choices"][0]["text"] for item in found)
+                assert text == whole.partition(stop)[0]
+                assert found[-1]["choices"][0]["finish_reason"] == "stop"
+
+    run(ask())
+
+
+def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
+    prompts = [[1 + i, 2 + i, 3 + i] for i in range(6)]
+    with open_bundle(speaking_bundle) as model:
+        wanted = [model.generate(p, max_new_tokens=10, do_sample=False, eos=()) for p in prompts]
+
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+            asked = [body(prompt=prompt, max_tokens=10) for prompt in prompts]
+            calls = [call(app, "POST", "/v1/completions", item) for item in asked]
+            for reply, ids in zip(await asyncio.gather(*calls), wanted, strict=True):
+                text = reply.json["choices"][0]["text"]
+                assert words(ids).startswith(text)
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        ({"prompt": ""}, 400, "no tokens"),
+        ({"prompt": None}, 400, "prompt must be"),
+        ({"prompt": [99]}, 400, "99"),
+        ({"prompt": ["a", "b"]}, 422, "one text a request"),
+        ({"prompt": [1] * 500}, 400, "context"),
+        ({"max_tokens": 0}, 400, "max_tokens is 0"),
+        ({"max_tokens": 10_000}, 400, "context"),
+        ({"temperature": -1}, 400, "temperature is -1"),
+        ({"temperature": "hot"}, 400, "temperature is hot"),
+        ({"top_p": 0}, 400, "top_p is 0"),
+        ({"stop": [""]}, 400, "stop must be"),
+        ({"stop": ["x"] * 17}, 400, "stop must be"),
+        ({"n": 2}, 422, "n isn't supported"),
+        ({"logprobs": 3}, 422, "logprobs"),
+        ({"stream": "yes"}, 400, "stream must be"),
+        ({"model": "other"}, 404, "no model"),
+    ],
+)
+def test_refusals(speaking_bundle: Path, change: dict[str, Any], status: int, message: str) -> None:
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+            for stream in (False, True):
+                asked = {**body(stream=stream), **change}
+                reply = await call(app, "POST", "/v1/completions", asked)
+                assert (reply.status, message in reply.error) == (status, True), reply.body
+            assert (await call(app, "POST", "/v1/completions", body())).status == 200
+
+    run(ask())
+
+
+def test_a_chat_needs_a_template(speaking_bundle: Path) -> None:
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+            messages = [{"role": "user", "content": "w1"}]
+            asked = {"model": "speaking", "messages": messages}
+            reply = await call(app, "POST", "/v1/chat/completions", asked)
+            assert reply.status == 422 and "no chat template" in reply.error
+            asked["messages"] = [{"role": "user"}]
+            reply = await call(app, "POST", "/v1/chat/completions", asked)
+            assert reply.status == 400 and "content must be a text" in reply.error
+
+    run(ask())
+
+
+def test_a_client_that_goes_away_ends_its_text(speaking_bundle: Path) -> None:
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+            generator = app.repository.get("speaking").generator
+            assert generator is not None
+            asked = body(stream=True, max_tokens=150, temperature=1.0)
+            task = asyncio.create_task(call(app, "POST", "/v1/completions", asked))
+            while not generator._inside:
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not generator._inside
+            assert (await call(app, "POST", "/v1/completions", body())).status == 200
+
+    run(ask())
+
+
+@pytest.mark.parametrize("text", ["abcSTOPdef", "abcSTO", "SSTOP", "STSTOP", "no"])
+def test_nothing_of_a_stop_is_given_out(text: str) -> None:
+    for size in range(1, 4):
+        held, found = _Held(("STOP", "XX")), ""
+        for at in range(0, len(text), size):
+            found += held.add(text[at : at + size])
+            if held.stopped:
+                break
+        assert found + held.rest() == text.partition("STOP")[0]

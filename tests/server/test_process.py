@@ -1,0 +1,183 @@
+"""The supervisor and its worker as processes: started, killed, hung, swapped and ended, under load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.server.asgi import tensor
+from tests.server.processes import INFER, Load, serving
+
+
+def test_it_serves_until_it_is_told_to_end(tiny_bundle: Path) -> None:
+    with serving(f"mine={tiny_bundle}") as server:
+        assert server.ask("GET", "/v2/health/ready")[0] == 200
+        status, answer = server.ask("POST", "/v2/models/mine/infer", tensor(1, 2, 3))
+        assert status == 200 and answer["model_name"] == "mine"
+        (worker,) = server.workers()
+        assert server.end() == 0
+        assert not Path(f"/proc/{worker}").exists()
+        with pytest.raises(ConnectionRefusedError):
+            server.ask("GET", "/v2")
+
+
+def test_what_is_wrong_is_told_before_anything_serves(tiny_bundle: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# none\n")
+    damaged = tmp_path / "damaged.ecb"
+    shutil.copytree(tiny_bundle, damaged)
+    (damaged / "weights.fp32").write_bytes(b"x") if (damaged / "weights.fp32").exists() else (
+        damaged / "manifest.json"
+    ).write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for arguments, code, message in (
+            (["absent.ecb", "--slo", "-1"], 24, "--slo is -1.0"),
+            (["absent.ecb"], 24, "absent.ecb isn't a bundle's folder"),
+            ([tiny_bundle, "--api-keys", keys], 24, "holds no key"),
+            ([tiny_bundle, "--port", port], 50, f"can't listen on 127.0.0.1 port {port}"),
+            ([damaged, "--port", "0"], 3, "error: "),
+        ):
+            command = [sys.executable, "-m", "edgecompile.server", *map(str, arguments)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced(tiny_bundle: Path) -> None:
+    with serving(tiny_bundle) as server, Load(server.port, tiny_bundle) as load:
+        for _ in range(3):
+            load.wait(50)
+            (worker,) = server.workers()
+            os.kill(worker, signal.SIGKILL)
+            load.wait(50)
+            assert server.workers() != [worker]
+        load.stop()
+        # Each kill may cut off what was under way at its moment: a request for each client at most.
+        assert len(load.lost) <= 3 * 4 and not load.wrong
+        assert set(load.statuses) == {200}
+        assert server.end() == 0 and server.err.count("ended with -9") == 3
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_when_it_ends(tiny_bundle: Path) -> None:
+    with serving(tiny_bundle, "--drain-delay", "1") as server:
+        with Load(server.port, tiny_bundle) as load:
+            load.wait(50)
+            server.process.send_signal(signal.SIGTERM)
+            while server.ask("GET", "/v2/health/ready")[0] == 200:
+                time.sleep(0.005)
+            load.stop()
+        assert server.process.wait() == 0
+        assert not load.lost and not load.wrong and set(load.statuses) == {200}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["signal", "watch"])
+def test_a_new_version_takes_over_without_a_loss(
+    tiny_bundle: Path, tmp_path: Path, way: str
+) -> None:
+    bundle = tmp_path / "served.ecb"
+    shutil.copytree(tiny_bundle, bundle)
+    with serving(bundle, "--watch", "0.2" if way == "watch" else "0") as server:
+        with Load(server.port, tiny_bundle) as load:
+            for turn in range(4):
+                load.wait(30)
+                (worker,) = server.workers()
+                old = server.ask("GET", "/v2/models/tiny")[1]["versions"]
+                other = tmp_path / f"other-{turn}.ecb"
+                shutil.copytree(tiny_bundle, other)
+                document = json.loads((other / "manifest.json").read_text())
+                document["expected"]["turn"] = turn
+                (other / "manifest.json").unlink()
+                (other / "manifest.json").write_text(json.dumps(document, indent=1))
+                bundle.rename(tmp_path / f"gone-{turn}")
+                other.rename(bundle)
+                if way == "signal":
+                    server.process.send_signal(signal.SIGHUP)
+                while server.ask("GET", "/v2/models/tiny")[1]["versions"] == old:
+                    time.sleep(0.02)
+                while worker in server.workers():
+                    time.sleep(0.02)
+            load.wait(30)
+        assert not load.lost and not load.wrong and set(load.statuses) == {200}
+        assert server.end() == 0
+
+
+@pytest.mark.slow
+def test_a_bad_new_version_changes_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "served.ecb"
+    shutil.copytree(tiny_bundle, bundle)
+    with serving(bundle) as server, Load(server.port, tiny_bundle) as load:
+        (worker,) = server.workers()
+        load.wait(20)
+        shutil.rmtree(bundle)
+        server.process.send_signal(signal.SIGHUP)
+        load.wait(20)
+        while len(server.workers()) < 2:
+            time.sleep(0.01)
+        while len(server.workers()) > 1:
+            time.sleep(0.01)
+        load.wait(20)
+        assert server.workers() == [worker]
+        load.stop()
+        assert not load.lost and not load.wrong
+        assert server.end() == 0 and "the old one goes on" in server.err
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_replaced_and_its_life_sign_fails_meanwhile(tiny_bundle: Path) -> None:
+    with serving(tiny_bundle) as server:
+        (worker,) = server.workers()
+        os.kill(worker, signal.SIGSTOP)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=2)
+        connection.request("GET", "/v2/health/live")
+        with pytest.raises(TimeoutError):
+            connection.getresponse()
+        connection.close()
+        # Whoever asks now waits for the next worker.
+        assert server.ask("GET", "/v2/health/live")[0] == 200
+        assert worker not in server.workers()
+        assert server.end() == 0 and "is stuck and is killed" in server.err
+
+
+@pytest.mark.slow
+def test_a_killed_supervisor_leaves_no_worker(tiny_bundle: Path) -> None:
+    with serving(tiny_bundle) as server:
+        (worker,) = server.workers()
+        server.end(signal.SIGKILL)
+        while Path(f"/proc/{worker}/fd").exists() and worker_alive(worker):
+            time.sleep(0.05)
+        with pytest.raises(ConnectionRefusedError):
+            server.ask("GET", "/v2")
+
+
+def worker_alive(number: int) -> bool:
+    try:
+        return "edgecompile" in Path(f"/proc/{number}/cmdline").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_slow_clients_do_not_slow_others(tiny_bundle: Path) -> None:
+    with serving(tiny_bundle) as server:
+        slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(500)]
+        for client in slow:
+            client.sendall(b"POST " + INFER.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 9")
+        with Load(server.port, tiny_bundle, clients=10) as load:
+            load.wait(300)
+        for client in slow:
+            client.close()
+        assert not load.lost and not load.wrong and set(load.statuses) == {200}
+        assert server.end() == 0
