@@ -1,4 +1,6 @@
-"""A bundle behind HTTP, with the standard library and numpy alone: an example to start from.
+"""A bundle behind HTTP, with the standard library and numpy alone: an example to start from, for devices.
+
+The server of the project is ``python -m edgecompile.server`` (docs/server.md).
 
     python3 serve.py BUNDLE [--host 127.0.0.1] [--port 8080] [--connections 256]
 

@@ -26,6 +26,7 @@ from edgecompile.runtime import __main__ as device
 from edgecompile.runtime import errors as device_errors
 from edgecompile.runtime import model as device_model
 from edgecompile.runtime.cpu.loaders import PACKAGES
+from edgecompile.server import errors as server_errors
 from examples.demo import device as demo_device
 from examples.demo import inputs as demo_inputs
 from examples.demo import summary as demo_summary
@@ -187,7 +188,11 @@ def test_exit_codes_are_those_of_the_classes() -> None:
     found = {
         (str(item.exit_code), f"`{item.__name__}`", side)
         for item in all_errors(errors.EdgecompileError)
-        for module, side in ((device_errors, "device"), (errors, "build"))
+        for module, side in (
+            (device_errors, "device"),
+            (server_errors, "server"),
+            (errors, "build"),
+        )
         if item.__module__ == module.__name__
     }
     assert {tuple(row[:3]) for row in rows(DOCS / "errors.md", "exit code")} == found

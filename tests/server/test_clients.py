@@ -1,0 +1,163 @@
+"""Other projects' clients against the server: tritonclient, KServe's SDK, OpenAI's, schemathesis."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgecompile.runtime import open_bundle
+from tests.needs import need_variable
+from tests.server.processes import Server, serving
+
+pytestmark = pytest.mark.slow
+
+IDS = np.array([[5, 6, 7, 8, 9]])
+TEXTS = ["the cat sat", "the"]
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    return need_variable("EDGECOMPILE_CLIENTS_PYTHON")
+
+
+@pytest.fixture(scope="module")
+def server(tiny_bundle: Path) -> Iterator[Server]:
+    with serving(tiny_bundle) as server:
+        yield server
+
+
+def script(python: str, server: Server, program: str) -> Any:
+    """What a program prints as JSON; ``URL`` and ``IDS`` are given to it."""
+    head = f"import json; import numpy as np; URL = '127.0.0.1:{server.port}'\n"
+    head += f"IDS = np.array({IDS.tolist()}, np.int64); TEXTS = {TEXTS!r}\n"
+    environment = {**os.environ, "NO_PROXY": "*"}
+    done = subprocess.run(
+        [python, "-c", head + program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def wanted(bundle: Path, name: str = "pooler_output") -> np.ndarray:
+    with open_bundle(bundle) as model:
+        return model.run({"input_ids": IDS})[name]
+
+
+def test_tritonclient(python: str, server: Server, tiny_bundle: Path) -> None:
+    found = script(
+        python,
+        server,
+        """
+import tritonclient.http as t
+from tritonclient.utils import InferenceServerException
+client = t.InferenceServerClient(URL)
+assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("tiny")
+assert client.get_server_metadata()["name"] == "edgecompile"
+assert client.get_model_metadata("tiny")["inputs"][0]["datatype"] == "INT64"
+found = []
+for binary_in in (True, False):
+    for binary_out in (True, False):
+        given = t.InferInput("input_ids", list(IDS.shape), "INT64")
+        given.set_data_from_numpy(IDS, binary_data=binary_in)
+        asked = [t.InferRequestedOutput("pooler_output", binary_data=binary_out)]
+        answer = client.infer("tiny", [given], outputs=asked, request_id="me", timeout=10_000_000)
+        assert answer.get_response()["id"] == "me"
+        found.append(answer.as_numpy("pooler_output").tolist())
+text = t.InferInput("text", [2], "BYTES")
+text.set_data_from_numpy(np.array(TEXTS, object))
+asked = [t.InferRequestedOutput("pooler_output")]
+assert client.infer("tiny", [text], outputs=asked).as_numpy("pooler_output").shape == (2, 16)
+given = t.InferInput("input_ids", [1, 1], "INT64")
+given.set_data_from_numpy(np.array([[99]]))
+try:
+    client.infer("tiny", [given])
+except InferenceServerException as error:
+    assert error.status() == "400" and "outside 0..39" in error.message(), error
+else:
+    raise AssertionError("not refused")
+print(json.dumps(found))
+""",
+    )
+    for item in found:
+        np.testing.assert_allclose(item, wanted(tiny_bundle), atol=1e-5)
+
+
+def test_openai(python: str, server: Server, tiny_bundle: Path) -> None:
+    found = script(
+        python,
+        server,
+        """
+import openai
+client = openai.OpenAI(base_url=f"http://{URL}/v1", api_key="any", max_retries=0)
+assert [m.id for m in client.models.list()] == ["tiny"]
+plain = client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
+usual = client.embeddings.create(model="tiny", input=TEXTS)
+assert plain.usage == usual.usage
+try:
+    client.embeddings.create(model="other", input="a")
+except openai.NotFoundError as error:
+    assert "no model 'other'" in error.message
+try:
+    client.completions.create(model="tiny", prompt="a")
+except openai.UnprocessableEntityError as error:
+    assert "generates nothing" in error.message
+print(json.dumps([[d.embedding for d in x.data] for x in (plain, usual)]))
+""",
+    )
+    with open_bundle(tiny_bundle) as model:
+        texts = model.encode_texts(TEXTS)["pooler_output"]
+    for item in found:
+        np.testing.assert_allclose(item, texts, atol=1e-5)
+
+
+def test_kserve(python: str, server: Server, tiny_bundle: Path) -> None:
+    found = script(
+        python,
+        server,
+        """
+import asyncio
+from kserve import InferInput, InferRequest, InferenceRESTClient, RESTConfig
+async def main():
+    client = InferenceRESTClient(RESTConfig(protocol="v2", retries=0))
+    base = f"http://{URL}"
+    assert await client.is_server_live(base) and await client.is_server_ready(base)
+    assert await client.is_model_ready(base, "tiny")
+    found = []
+    for binary in (True, False):
+        given = InferInput("input_ids", list(IDS.shape), "INT64")
+        given.set_data_from_numpy(IDS, binary_data=binary)
+        answer = await client.infer(base, InferRequest("tiny", [given]), model_name="tiny")
+        (output,) = [o for o in answer.outputs if o.name == "pooler_output"]
+        found.append(output.as_numpy().tolist())
+    return found
+print(json.dumps(asyncio.run(main())))
+""",
+    )
+    for item in found:
+        np.testing.assert_allclose(item, wanted(tiny_bundle), atol=1e-5)
+
+
+def test_schemathesis(python: str, server: Server) -> None:
+    """What the OpenAPI document says, and what it doesn't, is answered as it says."""
+    command = [
+        str(Path(python).with_name("schemathesis")),
+        "run",
+        f"http://127.0.0.1:{server.port}/openapi.json",
+        "--checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+        "--max-examples=25",
+        "--seed=1",
+        "--phases=examples,coverage,fuzzing",
+    ]
+    environment = {**os.environ, "NO_PROXY": "*", "NO_COLOR": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=Path(python).parents[1]
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert server.ask("GET", "/v2/health/ready")[0] == 200
