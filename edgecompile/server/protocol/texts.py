@@ -142,7 +142,7 @@ def to_scores(name: str, rows: NDArray[Any], raw: bool) -> NDArray[Any]:
         return rows
     wide = rows.astype(np.float64)
     if rows.shape[1] == 1:
-        return 1 / (1 + np.exp(-wide))
+        return 0.5 * (1 + np.tanh(wide / 2))  # the sigmoid, without overflow
     wide = np.exp(wide - wide.max(1, keepdims=True))
     scores: NDArray[Any] = wide / wide.sum(1, keepdims=True)
     return scores
