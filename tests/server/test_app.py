@@ -247,7 +247,7 @@ def test_health(tiny_bundle: Path) -> None:
             # A run that began an hour ago, by the model's clock.
             release = asyncio.Event()
             clock, model.clock = model.clock, lambda: clock() + 3600
-            model.model.run, run_once = (lambda *a: _block(release)), model.model.run  # type: ignore[method-assign]
+            model.model.run, run_once = (lambda *a, **k: _block(release)), model.model.run  # type: ignore[method-assign]
             task = asyncio.create_task(call(app, "POST", INFER, tensor(1, 2, 3)))
             await asyncio.sleep(0.05)
             reply = await call(app, "GET", "/v2/health/live")

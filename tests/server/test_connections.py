@@ -263,10 +263,10 @@ def test_a_client_that_goes_away_costs_no_run(served: Served) -> None:
     run = model.run
     ran: list[Any] = []
 
-    def wait(inputs: Any) -> Any:
+    def wait(inputs: Any, **how: Any) -> Any:
         gate.wait()
         ran.append(inputs)
-        return run(inputs)
+        return run(inputs, **how)
 
     model.run = wait  # type: ignore[method-assign]
     try:

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from edgecompile.server.errors import (
@@ -41,6 +42,8 @@ _log = logging.getLogger("edgecompile.server")
 
 #: Headers of a request at most.
 _MAX_HEADERS = 128
+#: Addresses that are looked up once.
+_KEPT_PATHS = 1024
 #: Statuses that say nothing of a client: it went away.
 GONE = 499
 #: Addresses that anybody may ask, as probes bring no keys.
@@ -54,6 +57,7 @@ class App(State):
         super().__init__(repository, settings)
         self._keys = [hashlib.sha256(key).digest() for key in settings.keys]
         self._routes = make_routes(self)
+        self._found: dict[bytes, tuple[str, Mapping[str, Handler], list[str]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the application's life where the server speaks of it."""
@@ -111,28 +115,35 @@ class App(State):
 
     def _find(self, request: Request, scope: Scope) -> tuple[str, Handler]:
         path = request.path
-        methods = self._routes.get(path)
-        name = path
-        if methods is None:
-            request.parts = parts = split(scope.get("raw_path") or path.encode())
-            # /v2/models/NAME[/versions/VERSION][/VERB]
-            if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2]:
-                versioned = len(parts) > 4 and parts[3] == "versions"
-                tail = parts[5:] if versioned else parts[3:]
-                request.parts = [parts[2], parts[4] if versioned else ""]
-                name = "/v2/models/{model}" + "".join(f"/{part}" for part in tail)
-                methods = self._routes.get(name)
-            if methods is None:
-                raise UnknownModel(f"there is nothing at {path!r:.200}; see /openapi.json")
+        raw = scope.get("raw_path") or path.encode()
+        found = self._found.get(raw)
+        if found is None:
+            found = self._look_up(path, raw)
+            if len(self._found) < _KEPT_PATHS:
+                self._found[raw] = found
+        name, methods, request.parts = found
         if self._keys and path not in _OPEN:
             self._check_key(request)
-        method = "GET" if request.method == "HEAD" else request.method
-        handler = methods.get(method)
+        handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             error = WrongMethod(f"{path} takes {', '.join(methods)}")
             error.allow = ", ".join(methods)
             raise error
         return name, handler
+
+    def _look_up(self, path: str, raw: bytes) -> tuple[str, Mapping[str, Handler], list[str]]:
+        """The address as it is counted, its handlers by method, and what stands in its places."""
+        if path in self._routes:
+            return path, self._routes[path], []
+        parts = split(raw)
+        # /v2/models/NAME[/versions/VERSION][/VERB]
+        if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2]:
+            versioned = len(parts) > 4 and parts[3] == "versions"
+            tail = parts[5:] if versioned else parts[3:]
+            name = "/v2/models/{model}" + "".join(f"/{part}" for part in tail)
+            if name in self._routes:
+                return name, self._routes[name], [parts[2], parts[4] if versioned else ""]
+        raise UnknownModel(f"there is nothing at {path!r:.200}; see /openapi.json")
 
     def _check_head(self, scope: Scope, request: Request) -> None:
         """What a parser may let through, and another one in front of it may have read otherwise."""

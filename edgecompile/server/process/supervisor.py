@@ -29,10 +29,8 @@ _log = logging.getLogger("edgecompile.server")
 _BACKLOG = 2048
 #: Seconds without a word after which a worker that was ready counts as dead.
 _SILENCE = 10.0
-#: Seconds until a worker that dies again and again is started anew: doubled each time.
+#: Seconds until a worker that died before it was ready is started anew: doubled each time.
 _FIRST_DELAY, _LAST_DELAY = 0.1, 30.0
-#: A worker that lived so long wasn't a bad start.
-_SETTLED = 10.0
 
 
 class _Child:
@@ -58,7 +56,7 @@ class _Child:
             start_new_session=True,
         )
         os.close(write)
-        self.started = self.heard = time.monotonic()
+        self.heard = time.monotonic()
         self.ready = False
 
     def listen(self) -> bool:
@@ -185,12 +183,10 @@ class Supervisor:
             return None
         self._current = None
         if self._ending is None:
-            now = time.monotonic()
-            if now - child.started > _SETTLED:
-                self._delay = _FIRST_DELAY
-                self._start_at = now
+            if child.ready:
+                self._delay, self._start_at = _FIRST_DELAY, 0.0
             else:
-                self._start_at = now + self._delay
+                self._start_at = time.monotonic() + self._delay
                 self._delay = min(2 * self._delay, _LAST_DELAY)
             _log.warning("worker %d ended with %d", child.process.pid, code)
         return code if code > 0 else 1

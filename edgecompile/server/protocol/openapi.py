@@ -70,7 +70,6 @@ _INFER = _object(
         "items": _object(("name",), name={"type": "string"}, parameters=_PARAMETERS),
     },
 )
-_INFER["additionalProperties"] = False
 _ANSWER = _object(
     ("model_name", "outputs"),
     model_name={"type": "string"},

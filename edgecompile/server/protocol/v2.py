@@ -65,10 +65,7 @@ def read_request(body: bytes, header_length: bytes | None, most: int) -> InferRe
     cut = _header_length(header_length, len(body))
     document = load_object(body if cut is None else view[:cut])
     rest = view[len(body) if cut is None else cut :]
-    known = {"id", "parameters", "inputs", "outputs"}
-    unknown = document.keys() - known
-    if unknown:
-        raise BadRequest(f"unknown keys: {', '.join(sorted(map(_short, unknown)))}")
+    # Keys that the protocol lacks are left alone: KServe's own client sends a model_name.
     parameters = _object(document, "parameters")
     identity = document.get("id")
     if identity is not None and not isinstance(identity, str):
