@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ _PADS = {aten.pad.default, aten.constant_pad_nd.default}
 
 
 @dataclass(frozen=True)
-class _Match:
+class Match:
     """A convolution with a constant weight, in the canonical form."""
 
     node: Node
@@ -69,8 +69,18 @@ class _Match:
     geometry: Geometry
 
 
-def lower_convolutions(low: Lowering) -> None:
-    """Rewrites convolutions; the linears that it leaves are ``aten.linear``."""
+#: Puts a convolution in place of the nodes from the match's to the one given.
+Emit = Callable[[GraphModule, Match, Node], None]
+
+
+def lower_convolutions(low: Lowering, emit: Emit | None = None) -> None:
+    """Rewrites convolutions; the linears that it leaves are ``aten.linear``.
+
+    Args:
+        low: the graph.
+        emit: writes those that aren't linears; None: the native runtime's operator, which takes over
+            an activation behind.
+    """
     changes = ChangesInPlace(low.gm)
     views: dict[Node, Node] = {}
     for node in list(low.gm.graph.nodes):
@@ -85,6 +95,9 @@ def lower_convolutions(low: Lowering) -> None:
         if match.geometry.pointwise:
             _emit_linear(low.gm, match, last, views)
             low.report.counts["pointwise"] += 1
+        elif emit is not None:
+            emit(low.gm, match, last)
+            low.report.counts["convolutions"] += 1
         else:
             fused = activation_of(last)
             low.report.counts["convolved_activations"] += fused is not None
@@ -104,7 +117,7 @@ def _numbers(value: Any, count: int) -> tuple[int, ...] | None:
     return tuple(numbers)
 
 
-def _match(gm: GraphModule, node: Node) -> _Match | str:
+def _match(gm: GraphModule, node: Node) -> Match | str:
     """A convolution with constants for a weight and a bias, or why it isn't one."""
     arguments = arguments_of(node)
     arguments.setdefault("transposed", node.target in _TRANSPOSED)
@@ -124,7 +137,7 @@ def _match(gm: GraphModule, node: Node) -> _Match | str:
     if geometry is None:
         return "stride, padding or dilation isn't constant"
     plain = canonical_weight(folded.tensor, geometry.transposed, geometry.groups)
-    return _Match(node, x, dataclasses.replace(folded, tensor=plain), folded_bias, geometry)
+    return Match(node, x, dataclasses.replace(folded, tensor=plain), folded_bias, geometry)
 
 
 def _geometry(arguments: dict[str, Any], weight: Tensor) -> Geometry | None:
@@ -154,7 +167,7 @@ def _geometry(arguments: dict[str, Any], weight: Tensor) -> Geometry | None:
     return Geometry(kernel, stride, begins, ends, dilation, transposed, groups)
 
 
-def _take_padding(match: _Match, changes: ChangesInPlace, counts: Counter[str]) -> _Match:
+def _take_padding(match: Match, changes: ChangesInPlace, counts: Counter[str]) -> Match:
     """Takes over zeros that are put around the input before."""
     pad = match.x
     if pad.target not in _PADS or match.geometry.transposed:
@@ -183,7 +196,7 @@ def _take_padding(match: _Match, changes: ChangesInPlace, counts: Counter[str]) 
     return dataclasses.replace(match, x=source, geometry=geometry)
 
 
-def _fold_norm(gm: GraphModule, match: _Match, counts: Counter[str]) -> tuple[Node, _Match]:
+def _fold_norm(gm: GraphModule, match: Match, counts: Counter[str]) -> tuple[Node, Match]:
     """Folds a batch norm that alone reads the result; the node that then stands for both."""
     node = match.node
     norm = next(iter(node.users), None)
@@ -215,7 +228,9 @@ def _fold_norm(gm: GraphModule, match: _Match, counts: Counter[str]) -> tuple[No
     )
 
 
-def _constant(gm: GraphModule, prefix: str, folded: Folded, tensor: Tensor, *key: object) -> Node:
+def constant_node(
+    gm: GraphModule, prefix: str, folded: Folded, tensor: Tensor, *key: object
+) -> Node:
     """Reads a constant of the module, which is made if it isn't there; inserts where one is."""
     attr = attribute_name(prefix, folded.label, (folded.key, *key))
     if not hasattr(gm, attr):
@@ -223,18 +238,20 @@ def _constant(gm: GraphModule, prefix: str, folded: Folded, tensor: Tensor, *key
     return gm.graph.get_attr(attr)
 
 
-def _bias_node(gm: GraphModule, bias: Folded | None) -> Node | None:
+def bias_node(gm: GraphModule, bias: Folded | None) -> Node | None:
     if bias is None:
         return None
-    return bias.node(gm) if bias.plain else _constant(gm, "ecfold_", bias, bias.tensor)
+    return bias.node(gm) if bias.plain else constant_node(gm, "ecfold_", bias, bias.tensor)
 
 
-def _emit_convolution(gm: GraphModule, match: _Match, last: Node, activation: int) -> None:
+def _emit_convolution(gm: GraphModule, match: Match, last: Node, activation: int) -> None:
     g, weight = match.geometry, match.weight
     n = int(weight.tensor.shape[0])
     with gm.graph.inserting_before(match.node):
-        packed = _constant(gm, PACKED_PREFIX, weight, pack_convolution(weight.tensor, g), repr(g))
-        args = (match.x, packed, _bias_node(gm, match.bias), *g.arguments, n, activation)
+        packed = constant_node(
+            gm, PACKED_PREFIX, weight, pack_convolution(weight.tensor, g), repr(g)
+        )
+        args = (match.x, packed, bias_node(gm, match.bias), *g.arguments, n, activation)
     replace(gm, match.node, CONVOLUTION, args, last)
 
 
@@ -264,7 +281,7 @@ def _permuted(gm: GraphModule, node: Node, order: list[int]) -> Node:
     return new
 
 
-def _emit_linear(gm: GraphModule, match: _Match, last: Node, views: dict[Node, Node]) -> None:
+def _emit_linear(gm: GraphModule, match: Match, last: Node, views: dict[Node, Node]) -> None:
     """Emits a linear over the channels, which are last meanwhile."""
     spatial = len(match.geometry.kernel)
     behind = [0, *range(2, spatial + 2), 1]
@@ -278,8 +295,10 @@ def _emit_linear(gm: GraphModule, match: _Match, last: Node, views: dict[Node, N
         if weight.plain:
             flat = gm.graph.call_function(aten.flatten.using_ints, (weight.node(gm), 1))
         else:
-            flat = _constant(gm, "ecfold_", weight, weight.tensor.flatten(1).contiguous(), "flat")
-        bias = _bias_node(gm, match.bias)
+            flat = constant_node(
+                gm, "ecfold_", weight, weight.tensor.flatten(1).contiguous(), "flat"
+            )
+        bias = bias_node(gm, match.bias)
         new = gm.graph.call_function(aten.linear.default, (views[match.x], flat, bias))
         new.meta = {**conv.meta, "val": result.permute(behind)}
         fused = activation_of(last)

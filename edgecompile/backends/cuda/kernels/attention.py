@@ -2,7 +2,7 @@
 
 Each program of the grid owns some rows of queries of one head and walks over blocks of keys, with the
 running maximum and sum of the softmax in registers, in float32. A row that sees no key gives zeros,
-as torch's own attention does.
+as torch's own attention does. Offsets within one sequence of the batch are of 32 bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from edgecompile.backends.cuda.kernels.launch import define, launch
-from edgecompile.export.operators.cached_attention import per_token
+from edgecompile.export.operators.cached_attention import cached_attention, per_token
 
 #: Kinds of masks.
 _NONE, _BOOLEAN, _ADDITIVE = 0, 1, 2
@@ -26,7 +26,7 @@ def attention_kernel(
     Q, K, V, M, P, Y,
     sqb, sqh, sql, skb, skh, skl, svb, svh, svl, smb, smh, smq, smk, sob, soh, sol,
     heads, group, queries, keys,
-    SCALE: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PLACED: tl.constexpr,
+    SCALE: tl.constexpr, MASK: tl.constexpr, MASK_ROWS: tl.constexpr, CAUSAL: tl.constexpr, PLACED: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BDV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -41,12 +41,14 @@ def attention_kernel(
     dv = tl.arange(0, BDV)
     row_fits = rows[:, None] < queries
     q = tl.load(
-        Q + b * sqb + h * sqh + rows[:, None].to(tl.int64) * sql + d[None, :],
+        Q + b * sqb + h * sqh + rows[:, None] * sql + d[None, :],
         mask=row_fits & (d[None, :] < D), other=0.0,
     )  # fmt: skip
     place = 0
     if PLACED:
         place = tl.load(P).to(tl.int32)
+        # Rows behind the last token may hold anything, NaN too.
+        keys = tl.minimum(keys, place + queries)
     first = 0
     last = keys
     if CAUSAL:
@@ -59,9 +61,8 @@ def attention_kernel(
     for begin in range(first, last, BN):
         cols = begin + tl.arange(0, BN)
         fits = cols < keys
-        wide = cols.to(tl.int64)
         k = tl.load(
-            K + b * skb + kh * skh + wide[None, :] * skl + d[:, None],
+            K + b * skb + kh * skh + cols[None, :] * skl + d[:, None],
             mask=fits[None, :] & (d[:, None] < D), other=0.0,
         )  # fmt: skip
         s = tl.dot(q, k, input_precision="ieee") * SCALE
@@ -74,10 +75,14 @@ def attention_kernel(
         if WINDOW > 0:
             seen = seen & (cols[None, :] > place + rows[:, None] - WINDOW)
         if MASK != 0:
-            m = tl.load(
-                M + b * smb + h * smh + rows[:, None].to(tl.int64) * smq + wide[None, :] * smk,
-                mask=row_fits & fits[None, :], other=0,
-            )  # fmt: skip
+            at = M + b * smb + h * smh
+            if MASK_ROWS:
+                m = tl.load(
+                    at + rows[:, None] * smq + cols[None, :] * smk,
+                    mask=row_fits & fits[None, :], other=0,
+                )  # fmt: skip
+            else:
+                m = tl.load(at + cols * smk, mask=fits, other=0)[None, :]
             if MASK == 1:
                 seen = seen & (m != 0)
             else:
@@ -90,14 +95,14 @@ def attention_kernel(
         shrink = tl.exp2((top - shift) * 1.4426950408889634)
         total = total * shrink + tl.sum(p, 1)
         v = tl.load(
-            V + b * svb + kh * svh + wide[:, None] * svl + dv[None, :],
+            V + b * svb + kh * svh + cols[:, None] * svl + dv[None, :],
             mask=fits[:, None] & (dv[None, :] < DV), other=0.0,
         )  # fmt: skip
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         top = new
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(
-        Y + b * sob + h * soh + rows[:, None].to(tl.int64) * sol + dv[None, :],
+        Y + b * sob + h * soh + rows[:, None] * sol + dv[None, :],
         acc.to(Y.dtype.element_ty), mask=row_fits & (dv[None, :] < DV),
     )  # fmt: skip
 
@@ -163,6 +168,8 @@ def _run(
         *(heads, heads // k.shape[1], queries, k.shape[2]),
         SCALE=scale,
         MASK=kind,
+        # A step that varies isn't known to be none.
+        MASK_ROWS=not (isinstance(steps[2], int) and steps[2] == 0),
         PLACED=place is not None,
         D=width,
         DV=v.shape[3],
@@ -205,3 +212,40 @@ def ATTENTION(
     """
     tile = rows, columns, warps, stages
     return _run(q, k, v, mask, None, scale, tile, CAUSAL=causal, WINDOW=0, SOFTCAP=0.0)
+
+
+def _cached_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Tensor,
+    window: int,
+    scale: float,
+    softcap: float,
+    *_: int,
+) -> Tensor:
+    y = cached_attention(q.float(), k.float(), v.float(), position, window, scale, softcap)
+    return per_token(q, v).copy_(y)
+
+
+@define("gpu_cached_attention", _cached_reference)
+def CACHED_ATTENTION(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Tensor,
+    window: int,
+    scale: float,
+    softcap: float,
+    rows: int,
+    columns: int,
+    warps: int,
+    stages: int,
+) -> Tensor:
+    """As :data:`edgecompile.export.operators.cached_attention.CACHED_ATTENTION`, with a tile.
+
+    No key behind the last token is read: the place of the first one is data, so that one graph of
+    launches serves every step.
+    """
+    flags = {"CAUSAL": True, "WINDOW": window, "SOFTCAP": softcap}
+    return _run(q, k, v, None, position, scale, (rows, columns, warps, stages), **flags)

@@ -8,7 +8,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.cuda.lowering.attention import lower_attention
+from edgecompile.backends.cuda.lowering.convolutions import emit_convolution
 from edgecompile.backends.cuda.lowering.narrow import narrow_graph
+from edgecompile.backends.cuda.lowering.operators import lower_operators
+from edgecompile.backends.cuda.lowering.products import merge_linears, sum_vectors
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic
 from edgecompile.backends.lowering.complex import lower_complex
 from edgecompile.backends.lowering.constants import (
@@ -16,6 +19,7 @@ from edgecompile.backends.lowering.constants import (
     make_constants_contiguous,
     value_of,
 )
+from edgecompile.backends.lowering.convolutions import lower_convolutions
 from edgecompile.backends.lowering.equal_nodes import merge_equal_nodes
 from edgecompile.backends.lowering.recurrences import split_recurrences
 from edgecompile.backends.lowering.rewriting import Lowering, LoweringReport
@@ -48,9 +52,13 @@ def lower_for_gpu(gm: GraphModule, gpu: GpuFacts, precision: str) -> LoweringRep
     lower_complex(low)
     lower_arithmetic(low)
     merge_equal_nodes(low)
+    lower_convolutions(low, emit_convolution)
     if precision in _NARROW:
         narrow_graph(gm, _NARROW[precision])
+    merge_linears(low)
+    sum_vectors(low)
     lower_attention(low, gpu)
+    lower_operators(low, gpu)
     _own_outputs(gm)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)

@@ -37,8 +37,9 @@ def attention_tile(q: Tensor, gpu: GpuFacts) -> tuple[int, int, int, int]:
         rows < most and rows < queries and heads * -(-queries // (2 * rows)) >= gpu.multiprocessors
     ):
         rows *= 2
-    columns = 32 if wide or width > 128 else 64
+    # More spill (ptxas -v for sm_87 and sm_90).
+    columns = 64 if not wide and width <= 64 and rows >= 32 else 32
     # Queries, and two stages of keys and values.
     while columns > 16 and (rows + 4 * columns) * width * q.element_size() > gpu.shared_memory:
         columns //= 2
-    return rows, columns, max(2, rows // 16), 2
+    return rows, columns, 2 if rows < 32 else max(4, rows // 16), 2
