@@ -27,12 +27,15 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Its stages, one by one", ("lengths", "plan", "export", "compile", "pack")),
     ("Why a model is refused or slow", ("explain",)),
     ("What a bundle is worth", ("verify", "bench", "inspect", "drift")),
-    ("Running one here", ("selftest", "run", "encode", "generate", "serve")),
+    ("Running one here", ("selftest", "run", "encode", "generate")),
+    ("Servers", ("serve", "simulate")),
     ("Devices", ("targets",)),
 )
 COMMANDS: tuple[str, ...] = tuple(name for _, names in _SECTIONS for name in names)
 #: The device's runtime has them; cli/device.py hands them over.
 DEVICE_COMMANDS = ("selftest", "run", "encode", "generate")
+#: Commands that are in a folder of their own.
+_FOLDERS = {"serve": "server", "simulate": "server"}
 #: It has these too, for the device itself.
 _ON_DEVICE = ("finish", "info")
 
@@ -70,7 +73,8 @@ class LazyGroup(click.Group):
         if cmd_name in DEVICE_COMMANDS:
             command = importlib.import_module("edgecompile.cli.device").make_command(cmd_name)
         else:
-            command = importlib.import_module(f"edgecompile.cli.{cmd_name}").command
+            name = ".".join(filter(None, ("edgecompile.cli", _FOLDERS.get(cmd_name), cmd_name)))
+            command = importlib.import_module(name).command
         assert isinstance(command, click.Command)
         return command
 

@@ -33,6 +33,7 @@ Examples:
   edgecompile build ./minilm --lengths lengths.txt --plan plan.json
   edgecompile build ./minilm --texts queries.txt --precision auto --max-error 1%
   edgecompile build net.py:make_model --lengths counts.csv --batch 1:8 --keep-work
+  edgecompile build ./minilm --texts queries.txt --profile server
   edgecompile build ./minilm --target jetson-orin-nano --texts queries.txt --jetpack 6.2
   edgecompile build ./minilm --target my-gpu.toml --texts queries.txt --backend torch-tensorrt
   cut -f3 access.log | edgecompile build ./minilm --lengths - --json
@@ -77,6 +78,14 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
     help="Build a GPU's engine on the device, from the bundle's ONNX (auto); or on this machine, for "
     "its own GPU (torch-tensorrt); the bundle holds the ONNX for other machines as well.",
 )
+@click.option(
+    "--profile",
+    type=click.Choice(["device", "server"]),
+    default="device",
+    show_default=True,
+    help="Build for single runs (device); or for a server, which runs requests together: batches of 1 "
+    "to 32 unless --batch says otherwise, and their costs measured on parts of the CPUs.",
+)
 @file_option(
     "--work-dir",
     metavar="DIR",
@@ -111,6 +120,7 @@ def command(
     load: LoadOptions,
     jetpack: str | None,
     backend: str,
+    profile: str,
     work_dir: Path | None,
     keep_work: bool,
     no_emulation: bool,
@@ -138,6 +148,7 @@ def command(
         plan["build_options"],
         jetpack=jetpack,
         backend=backend,
+        profile=profile,
         keep_tokenizer=keep_tokenizer,
         emulation=not no_emulation,
     )

@@ -26,6 +26,7 @@ from edgecompile.models.loaded import ENCODER, LoadedModel
 from edgecompile.models.samples import Samples
 from edgecompile.narrowing.trials import PrecisionChoice
 from edgecompile.pipeline.result import BuildResult
+from edgecompile.pipeline.server import ServerPlan, measure_server
 from edgecompile.precision import FP32, Precision, min_cosine
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.report.pages import build_header, build_page, plain_page
@@ -51,6 +52,7 @@ class Contents:
         gpu: what a GPU's engine will be built from, verified.
         tokenizer: whether the model's tokenizer travels along, if it has one.
         encoder: the bundle that reads its sources, if it goes on from some.
+        server: what a server has to know, if it is for one.
     """
 
     model: LoadedModel
@@ -63,6 +65,7 @@ class Contents:
     gpu: GpuParts | None = None
     tokenizer: bool = True
     encoder: Path | None = None
+    server: ServerPlan | None = None
 
     def without_folders(self) -> Contents:
         """The same; what names the files of the lengths names no folders.
@@ -118,6 +121,12 @@ def pack_bundle(
     writer.write_manifest(manifest)
     report = _verify(writer, contents, manifest, cases, texts, emulate, step)
     manifest = replace(manifest, built_by={**manifest.built_by, "verified": report.summary})
+    if contents.server is not None:
+        step.update(text="measuring batches")
+        found = measure_server(
+            contents.server, writer.staging, manifest, lambda text: step.update(text=text)
+        )
+        manifest = replace(manifest, plan={**manifest.plan, "server": found})
     for name, data in _reports(manifest, contents, report).items():
         writer.add_bytes(data, f"reports/{name}")
     writer.write_manifest(manifest)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgecompile.bundle.names import bundle_name, bundle_path
 from edgecompile.errors import UsageError
 from edgecompile.models.options import LoadOptions
-from edgecompile.planning.options import TORCH_TENSORRT
+from edgecompile.planning.options import SERVER, TORCH_TENSORRT
 from edgecompile.planning.request import PlanRequest
 from edgecompile.targets.profile import TargetProfile, load_target
 
 __all__ = ["BuildRequest"]
 
 DEFAULT_TARGET = "cpu-x86-64"
+
+
+#: The batches of a server, where none were asked for.
+SERVER_BATCH = (1, 32)
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class BuildRequest:
         output: path of the bundle; ``.ecb`` is appended if it is missing. None: the model's name, in
             the current folder.
         force: replace a bundle of the same name.
+
+    With the profile ``server`` a batch of 1 becomes the range 1 to 32.
     """
 
     model: object
@@ -39,6 +45,10 @@ class BuildRequest:
     work_dir: Path | None = None
     output: Path | None = None
     force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.plan.profile == SERVER and self.load.batch in (None, (1, 1)):
+            object.__setattr__(self, "load", replace(self.load, batch=SERVER_BATCH))
 
     @property
     def bundle(self) -> Path:

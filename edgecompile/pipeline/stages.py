@@ -23,6 +23,8 @@ from edgecompile.narrowing.rounded import resolving_title
 from edgecompile.pipeline.packing import Contents, pack_bundle
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
+from edgecompile.pipeline.server import plan_server
+from edgecompile.planning.options import SERVER
 from edgecompile.planning.planning import Planned, plan_model
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import FP32, Precision
@@ -142,6 +144,7 @@ def contents(
         samples=resolved.samples,
         choice=resolved.choice,
         tokenizer=run.options.keep_tokenizer,
+        server=plan_server(subject, planned) if run.options.profile == SERVER else None,
     )
 
 

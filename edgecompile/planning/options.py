@@ -12,13 +12,26 @@ from edgecompile import checks
 from edgecompile.backends import NATIVE, RUNTIMES
 from edgecompile.units import parse_bytes, parse_duration
 
-__all__ = ["AUTO", "BACKENDS", "MODES", "TORCH_TENSORRT", "BuildOptions", "PlanOptions"]
+__all__ = [
+    "AUTO",
+    "BACKENDS",
+    "DEVICE",
+    "MODES",
+    "PROFILES",
+    "SERVER",
+    "TORCH_TENSORRT",
+    "BuildOptions",
+    "PlanOptions",
+]
 
 MODES = ("auto", "exact", "pad")
 #: What makes a GPU's engine: the device, from the bundle's ONNX; or torch-tensorrt, here and now, for
 #: the very GPU of this machine.
 AUTO, TORCH_TENSORRT = "auto", "torch-tensorrt"
 BACKENDS = (AUTO, TORCH_TENSORRT)
+#: What the bundle is for: single runs, or a server that runs requests together.
+DEVICE, SERVER = "device", "server"
+PROFILES = (DEVICE, SERVER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +108,8 @@ class BuildOptions:
         jetpack: the JetPack release of a Jetson; None: the first that the target names.
         emulation: verify variants that this machine can't run under qemu, where it is installed.
         keep_tokenizer: put the model's tokenizer into the bundle, if it has one.
+        profile: ``"server"`` lets batches of 1 to 32 run, measures what they cost on parts of the
+            CPUs, and writes that into the bundle; ``"device"`` is for single runs.
 
     Raises:
         UsageError: a value is of the wrong type or out of its range.
@@ -112,6 +127,7 @@ class BuildOptions:
     jetpack: str | None = None
     emulation: bool = True
     keep_tokenizer: bool = True
+    profile: str = DEVICE
 
     def __post_init__(self) -> None:
         checks.number("max_error", self.max_error, 1e-12, 1)
@@ -120,6 +136,7 @@ class BuildOptions:
         checks.whole("jobs", self.jobs)
         checks.seed(self.seed)
         checks.choice("backend", self.backend, BACKENDS)
+        checks.choice("profile", self.profile, PROFILES)
         if self.jetpack is not None:
             checks.instance("jetpack", self.jetpack, str, 'a release, such as "6.2"')
         checks.flag("emulation", self.emulation)

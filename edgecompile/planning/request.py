@@ -14,7 +14,7 @@ from edgecompile.errors import UsageError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.models.samples import SampleTexts
-from edgecompile.planning.options import BuildOptions, PlanOptions
+from edgecompile.planning.options import SERVER, BuildOptions, PlanOptions
 from edgecompile.precision import FP32, PRECISIONS
 from edgecompile.targets.gpu import GPU_PRECISION, GPU_PRECISIONS
 from edgecompile.targets.profile import TargetProfile
@@ -115,6 +115,11 @@ class PlanRequest(PlanOptions, BuildOptions):
             UsageError: the precision, the runtime or the JetPack.
         """
         gpu, precision = profile.gpu is not None, self.precision_for(profile)
+        if gpu and self.profile == SERVER:
+            raise UsageError(
+                f"Target {profile.name} has a GPU: `profile` server is for CPUs",
+                hint="leave it out",
+            )
         known = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
         of_torch = self.runtime != NATIVE and not gpu
         for option, value, choices in (

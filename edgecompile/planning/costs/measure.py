@@ -21,7 +21,7 @@ from edgecompile.errors import CostError, VerificationError
 from edgecompile.planning.costs.calibration import Calibration
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_document
 
-__all__ = ["calibrate", "measured_costs", "run_calibration"]
+__all__ = ["bench_serving", "calibrate", "measured_costs", "run_calibration"]
 
 
 def run_calibration(bundle: Path, **options: Any) -> Calibration:
@@ -56,14 +56,41 @@ def calibrate(
     Raises:
         VerificationError: the runtime could not run the bundle, or was killed; names the signal.
     """
+    # Each cold start of torch's runtime imports torch, for seconds, and only the time to load counts.
+    few = ["--cold-runs", "1"] if runtime_command(bundle) != RUNTIME_COMMAND else []
+    options = ["--seconds", str(seconds), *few]
+    return _bench(bundle, "--calibrate", options, threads, variant, python, tell)
+
+
+def bench_serving(
+    bundle: Path,
+    *,
+    threads: int | None = None,
+    variant: str | None = None,
+    seconds: float = 20.0,
+    python: str = sys.executable,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Runs the bundle's ``bench --serving`` on this machine; as :func:`calibrate`."""
+    options = ["--seconds", str(seconds)]
+    return _bench(bundle, "--serving", options, threads, variant, python, tell)
+
+
+def _bench(
+    bundle: Path,
+    kind: str,
+    options: Sequence[str],
+    threads: int | None,
+    variant: str | None,
+    python: str,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """The file that ``bench`` writes with this option."""
     environment = device_environment(bundle)
     with tempfile.TemporaryDirectory(prefix="edgecompile-measure-") as folder:
-        written = Path(folder) / "calibration.json"
+        written = Path(folder) / "measured.json"
         command = [python, "-m", runtime_command(bundle), "bench", str(bundle.resolve())]
-        command += ["--calibrate", str(written), "--seconds", str(seconds)]
-        if runtime_command(bundle) != RUNTIME_COMMAND:
-            # Each cold start imports torch, for seconds, and only the time to load programs counts.
-            command += ["--cold-runs", "1"]
+        command += [kind, str(written), *options]
         if threads is not None:
             command += ["--threads", str(threads)]
         if variant is not None:

@@ -21,7 +21,7 @@ from ..stats.file import format_time
 from .rounds import check_budget
 
 SERVING_VERSION = 1
-LEAST_ROUNDS = 3
+LEAST_ROUNDS, MOST_ROUNDS = 3, 15
 MOST_ROWS = 32
 #: Rows times length: what costs more than twice a half of it is known well before.
 MOST_ELEMENTS = 1024
@@ -53,7 +53,8 @@ def measure_serving(
         path: the bundle.
         file: where to write what is returned, as JSON; None: nowhere.
         cpus: how many CPUs a server will have; None: all that the process may use.
-        seconds: how long to measure; every point is timed at least three times, whatever it takes.
+        seconds: how long to measure at most; every point is timed at least three times, whatever it
+            takes, and 15 times at most.
         seed: of the order of the runs and of the inputs' values.
         say: gets a line of text now and then.
         how: variant, verify and threads of ``open_bundle``.
@@ -160,7 +161,7 @@ def _measure(
     samples: List[List[float]] = [[] for _ in points]
     began, said = time.perf_counter(), 0.0
     rounds, indices = 0, list(range(len(points)))
-    while rounds < LEAST_ROUNDS or time.perf_counter() - began < seconds:
+    while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and time.perf_counter() - began < seconds):
         order.shuffle(indices)
         for index in indices:
             point = points[index]

@@ -1,0 +1,213 @@
+"""``edgecompile simulate``: what a server would answer, by the costs of a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgecompile.cli.options.common import file_option, seed_option
+from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
+from edgecompile.cli.terminal.session import Command, Session, output_options
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from edgecompile.server.schedule.simulate import Outcome
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  edgecompile simulate minilm.ecb --slo 100
+  edgecompile simulate minilm.ecb --lengths queries.txt --cpus 8 --policy by-cost --policy tei
+  edgecompile simulate minilm.ecb --trace requests.csv --slo 50 --plot load.html --json
+"""
+
+_NAMES = ("by-cost", "one-by-one", "streams", "tei", "infinity", "same-length")
+
+
+@click.command("simulate", cls=Command, epilog=_EPILOG, short_help="Replay traffic on a server.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@traffic_options
+@file_option("--trace", help="Replay these requests: CSV rows of seconds,length.")
+@file_option("--costs", help="Use these costs: bench --serving FILE. Default: those in the bundle.")
+@click.option(
+    "--cpus",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Give the server N CPUs.  [default: those that the costs were measured on]",
+)
+@click.option(
+    "--policy",
+    "policies",
+    type=click.Choice(_NAMES),
+    multiple=True,
+    help="Replay with this rule; may be given several times. Default: all of them.",
+)
+@click.option(
+    "--rate",
+    "rates",
+    type=click.FloatRange(min=0.0, min_open=True),
+    multiple=True,
+    metavar="R",
+    help="Let R requests come in a second, at random times; may be given several times. Default: "
+    "shares of what the server can answer, from 0.25 to 1.5.",
+)
+@click.option(
+    "--slo",
+    type=click.FloatRange(min=0.0, min_open=True),
+    metavar="MS",
+    help="Want each answer within MS milliseconds.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    metavar="N",
+    help="Replay N requests at each rate.",
+)
+@click.option(
+    "--noise",
+    type=click.FloatRange(min=0.0, max=2.0),
+    default=0.05,
+    show_default=True,
+    metavar="SIGMA",
+    help="Let runs take longer or shorter than their costs, by a lognormal factor.",
+)
+@seed_option
+@file_option("--plot", help="Write drawings of latency and goodput over the load: an HTML page.")
+@output_options
+@click.pass_obj
+def command(
+    session: Session,
+    /,
+    bundle: Path,
+    traffic: TrafficOptions,
+    trace: Path | None,
+    costs: Path | None,
+    cpus: int | None,
+    policies: Sequence[str],
+    rates: Sequence[float],
+    slo: float | None,
+    requests: int,
+    noise: float,
+    seed: int,
+    plot: Path | None,
+) -> None:
+    """Replay requests on a server of BUNDLE, with our rule and with those of others.
+
+    Nothing is run: the costs of batches, measured for the bundle or on the server, tell how long
+    each run takes. The table has for each rule and rate the answers per second, those within --slo,
+    the latencies and what was refused.
+    """
+    from edgecompile.lengths.traces import read_trace
+    from edgecompile.planning.costs.serving import read_serving
+    from edgecompile.server.schedule.simulate import Request, draw_trace
+    from edgecompile.server.schedule.sweep import LOADS, saturate, sweep
+
+    if trace is not None and (traffic or rates):
+        raise click.UsageError(
+            "--trace says when requests come and how long they are; leave --rate and the lengths out."
+        )
+    serving = read_serving(bundle, costs)
+    lengths: Mapping[int, int] = serving.lengths
+    if trace is not None:
+        replayed = [Request(at, length) for at, length in read_trace(trace)]
+        lengths = {
+            n: sum(item.length == n for item in replayed)
+            for n in {item.length for item in replayed}
+        }
+        rates = ()
+    elif traffic:
+        found, _ = traffic.read(max_length=serving.costs.longest)
+        lengths = dict(zip(map(int, found.lengths), map(int, found.counts), strict=True))
+    given = cpus or serving.cpus
+    longest = serving.costs.longest
+    refused = sum(n for length, n in lengths.items() if length > longest)
+    if refused:
+        session.console.say(
+            f"{refused} of {sum(lengths.values())} requests are longer than {longest}: they count as {longest}"
+        )
+    names = list(policies) or list(_NAMES)
+    with session.console.step("replay") as step:
+        capacity = saturate(
+            serving.costs, given, lengths, "by-cost", count=requests, mixes=serving.mixes, seed=seed
+        )
+        if trace is not None:
+            traces = [replayed]
+        else:
+            rates = sorted(rates) or [share * capacity.rate for share in LOADS]
+            traces = [draw_trace(lengths, requests, rate, seed=seed) for rate in rates]
+        outcomes = []
+        options: dict[str, Any] = {"mixes": serving.mixes, "seed": seed, "noise": noise}
+        for i, outcome in enumerate(
+            sweep(
+                serving.costs,
+                given,
+                lengths,
+                names,
+                traces,
+                slo=None if slo is None else slo / 1e3,
+                **options,
+            ),
+            1,
+        ):
+            outcomes.append(outcome)
+            step.update(i, len(names) * len(traces))
+    most = {
+        name: saturate(
+            serving.costs, given, lengths, name, count=requests, mixes=serving.mixes, seed=seed
+        ).rate
+        for name in names
+    }
+    if plot is not None:
+        from edgecompile.cli.terminal.output import write_text
+        from edgecompile.report.load_plot import load_page
+
+        write_text(plot, load_page(outcomes, slo))
+        session.console.say(f"wrote {plot}")
+    document = {
+        "bundle": str(bundle),
+        "cpus": given,
+        "streams": serving.streams(given, lengths).count,
+        "threads": serving.streams(given, lengths).threads,
+        "slo_ms": slo,
+        "saturated_per_s": most,
+        "replays": [outcome.to_json() for outcome in outcomes],
+    }
+    session.emit(document, lambda: _tables(document, outcomes, most))
+
+
+def _tables(
+    document: Mapping[str, Any], outcomes: Sequence[Outcome], most: Mapping[str, float]
+) -> RenderableType:
+    from edgecompile.cli.terminal.tables import facts, stack, table
+    from edgecompile.units import format_ms
+
+    def ms(value: float | None) -> str:
+        return "-" if value is None else format_ms(value * 1e3)
+
+    rows = [
+        [
+            outcome.policy,
+            "at once" if outcome.offered == float("inf") else f"{outcome.offered:.0f}",
+            f"{outcome.rate:.0f}",
+            "-" if document["slo_ms"] is None else f"{outcome.goodput:.0f}",
+            ms(outcome.percentile(50)),
+            ms(outcome.percentile(99)),
+            f"{outcome.refused / max(1, outcome.refused + outcome.answered):.1%}",
+            f"{outcome.cpu_share:.0%}",
+        ]
+        for outcome in outcomes
+    ]
+    division = f"{document['streams']} runs side by side, {document['threads']} threads each"
+    columns = ["rule", "offered/s", "answered/s", "in time/s", "p50 ms", "p99 ms", "refused", "CPU"]
+    return stack(
+        facts([("CPUs", f"{document['cpus']}: {division}")]),
+        table(["rule", "at most/s"], [[name, f"{rate:.0f}"] for name, rate in most.items()]),
+        table(columns, rows),
+    )

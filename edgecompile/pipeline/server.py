@@ -1,0 +1,116 @@
+"""Bundles for servers: whether requests can share a run, what batches cost, how the CPUs are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgecompile.errors import PlanError, VerificationError
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.planning.costs.measure import bench_serving
+from edgecompile.planning.padding import require_paddable
+from edgecompile.planning.planning import Planned
+from edgecompile.planning.subject import Subject
+from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.server.schedule.costs import read_costs
+from edgecompile.server.schedule.streams import plan_streams
+
+__all__ = ["ServerPlan", "measure_server", "plan_server"]
+
+#: The manifest keeps the lengths of the traffic at each hundredth of it.
+_STEPS = 100
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """What a server has to know beside the costs.
+
+    Attributes:
+        padding: ``proven`` or ``assumed`` where requests of other lengths may share a run, filled up;
+            empty where they may not.
+        lengths: of the traffic.
+        threads: to measure with; None: every CPU that the process may use.
+        variant: to measure; None: this machine runs none of them.
+    """
+
+    padding: str
+    lengths: LengthDistribution
+    threads: int | None
+    variant: str | None
+
+    @property
+    def percentiles(self) -> list[int]:
+        """The lengths of the traffic at 0, 1, …, 100 percent."""
+        total, below, result = self.lengths.n, 0, list[int]()
+        for length, count in zip(self.lengths.lengths, self.lengths.counts, strict=True):
+            below += int(count)
+            while len(result) <= _STEPS and len(result) * total <= below * _STEPS:
+                result.append(int(length))
+        return result
+
+
+def plan_server(subject: Subject, planned: Planned) -> ServerPlan:
+    """Finds out whether filling up changes a result; notes go to those of the subject.
+
+    Raises:
+        PlanError: the model has no batch and length that vary.
+    """
+    plan, request = planned.plan, subject.request
+    axis = plan.length_axis
+    extents = dict(plan.buckets[0].axes)
+    if len(extents) < 2 or all(
+        extent.lo == extent.hi for name, extent in extents.items() if name != axis
+    ):
+        raise PlanError(
+            f"{subject.model.name} has no batch that varies beside its length, so a server can't run "
+            "requests together",
+            hint="leave --profile server out: a server runs such a bundle's requests one by one",
+        )
+    spans = [(name, extent) for name, extent in planned.scope.axes if name == axis]
+    padding = ""
+    try:
+        padding = require_paddable(subject.model, spans, assume=request.assume_paddable)
+    except PlanError as error:
+        subject.notes.add(f"requests of one length alone share a run: {error.message}")
+    runnable = subject.runnable
+    return ServerPlan(
+        padding, request.traffic, request.threads, runnable[-1].name if runnable else None
+    )
+
+
+def measure_server(
+    server: ServerPlan, bundle: Path, manifest: Manifest, tell: Callable[[str], None]
+) -> Mapping[str, Any]:
+    """What goes into the manifest's ``plan.server``; see FORMAT.md.
+
+    Raises:
+        VerificationError: the bundle's runtime failed.
+    """
+    result: dict[str, Any] = {"length_percentiles": server.percentiles}
+    if server.padding:
+        result["padding"] = server.padding
+    if server.variant is None:
+        return result
+    found = bench_serving(bundle, threads=server.threads, variant=server.variant, tell=tell)
+    axis = str(manifest.length_axis)
+    lengths = manifest.axes[axis]
+    most = max(extent.hi for name, extent in manifest.axes.items() if name != axis)
+    try:
+        costs = read_costs(found, most_rows=most, longest=lengths.hi, shortest=lengths.lo)
+    except ValueError as error:
+        raise VerificationError(f"the runtime's measurement makes no sense: {error}") from None
+    traffic = {int(n): server.percentiles.count(n) for n in set(server.percentiles)}
+    streams = plan_streams(costs, found["cpus"], traffic)
+    return {
+        **result,
+        "cpus": found["cpus"],
+        "cpu": found["host"].get("cpu"),
+        "date": found["date"],
+        "variant": found["variant"],
+        "streams": streams.count,
+        "threads": streams.threads,
+        "rows_per_second": round(streams.rows_per_second, 3),
+        "points": found["points"],
+    }
