@@ -45,12 +45,13 @@ class ServedModel:
         scheduler: Scheduler | None = None,
         limits: Limits = DEFAULT_LIMITS,
         clock: Callable[[], float] = time.monotonic,
+        costs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Takes ``model`` over; ``close`` closes it."""
+        """Takes ``model`` over; ``close`` closes it. ``costs`` as in ``Scheduler``."""
         self.model = model
         self.name = name or model.manifest.name
         self.version: str = model.info["manifest_sha256"][:12]
-        self.scheduler = scheduler or Scheduler(model, queue=limits.queue, clock=clock)
+        self.scheduler = scheduler or Scheduler(model, queue=limits.queue, clock=clock, costs=costs)
         self.clock = clock
         self.ready = False
         self.generator: Generator | None = None

@@ -50,6 +50,9 @@ class Settings:
         drain_delay_s: seconds between the notice that the server ends and the end of its listening.
         drain_s: seconds in which requests that are in may end then.
         threads: of one run; None: as many as there are CPUs.
+        costs: files that ``bench --serving`` wrote here; each is for the bundle that it names.
+        stats: where the requests of a model are counted, with {model} for its name and {pid} for
+            the worker's number; None: nowhere.
     """
 
     limits: Limits = DEFAULT_LIMITS
@@ -59,3 +62,5 @@ class Settings:
     drain_delay_s: float = 0.5
     drain_s: float = 30.0
     threads: int | None = None
+    costs: tuple[str, ...] = ()
+    stats: str | None = None

@@ -123,7 +123,7 @@ def command(
         }
         rates = ()
     elif traffic:
-        found, _ = traffic.read(max_length=serving.costs.longest)
+        found = traffic.read(max_length=serving.costs.longest).lengths
         lengths = dict(zip(map(int, found.lengths), map(int, found.counts), strict=True))
     given = cpus or serving.cpus
     longest = serving.costs.longest

@@ -81,6 +81,20 @@ class Metrics:
         lines += _family("model_ready", "gauge", "1 once a model takes requests.", ready)
         waiting = [(_model(m.name), m.scheduler.waiting) for m in models]
         lines += _family("queue_requests", "gauge", "Requests that wait.", waiting)
+        backlog = [(_model(m.name), m.scheduler.backlog) for m in models]
+        lines += _family(
+            "backlog_seconds", "gauge", "Until all that is in would be done, predicted.", backlog
+        )
+        speed = [(_model(m.name), m.scheduler.speed.factor) for m in models]
+        lines += _family("cost_ratio", "gauge", "Seconds of runs over those predicted.", speed)
+        drift = [(_model(m.name), m.scheduler.traffic.drift) for m in models]
+        known = [(name, value) for name, value in drift if value is not None]
+        lines += _family(
+            "length_drift",
+            "gauge",
+            "Distance of the lengths from those planned for, 0 to 1.",
+            known,
+        )
         stats = [(_model(m.name), m.model.stats) for m in models]
         runs = [(name, item["runs"]) for name, item in stats]
         lines += _family("runs_total", "counter", "Runs of a model.", runs)

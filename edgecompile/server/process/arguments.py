@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgecompile.runtime.errors import InputError
+from edgecompile.server.schedule.costs import read_document
 from edgecompile.server.settings import Limits, Settings
 
 __all__ = ["Arguments", "add_options", "read_arguments"]
@@ -59,6 +60,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="MS",
         help="refuse what can't be answered within MS milliseconds",
+    )
+    add(
+        "--costs",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="compose batches by the costs that bench --serving FILE measured here",
+    )
+    add(
+        "--stats",
+        metavar="FILE",
+        help="count requests in FILE for edgecompile plan --from-stats ({model}: the model's name, "
+        "{pid}: the worker's number)",
     )
     add(
         "--watch",
@@ -118,6 +132,11 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
         problems.append(f"--threads is {options.threads}, must be from 1 on")
     if options.slo is not None and not 0 < options.slo < 1e9:
         problems.append(f"--slo is {options.slo}, must be milliseconds over 0")
+    for path in options.costs:
+        try:
+            read_document(path)
+        except (OSError, ValueError) as error:
+            problems.append(f"--costs {path}: {error}")
     keys = () if options.api_keys is None else _read_keys(options.api_keys, problems)
     bundles = [_split(item) for item in options.bundles]
     for called, path in bundles:
@@ -135,6 +154,8 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
         drain_delay_s=options.drain_delay,
         drain_s=options.drain_timeout,
         threads=options.threads,
+        costs=tuple(options.costs),
+        stats=options.stats,
     )
     return Arguments(tuple(bundles), options.host, options.port, settings, options.watch)
 

@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.replay import run_cases
@@ -26,11 +27,14 @@ from edgecompile.runtime.generation.golden import replay_generations
 from edgecompile.server.http.app import App
 from edgecompile.server.http.connections import Listener
 from edgecompile.server.process.arguments import Arguments, parse
+from edgecompile.server.schedule.costs import read_document
 from edgecompile.server.serving import Repository, ServedModel
 
 #: A bundle that can't be served; starting it again wouldn't help.
 UNUSABLE = 3
 _BEAT = 0.5
+#: Seconds between two writings of a stats file.
+_STATS_EVERY = 60.0
 _log = logging.getLogger("edgecompile.server")
 
 
@@ -81,8 +85,15 @@ class Worker:
         settings = self._asked.settings
         # Probes are answered from the beginning, once all bundles are open and their names known.
         for name, path in self._asked.bundles:
-            model = open_bundle(path, threads=settings.threads)
-            self._repository.add(ServedModel(model, name, limits=settings.limits))
+            cpus = settings.threads or len(os.sched_getaffinity(0))
+            model = open_bundle(path, threads=settings.threads, concurrency=cpus)
+            costs = [read_document(path) for path in settings.costs]
+            own = (x for x in costs if x["manifest_sha256"] == model.info["manifest_sha256"])
+            served = ServedModel(model, name, limits=settings.limits, costs=next(own, None))
+            if settings.stats is not None:
+                path = settings.stats.replace("{model}", quote(served.name, safe=""))
+                served.scheduler.traffic.schedule(path, _STATS_EVERY)
+            self._repository.add(served)
         listener = Listener(self.app)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end.set)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["CostTable", "Speed", "read_costs"]
+__all__ = ["CostTable", "Speed", "read_costs", "read_document"]
 
 #: threads, rows, length, milliseconds
 Point = tuple[int, int, int, float]
@@ -158,6 +158,21 @@ class Speed:
     def bound(self) -> float:
         """What a run seldom exceeds: the mean and twice the mean distance from it."""
         return self.factor + 2 * self._spread
+
+
+def read_document(path: str) -> dict[str, Any]:
+    """What ``bench --serving`` wrote.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is something else.
+    """
+    with open(path, encoding="utf-8") as file:
+        document = json.load(file)
+    if not isinstance(document, dict) or not isinstance(document.get("manifest_sha256"), str):
+        raise ValueError("isn't what bench --serving writes")
+    read_costs(document, most_rows=1, longest=1)
+    return document
 
 
 def read_costs(

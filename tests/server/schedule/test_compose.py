@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgecompile.runtime.errors import InputError
+from edgecompile.server.process.arguments import parse
 from edgecompile.server.schedule.compose import compose, composed_seconds
-from edgecompile.server.schedule.costs import CostTable, Speed, read_costs
+from edgecompile.server.schedule.costs import CostTable, Speed, read_costs, read_document
 from edgecompile.server.schedule.streams import plan_streams
 
 LENGTHS, ROWS = (1, 4, 16, 64), (1, 2, 4)
@@ -136,3 +140,15 @@ def test_speed_follows_what_is_seen() -> None:
 def test_costs_of_another_form_are_refused(points: object) -> None:
     with pytest.raises(ValueError, match=r"points|cost"):
         read_costs({"points": points}, most_rows=4, longest=64)
+
+
+def test_a_file_of_costs_is_looked_at_before_the_server_starts(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps({"manifest_sha256": "ab" * 32, "points": [[1, 1, 8, 2.0]]}))
+    bad.write_text(json.dumps({"points": [[1, 1, 8, 2.0]]}))
+    assert read_document(str(good))["points"] == [[1, 1, 8, 2.0]]
+    asked = parse([str(tmp_path), "--costs", str(good), "--stats", "{model}-{pid}.json"])
+    assert asked.settings.costs == (str(good),) and asked.settings.stats == "{model}-{pid}.json"
+    for path in (bad, tmp_path / "absent.json"):
+        with pytest.raises(InputError, match=path.name):
+            parse([str(tmp_path), "--costs", str(path)])
