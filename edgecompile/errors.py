@@ -158,3 +158,15 @@ class UsageError(EdgecompileError, ValueError):
     """
 
     exit_code = 49
+
+
+class ImageError(EdgecompileError):
+    """A container image can't be made of a bundle."""
+
+    exit_code = 51
+
+
+class RegistryError(ImageError):
+    """A registry of images can't be reached, or refuses."""
+
+    exit_code = 52

@@ -28,14 +28,14 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Why a model is refused or slow", ("explain",)),
     ("What a bundle is worth", ("verify", "bench", "inspect", "drift")),
     ("Running one here", ("selftest", "run", "encode", "generate")),
-    ("Servers", ("serve", "simulate")),
+    ("Servers", ("serve", "simulate", "image")),
     ("Devices", ("targets",)),
 )
 COMMANDS: tuple[str, ...] = tuple(name for _, names in _SECTIONS for name in names)
 #: The device's runtime has them; cli/device.py hands them over.
 DEVICE_COMMANDS = ("selftest", "run", "encode", "generate")
 #: Commands that are in a folder of their own.
-_FOLDERS = {"serve": "server", "simulate": "server"}
+_FOLDERS = {"image": "server", "serve": "server", "simulate": "server"}
 #: It has these too, for the device itself.
 _ON_DEVICE = ("finish", "info")
 
@@ -56,7 +56,7 @@ Completion (put the line into your shell's start-up file):
 
 \b
 Exit codes:
-  0 done   2 wrong usage   20-29 bundle or device   30-49 build, one for each cause
+  0 done   2 wrong usage   20-29 bundle or device   30-52 build, one for each cause
   70 a bug in edgecompile   74 input/output error   130 interrupted
 """
 

@@ -1,0 +1,1 @@
+"""Bundles as container images, in the OCI's image layout."""

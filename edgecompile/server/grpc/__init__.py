@@ -1,0 +1,1 @@
+"""The Open Inference Protocol over gRPC; needs the extra ``grpc``."""

@@ -1,0 +1,231 @@
+"""The service: what each of its methods answers, and with which code it refuses."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from edgecompile.server.errors import (
+    BadRequest,
+    NotReady,
+    ServerError,
+    Unauthorized,
+    UnknownModel,
+)
+from edgecompile.server.grpc.messages import METHODS, SERVICE, message
+from edgecompile.server.grpc.tensors import NAMES, read_inputs, write_outputs
+from edgecompile.server.serving import Repository, ServedModel
+
+__all__ = ["InferenceService", "start"]
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_log = logging.getLogger("edgecompile.server")
+#: Characters of a message: clients take 8 KiB of metadata at most.
+_LONGEST = 2000
+
+
+class InferenceService:
+    """Answers requests from a worker's models.
+
+    Args:
+        repository: the models.
+        version: the server's, as its metadata say it.
+        live: whether the worker still gets anywhere.
+        ready: whether it takes requests.
+        keys: a request has to bring one of them as a bearer token, if there are any.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        *,
+        version: str = "",
+        live: Callable[[], bool] = lambda: True,
+        ready: Callable[[], bool] = lambda: True,
+        keys: Collection[bytes] = (),
+    ) -> None:
+        self._repository = repository
+        self._version = version
+        self._live = live
+        self._ready = ready
+        self._keys = tuple(keys)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The methods for a server of grpcio. Messages are read here, so that what isn't one is the
+        client's fault and not the server's."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {name: grpc.unary_unary_rpc_method_handler(self._method(name)) for name in METHODS},
+        )
+
+    def _method(self, name: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        request_class, response_class = message(f"{name}Request"), message(f"{name}Response")
+        answer: Callable[[Any, Any, Any], Awaitable[None]] = getattr(self, f"_{name}")
+
+        async def call(data: bytes, context: Any) -> bytes:
+            try:
+                self._check_key(context)
+                try:
+                    request = request_class.FromString(data)
+                except DecodeError as error:
+                    raise BadRequest(f"the message is no {name}Request ({error})") from None
+                response = response_class()
+                await answer(request, response, context)
+                return bytes(response.SerializeToString())
+            except ServerError as error:
+                await _refuse(context, error)
+            except Exception:  # as HTTP has it: what it says isn't for clients
+                _log.exception("%s", name)
+                await _refuse(context, ServerError("a bug in the server; see its log"))
+
+        return call
+
+    def _check_key(self, context: Any) -> None:
+        if not self._keys:
+            return
+        found = dict(context.invocation_metadata()).get("authorization", "")
+        given = found.removeprefix("Bearer ").encode() if isinstance(found, str) else found
+        # Every key is compared, and each in a time that doesn't depend on its content.
+        if not sum(hmac.compare_digest(given, key) for key in self._keys):
+            raise Unauthorized(
+                "authorization: Bearer KEY is missing, or isn't a key of this server"
+            )
+
+    async def _ServerLive(self, request: Any, response: Any, context: Any) -> None:
+        response.live = self._live()
+
+    async def _ServerReady(self, request: Any, response: Any, context: Any) -> None:
+        response.ready = self._ready() and all(model.ready for model in self._repository)
+
+    async def _ModelReady(self, request: Any, response: Any, context: Any) -> None:
+        try:
+            response.ready = self._ready() and self._find(request.name, request.version).ready
+        except UnknownModel:
+            response.ready = False
+
+    async def _ServerMetadata(self, request: Any, response: Any, context: Any) -> None:
+        response.name, response.version = "edgecompile", self._version
+
+    async def _ModelMetadata(self, request: Any, response: Any, context: Any) -> None:
+        model = self._find(request.name, request.version)
+        manifest = model.model.manifest
+        response.name, response.platform = model.name, "edgecompile"
+        response.versions.extend(self._repository.versions(model.name))
+        for target, specs in (
+            (response.inputs, manifest.inputs),
+            (response.outputs, manifest.outputs),
+        ):
+            for spec in specs:
+                shape = [size if isinstance(size, int) else -1 for size in spec.shape]
+                target.add(name=spec.name, datatype=NAMES[spec.dtype], shape=shape)
+
+    async def _ModelInfer(self, request: Any, response: Any, context: Any) -> None:
+        if not self._ready():
+            raise NotReady("the server isn't ready, or is about to end", 1.0)
+        model = self._find(request.model_name, request.model_version)
+        wanted = [output.name for output in request.outputs] or None
+        answer = await model.infer(
+            read_inputs(request),
+            outputs=wanted,
+            deadline=_deadline(request, context, model),
+            priority=_integer(request, "priority") or 0,
+        )
+        response.model_name, response.model_version = model.name, model.version
+        response.id = request.id
+        outputs = answer.outputs
+        arrays = {name: outputs[name] for name in wanted or outputs}
+        write_outputs(response, arrays, raw=bool(request.raw_input_contents))
+
+    def _find(self, name: str, version: str) -> ServedModel:
+        return self._repository.get(name, version or None)
+
+
+def _deadline(request: Any, context: Any, model: ServedModel) -> float | None:
+    """The earlier one of the call's own and of the parameter ``timeout``, in microseconds."""
+    limits = [context.time_remaining()]
+    timeout = _integer(request, "timeout")
+    if timeout is not None:
+        if timeout <= 0:
+            raise BadRequest(
+                f"the parameter timeout is {timeout}, not a number of microseconds above 0"
+            )
+        limits.append(timeout / 1e6)
+    known = [limit for limit in limits if limit is not None]
+    return model.clock() + min(known) if known else None
+
+
+def _integer(request: Any, name: str) -> int | None:
+    if name not in request.parameters:
+        return None
+    parameter = request.parameters[name]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind not in ("int64_param", "uint64_param"):
+        raise BadRequest(f"the parameter {name} isn't an integer")
+    return int(getattr(parameter, kind))
+
+
+async def _refuse(context: Any, error: ServerError) -> NoReturn:
+    after = error.retry_after
+    # What clients of gRPC that retry by themselves wait for.
+    pushback = () if after is None else (("grpc-retry-pushback-ms", str(math.ceil(1e3 * after))),)
+    code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
+    await context.abort(code, error.message[:_LONGEST], pushback)
+    raise AssertionError("abort raises")
+
+
+async def start(
+    service: InferenceService,
+    address: str,
+    *,
+    max_bytes: int = 32 << 20,
+    max_calls: int = 1024,
+) -> tuple[grpc.aio.Server, int]:
+    """Starts a server on the running event loop; end it with ``await server.stop(grace)``.
+
+    Args:
+        service: what answers.
+        address: ``HOST:PORT`` or ``unix:PATH``; several processes may have the same port.
+        max_bytes: the longest message that is taken.
+        max_calls: how many calls are taken at once; further ones are refused with RESOURCE_EXHAUSTED.
+
+    Returns:
+        The server and its port.
+
+    Raises:
+        OSError: nothing can listen there.
+    """
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", max_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", 16 << 10),
+            ("grpc.absolute_max_metadata_size", 16 << 10),
+            ("grpc.max_concurrent_streams", max_calls),
+            ("grpc.max_connection_idle_ms", 300_000),
+            ("grpc.so_reuseport", 1),
+        ],
+        maximum_concurrent_rpcs=max_calls,
+    )
+    server.add_generic_rpc_handlers((service.handler(),))
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"nothing can listen on {address}: {error}") from error
+    await server.start()
+    return server, port

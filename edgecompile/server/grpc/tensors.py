@@ -1,0 +1,119 @@
+"""Tensors of the protocol's messages as arrays, and arrays as tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgecompile.server.errors import BadRequest
+
+__all__ = ["DATATYPES", "read_inputs", "write_outputs"]
+
+#: By the protocol's name: numpy's, and the field of InferTensorContents that has such values.
+DATATYPES: dict[str, tuple[str, str]] = {
+    "BOOL": ("bool", "bool_contents"),
+    "INT8": ("int8", "int_contents"),
+    "INT16": ("int16", "int_contents"),
+    "INT32": ("int32", "int_contents"),
+    "INT64": ("int64", "int64_contents"),
+    "UINT8": ("uint8", "uint_contents"),
+    "UINT16": ("uint16", "uint_contents"),
+    "UINT32": ("uint32", "uint_contents"),
+    "UINT64": ("uint64", "uint64_contents"),
+    "FP16": ("float16", ""),
+    "FP32": ("float32", "fp32_contents"),
+    "FP64": ("float64", "fp64_contents"),
+}
+#: Inputs of a request.
+_MOST = 1024
+NAMES = {numpy: name for name, (numpy, _) in DATATYPES.items()}
+
+
+def read_inputs(request: Any) -> dict[str, NDArray[Any]]:
+    """The inputs of a ModelInferRequest by name; raw ones are views of its bytes.
+
+    Raises:
+        BadRequest: lists every input that is malformed.
+    """
+    raw = request.raw_input_contents
+    problems = []
+    arrays: dict[str, NDArray[Any]] = {}
+    if len(request.inputs) > _MOST:
+        problems.append(f"{len(request.inputs)} inputs, at most {_MOST}")
+    elif raw and len(raw) != len(request.inputs):
+        problems.append(f"{len(raw)} raw contents for {len(request.inputs)} inputs")
+    else:
+        for index, tensor in enumerate(request.inputs):
+            try:
+                if tensor.name in arrays:
+                    raise ValueError("is given twice")
+                arrays[tensor.name] = _read(tensor, raw[index] if raw else None)
+            except ValueError as error:
+                problems.append(f"input {tensor.name!r:.80} {error}")
+    if problems:
+        raise BadRequest("; ".join(problems))
+    return arrays
+
+
+def _read(tensor: Any, raw: bytes | None) -> NDArray[Any]:
+    if tensor.datatype not in DATATYPES:
+        raise ValueError(f"has datatype {tensor.datatype!r:.40}, not one of {', '.join(DATATYPES)}")
+    dtype, field = DATATYPES[tensor.datatype]
+    shape = tuple(tensor.shape)
+    if any(size < 0 for size in shape) or len(shape) > 32:
+        raise ValueError(f"has shape {list(shape[:32])}; sizes aren't negative, and at most 32")
+    count = math.prod(shape)
+    if raw is not None:
+        if tensor.HasField("contents"):
+            raise ValueError("has contents, beside the raw ones")
+        wanted = count * np.dtype(dtype).itemsize
+        if len(raw) != wanted:
+            raise ValueError(
+                f"has {len(raw)} bytes; {list(shape)} of {tensor.datatype} are {wanted}"
+            )
+        values = np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)
+        if dtype == "bool" and values.view(np.uint8).max(initial=0) > 1:
+            raise ValueError("has a byte that is neither 0 nor 1 as BOOL")
+        return values
+    if not field:
+        raise ValueError(f"is {tensor.datatype}, which has raw contents alone")
+    given = [item.name for item, _ in tensor.contents.ListFields()]
+    if count and given != [field]:
+        raise ValueError(f"is {tensor.datatype}: its values belong in {field}, not in {given}")
+    found = getattr(tensor.contents, field)
+    if len(found) != count:
+        raise ValueError(f"has {len(found)} values; {list(shape)} are {count}")
+    wide = np.fromiter(found, _WIDE.get(field, dtype), count)
+    if count and dtype in _NARROW:
+        limits = np.iinfo(dtype)
+        if wide.min() < limits.min or wide.max() > limits.max:
+            raise ValueError(f"has values outside {tensor.datatype}, {limits.min} to {limits.max}")
+    return wide.astype(dtype, copy=False).reshape(shape)
+
+
+#: The fields whose values may not fit the tensor's own type.
+_WIDE = {"int_contents": "int32", "uint_contents": "uint32"}
+_NARROW = ("int8", "int16", "uint8", "uint16")
+
+
+def write_outputs(response: Any, arrays: Mapping[str, NDArray[Any]], *, raw: bool) -> None:
+    """Adds arrays to a ModelInferResponse.
+
+    Args:
+        response: gets them.
+        arrays: by name, in any layout.
+        raw: as bytes, not as typed contents; half precision always is, and then all are.
+    """
+    raw = raw or any(array.dtype == np.float16 for array in arrays.values())
+    for name, array in arrays.items():
+        datatype = NAMES[array.dtype.name]
+        tensor = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        if raw:
+            response.raw_output_contents.append(little.tobytes())
+        else:
+            getattr(tensor.contents, DATATYPES[datatype][1]).extend(little.ravel().tolist())

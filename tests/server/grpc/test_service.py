@@ -1,0 +1,321 @@
+"""The service on a loopback address: answers, codes, deadlines, cancelled calls, limits.
+
+The client is grpcio with our own messages; tests/server/grpc/test_tritonclient.py has another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from edgecompile.runtime import Model, open_bundle
+from edgecompile.server.answers import Answer
+from edgecompile.server.errors import Overloaded
+from edgecompile.server.grpc.messages import SERVICE, message
+from edgecompile.server.grpc.service import InferenceService, start
+from edgecompile.server.grpc.tensors import read_inputs
+from edgecompile.server.serving import Repository, ServedModel
+
+Call = Callable[..., Any]
+
+
+@asynccontextmanager
+async def serving(
+    bundle: Path,
+    kind: type[ServedModel] = ServedModel,
+    limits: dict[str, int] | None = None,
+    **options: Any,
+) -> AsyncIterator[tuple[ServedModel, Call]]:
+    """A model behind an address, and what calls a method there."""
+    model = kind(open_bundle(bundle), "tiny")
+    model.ready = True
+    service = InferenceService(Repository([model]), version="1", **options)
+    server, port = await start(service, "127.0.0.1:0", **(limits or {}))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+
+        def call(method: str, request: Any = None, **more: Any) -> Any:
+            data = request if isinstance(request, bytes) else (
+                request or message(f"{method}Request")()
+            ).SerializeToString()  # fmt: skip
+            read = message(f"{method}Response").FromString
+            return channel.unary_unary(f"/{SERVICE}/{method}", response_deserializer=read)(
+                data, **more
+            )
+
+        yield model, call
+    await server.stop(0)
+    await model.close()
+
+
+def ask(bundle: Path, talk: Callable[[ServedModel, Call], Any], **options: Any) -> None:
+    async def run() -> None:
+        async with serving(bundle, **options) as (model, call):
+            await talk(model, call)
+
+    asyncio.run(run())
+
+
+def infer(*ids: int, raw: bool = True, **more: Any) -> Any:
+    request = message("ModelInferRequest")(model_name="tiny", **more)
+    for name, row in (("input_ids", ids), ("attention_mask", (1,) * len(ids))):
+        tensor = request.inputs.add(name=name, datatype="INT64", shape=[1, len(ids)])
+        if raw:
+            request.raw_input_contents.append(np.array(row, np.int64).tobytes())
+        else:
+            tensor.contents.int64_contents.extend(row)
+    return request
+
+
+def outputs_of(response: Any) -> dict[str, Any]:
+    request = message("ModelInferRequest")(raw_input_contents=response.raw_output_contents)
+    for tensor in response.outputs:
+        request.inputs.add().ParseFromString(tensor.SerializeToString())
+    return read_inputs(request)
+
+
+def run_it(model: Model, *ids: int) -> dict[str, Any]:
+    row = np.array([ids], np.int64)
+    return model.run({"input_ids": row, "attention_mask": np.ones_like(row)})
+
+
+async def refusal(call: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code().name, caught.value.details()
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_answers_are_those_of_run(tiny_bundle: Path, raw: bool) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        rows = [range(5, 5 + n) for n in (3, 9, 20, 4)]
+        answers = await asyncio.gather(
+            *(call("ModelInfer", infer(*row, raw=raw, id=str(len(row)))) for row in rows)
+        )
+        for row, answer in zip(rows, answers, strict=True):
+            assert (answer.model_name, answer.model_version) == ("tiny", model.version)
+            assert answer.id == str(len(row)) and bool(answer.raw_output_contents) == raw
+            found, wanted = outputs_of(answer), run_it(model.model, *row)
+            assert found.keys() == wanted.keys()
+            for name, array in wanted.items():
+                np.testing.assert_allclose(found[name], array, atol=1e-5)
+
+    ask(tiny_bundle, talk)
+
+
+def test_outputs_are_those_that_were_asked_for(tiny_bundle: Path) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        names = [item.name for item in model.model.manifest.outputs]
+        request = infer(1, 2, 3)
+        request.outputs.add(name=names[-1])
+        assert [*outputs_of(await call("ModelInfer", request))] == names[-1:]
+        request.outputs.add(name="x")
+        code, words = await refusal(call("ModelInfer", request))
+        assert code == "INVALID_ARGUMENT" and "no output 'x'" in words
+
+    ask(tiny_bundle, talk)
+
+
+def test_what_it_says_of_itself(tiny_bundle: Path) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        assert (await call("ServerLive")).live and (await call("ServerReady")).ready
+        metadata = await call("ServerMetadata")
+        assert (metadata.name, metadata.version) == ("edgecompile", "1")
+        asked = message("ModelReadyRequest")
+        assert (await call("ModelReady", asked(name="tiny"))).ready
+        assert not (await call("ModelReady", asked(name="other"))).ready
+        assert not (await call("ModelReady", asked(name="tiny", version="9"))).ready
+        told = await call("ModelMetadata", message("ModelMetadataRequest")(name="tiny"))
+        assert list(told.versions) == [model.version]
+        assert [(i.name, i.datatype, list(i.shape)) for i in told.inputs] == [
+            ("input_ids", "INT64", [-1, -1]), ("attention_mask", "INT64", [-1, -1])
+        ]  # fmt: skip
+        model.ready = False
+        assert not (await call("ServerReady")).ready
+        assert not (await call("ModelReady", asked(name="tiny"))).ready
+        assert (await refusal(call("ModelInfer", infer(1))))[0] == "UNAVAILABLE"
+
+    ask(tiny_bundle, talk)
+
+
+def test_what_is_wrong_is_told_and_the_next_request_runs(tiny_bundle: Path) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        unknown, version = infer(1), infer(1, model_version="9")
+        unknown.model_name = "other"
+        short, timeout, words = infer(1), infer(1), infer(1)
+        short.raw_input_contents[0] = b"1234"
+        timeout.parameters["timeout"].int64_param = 0
+        words.parameters["timeout"].string_param = "soon"
+        vocabulary = infer(1, 10**9)
+        for request, code, part in (
+            (unknown, "NOT_FOUND", "no model 'other'; this server has tiny"),
+            (version, "NOT_FOUND", "no version '9'"),
+            (short, "INVALID_ARGUMENT", "has 4 bytes"),
+            (timeout, "INVALID_ARGUMENT", "timeout is 0"),
+            (words, "INVALID_ARGUMENT", "timeout isn't an integer"),
+            (vocabulary, "INVALID_ARGUMENT", "1000000000"),
+            (infer(), "INVALID_ARGUMENT", "input_ids"),
+            (infer(*range(33)), "INVALID_ARGUMENT", "33"),
+            (b"\xff\xff\xff", "INVALID_ARGUMENT", "no ModelInferRequest"),
+            (b"\x0a\x02\xff\xfe", "INVALID_ARGUMENT", "no ModelInferRequest"),
+        ):
+            assert (await refusal(call("ModelInfer", request)))[0] == code, part
+            assert part in (await refusal(call("ModelInfer", request)))[1]
+        assert (await call("ModelInfer", infer(1, 2, 3))).outputs
+
+    ask(tiny_bundle, talk)
+
+
+def test_an_unknown_method_is_refused(tiny_bundle: Path) -> None:
+    async def run() -> None:
+        server, port = await start(InferenceService(Repository()), "127.0.0.1:0")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary(f"/{SERVICE}/ModelStreamInfer")(b"")
+            assert (await refusal(call))[0] == "UNIMPLEMENTED"
+        await server.stop(0)
+
+    asyncio.run(run())
+
+
+def test_a_message_over_the_limit_is_refused(tiny_bundle: Path) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        assert (await refusal(call("ModelInfer", bytes(5000))))[0] == "RESOURCE_EXHAUSTED"
+        assert (await call("ModelInfer", infer(1, 2))).outputs
+
+    ask(tiny_bundle, talk, limits={"max_bytes": 4096})
+
+
+def test_keys_are_asked_for(tiny_bundle: Path) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        for headers in ((), (("authorization", "Bearer x"),), (("authorization", "Bearer "),)):
+            code, _ = await refusal(call("ServerLive", metadata=headers))
+            assert code == "UNAUTHENTICATED"
+        for key in ("one", "two"):
+            assert (await call("ServerLive", metadata=(("authorization", f"Bearer {key}"),))).live
+
+    ask(tiny_bundle, talk, keys=(b"one", b"two"))
+
+
+class Stuck(ServedModel):
+    """A model that never answers, and says what became of the requests."""
+
+    deadlines: list[float | None]
+    cancelled: asyncio.Event
+
+    async def infer(self, inputs: Any, *, deadline: float | None = None, **more: Any) -> Answer:
+        self.deadlines = [*getattr(self, "deadlines", []), deadline]
+        self.cancelled = asyncio.Event()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        raise AssertionError
+
+
+def test_a_cancelled_call_takes_its_request_back(tiny_bundle: Path) -> None:
+    async def talk(model: Any, call: Call) -> None:
+        waiting = call("ModelInfer", infer(1))
+        while not getattr(model, "deadlines", None):
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        await model.cancelled.wait()
+
+    ask(tiny_bundle, talk, kind=Stuck)
+
+
+def test_the_earlier_deadline_counts(tiny_bundle: Path) -> None:
+    async def talk(model: Any, call: Call) -> None:
+        began = model.clock()
+        request = infer(1)
+        request.parameters["timeout"].int64_param = 10_000_000
+        waiting = [
+            call("ModelInfer", request, timeout=1000),
+            call("ModelInfer", request, timeout=3),
+        ]
+        waiting.append(call("ModelInfer", infer(1)))
+        while len(getattr(model, "deadlines", ())) < 3:
+            await asyncio.sleep(0.01)
+        known = sorted(d - began for d in model.deadlines if d is not None)
+        assert len(known) == 2 and known[0] <= known[1] - 5
+        assert (await refusal(waiting[1]))[0] == "DEADLINE_EXCEEDED"
+        for call_ in waiting:
+            call_.cancel()
+
+    ask(tiny_bundle, talk, kind=Stuck)
+
+
+class Full(ServedModel):
+    """A model whose queue is always full."""
+
+    async def infer(self, inputs: Any, **more: Any) -> Answer:
+        raise Overloaded("would end in 230 ms, deadline 100 ms" + "!" * 10_000, 0.13)
+
+
+def test_an_overload_says_when_to_come_again(tiny_bundle: Path) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call("ModelInfer", infer(1))
+        assert caught.value.code().name == "RESOURCE_EXHAUSTED"
+        assert caught.value.details().startswith("would end in 230 ms")
+        assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"] == "130"
+
+    ask(tiny_bundle, talk, kind=Full)
+
+
+class Broken(ServedModel):
+    """A model with a bug."""
+
+    async def infer(self, inputs: Any, **more: Any) -> Answer:
+        raise ZeroDivisionError("/secret/path")
+
+
+def test_a_bug_says_nothing_of_the_server(tiny_bundle: Path) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        code, words = await refusal(call("ModelInfer", infer(1)))
+        assert code == "INTERNAL" and "secret" not in words
+
+    ask(tiny_bundle, talk, kind=Broken)
+
+
+class Counting(ServedModel):
+    """A model that counts the requests that have come in."""
+
+    begun = 0
+
+    async def infer(self, inputs: Any, **more: Any) -> Answer:
+        self.begun += 1
+        return await super().infer(inputs, **more)
+
+
+def test_a_server_that_ends_answers_what_has_begun(tiny_bundle: Path) -> None:
+    async def run() -> None:
+        model = Counting(open_bundle(tiny_bundle), "tiny")
+        model.ready = True
+        server, port = await start(InferenceService(Repository([model])), "127.0.0.1:0")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+            calls = [method(infer(1, 2, n).SerializeToString()) for n in range(20)]
+            answers = asyncio.gather(*calls)
+            while model.begun < 20:
+                await asyncio.sleep(0)
+            await server.stop(600)
+            assert len(await answers) == 20
+        await model.close()
+
+    asyncio.run(run())
+
+
+def test_an_address_that_is_taken_is_told(tiny_bundle: Path) -> None:
+    async def run() -> None:
+        service = InferenceService(Repository())
+        with pytest.raises(OSError, match=r"nothing can listen on 203\.0\.113\.1:1"):
+            await start(service, "203.0.113.1:1")
+
+    asyncio.run(run())
