@@ -44,7 +44,14 @@ _OWN = "opt/edgecompile"
 _INDEX = "application/vnd.oci.image.index.v1+json"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
-_USER = "10001:10001"
+_SERVER = "python3 -m edgecompile.server --host 0.0.0.0 --grpc-port 8001"
+_COMMAND = {
+    "User": "10001:10001",
+    "Entrypoint": _SERVER.split(),
+    "Cmd": [f"/{BUNDLE}"],
+    "ExposedPorts": {"8000/tcp": {}, "8001/tcp": {}},
+    "StopSignal": "SIGTERM",
+}
 
 
 @dataclass(frozen=True)
@@ -315,28 +322,13 @@ def _config(
         "os": "linux",
         "created": annotations["org.opencontainers.image.created"],
         "config": {
-            "User": _USER,
             "WorkingDir": "/",
             "Env": [f"{name}={value}" for name, value in variables.items()],
             "Labels": dict(annotations),
-            **_command(),
+            **_COMMAND,
         },
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
         "history": [{"created_by": layer.title} for layer in layers],
-    }
-
-
-def _command() -> dict[str, Any]:
-    if not (Path(edgecompile.__file__).parent / "server" / "__main__.py").is_file():
-        return {
-            "Entrypoint": ["python3", "-m", "edgecompile.runtime"],
-            "Cmd": ["selftest", f"/{BUNDLE}"],
-        }
-    return {
-        "Entrypoint": ["python3", "-m", "edgecompile.server", "--host", "0.0.0.0"],
-        "Cmd": [f"/{BUNDLE}"],
-        "ExposedPorts": {"8000/tcp": {}},
-        "StopSignal": "SIGTERM",
     }
 
 

@@ -20,7 +20,8 @@ from edgecompile.server.errors import (
     UnknownModel,
 )
 from edgecompile.server.grpc.messages import METHODS, SERVICE, message
-from edgecompile.server.grpc.tensors import NAMES, read_inputs, write_outputs
+from edgecompile.server.grpc.tensors import read_inputs, write_outputs
+from edgecompile.server.protocol.datatypes import NAMES
 from edgecompile.server.serving import Repository, ServedModel
 
 __all__ = ["InferenceService", "start"]
@@ -49,6 +50,8 @@ class InferenceService:
         live: whether the worker still gets anywhere.
         ready: whether it takes requests.
         keys: a request has to bring one of them as a bearer token, if there are any.
+        elements: how many a request's inputs may have together.
+        count: is told of each call's method and status, as HTTP has it.
     """
 
     def __init__(
@@ -59,12 +62,16 @@ class InferenceService:
         live: Callable[[], bool] = lambda: True,
         ready: Callable[[], bool] = lambda: True,
         keys: Collection[bytes] = (),
+        elements: int = 1 << 62,
+        count: Callable[[str, int], None] = lambda method, status: None,
     ) -> None:
         self._repository = repository
         self._version = version
         self._live = live
         self._ready = ready
         self._keys = tuple(keys)
+        self._elements = elements
+        self._count = count
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The methods for a server of grpcio. Messages are read here, so that what isn't one is the
@@ -87,12 +94,15 @@ class InferenceService:
                     raise BadRequest(f"the message is no {name}Request ({error})") from None
                 response = response_class()
                 await answer(request, response, context)
+                self._count(name, 200)
                 return bytes(response.SerializeToString())
             except ServerError as error:
-                await _refuse(context, error)
-            except Exception:  # as HTTP has it: what it says isn't for clients
+                refusal = error
+            except Exception:  # what it says isn't for clients
                 _log.exception("%s", name)
-                await _refuse(context, ServerError("a bug in the server; see its log"))
+                refusal = ServerError("a bug in the server; see its log")
+            self._count(name, refusal.status)
+            await _refuse(context, refusal)
 
         return call
 
@@ -141,7 +151,7 @@ class InferenceService:
         model = self._find(request.model_name, request.model_version)
         wanted = [output.name for output in request.outputs] or None
         answer = await model.infer(
-            read_inputs(request),
+            read_inputs(request, self._elements),
             outputs=wanted,
             deadline=_deadline(request, context, model),
             priority=_integer(request, "priority") or 0,

@@ -9,36 +9,45 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgecompile.server.errors import BadRequest
+from edgecompile.server.errors import BadRequest, TooLarge
+from edgecompile.server.protocol.datatypes import DTYPES, NAMES
 
-__all__ = ["DATATYPES", "read_inputs", "write_outputs"]
+__all__ = ["FIELDS", "read_inputs", "write_outputs"]
 
-#: By the protocol's name: numpy's, and the field of InferTensorContents that has such values.
-DATATYPES: dict[str, tuple[str, str]] = {
-    "BOOL": ("bool", "bool_contents"),
-    "INT8": ("int8", "int_contents"),
-    "INT16": ("int16", "int_contents"),
-    "INT32": ("int32", "int_contents"),
-    "INT64": ("int64", "int64_contents"),
-    "UINT8": ("uint8", "uint_contents"),
-    "UINT16": ("uint16", "uint_contents"),
-    "UINT32": ("uint32", "uint_contents"),
-    "UINT64": ("uint64", "uint64_contents"),
-    "FP16": ("float16", ""),
-    "FP32": ("float32", "fp32_contents"),
-    "FP64": ("float64", "fp64_contents"),
+#: The field of InferTensorContents that has a datatype's values. FP16 has none.
+FIELDS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
 }
 #: Inputs of a request.
 _MOST = 1024
-NAMES = {numpy: name for name, (numpy, _) in DATATYPES.items()}
+#: Dimensions of an input.
+_RANK = 32
 
 
-def read_inputs(request: Any) -> dict[str, NDArray[Any]]:
+def read_inputs(request: Any, elements: int = 1 << 62) -> dict[str, NDArray[Any]]:
     """The inputs of a ModelInferRequest by name; raw ones are views of its bytes.
+
+    Args:
+        request: the message.
+        elements: how many all inputs together may have.
 
     Raises:
         BadRequest: lists every input that is malformed.
+        TooLarge: they have more elements.
     """
+    most = sum(math.prod(t.shape[:_RANK]) for t in request.inputs[:_MOST])
+    if most > elements:
+        raise TooLarge(f"the inputs have {most} elements, at most {elements}")
     raw = request.raw_input_contents
     problems = []
     arrays: dict[str, NDArray[Any]] = {}
@@ -60,26 +69,28 @@ def read_inputs(request: Any) -> dict[str, NDArray[Any]]:
 
 
 def _read(tensor: Any, raw: bytes | None) -> NDArray[Any]:
-    if tensor.datatype not in DATATYPES:
-        raise ValueError(f"has datatype {tensor.datatype!r:.40}, not one of {', '.join(DATATYPES)}")
-    dtype, field = DATATYPES[tensor.datatype]
+    if tensor.datatype not in DTYPES:
+        raise ValueError(f"has datatype {tensor.datatype!r:.40}, not one of {', '.join(DTYPES)}")
+    dtype, field = DTYPES[tensor.datatype], FIELDS.get(tensor.datatype)
     shape = tuple(tensor.shape)
-    if any(size < 0 for size in shape) or len(shape) > 32:
-        raise ValueError(f"has shape {list(shape[:32])}; sizes aren't negative, and at most 32")
+    if len(shape) > _RANK or any(size < 0 for size in shape):
+        raise ValueError(
+            f"has shape {list(shape[:_RANK])}; sizes aren't negative, and at most {_RANK}"
+        )
     count = math.prod(shape)
     if raw is not None:
         if tensor.HasField("contents"):
             raise ValueError("has contents, beside the raw ones")
-        wanted = count * np.dtype(dtype).itemsize
+        wanted = count * dtype.itemsize
         if len(raw) != wanted:
             raise ValueError(
                 f"has {len(raw)} bytes; {list(shape)} of {tensor.datatype} are {wanted}"
             )
-        values = np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)
-        if dtype == "bool" and values.view(np.uint8).max(initial=0) > 1:
+        values = np.frombuffer(raw, dtype).reshape(shape)
+        if dtype == np.bool_ and values.view(np.uint8).max(initial=0) > 1:
             raise ValueError("has a byte that is neither 0 nor 1 as BOOL")
         return values
-    if not field:
+    if field is None:
         raise ValueError(f"is {tensor.datatype}, which has raw contents alone")
     given = [item.name for item, _ in tensor.contents.ListFields()]
     if count and given != [field]:
@@ -88,7 +99,7 @@ def _read(tensor: Any, raw: bytes | None) -> NDArray[Any]:
     if len(found) != count:
         raise ValueError(f"has {len(found)} values; {list(shape)} are {count}")
     wide = np.fromiter(found, _WIDE.get(field, dtype), count)
-    if count and dtype in _NARROW:
+    if count and tensor.datatype in _NARROW:
         limits = np.iinfo(dtype)
         if wide.min() < limits.min or wide.max() > limits.max:
             raise ValueError(f"has values outside {tensor.datatype}, {limits.min} to {limits.max}")
@@ -97,7 +108,7 @@ def _read(tensor: Any, raw: bytes | None) -> NDArray[Any]:
 
 #: The fields whose values may not fit the tensor's own type.
 _WIDE = {"int_contents": "int32", "uint_contents": "uint32"}
-_NARROW = ("int8", "int16", "uint8", "uint16")
+_NARROW = ("INT8", "INT16", "UINT8", "UINT16")
 
 
 def write_outputs(response: Any, arrays: Mapping[str, NDArray[Any]], *, raw: bool) -> None:
@@ -116,4 +127,4 @@ def write_outputs(response: Any, arrays: Mapping[str, NDArray[Any]], *, raw: boo
         if raw:
             response.raw_output_contents.append(little.tobytes())
         else:
-            getattr(tensor.contents, DATATYPES[datatype][1]).extend(little.ravel().tolist())
+            getattr(tensor.contents, FIELDS[datatype]).extend(little.ravel().tolist())

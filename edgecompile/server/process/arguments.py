@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from edgecompile.runtime.errors import InputError
@@ -36,6 +37,7 @@ class Arguments:
     Attributes:
         bundles: (name or None for the bundle's own, path) of each.
         host, port: what to listen on; port 0: any free one.
+        grpc_port: where gRPC is listened for beside HTTP; None: nowhere.
         settings: of the workers.
         watch_s: seconds between two looks whether a bundle was replaced; 0: never.
     """
@@ -43,6 +45,7 @@ class Arguments:
     bundles: tuple[tuple[str | None, str], ...]
     host: str
     port: int
+    grpc_port: int | None
     settings: Settings
     watch_s: float
 
@@ -53,6 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("bundles", metavar="BUNDLE", nargs="+", help="a bundle's folder, or NAME=FOLDER")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="listen on ADDRESS (0.0.0.0: all)")
     add("--port", type=int, default=8000, metavar="N", help="listen on port N (0: any free one)")
+    add("--grpc-port", type=int, metavar="N", help="listen for gRPC on port N, too")
     add("--threads", type=int, metavar="N", help="run with N threads instead of one for each CPU")
     add("--api-keys", metavar="FILE", help="ask for a bearer key, one of the lines of FILE")
     add(
@@ -128,6 +132,11 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
             problems.append(f"--{name.replace('_', '-')} is {value}, must be over 0")
     if not 0 <= options.port < 65536:
         problems.append(f"--port is {options.port}, must be in 0..65535")
+    if options.grpc_port is not None:
+        if not 0 < options.grpc_port < 65536:
+            problems.append(f"--grpc-port is {options.grpc_port}, must be in 1..65535")
+        if find_spec("grpc") is None:
+            problems.append("--grpc-port needs grpcio and protobuf (the extra grpc)")
     if options.threads is not None and options.threads < 1:
         problems.append(f"--threads is {options.threads}, must be from 1 on")
     if options.slo is not None and not 0 < options.slo < 1e9:
@@ -157,7 +166,9 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
         costs=tuple(options.costs),
         stats=options.stats,
     )
-    return Arguments(tuple(bundles), options.host, options.port, settings, options.watch)
+    return Arguments(
+        tuple(bundles), options.host, options.port, options.grpc_port, settings, options.watch
+    )
 
 
 def _split(item: str) -> tuple[str | None, str]:

@@ -16,14 +16,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from edgecompile import __version__
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.replay import run_cases
 from edgecompile.runtime.errors import EdgecompileError, SelftestError
 from edgecompile.runtime.generation.golden import replay_generations
+from edgecompile.server.errors import StartError
 from edgecompile.server.http.app import App
 from edgecompile.server.http.connections import Listener
 from edgecompile.server.process.arguments import Arguments, parse
@@ -103,6 +105,7 @@ class Worker:
         await listener.start(self._sockets)
         for served in self._repository:
             served.ready = True
+        stop_grpc = await self._start_grpc()
         # What is there now stays: no collection has to look at it again.
         gc.collect()
         gc.freeze()
@@ -113,13 +116,40 @@ class Worker:
         if self._successor:
             listener.stop_listening()
         await asyncio.sleep(settings.drain_delay_s)
-        whole = await listener.close(settings.drain_s)
+        whole, _ = await asyncio.gather(
+            listener.close(settings.drain_s), stop_grpc(settings.drain_s)
+        )
         beating.cancel()
         if not whole:
             _log.warning("requests were cut off after %.0f s", settings.drain_s)
         for served in self._repository:
             await served.close()
         return 0
+
+    async def _start_grpc(self) -> Callable[[float], Awaitable[None]]:
+        """Listens for gRPC where that was asked for; returns what ends it."""
+        port = self._asked.grpc_port
+        if port is None:
+            return _nothing
+        from edgecompile.server.grpc.service import InferenceService, start
+
+        app, settings = self.app, self._asked.settings
+        service = InferenceService(
+            self._repository,
+            version=__version__,
+            live=lambda: app.stuck() is None,
+            ready=lambda: not app.draining,
+            keys=settings.keys,
+            elements=settings.limits.elements,
+            count=lambda method, status: app.metrics.request(f"grpc {method}", status),
+        )
+        host = self._asked.host
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            server, _ = await start(service, address, max_bytes=settings.limits.body_bytes)
+        except OSError as error:
+            raise StartError(str(error), "name another --grpc-port") from None
+        return server.stop
 
     def _hand_over(self) -> None:
         """Another worker accepts on the same sockets."""
@@ -140,6 +170,10 @@ class Worker:
                 self._end.set()
             except BlockingIOError:  # the supervisor is stopped; it will read enough of them
                 pass
+
+
+async def _nothing(seconds: float) -> None:
+    """Ends what wasn't begun."""
 
 
 def prove(model: Model) -> None:

@@ -11,11 +11,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecompile.server.errors import BadRequest
+from edgecompile.server.errors import BadRequest, TooLarge
 from edgecompile.server.grpc.messages import METHODS, message
-from edgecompile.server.grpc.tensors import DATATYPES, read_inputs, write_outputs
-
-TYPES = {name: np.dtype(numpy) for name, (numpy, _) in DATATYPES.items()}
+from edgecompile.server.grpc.tensors import read_inputs, write_outputs
+from edgecompile.server.protocol.datatypes import DTYPES as TYPES
 
 
 @st.composite
@@ -83,7 +82,7 @@ def test_any_bytes_are_a_message_or_none(data: bytes, method: str) -> None:
     st.lists(
         st.tuples(
             st.text(max_size=3),
-            st.sampled_from([*DATATYPES, "BYTES", "fp32", ""]),
+            st.sampled_from([*TYPES, "BYTES", "fp32", ""]),
             st.lists(st.integers(-2, 5) | st.sampled_from([2**62, -(2**63)]), max_size=4),
             st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6),
             st.sampled_from(["int_contents", "int64_contents", "fp32_contents"]),
@@ -159,3 +158,9 @@ def test_all_that_is_wrong_is_told_and_names_are_given_once() -> None:
         many.inputs.add()
     with pytest.raises(BadRequest, match="2000 inputs, at most 1024"):
         read_inputs(many)
+
+
+def test_more_elements_than_are_taken_are_refused_before_anything_is_made_of_them() -> None:
+    request = one([b""], shape=[3, 2**40])
+    with pytest.raises(TooLarge, match="have 3298534883328 elements, at most 100"):
+        read_inputs(request, 100)

@@ -1,0 +1,113 @@
+"""A Ray cluster of this machine with two replicas, one of them killed under load; run by test_ray.py.
+
+Prints one JSON object. Everything is on the loopback address.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import numpy as np
+import ray
+from ray import serve
+from ray.util.state import list_actors
+
+from edgecompile.runtime import open_bundle
+from edgecompile.server.ray import app
+
+ASKED, CLIENTS = 400, 4
+
+
+def replicas() -> dict[str, int]:
+    """Process numbers of the replicas that live."""
+    found = list_actors(filters=[("state", "=", "ALIVE")], limit=1000)
+    return {actor.actor_id: actor.pid for actor in found if "Replica" in actor.class_name}
+
+
+def ask(url: str, ids: list[int]) -> tuple[dict[str, Any], int]:
+    """An answer, and how often the request had to be repeated."""
+    body = json.dumps(
+        {
+            "inputs": [
+                {"name": "input_ids", "datatype": "INT64", "shape": [1, len(ids)], "data": ids}
+            ]
+        }
+    ).encode()
+    for attempt in range(60):
+        try:
+            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request) as answer:
+                return json.load(answer), attempt
+        except urllib.error.HTTPError as error:
+            if error.code < 500:
+                raise
+        except OSError:
+            pass
+        time.sleep(0.5)
+    raise SystemExit("a request was repeated for too long")
+
+
+def main(bundle: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    options = {"bundle": bundle, "name": "m", "threads": 1, "min_replicas": 2, "max_replicas": 3}
+    serve.run(app(options))
+    url = f"http://127.0.0.1:{port}/v2/models/m/infer"
+    rows = [[5 + (7 * n + i) % 90 for i in range(3 + n % 20)] for n in range(ASKED)]
+    answers: list[Any] = [None] * ASKED
+    repeated = [0] * ASKED
+
+    def work(first: int) -> None:
+        for index in range(first, ASKED, CLIENTS):
+            answers[index], repeated[index] = ask(url, rows[index])
+
+    before = replicas()
+    victim = next(iter(before))
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    while sum(answer is not None for answer in answers) < ASKED // 4:
+        time.sleep(0.01)
+    os.kill(before[victim], signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    while len(after := replicas()) < 2 or victim in after:
+        time.sleep(0.2)
+
+    wrong = 0
+    with open_bundle(bundle) as model:
+        for row, answer in zip(rows, answers, strict=True):
+            wanted = model.run({"input_ids": np.array([row])})
+            for output in answer["outputs"]:
+                found = np.array(output["data"]).reshape(output["shape"])
+                wrong += not np.allclose(found, wanted[output["name"]], atol=1e-4)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        metrics = answer.read().decode()
+    told = {
+        "asked": ASKED,
+        "answered": sum(answer is not None for answer in answers),
+        "wrong": wrong,
+        "repeated": sum(map(bool, repeated)),
+        "killed": victim,
+        "after": sorted(after),
+        "stats": "backlog_s" if "edgecompile_backlog_seconds" in metrics else "",
+    }
+    print(json.dumps(told), flush=True)
+    serve.shutdown()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
