@@ -43,7 +43,7 @@ def address(tiny_bundle: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def told(address: str) -> dict[str, Any]:
-    python = need_variable("EDGECOMPILE_TRITON_PYTHON")
+    python = need_variable("EDGECOMPILE_CLIENTS_PYTHON")
     variables = {**os.environ, "no_proxy": "127.0.0.1"}
     done = subprocess.run(
         [python, str(CLIENT), address], capture_output=True, text=True, env=variables
