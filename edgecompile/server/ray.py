@@ -7,7 +7,6 @@ Needs the extra ``ray``. Requests that a replica had begun are lost with it: cli
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -85,8 +84,8 @@ def read_options(given: Mapping[str, Any]) -> Options:
 class Replica:
     """A bundle behind the server's routes, in an actor of Ray."""
 
-    async def __init__(self, options: Options) -> None:
-        """Opens the bundle and repeats its golden vectors.
+    def __init__(self, options: Options) -> None:
+        """Opens the bundle and repeats its golden vectors; Ray calls it on the replica's event loop.
 
         Raises:
             EdgecompileError: the bundle can't be served on this machine.
@@ -95,7 +94,7 @@ class Replica:
         self._model = ServedModel(
             open_bundle(options.bundle, threads=options.threads), options.name or None
         )
-        await asyncio.get_running_loop().run_in_executor(None, prove, self._model.model)
+        prove(self._model.model)
         self._model.ready = True
         settings = Settings(slo_s=slo, threads=options.threads)
         self._app = App(Repository([self._model]), settings)

@@ -62,7 +62,7 @@ class InferenceService:
         live: Callable[[], bool] = lambda: True,
         ready: Callable[[], bool] = lambda: True,
         keys: Collection[bytes] = (),
-        elements: int = 1 << 62,
+        elements: float = math.inf,
         count: Callable[[str, int], None] = lambda method, status: None,
     ) -> None:
         self._repository = repository

@@ -34,7 +34,7 @@ _MOST = 1024
 _RANK = 32
 
 
-def read_inputs(request: Any, elements: int = 1 << 62) -> dict[str, NDArray[Any]]:
+def read_inputs(request: Any, elements: float = math.inf) -> dict[str, NDArray[Any]]:
     """The inputs of a ModelInferRequest by name; raw ones are views of its bytes.
 
     Args:

@@ -149,7 +149,8 @@ class Worker:
             server, _ = await start(service, address, max_bytes=settings.limits.body_bytes)
         except OSError as error:
             raise StartError(str(error), "name another --grpc-port") from None
-        return server.stop
+        stop: Callable[[float], Awaitable[None]] = server.stop
+        return stop
 
     def _hand_over(self) -> None:
         """Another worker accepts on the same sockets."""

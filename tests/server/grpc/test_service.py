@@ -160,7 +160,7 @@ def test_what_is_wrong_is_told_and_the_next_request_runs(tiny_bundle: Path) -> N
             (timeout, "INVALID_ARGUMENT", "timeout is 0"),
             (words, "INVALID_ARGUMENT", "timeout isn't an integer"),
             (vocabulary, "INVALID_ARGUMENT", "1000000000"),
-            (infer(), "INVALID_ARGUMENT", "input_ids"),
+            (infer(), "INVALID_ARGUMENT", "length 0"),
             (infer(*range(33)), "INVALID_ARGUMENT", "33"),
             (b"\xff\xff\xff", "INVALID_ARGUMENT", "no ModelInferRequest"),
             (b"\x0a\x02\xff\xfe", "INVALID_ARGUMENT", "no ModelInferRequest"),

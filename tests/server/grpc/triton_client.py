@@ -13,7 +13,7 @@ WRONG = {
     "model": lambda c: c.infer("other", inputs([1])),
     "version": lambda c: c.infer("tiny", inputs([1]), model_version="9"),
     "missing": lambda c: c.infer("tiny", inputs([1])[1:]),
-    "datatype": lambda c: c.infer("tiny", [tensor("input_ids", [1], np.int32), inputs([1])[1]]),
+    "datatype": lambda c: c.infer("tiny", [tensor("input_ids", [1], np.float32), inputs([1])[1]]),
     "output": lambda c: c.infer("tiny", inputs([1]), outputs=[triton.InferRequestedOutput("x")]),
     "vocabulary": lambda c: c.infer("tiny", inputs([10**9])),
 }
@@ -21,7 +21,7 @@ WRONG = {
 
 def tensor(name: str, row: list[int], dtype: type = np.int64) -> triton.InferInput:
     array = np.array([row], dtype)
-    made = triton.InferInput(name, list(array.shape), "INT64" if dtype is np.int64 else "INT32")
+    made = triton.InferInput(name, list(array.shape), "INT64" if dtype is np.int64 else "FP32")
     made.set_data_from_numpy(array)
     return made
 
