@@ -169,3 +169,54 @@ def test_attention_that_the_kernel_cant_compute_is_written_out() -> None:
     )
     assert torch.ops.aten.scaled_dot_product_attention.default not in targets(graph)
     assert list(report.kept.values()) == ["the batch sizes of query, key and value differ"]
+
+
+class Step(nn.Module):
+    """A decoder's step over caches that the caller owns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList([nn.Linear(32, n, bias=False) for n in (32, 16, 16)])
+        self.output = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+        q, *new = (p(x)[0].view(1, -1, 8) for p in self.projections)
+        whole = []
+        for cache, rows in zip((keys, values), new, strict=True):
+            cache.index_copy_(0, position, rows)
+            whole.append(cache.transpose(0, 1)[None])
+        y = torch.ops.edgecompile.ec_cached_attention(
+            q.transpose(0, 1)[None], *whole, position, 0, 0.3, 0.0
+        )
+        return self.output(y.transpose(1, 2).reshape(1, 1, 32))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_step_writes_its_caches_in_place(precision: str) -> None:
+    from edgecompile.export.operators import cached_attention
+
+    assert cached_attention.CACHED_ATTENTION is not None
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module, x = Step(), torch.randn(1, 1, 32)
+        keys, values = torch.randn(24, 2, 8), torch.randn(24, 2, 8)
+    position = torch.tensor([7])
+
+    def inputs() -> dict[str, Tensor]:
+        return {"x": x, "keys": keys.clone(), "values": values.clone(), "position": position}
+
+    graph, report = lowered(module, inputs(), precision)
+    assert report.counts["attentions"] == 1
+    assert report.counts["merged"] == 3
+    assert report.counts["vectors"] == 2  # one row: no template of Inductor's takes it
+    mine, theirs, interpreter = inputs(), inputs(), inputs()
+    with torch.no_grad():
+        want, got = module(**theirs), graph(**mine)
+        with interpreted():
+            third = graph(**interpreter)
+    for y, given in ((got, mine), (third, interpreter)):
+        assert (y - want).abs().max().item() <= _BOUNDS[precision] * 2
+        for name in ("keys", "values"):
+            assert given[name].dtype == torch.float32
+            assert (given[name] - theirs[name]).abs().max().item() <= _BOUNDS[precision]
+            assert torch.equal(given[name][8:], theirs[name][8:])

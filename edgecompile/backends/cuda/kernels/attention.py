@@ -64,7 +64,7 @@ def attention_kernel(
         k = tl.load(
             K + b * skb + kh * skh + cols[None, :] * skl + d[:, None],
             mask=fits[None, :] & (d[:, None] < D), other=0.0,
-        )  # fmt: skip
+        ).to(q.dtype)  # fmt: skip
         s = tl.dot(q, k, input_precision="ieee") * SCALE
         if SOFTCAP > 0:
             # tanh(x) = 1 - 2 / (exp(2x) + 1)
@@ -97,7 +97,7 @@ def attention_kernel(
         v = tl.load(
             V + b * svb + kh * svh + cols[:, None] * svl + dv[None, :],
             mask=fits[:, None] & (dv[None, :] < DV), other=0.0,
-        )  # fmt: skip
+        ).to(q.dtype)  # fmt: skip
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         top = new
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -245,7 +245,8 @@ def CACHED_ATTENTION(
     """As :data:`edgecompile.export.operators.cached_attention.CACHED_ATTENTION`, with a tile.
 
     No key behind the last token is read: the place of the first one is data, so that one graph of
-    launches serves every step.
+    launches serves every step. Keys and values may be float32 beside narrower queries: a cache of the
+    caller's is then rounded as it is read.
     """
     flags = {"CAUSAL": True, "WINDOW": window, "SOFTCAP": softcap}
     return _run(q, k, v, None, position, scale, (rows, columns, warps, stages), **flags)

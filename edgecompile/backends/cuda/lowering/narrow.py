@@ -67,6 +67,17 @@ def _name(node: Node) -> str:
     return str(schema.name).partition("::")[2] if schema is not None else ""
 
 
+def _is_changed(node: Node) -> bool:
+    """Whether an operator changes a tensor in place, or a view of it."""
+    for user in node.users:
+        schema = getattr(user.target, "_schema", None)
+        if schema is None or not user.args or user.args[0] is not node:
+            continue
+        if schema.is_mutable or (_name(user) in _VIEWS and _is_changed(user)):
+            return True
+    return False
+
+
 class _Narrowing:
     def __init__(self, gm: GraphModule, dtype: torch.dtype) -> None:
         self.gm, self.dtype = gm, dtype
@@ -86,7 +97,8 @@ class _Narrowing:
     def _visit(self, node: Node) -> None:
         if node.op == "placeholder":
             value = value_of(node)
-            if value is not None and value.dtype == torch.float32:
+            # A cache that is written in place is the caller's, and stays what that one has.
+            if value is not None and value.dtype == torch.float32 and not _is_changed(node):
                 users = list(node.users)
                 with self.gm.graph.inserting_before(node.next):
                     narrow = self._convert(node)
@@ -138,13 +150,16 @@ class _Narrowing:
         own = None
         if schema.is_mutable and isinstance(node.args[0], Node):
             own = self._kind(node.args[0])
-        mask = None
+        # Operands that kernels of ours read in either dtype.
+        free: list[Any] = []
         if name == "scaled_dot_product_attention":
-            mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+            free = [node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")]
+        elif name == "ec_cached_attention":
+            free = list(node.args[1:3])
         replaced: dict[Node, Node] = {}
         for source in node.all_input_nodes:
             value = source.meta.get("val")
-            if source is mask or not isinstance(value, Tensor) or not value.is_floating_point():
+            if source in free or not isinstance(value, Tensor) or not value.is_floating_point():
                 continue
             if schema.is_mutable and source is node.args[0]:
                 continue
