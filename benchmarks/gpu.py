@@ -139,10 +139,10 @@ def smoke(path: str) -> dict[str, Any]:
                 with captured(program) as executable:
                     cuda, stream = program._cuda, program._lane.stream
                     cuda.launch(executable, stream)
-                    assert program._buffers is not None
-                    program._buffers.fetch(program._fetched, stream)
+                    assert program._buffers is not None and program._now is not None
+                    program._buffers.fetch(program._now.fetched, stream)
                     cuda.synchronize(stream)
-                graph = [np.array(view) for view in program._out]
+                graph = [np.array(view) for view in program._now.targets]
                 report["runs"] += 1
                 for spec, one, other in zip(model.manifest.outputs, plain, graph, strict=True):
                     if not np.array_equal(one, other.astype(one.dtype), equal_nan=True):

@@ -38,6 +38,7 @@ class NumpyEngine:
     """One profile per bucket of a manifest; ``pause`` is how long a run takes, in seconds."""
 
     label = "numpy engine"
+    keeps_graphs = False
 
     def __init__(
         self,

@@ -92,6 +92,8 @@ class FakeMemory:
 class TorchEngine:
     """One program per bucket; each takes every shape of its bucket, or only the largest."""
 
+    keeps_graphs = False
+
     def __init__(
         self,
         programs: Sequence[Program],

@@ -67,6 +67,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def keeps_graphs(self) -> bool:
+        """Whether a captured run stays right while its context is given other shapes and back."""
+        ...
+
+    @property
     def profiles(self) -> int:
         """How many there are."""
         ...

@@ -1,6 +1,7 @@
 """One bucket on a GPU: its context, its buffers and, with graphs, its captured run."""
 
 import threading
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -8,8 +9,8 @@ import numpy as np
 from ..errors import EdgecompileError, GpuError, InputError
 from ..format.manifest import BucketSpec, Manifest, TensorSpec
 from .buffers import Buffers, Span
-from .cuda import Cuda
 from .engines import Context, Sizes
+from .lane import GpuLane
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,58 +18,28 @@ if TYPE_CHECKING:
     from ..cpu.tensors import Shape
 
 
-class GpuLane:
-    """Things that all buckets of a model share: a stream, and the right to use the scratch memory.
+#: After so many runs of one shape a graph of it pays: it takes about as long as three of them.
+GRAPH_AFTER = 8
+_MOST_COUNTED = 4096
 
-    Whoever runs holds ``lock``. After an error that CUDA doesn't recover from, ``check`` refuses.
-    """
 
-    def __init__(self, cuda: Cuda) -> None:
-        self.cuda = cuda
-        self.stream = cuda.stream()
-        self.lock = threading.Lock()
-        self._broken: Optional[GpuError] = None
+class _Shaped:
+    """What runs of the same shapes share: where arrays lie, what is copied, a graph if there is one."""
 
-    @property
-    def broken(self) -> bool:
-        """Whether no call of CUDA can succeed any more."""
-        return self._broken is not None
-
-    def check(self) -> None:
-        """Raises GpuError if an earlier run broke everything."""
-        error = self._broken
-        if error is not None:
-            text = "nothing runs on this GPU in this process any more, since {} ({}): {}"
-            raise GpuError(
-                text.format(error.name, error.number, error.message),
-                "start the process again; if it happens again, run the self-test",
-                error.name,
-                error.number,
-                True,
-            )
-
-    def note(self, error: BaseException) -> None:
-        """Remembers an error after which nothing works; another one is forgotten."""
-        if isinstance(error, GpuError) and error.sticky and self._broken is None:
-            self._broken = error
-
-    def settle(self, failure: BaseException) -> BaseException:
-        """After a failure: waits until nothing uses the buffers; returns what is to be raised.
-
-        An engine may only know that CUDA failed: then the wait tells how.
-        """
-        self.note(failure)
-        if self.broken:
-            return failure
-        try:
-            self.cuda.synchronize(self.stream)
-        except GpuError as error:
-            self.note(error)
-            if isinstance(failure, GpuError) and not failure.number:
-                text = "{}; {}".format(failure.message, error.message)
-                hint = failure.hint or error.hint
-                return GpuError(text, hint, error.name, error.number, error.sticky)
-        return failure
+    def __init__(
+        self,
+        buffers: Buffers,
+        inputs: Mapping[str, Sizes],
+        outputs: Mapping[str, Sizes],
+    ) -> None:
+        """Shapes by name, in the manifest's order."""
+        self.shapes = tuple(inputs.values())
+        self.sources = [buffers.view(name, shape) for name, shape in inputs.items()]
+        self.targets = [buffers.view(name, shape) for name, shape in outputs.items()]
+        self.sent: List[Span]
+        self.fetched: List[Span]
+        self.sent, self.fetched = buffers.spans({**inputs, **outputs})
+        self.executable = 0
 
 
 class GpuProgram:
@@ -81,9 +52,23 @@ class GpuProgram:
     runs_into = True
 
     def __init__(
-        self, lane: GpuLane, context: Context, manifest: Manifest, index: int, zero_copy: bool
+        self,
+        lane: GpuLane,
+        context: Context,
+        manifest: Manifest,
+        index: int,
+        zero_copy: bool,
+        most_graphs: int = 0,
     ) -> None:
         """Takes over ``context``, sets it to the bucket's largest shapes and allocates for them.
+
+        Args:
+            lane: what it shares with the other buckets.
+            context: set to nothing yet.
+            manifest: of the bundle.
+            index: the bucket's number.
+            zero_copy: let the GPU reach into the CPU's memory.
+            most_graphs: of so many shapes that come often, the runs become graphs.
 
         Raises:
             GpuError: the engine refuses these shapes or gives others than the manifest says, or
@@ -98,7 +83,11 @@ class GpuProgram:
         self._context = context
         self._specs = manifest.inputs
         self._results = manifest.outputs
-        self._executable = 0
+        self._most_graphs = most_graphs
+        # Of shapes that came often, the one that was used last at the end; how often others came.
+        self._kept: OrderedDict[Tuple[Sizes, ...], _Shaped] = OrderedDict()
+        self._seen: Dict[Tuple[Sizes, ...], int] = {}
+        self._now: Optional[_Shaped] = None  # what the context is set to
         # Held while the buffers are in use; always taken before the lane's.
         self._lock = threading.Lock()
         self._buffers: Optional[Buffers] = None
@@ -118,7 +107,7 @@ class GpuProgram:
                 zero_copy,
             )
             context.bind(self._buffers.addresses)
-            self._adopt(largest, outputs)
+            self._now = _Shaped(self._buffers, largest, outputs)
         except BaseException as error:
             attempt([], self.close)
             if isinstance(error, GpuError):
@@ -131,9 +120,10 @@ class GpuProgram:
         return 0 if self._buffers is None else self._buffers.nbytes
 
     @property
-    def captured(self) -> bool:
-        """Whether runs replay a graph."""
-        return self._executable != 0
+    def graphs(self) -> int:
+        """Of how many shapes the runs replay a graph."""
+        fixed = self._now is not None and self._now.executable != 0
+        return len(self._kept) or int(fixed)
 
     def _reshape(self, shapes: Dict[str, Sizes]) -> Dict[str, Sizes]:
         outputs = self._context.reshape(shapes)
@@ -141,17 +131,7 @@ class GpuProgram:
             if spec.name not in outputs or any(size < 0 for size in outputs[spec.name]):
                 text = "{}: the engine can't tell the shape of {} before it runs"
                 raise GpuError(text.format(self.label, spec.name))
-        return outputs
-
-    def _adopt(self, inputs: Dict[str, Sizes], outputs: Dict[str, Sizes]) -> None:
-        """Makes these the shapes of the next run."""
-        assert self._buffers is not None
-        self._shapes = tuple(inputs[spec.name] for spec in self._specs)
-        self._in = [self._buffers.view(spec.name, inputs[spec.name]) for spec in self._specs]
-        self._out = [self._buffers.view(spec.name, outputs[spec.name]) for spec in self._results]
-        self._sent: List[Span]
-        self._fetched: List[Span]
-        self._sent, self._fetched = self._buffers.spans({**inputs, **outputs})
+        return {spec.name: outputs[spec.name] for spec in self._results}
 
     def capture(self, arrays: Sequence["NDArray[Any]"]) -> None:
         """Runs once as usual and once recorded; from now on runs replay that, of these shapes only.
@@ -165,7 +145,8 @@ class GpuProgram:
         self._run(arrays)
         with self._lock, self._lane.lock:
             try:
-                self._executable = self._record()
+                assert self._now is not None
+                self._now.executable = self._record(self._now)
             except GpuError as error:
                 settled = self._lane.settle(error)
                 assert isinstance(settled, GpuError)
@@ -178,11 +159,11 @@ class GpuProgram:
                     settled.sticky,
                 ) from None
 
-    def _record(self) -> int:
+    def _record(self, shaped: _Shaped) -> int:
         cuda, stream = self._cuda, self._lane.stream
         cuda.begin_capture(stream)
         try:
-            self._queue()
+            self._queue(shaped)
         except BaseException:
             try:
                 graph = cuda.end_capture(stream)
@@ -197,12 +178,12 @@ class GpuProgram:
         finally:
             cuda.destroy_graph(graph)
 
-    def _queue(self) -> None:
+    def _queue(self, shaped: _Shaped) -> None:
         assert self._buffers is not None
         stream = self._lane.stream
-        self._buffers.send(self._sent, stream)
+        self._buffers.send(shaped.sent, stream)
         self._context.enqueue(stream)
-        self._buffers.fetch(self._fetched, stream)
+        self._buffers.fetch(shaped.fetched, stream)
 
     def run(
         self, arrays: Sequence["NDArray[Any]"], shapes: "Optional[Sequence[Shape]]" = None
@@ -238,47 +219,78 @@ class GpuProgram:
                 raise GpuError("{}: the program is closed".format(self.label))
             self._lane.check()
             try:
-                if given != self._shapes:
-                    self._change(given)
-                for view, array in zip(self._in, arrays):
+                shaped = self._kept.get(given) or self._now
+                if shaped is None or given != shaped.shapes:
+                    shaped = self._change(given)
+                for view, array in zip(shaped.sources, arrays):
                     view[...] = array
-                self._run_on_gpu()
+                self._run_on_gpu(shaped)
+                if self._most_graphs:
+                    self._keep(given, shaped)
             except GpuError as error:
                 self._lane.note(error)
                 raise self._explain(error) from None
             # Only this bucket's lock is held here: others run while results are copied.
             if results is not None:
-                for view, result in zip(self._out, results):
+                for view, result in zip(shaped.targets, results):
                     result[...] = view[tuple([slice(n) for n in result.shape])]
                 return []
             if shapes is None:
-                return [np.array(view, x.dtype) for view, x in zip(self._out, self._results)]
+                return [np.array(view, x.dtype) for view, x in zip(shaped.targets, self._results)]
             return [
                 np.array(view[tuple([slice(n) for n in shape])], spec.dtype, order="C")
-                for view, spec, shape in zip(self._out, self._results, shapes)
+                for view, spec, shape in zip(shaped.targets, self._results, shapes)
             ]
 
-    def _change(self, given: Tuple[Sizes, ...]) -> None:
-        if self._executable:
+    def _change(self, given: Tuple[Sizes, ...]) -> _Shaped:
+        now, self._now = self._now, None  # until it is known to have worked, no shape counts as set
+        if now is not None and now.executable and not self._most_graphs:
+            self._now = now
             text = "the graph takes the shapes {}, not {}"
-            raise GpuError(text.format([list(x) for x in self._shapes], [list(x) for x in given]))
+            raise GpuError(text.format([list(x) for x in now.shapes], [list(x) for x in given]))
         inputs = {spec.name: shape for spec, shape in zip(self._specs, given)}
-        # Until it is known to have worked, no shape counts as set.
-        self._shapes = ()
         # Some engines do on the GPU what a new shape takes, in the scratch memory.
         with self._lane.lock:
             outputs = self._reshape(inputs)
-        self._adopt(inputs, outputs)
+        assert self._buffers is not None
+        self._now = _Shaped(self._buffers, inputs, outputs)
+        return self._now
 
-    def _run_on_gpu(self) -> None:
+    def _keep(self, given: Tuple[Sizes, ...], shaped: _Shaped) -> None:
+        """After a run: makes a graph of its shapes where they came often enough."""
+        if shaped.executable:
+            self._kept.move_to_end(given)
+            return
+        count = self._seen.get(given, 0) + 1
+        if count < GRAPH_AFTER:
+            if len(self._seen) >= _MOST_COUNTED:
+                self._seen.clear()
+            self._seen[given] = count
+            return
+        self._seen.pop(given, None)
+        with self._lane.lock:
+            try:
+                shaped.executable = self._record(shaped)
+            except GpuError as error:
+                # The run itself succeeded, and so will the next ones without graphs.
+                self._lane.settle(error)
+                self._most_graphs = 0
+                return
+            self._kept[given] = shaped
+            if len(self._kept) > self._most_graphs:
+                oldest = self._kept.popitem(last=False)[1]
+                executable, oldest.executable = oldest.executable, 0
+                self._cuda.destroy_executable(executable)
+
+    def _run_on_gpu(self, shaped: _Shaped) -> None:
         lane = self._lane
         with lane.lock:
             lane.check()
             try:
-                if self._executable:
-                    self._cuda.launch(self._executable, lane.stream)
+                if shaped.executable:
+                    self._cuda.launch(shaped.executable, lane.stream)
                 else:
-                    self._queue()
+                    self._queue(shaped)
                 self._cuda.synchronize(lane.stream)
             except BaseException as error:
                 settled = lane.settle(error)
@@ -298,12 +310,12 @@ class GpuProgram:
         Raises:
             GpuError: the first failure; all the rest was tried too.
         """
-        executable, self._executable = self._executable, 0
+        graphs = {x.executable for x in (*self._kept.values(), self._now) if x is not None}
         buffers, self._buffers = self._buffers, None
-        self._in, self._out = [], []
+        self._kept, self._now = OrderedDict(), None
         failed: List[EdgecompileError] = []
-        if executable:
-            attempt(failed, lambda: self._cuda.destroy_executable(executable))
+        for executable in graphs - {0}:
+            attempt(failed, lambda executable=executable: self._cuda.destroy_executable(executable))
         attempt(failed, self._context.close)
         if buffers is not None:
             attempt(failed, buffers.close)

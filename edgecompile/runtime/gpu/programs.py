@@ -2,7 +2,7 @@
 
 Three modes. "planned" is what the buckets' costs were planned for: one of a single shape, as padded
 ones are, replays a CUDA graph that was captured for it once; others are queued for each run, at
-the very sizes of its inputs. The two others are named as PyTorch's users know them: "default" queues
+the very sizes of its inputs, or where the engine allows it replay a graph of sizes that came often. The two others are named as PyTorch's users know them: "default" queues
 every run; "reduce-overhead" pads every bucket to its upper end and replays graphs only.
 """
 
@@ -15,7 +15,11 @@ from ..errors import EdgecompileError, GpuError, ModeError
 from ..format.manifest import BucketSpec, Manifest
 from .cuda import Cuda, check_not_forked
 from .engines import MODES, PLANNED, REDUCE_OVERHEAD, Engine
-from .program import GpuLane, GpuProgram, attempt
+from .lane import GpuLane
+from .program import GpuProgram, attempt
+
+#: Of a bucket's shapes, those that came last of all that came often.
+MOST_GRAPHS = 64
 
 
 def pad_everything(manifest: Manifest, verified: bool) -> Manifest:
@@ -158,7 +162,7 @@ class GpuPrograms:
             "zero_copy": self.zero_copy,
             "scratch_bytes": self.scratch_bytes,
             "buffer_bytes": sum(item.nbytes for item in loaded),
-            "graphs": sum(item.captured for item in loaded),
+            "graphs": sum(item.graphs for item in loaded),
             # The calling thread's; it waits for the GPU, which runs one bucket at a time.
             "threads": 1,
             "concurrency": 1,
@@ -189,7 +193,11 @@ class GpuPrograms:
                 context = self._engine.open(
                     self._profile_of[bucket], self._scratch, self.scratch_bytes, self._lane.stream
                 )
-                program = GpuProgram(self._lane, context, self.manifest, bucket, self.zero_copy)
+                often = self.mode == PLANNED and self._engine.keeps_graphs
+                graphs = MOST_GRAPHS if often and not self._replays(bucket) else 0
+                program = GpuProgram(
+                    self._lane, context, self.manifest, bucket, self.zero_copy, graphs
+                )
             except GpuError as error:
                 self._lane.note(error)
                 raise

@@ -106,6 +106,9 @@ def _last_words(log: BuildLog) -> str:
 class TrtEngine:
     """A deserialised engine; made by ``load_engine``."""
 
+    #: A context may keep what follows from its shapes in memory of its own.
+    keeps_graphs = False
+
     def __init__(
         self,
         cuda: Cuda,

@@ -20,6 +20,8 @@ from .library import GpuLibrary, GpuProgramLibrary, Rehearsal
 class TritonEngine:
     """The programs of a variant, each loaded when it is first asked for; not from two threads at once."""
 
+    keeps_graphs = True
+
     def __init__(
         self,
         library: GpuLibrary,

@@ -120,7 +120,7 @@ def test_what_was_planned_replays_where_there_is_one_shape(make: Make, manifest:
     assert [b.mode for b in buckets] == ["exact", "pad"]
     for length in (7, 40, 8, 41):
         rig.check(length, seed=length)
-    assert [rig.programs.get(i).captured for i in (0, 1)] == [False, True]
+    assert [rig.programs.get(i).graphs for i in (0, 1)] == [0, 1]
     assert rig.engine.opened[0].shapes["input_ids"] == (1, 8)
     assert rig.fake.calls("cudaGraphLaunch") == 2
 
@@ -129,7 +129,7 @@ def test_a_graph_is_captured_once_and_replayed(make: Make) -> None:
     rig = make(REDUCE_OVERHEAD)
     calls = rig.fake.calls
     rig.programs.get(0)
-    assert rig.engine.runs == 1 and rig.programs.get(0).captured  # one plain run before
+    assert rig.engine.runs == 1 and rig.programs.get(0).graphs == 1  # one plain run before
     for seed in range(3):
         rig.check(11, seed=seed)
     assert calls("cudaStreamBeginCapture") == calls("cudaGraphInstantiateWithFlags") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import platform
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_what_lives_at_once_lies_apart(library: ctypes.CDLL) -> None:
             for moment in range(count):
                 alive = [i for i in kept if starts[i] <= moment < freed[i]]
                 spans = sorted((offsets[i], offsets[i] + rooms[i]) for i in alive)
-                assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+                assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
                 peak = max(peak, sum(end - first for first, end in spans))
             assert peak <= total <= 1.6 * peak
 

@@ -27,6 +27,7 @@ from edgecompile.runtime.errors import (
     ModeError,
     OutsideBucketsError,
 )
+from edgecompile.runtime.gpu.program import GRAPH_AFTER
 from edgecompile.runtime.measure.bench import run_bench
 from edgecompile.runtime.measure.calibrate import calibrate_bundle
 from tests.fake_gpu.build import FakeCudart
@@ -78,6 +79,40 @@ def test_runs_allocate_nothing(fake_driver: FakeCudart, triton_bundle: TritonBun
         assert launched() == 5 * 4
         # Scratch is one block: the program's early request, and the two intermediates after it.
         assert model.info["scratch_bytes"] == max(4096 * 4, 2 * 2 * 64 * 4)
+
+
+def test_shapes_that_come_often_become_graphs(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgecompile.runtime.gpu.programs.MOST_GRAPHS", 2)
+    with open_bundle(triton_bundle.write(), mode="planned", warmup=False) as model:
+        for turn in range(GRAPH_AFTER):
+            assert model.info["graphs"] == 0
+            for length in (3, 5):
+                check(model, length, seed=turn)
+        assert model.info["graphs"] == 2
+        launches = fake_driver.calls("cuLaunchKernel")
+        for turn in range(5):  # in any order, and without a kernel launched one by one
+            for length in (5, 3, 5):
+                check(model, length, seed=100 + turn)
+        assert fake_driver.calls("cuLaunchKernel") == launches
+        check(model, 7, batch=2)  # others go on as before
+        check(model, 3)
+        for turn in range(GRAPH_AFTER + 2):
+            check(model, 9, seed=turn)
+        assert model.info["graphs"] == 2 and fake_driver.calls("cuGraphExecDestroy") == 1
+        for length in (3, 5, 9, 32, 5, 50):
+            check(model, length, seed=length)
+
+
+def test_runs_go_on_where_no_graph_can_be_made(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CUDART_FAIL", "cuGraphInstantiateWithFlags:1=2")
+    with open_bundle(triton_bundle.write(), warmup=False) as model:
+        for turn in range(2 * GRAPH_AFTER):
+            check(model, 3, seed=turn)
+        assert model.info["graphs"] == 0 and fake_driver.calls("cuGraphInstantiateWithFlags") == 1
 
 
 def test_weights_are_copied_once_for_all_models(

@@ -1,0 +1,61 @@
+"""What all buckets of a model share on a GPU: a stream, and the turns on it."""
+
+import threading
+from typing import Optional
+
+from ..errors import GpuError
+from .cuda import Cuda
+
+
+class GpuLane:
+    """Things that all buckets of a model share: a stream, and the right to use the scratch memory.
+
+    Whoever runs holds ``lock``. After an error that CUDA doesn't recover from, ``check`` refuses.
+    """
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+        self.stream = cuda.stream()
+        self.lock = threading.Lock()
+        self._broken: Optional[GpuError] = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether no call of CUDA can succeed any more."""
+        return self._broken is not None
+
+    def check(self) -> None:
+        """Raises GpuError if an earlier run broke everything."""
+        error = self._broken
+        if error is not None:
+            text = "nothing runs on this GPU in this process any more, since {} ({}): {}"
+            raise GpuError(
+                text.format(error.name, error.number, error.message),
+                "start the process again; if it happens again, run the self-test",
+                error.name,
+                error.number,
+                True,
+            )
+
+    def note(self, error: BaseException) -> None:
+        """Remembers an error after which nothing works; another one is forgotten."""
+        if isinstance(error, GpuError) and error.sticky and self._broken is None:
+            self._broken = error
+
+    def settle(self, failure: BaseException) -> BaseException:
+        """After a failure: waits until nothing uses the buffers; returns what is to be raised.
+
+        An engine may only know that CUDA failed: then the wait tells how.
+        """
+        self.note(failure)
+        if self.broken:
+            return failure
+        try:
+            self.cuda.synchronize(self.stream)
+        except GpuError as error:
+            self.note(error)
+            if isinstance(failure, GpuError) and not failure.number:
+                text = "{}; {}".format(failure.message, error.message)
+                hint = failure.hint or error.hint
+                return GpuError(text, hint, error.name, error.number, error.sticky)
+        return failure
