@@ -171,6 +171,26 @@ def test_attention_that_the_kernel_cant_compute_is_written_out() -> None:
     assert list(report.kept.values()) == ["the batch sizes of query, key and value differ"]
 
 
+class Encoder(nn.Module):
+    """With the mask of queries and keys that transformers makes for encoders."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        places = torch.arange(x.shape[2]) + 0
+        seen = mask.new_ones((), dtype=torch.bool) & (places[None, None, :, None] >= 0)
+        seen = (seen & mask.to(torch.bool)[:, None, None, :]).expand(-1, 2, -1, -1)
+        return nn.functional.scaled_dot_product_attention(x, x, x, seen)
+
+
+def test_a_mask_of_keys_stays_one() -> None:
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 5:] = 0
+    graph, _ = check(Encoder(), {"x": torch.randn(2, 2, 9, 16), "mask": mask}, "fp32")
+    (node,) = graph.graph.find_nodes(
+        op="call_function", target=torch.ops.edgecompile.gpu_attention.default
+    )
+    assert node.args[3].meta["val"].shape == (2, 1, 1, 9)
+
+
 class Step(nn.Module):
     """A decoder's step over caches that the caller owns."""
 

@@ -105,14 +105,59 @@ def _ungrouped(x: Node, q: Tensor) -> Node:
 
 
 def _narrowest(mask: Any) -> Any:
-    """The mask before it was expanded: the kernel repeats it, and layers share what is smaller."""
-    while isinstance(mask, Node) and mask.target is aten.expand.default:
-        source = mask.args[0]
-        wide, narrow = value_of(mask), value_of(source)
-        if wide is None or narrow is None or wide.dim() != narrow.dim():
+    """The mask before anything was spread over the queries that all of them see.
+
+    The kernel repeats it, and reads a mask of keys once for all queries of a program. Masks of encoders are
+    made as if of queries and keys: "the query's place isn't negative, and the key is no padding".
+    """
+    while isinstance(mask, Node) and mask.op == "call_function":
+        wide, source = value_of(mask), mask.args[0] if mask.args else None
+        narrow = value_of(source)
+        if mask.target in _ANDS and isinstance(mask.args[1], Node):
+            first, second = mask.args
+            if not _is_true(first) and not _is_true(second):
+                break
+            mask = second if _is_true(first) else first
+        elif wide is None or narrow is None or wide.dtype != narrow.dtype:
             break
-        mask = source
+        elif mask.target in _CASTS or (mask.target in _SPREADS and wide.dim() == narrow.dim()):
+            mask = source
+        else:
+            break
     return mask
+
+
+_ANDS = {aten.__and__.Tensor, aten.bitwise_and.Tensor, aten.logical_and.default}
+_CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout}
+_SPREADS = {aten.expand.default}
+_VIEWS = {*_CASTS, *_SPREADS, aten.unsqueeze.default, aten.view.default, aten.reshape.default}
+
+
+def _is_true(node: Any) -> bool:
+    """Whether all of a boolean tensor is known to be true."""
+    value = value_of(node)
+    if value is None or value.dtype != torch.bool:
+        return False
+    if node.target in _VIEWS:
+        return _is_true(node.args[0])
+    if node.target in _ANDS:
+        return all(map(_is_true, node.args))
+    if node.target is aten.ge.Scalar:
+        return node.args[1] <= 0 and _is_natural(node.args[0])
+    return node.target in (aten.new_ones.default, aten.ones.default, aten.ones_like.default)
+
+
+def _is_natural(node: Any) -> bool:
+    """Whether whole numbers are known to be places, from 0 on."""
+    value = value_of(node)
+    if value is None or value.is_floating_point():
+        return False
+    if node.target in _VIEWS:
+        return _is_natural(node.args[0])
+    if node.target is aten.add.Tensor:
+        more = node.args[1]
+        return isinstance(more, int) and more >= 0 and not node.kwargs and _is_natural(node.args[0])
+    return node.target is aten.arange.default
 
 
 def _write_out(gm: GraphModule, node: Node, bound: dict[str, Any]) -> None:
