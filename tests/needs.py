@@ -70,6 +70,20 @@ def need_baseline(module: str) -> Any:
         lack(f"{module} isn't installed (pip install -r benchmarks/requirements.txt)")
 
 
+def need_triton() -> Path:
+    """Triton's ptxas; what compiles for GPUs takes 700 MB, so it is installed for the first test of it."""
+    if importlib.util.find_spec("triton") is None and provide("triton"):
+        importlib.invalidate_caches()
+    from edgecompile.backends.cuda.installed import find_ptxas, need_triton
+    from edgecompile.errors import MissingDependencyError
+
+    try:
+        need_triton()
+    except MissingDependencyError as error:
+        lack(error.message)
+    return find_ptxas()
+
+
 def need_aarch64_compiler() -> str:
     """The cross compiler for aarch64."""
     need("aarch64-linux-gnu-objcopy", "binutils-aarch64-linux-gnu")

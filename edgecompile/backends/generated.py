@@ -101,11 +101,12 @@ def only_file(paths: list[Path], suffix: str) -> Path:
 PROXY = "aoti_torch_proxy_executor_call_function"
 
 _PREFIX = "aoti_torch_cpu_"
+_GPU_PREFIX = "aoti_torch_cuda_"
 #: Inductor writes such a line before each call: nodes of the graph and, where it knows them, operators.
 _COMMENT = re.compile(
     r"// Topologically Sorted Source Nodes: \[(.*?)\](?:, Original ATen: \[(.*?)\])?"
 )
-_CALL = re.compile(rf"\b({_PREFIX}\w+|{PROXY})\(")
+_CALL = re.compile(rf"\b((?:{_PREFIX}|{_GPU_PREFIX})\w+|{PROXY})\(")
 _DEFINED = re.compile(rf"^EC_API int32_t ec_({_PREFIX}\w+)\(", re.MULTILINE)
 
 
@@ -127,7 +128,7 @@ class ExternCall:
     def name(self) -> str:
         """The function without its prefix; an operator's name for what has no C interface."""
         if self.symbol != PROXY:
-            return self.symbol.removeprefix(_PREFIX)
+            return self.symbol.removeprefix(_PREFIX).removeprefix(_GPU_PREFIX)
         # What only checks its inputs has no operator's name, but it stands for a node.
         return [*self.nodes, *self.operators][-1] if self.nodes or self.operators else "an operator"
 

@@ -168,9 +168,9 @@ def generate_cpp(
             size that varies, or did not vectorise for the instruction set asked for.
     """
     isa = vector_isa(variant.arch, variant.simdlen)
-    sizes = _varying_sizes(gm)
+    sizes = varying_sizes(gm)
     environment = next((size.node.shape_env for size, _ in sizes), None)
-    _assume_no_ones(sizes)
+    assume_no_ones(sizes)
     known = 0 if environment is None else len(environment.guards)
     cxx = find_toolchain(variant.arch).cxx
     with (
@@ -179,7 +179,7 @@ def generate_cpp(
         temporary_folder() as folder,
         # A shared cache can hand back C++ of another instruction set.
         patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
-        _equal_sizes_copied(),
+        equal_sizes_copied(),
         _overflow_heeded() as overflows,
         torch.no_grad(),
     ):
@@ -188,19 +188,13 @@ def generate_cpp(
                 gm, (), dict(kwargs), options=_options(variant, cxx)
             )
         except Exception as error:
-            failure = read_failure(error)
-            at = "" if failure.place is None else f" (at {failure.place})"
-            cure = f"{failure.cure}; " if failure.cure else ""
-            raise CompileError(
-                f"torch's Inductor could not generate code: {failure.text}{at}",
-                hint=f"{cure}--debug shows torch's own traceback",
-            ) from error
+            raise generation_failed(error) from error
         paths = [Path(item).resolve() for item in files if isinstance(item, str)]
         code = only_file(paths, ".wrapper.cpp").read_text()
         metadata = json.loads(only_file(paths, ".wrapper_metadata.json").read_text())
         calls = [path.read_text() for path in paths if path.name.endswith(".wrapper.json")]
     new = [] if environment is None else environment.guards[known:]
-    _refuse_fixed(sizes, new)
+    refuse_fixed(sizes, new)
     tables = [item for item in files if not isinstance(item, str)]
     constants = {name: pair[0].detach() for table in tables for name, pair in table.items()}
     used = str(metadata.get("AOTI_CPU_ISA", ""))
@@ -224,7 +218,18 @@ def generate_cpp(
     )
 
 
-def _varying_sizes(gm: GraphModule) -> list[tuple[torch.SymInt, str]]:
+def generation_failed(error: Exception) -> CompileError:
+    """The error for what Inductor raised."""
+    failure = read_failure(error)
+    at = "" if failure.place is None else f" (at {failure.place})"
+    cure = f"{failure.cure}; " if failure.cure else ""
+    return CompileError(
+        f"torch's Inductor could not generate code: {failure.text}{at}",
+        hint=f"{cure}--debug shows torch's own traceback",
+    )
+
+
+def varying_sizes(gm: GraphModule) -> list[tuple[torch.SymInt, str]]:
     """The symbolic sizes of a graph's inputs, each with where it is found."""
     return [
         (size, f"dimension {dim} of '{node.name}'")
@@ -235,7 +240,7 @@ def _varying_sizes(gm: GraphModule) -> list[tuple[torch.SymInt, str]]:
     ]
 
 
-def _assume_no_ones(sizes: Sequence[tuple[torch.SymInt, str]]) -> None:
+def assume_no_ones(sizes: Sequence[tuple[torch.SymInt, str]]) -> None:
     """Takes sizes that vary for 2 or more, as torch.export does while it traces.
 
     A program that was stored and read again begins at its true lower bound. Inductor then asks whether
@@ -247,7 +252,7 @@ def _assume_no_ones(sizes: Sequence[tuple[torch.SymInt, str]]) -> None:
             spans[symbol] = ValueRanges(2, spans[symbol].upper)
 
 
-def _refuse_fixed(sizes: Sequence[tuple[torch.SymInt, str]], guards: Sequence[Any]) -> None:
+def refuse_fixed(sizes: Sequence[tuple[torch.SymInt, str]], guards: Sequence[Any]) -> None:
     """Raises CompileError if Inductor took a size that varies for a constant."""
     for size, place in sizes:
         symbol = size.node._expr
@@ -263,7 +268,7 @@ def _refuse_fixed(sizes: Sequence[tuple[torch.SymInt, str]], guards: Sequence[An
             )
 
 
-def _equal_sizes_copied() -> AbstractContextManager[None]:
+def equal_sizes_copied() -> AbstractContextManager[None]:
     """Makes linear interpolation by a factor copy its input where the output has as many elements.
 
     torch's own kernels do (a factor of 1.3 makes 3 of 3); its decomposition, which Inductor compiles,

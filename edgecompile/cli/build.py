@@ -35,6 +35,7 @@ Examples:
   edgecompile build net.py:make_model --lengths counts.csv --batch 1:8 --keep-work
   edgecompile build ./minilm --texts queries.txt --profile server
   edgecompile build ./minilm --target jetson-orin-nano --texts queries.txt --jetpack 6.2
+  edgecompile build ./minilm --target cuda-sm90 --texts queries.txt --backend triton
   edgecompile build ./minilm --target my-gpu.toml --texts queries.txt --backend torch-tensorrt
   cut -f3 access.log | edgecompile build ./minilm --lengths - --json
 """
@@ -72,11 +73,12 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
 )
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "torch-tensorrt"]),
+    type=click.Choice(["auto", "torch-tensorrt", "triton"]),
     default="auto",
     show_default=True,
     help="Build a GPU's engine on the device, from the bundle's ONNX (auto); or on this machine, for "
-    "its own GPU (torch-tensorrt); the bundle holds the ONNX for other machines as well.",
+    "its own GPU (torch-tensorrt); the bundle holds the ONNX for other machines as well. Or compile "
+    "its programs here, without TensorRT and for every GPU of the target's kind (triton).",
 )
 @click.option(
     "--profile",
@@ -166,5 +168,6 @@ def command(
         **vars(traffic),
         **plan,
     ).details
-    show_build(session.console, load_target(target), plan["build_options"].runtime, result)
+    options = plan["build_options"]
+    show_build(session.console, load_target(target), options.runtime, result, backend)
     session.emit(result.to_json(), lambda: str(result.bundle_path))

@@ -98,6 +98,7 @@ def _table(document: dict[str, Any]) -> RenderableType:
         ("size", format_bytes(document["bytes"])),
         ("on the device", "–" if device is None else format_bytes(device["total"])),
         *_padding_line(manifest),
+        *_gpu_line(manifest),
         ("golden", f"{len(manifest['golden'])} vectors"),
         ("built by", built or "–"),
         ("verified", verified),
@@ -147,6 +148,18 @@ def _padding_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     """The builder's facts on padding; none where nothing is padded or they are unknown."""
     said = (manifest.get("plan") or {}).get("padding")
     return [("padding", _PADDING.get(said, str(said)))] if said else []
+
+
+def _gpu_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a bundle's programs for a GPU are, and what they were checked by; none where there are none."""
+    found = [item["gpu"] for item in manifest["variants"] if item.get("gpu")]
+    if not found:
+        return []
+    gpu = found[0]  # that of another architecture's host has the same kernels
+    code = ["machine code for " + ", ".join(gpu["compute_capabilities"])]
+    code += [f"PTX from {gpu['ptx']} on"] if gpu["ptx"] else []
+    checks = ", ".join(gpu.get("checks", ())) or "nothing"
+    return [("GPU", f"{gpu['precision']}; {'; '.join(code)}; checked without one by {checks}")]
 
 
 def _variant_rows(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

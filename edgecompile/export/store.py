@@ -71,6 +71,10 @@ class ExportStore:
         request = {"program": bucket.program_json(), "model": model}
         return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
 
+    def place(self, bucket: Bucket) -> Path:
+        """The folder of the export for ``bucket``, once it was made."""
+        return self.folder / self.key(bucket)
+
     def get(self, bucket: Bucket) -> ExportedModel:
         """The export for ``bucket``.
 
@@ -81,8 +85,8 @@ class ExportStore:
         if key in self._refused:
             # Climbing the ladder in vain takes long, and several stages ask.
             raise self._refused[key]
+        place = self.place(bucket)
         if key not in self._made:
-            place = self.folder / key
             exported = _load_export(place)
             if exported is None:
                 try:

@@ -1,8 +1,8 @@
 """build() for a GPU: all that can be done away from the device.
 
-No TensorRT engine can be built elsewhere than on the GPU that runs it. The bundle holds the ONNX,
-checked against eager, a recipe that the device finishes, and a program for the module's own cores to
-fall back to.
+With Triton that is everything: the device only loads the programs. No TensorRT engine can be built
+elsewhere than on the GPU that runs it: the bundle holds the ONNX, checked against eager, and a recipe that
+the device finishes. Either way there is a program for the machine's own cores to fall back to.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgecompile.bundle.staging import Staging
-from edgecompile.errors import ModelError, PlanError
-from edgecompile.export.padding.check import ASSUMED
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import text_samples
 from edgecompile.narrowing.choice import ResolvedPrecision
@@ -28,9 +26,9 @@ from edgecompile.pipeline.stages import (
     find_subject,
     make_plan,
     pack,
+    prove_padding,
 )
-from edgecompile.planning.options import TORCH_TENSORRT
-from edgecompile.planning.padding import with_padding
+from edgecompile.planning.options import TORCH_TENSORRT, TRITON
 from edgecompile.planning.planning import Planned
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32
@@ -57,6 +55,8 @@ def build_for_gpu(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
         EdgecompileError: a subclass for each cause; nothing stands under the final name then.
     """
     options = run.options
+    if options.backend == TRITON:
+        return _build_with_triton(run, model, staging, work)
     jetpack = find_jetpack(run.profile, options.jetpack)
     precision = options.precision_for(run.profile)
     device: DeviceIdentity | None = None
@@ -116,12 +116,44 @@ def _with_padding(
     """
     if not artifact.check.padding:
         return artifact, planned
-    asked, model = subject.request, subject.whole.model
-    assume = asked.assume_paddable or (asked.plan is not None and asked.plan.padding == ASSUMED)
-    try:
-        plan = with_padding(planned.plan, model, assume=assume, also=model.axes)
-    except (ModelError, PlanError) as error:
-        check = replace(artifact.check, padding=False, padding_reason=error.message)
-        return replace(artifact, check=check), planned
-    subject.notes.add(*plan.notes)
-    return artifact, replace(planned, plan=plan)
+    planned, reason = prove_padding(subject, planned)
+    if reason:
+        check = replace(artifact.check, padding=False, padding_reason=reason)
+        artifact = replace(artifact, check=check)
+    return artifact, planned
+
+
+def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
+    """As :func:`build_for_gpu`, with programs that need no TensorRT and nothing to finish."""
+    from edgecompile.backends.cuda.programs import compile_for_gpu  # Triton is an extra
+
+    options = run.options
+    precision = options.precision_for(run.profile)
+    subject = find_subject(run, model, work)
+    planned, unpadded = prove_padding(subject, make_plan(run, subject))
+    if unpadded:
+        run.notes.add(f"The GPU runs without CUDA graphs, which pad: {unpadded}")
+    buckets, whole = planned.plan.buckets, planned.scope.whole_bucket
+    exported = export_programs(run, subject.whole, buckets)
+    programs = run.stage(
+        "compile for the GPU",
+        lambda step: compile_for_gpu(
+            exported,
+            buckets,
+            run.profile,
+            precision,
+            work / "artifacts",
+            keys=[subject.whole.key(bucket) for bucket in buckets],
+            saved=[subject.whole.place(bucket) for bucket in buckets],
+            step=step,
+        ),
+    )
+    own = export_programs(run, subject.whole, [whole], of="for the machine's own cores")
+    compiled = compile_programs(
+        run, subject.whole, own, [whole], work, title="compile for the machine's own cores"
+    )
+    samples = None
+    if options.texts is not None:
+        samples = text_samples(model, options.texts, planned.plan.max_length)
+    packed = contents(run, subject, planned, compiled, ResolvedPrecision(FP32, samples=samples))
+    return pack(run, replace(packed, programs=programs), staging)

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.backends.compilation import CompiledModel
+from edgecompile.backends.cuda.compiled import GpuPrograms
 from edgecompile.buckets.assessment import assess_plan
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.assembly import built_by, stage
 from edgecompile.bundle.cases import GOLDEN_CASES, Case, length_cases, make_cases, sample_cases
 from edgecompile.bundle.generation import golden_texts
+from edgecompile.bundle.gpu_programs import add_gpu_programs, with_programs
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.verdict import VerifyReport, check_report
 from edgecompile.bundle.verify import verify_bundle
@@ -50,6 +52,7 @@ class Contents:
         samples: inputs to verify with beside those of :func:`edgecompile.bundle.cases.make_cases`.
         choice: how the precision was chosen, for the reports.
         gpu: what a GPU's engine will be built from, verified.
+        programs: what a GPU runs without TensorRT.
         tokenizer: whether the model's tokenizer travels along, if it has one.
         encoder: the bundle that reads its sources, if it goes on from some.
         server: what a server has to know, if it is for one.
@@ -63,6 +66,7 @@ class Contents:
     samples: Samples | None = None
     choice: PrecisionChoice | None = None
     gpu: GpuParts | None = None
+    programs: GpuPrograms | None = None
     tokenizer: bool = True
     encoder: Path | None = None
     server: ServerPlan | None = None
@@ -167,6 +171,8 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
             manifest = replace(manifest, text=text)
     if contents.gpu is not None:
         manifest = add_gpu(writer, manifest, contents.gpu)
+    if contents.programs is not None:
+        manifest = add_gpu_programs(writer, manifest, contents.programs, padding=bool(plan.padding))
     if contents.encoder is not None:
         writer.add_bundle(contents.encoder, ENCODER)
     return manifest, notes
@@ -215,6 +221,8 @@ def _verify(
     )
     if gpu is not None:
         report = with_gpu(report, gpu, tested)
+    if contents.programs is not None:
+        report = with_programs(report, contents.programs)
     check_report(report, reused=contents.compiled.reused, unrun=True)
     return report
 
@@ -245,6 +253,10 @@ def _reports(manifest: Manifest, contents: Contents, report: VerifyReport) -> di
     }
     if choice is not None:
         files["precision.json"] = choice.to_json()
+    if contents.programs is not None:
+        files["gpu.json"] = contents.programs.to_json()
+        audit = (*audit, *contents.programs.audit)
+        files["audit.json"] = [verdict.to_json() for verdict in audit]
     if gpu is not None:
         files["onnx.json"] = gpu.artifact.to_json()
         if gpu.rtx is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.backends import NATIVE
+from edgecompile.backends.cuda.installed import find_ptxas, need_triton
 from edgecompile.bundle.staging import FULL, Staging, free_space, nearest_folder
 from edgecompile.errors import (
     BundleWriteError,
@@ -40,6 +41,7 @@ from edgecompile.onnx.export import need_onnx
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.seq2seq import refuse_auto
+from edgecompile.planning.options import TRITON
 from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
 from edgecompile.planning.scope import longest_served
 from edgecompile.progress import StepHandle
@@ -155,7 +157,11 @@ def _check_options(preflight: Preflight, request: BuildRequest, profile: TargetP
     if request.load.task == SEQ2SEQ_LM:
         with preflight.finding():
             refuse_auto(request.plan.precision_for(profile))
-    if profile.gpu is not None:
+    if profile.gpu is not None and request.plan.backend == TRITON:
+        with preflight.finding():
+            need_triton()
+            find_ptxas(profile.gpu.ptxas)
+    elif profile.gpu is not None:
         with preflight.finding():
             find_jetpack(profile, request.plan.jetpack)
         with preflight.finding():

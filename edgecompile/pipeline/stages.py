@@ -12,6 +12,8 @@ from pathlib import Path
 from edgecompile.backends.compilation import CompiledModel, compile_buckets
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.staging import Staging
+from edgecompile.errors import ModelError, PlanError
+from edgecompile.export.padding.check import ASSUMED
 from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore, export_buckets
 from edgecompile.files import write_json
@@ -25,6 +27,7 @@ from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.server import plan_server
 from edgecompile.planning.options import SERVER
+from edgecompile.planning.padding import with_padding
 from edgecompile.planning.planning import Planned, plan_model
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import FP32, Precision
@@ -39,6 +42,7 @@ __all__ = [
     "load",
     "make_plan",
     "pack",
+    "prove_padding",
 ]
 
 
@@ -87,6 +91,19 @@ def make_plan(
     )
     write_json(subject.work / "plan.json", planned.plan.to_json())
     return planned
+
+
+def prove_padding(subject: Subject, planned: Planned) -> tuple[Planned, str]:
+    """The plan with the proof that inputs may be filled up along every axis, or as it was with the
+    reason why not: a device that records graphs fills up every bucket."""
+    asked, model = subject.request, subject.whole.model
+    assume = asked.assume_paddable or (asked.plan is not None and asked.plan.padding == ASSUMED)
+    try:
+        plan = with_padding(planned.plan, model, assume=assume, also=model.axes)
+    except (ModelError, PlanError) as error:
+        return planned, error.message
+    subject.notes.add(*plan.notes)
+    return replace(planned, plan=plan), ""
 
 
 def export_programs(

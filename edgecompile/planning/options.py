@@ -20,6 +20,7 @@ __all__ = [
     "PROFILES",
     "SERVER",
     "TORCH_TENSORRT",
+    "TRITON",
     "BuildOptions",
     "PlanOptions",
 ]
@@ -27,8 +28,9 @@ __all__ = [
 MODES = ("auto", "exact", "pad")
 #: What makes a GPU's engine: the device, from the bundle's ONNX; or torch-tensorrt, here and now, for
 #: the very GPU of this machine.
-AUTO, TORCH_TENSORRT = "auto", "torch-tensorrt"
-BACKENDS = (AUTO, TORCH_TENSORRT)
+#: Or nothing does: Triton's kernels are compiled here, for any GPU of the target's kind.
+AUTO, TORCH_TENSORRT, TRITON = "auto", "torch-tensorrt", "triton"
+BACKENDS = (AUTO, TORCH_TENSORRT, TRITON)
 #: What the bundle is for: single runs, or a server that runs requests together.
 DEVICE, SERVER = "device", "server"
 PROFILES = (DEVICE, SERVER)
@@ -104,7 +106,9 @@ class BuildOptions:
         threads: threads to measure with; None: every CPU that the process may use.
         jobs: programs to compile at once; None: one for each CPU.
         seed: random seed of verification inputs.
-        backend: builds a GPU's engine: ``"auto"`` (the device) or ``"torch-tensorrt"`` (this machine).
+        backend: what runs on a GPU: an engine of TensorRT that the device builds (``"auto"``) or this
+            machine does (``"torch-tensorrt"``); or programs that are compiled here, without
+            TensorRT (``"triton"``).
         jetpack: the JetPack release of a Jetson; None: the first that the target names.
         emulation: verify variants that this machine can't run under qemu, where it is installed.
         keep_tokenizer: put the model's tokenizer into the bundle, if it has one.

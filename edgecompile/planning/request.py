@@ -14,9 +14,16 @@ from edgecompile.errors import UsageError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.models.samples import SampleTexts
-from edgecompile.planning.options import SERVER, BuildOptions, PlanOptions
+from edgecompile.planning.options import (
+    AUTO,
+    BACKENDS,
+    SERVER,
+    TRITON,
+    BuildOptions,
+    PlanOptions,
+)
 from edgecompile.precision import FP32, PRECISIONS
-from edgecompile.targets.gpu import GPU_PRECISION, GPU_PRECISIONS
+from edgecompile.targets.gpu import GPU_PRECISION, GPU_PRECISIONS, TRITON_PRECISIONS
 from edgecompile.targets.profile import TargetProfile
 
 __all__ = ["AUTO_PRECISION", "PlanRequest"]
@@ -49,7 +56,8 @@ class PlanRequest(PlanOptions, BuildOptions):
             count as the longest length served. Other inputs over the model's limit are refused.
         max_length: longest length to serve; None: the model's own limit, or the longest seen.
         precision: data type of the linear layers' weights on a CPU (fp32, bf16, int8), or ``auto``,
-            the fastest that stays within ``max_error``; compute type of a GPU (fp32, fp16, int8).
+            the fastest that stays within ``max_error``; compute type of a GPU (fp32, fp16, and int8 with
+            TensorRT or bf16 with Triton).
             None: fp32 on CPUs, fp16 on GPUs.
         quick: one program for all lengths, dynamic if the model can be; nothing is measured.
         plan: take these buckets, if they fit; nothing is measured.
@@ -112,7 +120,8 @@ class PlanRequest(PlanOptions, BuildOptions):
         """Refuses what the target doesn't support.
 
         Raises:
-            UsageError: the precision, the runtime or the JetPack.
+            UsageError: the precision, the runtime, the backend or the JetPack.
+            TargetError: Triton makes no code for its GPU.
         """
         gpu, precision = profile.gpu is not None, self.precision_for(profile)
         if gpu and self.profile == SERVER:
@@ -121,11 +130,15 @@ class PlanRequest(PlanOptions, BuildOptions):
                 hint="leave it out",
             )
         known = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
+        if profile.gpu is not None and self.backend == TRITON:
+            known = TRITON_PRECISIONS
+            _ = profile.gpu.facts
         of_torch = self.runtime != NATIVE and not gpu
         for option, value, choices in (
             ("precision", precision, (FP32.name,) if of_torch else known),
             ("runtime", self.runtime, (NATIVE,) if gpu else RUNTIMES),
             ("jetpack", self.jetpack, (None, *profile.jetpacks)),
+            ("backend", self.backend, BACKENDS if gpu else (AUTO,)),
         ):
             if value not in choices:
                 names = [choice for choice in choices if choice is not None]

@@ -57,7 +57,13 @@ def show_options(
     console.options(shown)
 
 
-def show_build(console: Console, profile: TargetProfile, runtime: str, result: BuildResult) -> None:
+def show_build(
+    console: Console,
+    profile: TargetProfile,
+    runtime: str,
+    result: BuildResult,
+    backend: str = "auto",
+) -> None:
     """Prints what there is to know about a bundle, and how to go on."""
     if result.unchanged:
         console.say(f"nothing has changed: {result.bundle_path} is what would be built")
@@ -75,14 +81,15 @@ def show_build(console: Console, profile: TargetProfile, runtime: str, result: B
             ("sha256", f"{result.sha256}  manifest.json"),
         ]
     )
-    console.say(f"\n  {next_step(profile, result.bundle_path, runtime)}")
+    console.say(f"\n  {next_step(profile, result.bundle_path, runtime, backend)}")
 
 
-def next_step(profile: TargetProfile, bundle: Path, runtime: str) -> str:
+def next_step(profile: TargetProfile, bundle: Path, runtime: str, backend: str = "auto") -> str:
     """The next commands, once there is a bundle for these devices."""
     here = profile.gpu is None and architecture(platform.machine()) in profile.archs
+    finishes = profile.gpu is not None and backend != "triton"
     path = shlex.quote(str(bundle) if here else bundle.name)
-    command = f"python3 {path} {'selftest' if profile.gpu is None else 'finish'}"
+    command = f"python3 {path} {'finish' if finishes else 'selftest'}"
     if runtime == "torch":
         command = f"python3 -m edgecompile.torch_runtime selftest {path}"
     if here:

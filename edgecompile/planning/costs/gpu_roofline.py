@@ -18,8 +18,8 @@ from edgecompile.targets.profile import TargetProfile
 __all__ = ["LAUNCH_US", "MLPERF_RECORD", "gpu_curve"]
 
 # Bytes of a weight and of an activation; int8 products leave float16 behind.
-_WEIGHTS = {"fp32": 4, "fp16": 2, "int8": 1}
-_ACTIVATIONS = {"fp32": 4, "fp16": 2, "int8": 2}
+_WEIGHTS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+_ACTIVATIONS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2}
 
 #: From MLPerf Inference v3.1, edge, BERT-Large in int8, single stream, on AGX Orin and Orin NX. The
 #: longest inputs (384 tokens: 246 GFLOP) took 6.55 and 16.89 ms, 0.44 and 0.48 of the peaks of 85.2
@@ -61,7 +61,7 @@ def gpu_curve(
         work: what the model does.
         profile: the target; it has a GPU.
         lengths: where to put the points.
-        precision: fp32, fp16 or int8.
+        precision: fp32, bf16, fp16 or int8.
         graphs: whether padded programs run as graphs: not if another axis varies within a bucket.
         efficiency: how much of the figures is reached.
 
@@ -79,7 +79,8 @@ def gpu_curve(
         problems.append(f"the precision {precision!r} is none of {', '.join(_WEIGHTS)}")
     if problems or gpu is None:
         raise CostError(f"the costs on {profile.name} can't be modelled: " + "; ".join(problems))
-    peak = dict(gpu.peak_gflops)[precision]
+    peaks = dict(gpu.peak_gflops)
+    peak = peaks.get(precision, peaks["fp16"])  # bf16 is as fast wherever it isn't stated
     record = profile_record(work, profile, precision, efficiency)
     record |= {
         f"profile.gpu.peak_gflops.{precision}": repr(peak),

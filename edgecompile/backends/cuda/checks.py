@@ -1,0 +1,180 @@
+"""What can be known of a GPU's program without a GPU: its graph, run on the CPU, against the model's.
+
+Run as a module it does the same with the kernels of ours in Triton's interpreter. That is a process of its
+own: the interpreter leaves Triton's compiler unusable.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from edgecompile.errors import VerificationError
+from edgecompile.export.program import ExportedModel
+from edgecompile.files import plain_fields
+from edgecompile.precision import TOLERANCES, min_cosine
+from edgecompile.targets.gpu import GpuFacts
+
+#: The graph in the target's precision against the exported one in float32, both by torch's kernels; and
+#: the kernels of ours in Triton's interpreter.
+GRAPH, INTERPRETER = "graph", "interpreter"
+#: Elements of all inputs up to which kernels are interpreted: a block of one takes a tenth of a second.
+_INTERPRETED = 64
+
+
+@dataclass(frozen=True)
+class GraphCheck:
+    """A comparison of a lowered graph with the exported one.
+
+    Attributes:
+        kind: :data:`GRAPH` or :data:`INTERPRETER`.
+        sizes: of the axes.
+        max_error: largest difference, as a share of an output's largest magnitude.
+        cosine: least cosine of an output; None where none has one.
+    """
+
+    kind: str
+    sizes: Mapping[str, int]
+    max_error: float
+    cosine: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return plain_fields(self)
+
+
+def check_graph(
+    exported: ExportedModel, sizes: Sequence[Mapping[str, int]], precision: str
+) -> tuple[Callable[[GraphModule], None], list[GraphCheck]]:
+    """A check for :func:`~edgecompile.backends.cuda.generate.generate_gpu`, and what it will have found.
+
+    Args:
+        exported: the program before it is lowered.
+        sizes: where to run both, the smallest first: there kernels are interpreted, too.
+        precision: of the lowered one; decides the tolerance.
+    """
+    found: list[GraphCheck] = []
+
+    def check(module: GraphModule) -> None:
+        reference = exported.program.module()
+        with torch.no_grad():
+            for one in sizes:
+                inputs = exported.example(one)
+                want = reference(**inputs)
+                found.append(_compare(GRAPH, one, module(**inputs), want, precision))
+
+    return check, found
+
+
+def check_kernels(
+    folder: Path, sizes: Mapping[str, int], precision: str, gpu: GpuFacts
+) -> GraphCheck | None:
+    """Runs a lowered graph with the kernels of ours in Triton's interpreter, in a process of its own.
+
+    Args:
+        folder: an export, as :meth:`~edgecompile.export.program.ExportedModel.save` left it.
+        sizes: of the axes; small ones.
+        precision: of the lowered one.
+        gpu: the target.
+
+    Returns:
+        None where the graph has none of these kernels, or the inputs are too large for this.
+
+    Raises:
+        VerificationError: it differs from the model; or the process failed.
+    """
+    task = {"folder": str(folder), "sizes": dict(sizes), "precision": precision, "gpu": vars(gpu)}
+    command = [sys.executable, "-W", "ignore", "-m", __name__, json.dumps(task)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        lines = done.stderr.strip().splitlines()
+        raise VerificationError(
+            f"Triton's interpreter failed with exit code {done.returncode}: "
+            + (lines[-1] if lines else "it said nothing"),
+            hint="this is a defect of edgecompile; please report the model",
+        ) from None
+    if "error" in answer:
+        raise VerificationError(answer["error"], hint=answer["hint"])
+    return GraphCheck(**answer) if answer else None
+
+
+def _interpret(task: Mapping[str, Any]) -> dict[str, Any]:
+    from edgecompile.backends.cuda.kernels.launch import interpreted
+    from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
+
+    exported = ExportedModel.load(Path(task["folder"]))
+    inputs = exported.example(task["sizes"])
+    if sum(tensor.numel() for tensor in inputs.values()) > _INTERPRETED:
+        return {}
+    module = exported.program.module()
+    lower_for_gpu(module, GpuFacts(**task["gpu"]), task["precision"])
+    if not any(str(node.target).startswith("edgecompile.") for node in module.graph.nodes):
+        return {}
+    with torch.no_grad():
+        want = exported.program.module()(**inputs)
+        with interpreted():
+            got = module(**inputs)
+    try:
+        found = _compare(INTERPRETER, task["sizes"], got, want, task["precision"])
+    except VerificationError as error:
+        return {"error": error.message, "hint": error.hint}
+    return found.to_json()
+
+
+def _compare(
+    kind: str,
+    sizes: Mapping[str, int],
+    got: Mapping[str, Tensor],
+    want: Mapping[str, Tensor],
+    precision: str,
+) -> GraphCheck:
+    tolerance, least = TOLERANCES[precision], min_cosine(precision)
+    worst, cosines, problems = 0.0, [], []
+    for name, expected in want.items():
+        if not expected.is_floating_point():
+            continue  # chosen by comparison: a rounding may choose otherwise
+        a, b = got[name].double().flatten(), expected.double().flatten()
+        finite = b.isfinite()
+        if not torch.equal(a.isfinite(), finite):
+            problems.append(f"'{name}' is finite at other places")
+            continue
+        a, b = a[finite], b[finite]
+        if not b.numel():
+            continue
+        scale, error = float(b.abs().max()), float((a - b).abs().max())
+        worst = max(worst, error / scale if scale else error)
+        if error > tolerance.limit(scale):
+            problems.append(
+                f"'{name}' differs by {error:.3g}, allowed {tolerance.limit(scale):.3g}"
+            )
+        norm = float(a.norm() * b.norm())
+        if norm:
+            cosines.append(float(a @ b) / norm)
+            if least is not None and cosines[-1] < least:
+                problems.append(
+                    f"'{name}' has the cosine {cosines[-1]:.6f}, at least {least} is asked"
+                )
+    if problems:
+        at = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+        how = "its kernels in Triton's interpreter" if kind == INTERPRETER else "its graph"
+        raise VerificationError(
+            f"the GPU's program in {precision} ({how}, {at}) differs from the model in fp32: "
+            + "; ".join(problems),
+            hint="--precision bf16 has the range of fp32, fp32 its digits",
+        )
+    return GraphCheck(kind, dict(sizes), worst, min(cosines, default=None))
+
+
+if __name__ == "__main__":
+    print(json.dumps(_interpret(json.loads(sys.argv[1]))))

@@ -1,0 +1,46 @@
+"""What is generated for one program: host code and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a program.
+
+    Attributes:
+        name: by which the wrapper loads it; the code stands behind ``__<name>_start``.
+        entry: the function in the code.
+        ptx: the code.
+        num_warps: warps of a block.
+        shared_memory: bytes of a block.
+        source: Triton's.
+    """
+
+    name: str
+    entry: str
+    ptx: str
+    num_warps: int
+    shared_memory: int
+    source: str
+
+
+@dataclass(frozen=True)
+class RawCode:
+    """What Inductor generated.
+
+    Attributes:
+        wrapper: C++ of the model class.
+        constants: tensors that the program reads, real ones, by the name in the wrapper.
+        kernels: in the order of their first use.
+    """
+
+    wrapper: str
+    constants: Mapping[str, Tensor]
+    kernels: tuple[Kernel, ...]

@@ -1,0 +1,70 @@
+"""A model's compiled programs for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgecompile.audit.judge import AuditVerdict
+from edgecompile.backends.artifact import Artifact, TensorStore
+from edgecompile.toolchain.native import NativeRuntime
+
+#: A variant of a bundle: these programs on hosts of an architecture.
+PREFIX = "triton-"
+
+
+@dataclass(frozen=True)
+class GpuPrograms:
+    """What compiling for a GPU made.
+
+    Attributes:
+        natives: runtime library by architecture of the host.
+        artifacts: programs by architecture, in the order of the buckets.
+        store: the tensors that they read.
+        audit: verdicts on kernels and libraries.
+        precision: of weights and activations.
+        capabilities: what there is machine code for, such as 8.7.
+        ptx: the least compute capability that can compile the rest; None: some kernel has none.
+        driver: number of the oldest CUDA driver that loads the machine code.
+        compiler: what made it, with versions.
+    """
+
+    natives: Mapping[str, NativeRuntime]
+    artifacts: Mapping[str, tuple[Artifact, ...]]
+    store: TensorStore
+    audit: tuple[AuditVerdict, ...]
+    precision: str
+    capabilities: tuple[str, ...]
+    ptx: str | None
+    driver: int
+    compiler: str
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """What the programs were held against on the build host, by name; ``audit`` is one."""
+        made = [
+            {item["kind"] for item in artifact.lowering["checks"]}
+            for artifacts in self.artifacts.values()
+            for artifact in artifacts
+        ]
+        return ("audit", *sorted(set.intersection(*made)))
+
+    def glibc(self, arch: str) -> str:
+        """The newest glibc that any library for an architecture needs."""
+        found = [v.glibc for v in self.audit if v.variant == arch and v.glibc]
+        return max(found, key=lambda text: [int(part) for part in text.split(".")], default="2.17")
+
+    def to_json(self) -> dict[str, Any]:
+        """What a report says of them."""
+        some = next(iter(self.artifacts.values()))
+        return {
+            "precision": self.precision,
+            "compute_capabilities": list(self.capabilities),
+            "ptx": self.ptx,
+            "driver": self.driver,
+            "compiler": self.compiler,
+            "programs": [
+                {name: item.lowering[name] for name in ("kernels", "checks")} for item in some
+            ],
+        }

@@ -1,0 +1,81 @@
+"""A GPU as Inductor and Triton ask for it, told from its facts."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from edgecompile.targets.gpu import GpuFacts
+
+#: With its index: a device without one makes Inductor ask which is the current one.
+DEVICE = torch.device("cuda", 0)
+
+
+def properties_of(gpu: GpuFacts) -> types.SimpleNamespace:
+    """What ``torch.cuda.get_device_properties`` would say."""
+    major, minor = divmod(gpu.compute_capability, 10)
+    return types.SimpleNamespace(
+        name=f"sm_{gpu.compute_capability}",
+        major=major,
+        minor=minor,
+        multi_processor_count=gpu.multiprocessors,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=gpu.threads,
+        max_threads_per_block=1024,
+        warp_size=32,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=gpu.shared_memory,
+        L2_cache_size=gpu.l2,
+        total_memory=8 << 30,
+        gcnArchName="",
+    )
+
+
+class IdleDriver:
+    """What Triton asks of its driver as long as nothing runs."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return DEVICE
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+
+def inductor_options() -> dict[str, Any]:
+    """Inductor's: its code is ours to compile, and nothing is timed."""
+    return {
+        "aot_inductor.package": True,
+        "aot_inductor.package_constants_in_so": False,
+        "aot_inductor.link_libtorch": False,
+        "aot_inductor.embed_kernel_binary": True,
+        "aot_inductor.output_path": "",
+        "triton.autotune_at_compile_time": True,
+        "triton.unique_kernel_names": True,
+        "use_static_triton_launcher": False,
+        "compile_threads": 1,
+        "force_disable_caches": True,
+        # Pads what is misaligned after timing it.
+        "shape_padding": False,
+        "triton.descriptive_names": "original_aten",
+        "max_autotune_gemm": True,
+        "max_autotune_gemm_backends": "TRITON",
+        "max_autotune_conv_backends": "TRITON",
+        # A float32 product is one, whatever the global setting is.
+        "emulate_precision_casts": False,
+    }

@@ -1,0 +1,400 @@
+"""Code for a GPU on a host without one: the only module that touches torch's and Triton's private API for it.
+
+Inductor asks a GPU for its properties, computes constants on it, and times and compiles kernels for it.
+Here a description answers, constants are computed on the CPU, nothing is timed, and what Triton makes ends
+at PTX (:mod:`edgecompile.backends.cuda.cubins` assembles it). torch's CPU wheel is enough.
+``tests/backends/cuda/test_device_free.py`` fails loudly when torch or Triton change what is relied on here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch._dynamo.device_interface as device_interface
+import torch._inductor
+from torch import Tensor
+from torch._inductor import codecache, graph, select_algorithm, virtualized
+from torch._inductor import utils as inductor_utils
+from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen import wrapper as wrapper_codegen
+from torch._inductor.fx_passes import joint_graph
+from torch._inductor.runtime import hints, triton_helpers, triton_heuristics
+from torch._inductor.utils import IndentedBuffer
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_map_only
+
+from edgecompile.backends.cuda.code import Kernel, RawCode
+from edgecompile.backends.cuda.described import DEVICE, IdleDriver, inductor_options, properties_of
+from edgecompile.backends.cuda.tiles import Product, Tile
+from edgecompile.errors import CompileError
+from edgecompile.targets.gpu import GpuFacts
+
+#: Inductor's code for the CUDA of this release: it decides about nothing that we use.
+_CUDA = "12.6"
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """A graph whose tensors are fake ones on a GPU.
+
+    Attributes:
+        module: the graph.
+        kwargs: example inputs, fake as well.
+        real: the constants behind the fake ones, by name.
+    """
+
+    module: GraphModule
+    kwargs: Mapping[str, Tensor]
+    real: Mapping[str, Tensor]
+
+
+def move_to_gpu(module: GraphModule, kwargs: Mapping[str, Tensor]) -> OnGpu:
+    """Puts a graph, in place, on a GPU that isn't there.
+
+    Args:
+        module: an exported program's module, lowered.
+        kwargs: example inputs.
+    """
+    mode = _mode_of(module)
+    real = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    fakes: dict[
+        int, tuple[Tensor, Tensor]
+    ] = {}  # with the real one, whose id stays its own so long
+
+    def fake(tensor: Tensor) -> Tensor:
+        with mode:
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE
+            )
+
+    def fake_constant(tensor: Tensor) -> Tensor:
+        if id(tensor) not in fakes:
+            made = fake(tensor)
+            if isinstance(tensor, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=False)
+            made.ec_real = tensor.detach()  # type: ignore[attr-defined]
+            fakes[id(tensor)] = tensor, made
+        return fakes[id(tensor)][1]
+
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
+            for name, tensor in list(table.items()):
+                if tensor is not None:
+                    table[name] = fake_constant(tensor)  # type: ignore[assignment]
+        for name, value in list(vars(part).items()):
+            if isinstance(value, Tensor):
+                setattr(part, name, fake_constant(value))
+        if not isinstance(part, GraphModule):
+            continue
+        for node in part.graph.nodes:
+            if node.kwargs.get("device") is not None:
+                node.kwargs = {**node.kwargs, "device": DEVICE}
+            node.args = tree_map_only(torch.device, lambda _: DEVICE, node.args)
+            if "val" in node.meta:
+                node.meta["val"] = tree_map_only(FakeTensor, fake, node.meta["val"])
+        part.recompile()
+    examples = {name: fake(tensor) for name, tensor in kwargs.items()}
+    return OnGpu(module, examples, {name: tensor.detach() for name, tensor in real.items()})
+
+
+def _mode_of(module: GraphModule) -> FakeTensorMode:
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    raise CompileError("the exported graph has no tensors")
+
+
+#: The index, among the tiles that a product may be computed with, of the one that is compiled.
+Choose = Callable[[Product, Sequence[Tile]], int]
+
+
+def run_inductor(
+    program: OnGpu,
+    gpu: GpuFacts,
+    choose: Choose,
+    folder: Path,
+    ptxas: Path,
+) -> RawCode:
+    """Generates a program's code.
+
+    Args:
+        program: from :func:`move_to_gpu`.
+        gpu: what the code is for.
+        choose: chooses among templates.
+        folder: gets Inductor's and Triton's files; none of an earlier program.
+        ptxas: will assemble the PTX: decides its version.
+
+    Raises:
+        Exception: whatever Inductor or Triton raise.
+    """
+    made: dict[str, Any] = {}
+    with device_free(gpu, folder, ptxas), _caught(made), _choosing(choose), torch.no_grad():
+        torch._inductor.aot_compile(
+            program.module, (), dict(program.kwargs), options=inductor_options()
+        )
+    constants = {
+        name: program.real[name] if name in program.real else _real(tensor, name)
+        for name, tensor in made["constants"].items()
+    }
+    return RawCode(made["wrapper"], constants, tuple(made["kernels"].values()))
+
+
+def _real(tensor: Any, name: str) -> Tensor:
+    if isinstance(tensor, FakeTensor):
+        tensor = getattr(tensor, "ec_real", None)
+    if tensor is None:
+        raise CompileError(
+            f"torch's Inductor made the constant {name} on a GPU that isn't there",
+            hint="this is a defect of edgecompile with this version of torch; please report it",
+        )
+    return tensor.detach()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
+    """Lets Inductor and Triton generate code for ``gpu`` as if it were the current device."""
+    properties = properties_of(gpu)
+    device_interface.get_interface_for_device("cpu")  # registers the real ones, once
+    lazy_init = joint_graph.lazy_init
+    deduce = joint_graph.UniformValueConstantFolder._deduce_value
+
+    def deduce_on_cpu(self: Any, node: torch.fx.Node) -> Any:
+        if "device" not in node.kwargs:
+            return deduce(self, node)
+        kept = node.kwargs
+        node.kwargs = {**kept, "device": torch.device("cpu")}
+        try:
+            return deduce(self, node)
+        finally:
+            node.kwargs = kept
+
+    from triton.runtime.driver import driver
+
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TRITON_PTXAS_PATH": str(ptxas),
+        # Line tables make up four fifths of a cubin, and name this host's folders.
+        "TRITON_DISABLE_LINE_INFO": "1",
+    }
+    replaced: Sequence[tuple[Any, str, Any]] = (
+        (torch.cuda, "get_device_properties", lambda device=None: properties),
+        (
+            torch.cuda,
+            "get_device_capability",
+            lambda device=None: divmod(gpu.compute_capability, 10),
+        ),
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "device_count", lambda: 1),
+        (torch.version, "cuda", _CUDA),
+        (triton_helpers, "set_driver_to_gpu", lambda: None),
+        # It wants 68 multiprocessors for Triton's products; no Orin has as many.
+        (inductor_utils, "is_big_gpu", lambda index=0: True),
+        # The patterns are traced with real tensors, of any device.
+        (joint_graph, "lazy_init", lambda device=None: lazy_init(torch.device("cpu"))),
+        (joint_graph.UniformValueConstantFolder, "_deduce_value", deduce_on_cpu),
+        (graph, "is_same_tensor", _same_tensor),
+        # Small constants are written into kernels.
+        (FakeTensor, "tolist", lambda self: self.ec_real.tolist()),
+        (FakeTensor, "item", lambda self: self.ec_real.item()),
+    )
+    hints.DeviceProperties.create.cache_clear()
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, environment))
+        names = dict.fromkeys(("cuda", "cuda:0"), _described(properties))
+        stack.enter_context(patch.dict(device_interface.device_interfaces, names))
+        for owner, name, value in replaced:
+            stack.enter_context(patch.object(owner, name, value))
+        stack.enter_context(_until_ptx())
+        driver.set_active(IdleDriver(gpu.compute_capability))
+        try:
+            yield
+        finally:
+            driver._active = None  # reset_active() looks for a GPU
+            hints.DeviceProperties.create.cache_clear()
+
+
+def _described(properties: types.SimpleNamespace) -> type[device_interface.DeviceInterface]:
+    class Described(device_interface.DeviceInterface):
+        device = nullcontext  # type: ignore[assignment]
+        Event = device_interface.CudaInterface.Event
+        Stream = device_interface.CudaInterface.Stream
+
+        class Worker:
+            @staticmethod
+            def set_device(device: Any) -> None: ...
+
+            @staticmethod
+            def current_device() -> int:
+                return 0
+
+            @staticmethod
+            def get_device_properties(device: Any = None) -> Any:
+                return properties
+
+        current_device = staticmethod(lambda: 0)
+        set_device = staticmethod(lambda device: None)
+        device_count = staticmethod(lambda: 1)
+        exchange_device = staticmethod(lambda device: 0)
+        maybe_exchange_device = staticmethod(lambda device: 0)
+        synchronize = staticmethod(lambda device=None: None)
+        get_device_properties = staticmethod(lambda device=None: properties)
+        get_raw_stream = staticmethod(lambda device_idx: 0)
+        is_available = staticmethod(lambda: True)
+        is_bf16_supported = staticmethod(lambda including_emulation=False: True)
+        get_compute_capability = staticmethod(
+            lambda device=None: properties.major * 10 + properties.minor
+        )
+        is_triton_capable = staticmethod(lambda device=None: True)
+        raise_if_triton_unavailable = staticmethod(lambda device=None: None)
+
+    return Described
+
+
+def _same_tensor(one: Tensor, other: Tensor) -> bool:
+    """Whether two constants are one in memory; fake ones if the real ones behind them are."""
+    one, other = (getattr(tensor, "ec_real", tensor) for tensor in (one, other))
+    if isinstance(one, FakeTensor) or isinstance(other, FakeTensor):
+        return one is other
+    return inductor_utils.is_same_tensor(one, other)
+
+
+@contextmanager
+def _until_ptx() -> Iterator[None]:
+    """Ends Triton's compilation at PTX: an empty cubin stands for what is assembled later."""
+    from triton.backends.nvidia.compiler import CUDABackend, get_ptxas_version
+
+    get_ptxas_version.cache_clear()
+    with patch.object(CUDABackend, "make_cubin", lambda self, src, metadata, opt, capability: b"-"):
+        yield
+    get_ptxas_version.cache_clear()
+
+
+@contextmanager
+def _choosing(choose: Choose) -> Iterator[None]:
+    """Has ``choose`` decide what is otherwise timed.
+
+    Of products before their templates are filled in, which takes long; of convolutions behind.
+    """
+
+    class Choices(InductorChoices):
+        def _finalize_template_configs(
+            self, template_choices: Any, kernel_inputs: Any, *args: Any, **kwargs: Any
+        ) -> list[Any]:
+            offered = super()._finalize_template_configs(
+                template_choices, kernel_inputs, *args, **kwargs
+            )
+            templates = [
+                c for c in offered if isinstance(c.template, select_algorithm.TritonTemplate)
+            ]
+            if len(templates) < 2:
+                return templates or offered
+            product = _product(kernel_inputs)
+            tiles = [Tile.from_options(choice.params.to_kwargs()) for choice in templates]
+            best = templates.pop(choose(product, tiles))
+            tiles = [Tile.from_options(choice.params.to_kwargs()) for choice in templates]
+            # The next best stands by in case that the template refuses the best.
+            return [best, templates[choose(product, tiles)]]
+
+    def pick(choices: list[Any]) -> list[Any]:
+        templates = [c for c in choices if type(c) is select_algorithm.TritonTemplateCaller]
+        if not templates or "convolution" not in templates[0].name:
+            return templates[:1] or choices
+        product = _convolution(templates[0])
+        return [templates[choose(product, [Tile.from_facts(c.info_dict()) for c in templates])]]
+
+    select_algorithm.add_preprocessing_fn(pick)
+    try:
+        with virtualized.V.set_choices_handler(Choices()):
+            yield
+    finally:
+        select_algorithm.clear_preprocessing_fns()
+
+
+def _product(inputs: Any) -> Product:
+    """The sizes of a product, those that vary at their hints."""
+    m, n, k = inputs.mnk_hinted()
+    first = inputs.nodes()[inputs._mat1_idx]
+    hint = virtualized.V.graph.sizevars.optimization_hint
+    batch = math.prod(hint(size) for size in first.get_size()[:-2])
+    return Product(m, n, k, batch, first.get_dtype().itemsize)
+
+
+def _convolution(choice: Any) -> Product:
+    hint = virtualized.V.graph.sizevars.optimization_hint
+    sizes = [hint(size) for size in choice.layout.size]
+    depth = math.prod(hint(size) for size in choice.input_nodes[1].get_size()[1:])
+    width = choice.layout.dtype.itemsize
+    return Product(math.prod(sizes) // sizes[1], sizes[1], depth, 1, width)
+
+
+@contextmanager
+def _caught(made: dict[str, Any]) -> Iterator[None]:
+    """Takes the wrapper, the constants and the kernels in place of what would compile and time them."""
+    made["kernels"] = {}
+    run_block: Any = wrapper_codegen.PythonWrapperCodegen.generate_and_run_autotune_block
+
+    def compile_first(self: Any, *args: Any, **kwargs: Any) -> None:
+        """In place of compiling and timing all candidates."""
+        config = self.configs[0]
+        result = self._precompile_config(config)
+        binary = result.kernel
+        names = binary.src.fn.arg_names
+        constexprs = triton_heuristics.get_constexprs(binary.src.fn)
+        call_args, def_args, none_args = result._get_arg_lists(names, constexprs)
+        fixed = triton_heuristics.config_to_dict(config)
+        signature = result.compile_meta["signature"]
+        launcher = types.SimpleNamespace(
+            config=config,
+            bin=binary,
+            def_args=[name for name in def_args if name not in fixed],
+            call_args=[
+                name
+                for name in call_args
+                if signature.get(name, "constexpr") != "constexpr" and name not in none_args
+            ],
+            global_scratch=getattr(binary.metadata, "global_scratch_size", None),
+            profile_scratch=getattr(binary.metadata, "profile_scratch_size", None),
+        )
+        self.save_gpu_kernel(0, launcher)
+        name, metadata = self.inductor_meta["kernel_name"], binary.metadata
+        made["kernels"][name] = Kernel(
+            name, metadata.name, binary.asm["ptx"], metadata.num_warps, metadata.shared, self.fn.src
+        )
+
+    def define_only(self: Any) -> None:
+        """Runs the definitions of the block, which compile the kernels, and not its calls."""
+        self.kernel_autotune_calls = IndentedBuffer()
+        run_block(self)
+
+    def take(lowered: Any, wrapper: Any, kernels: Any, *_: Any, **__: Any) -> list[str]:
+        made["wrapper"] = getattr(wrapper, "value", wrapper)
+        made["constants"] = {
+            lowered.allocated_constant_name[name]: lowered.get_original_value_of_constant(name)
+            for name in lowered.constants
+            if name not in lowered.folded_constants
+        }
+        return [""]
+
+    with (
+        patch.object(triton_heuristics.CachingAutotuner, "precompile", compile_first),
+        patch.object(
+            wrapper_codegen.PythonWrapperCodegen, "generate_and_run_autotune_block", define_only
+        ),
+        patch.object(codecache.AotCodeCompiler, "compile", staticmethod(take)),
+    ):
+        yield

@@ -1,0 +1,120 @@
+"""From an exported program to its code for a GPU: the wrapper in C++, and Triton's kernels as PTX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from edgecompile.backends.cuda.code import Kernel
+from edgecompile.backends.cuda.device_free import move_to_gpu, run_inductor
+from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
+from edgecompile.backends.cuda.tiles import choose_tile
+from edgecompile.backends.generated import name_by_content, temporary_folder
+from edgecompile.backends.inductor_compat import (
+    GENERATING,
+    assume_no_ones,
+    equal_sizes_copied,
+    generation_failed,
+    refuse_fixed,
+    varying_sizes,
+)
+from edgecompile.backends.lowering.constants import PACKED_PREFIX
+from edgecompile.backends.missing_kernels import modules_of_nodes
+from edgecompile.buckets.plan import Bucket
+from edgecompile.errors import CompileError
+from edgecompile.export.conditions import unlike_sizes
+from edgecompile.export.program import ExportedModel
+from edgecompile.targets.gpu import GpuFacts
+
+
+@dataclass(frozen=True)
+class GeneratedGpu:
+    """Code for one program.
+
+    Attributes:
+        wrapper: C++ that launches the kernels.
+        kernels: Triton's, as PTX.
+        constants: what it reads from outside, by fully qualified name.
+        modules: module of the model by node, for messages.
+        lowering: what was rewritten.
+        kinds: sizes at which conditions don't hold that Inductor took for given.
+    """
+
+    wrapper: str
+    kernels: tuple[Kernel, ...]
+    constants: Mapping[str, Tensor]
+    modules: Mapping[str, str]
+    lowering: Mapping[str, Any]
+    kinds: tuple[Mapping[str, int], ...]
+
+
+def generate_gpu(
+    exported: ExportedModel,
+    bucket: Bucket,
+    gpu: GpuFacts,
+    precision: str,
+    ptxas: Path,
+    *,
+    check: Callable[[GraphModule], None] = lambda module: None,
+) -> GeneratedGpu:
+    """Generates a program's code; takes :data:`~edgecompile.backends.inductor_compat.GENERATING`.
+
+    Args:
+        exported: the program for the bucket's range, in float32.
+        bucket: its hint is the size that tiles are chosen for.
+        gpu: the target.
+        precision: ``fp32``, ``bf16`` or ``fp16``: of weights and activations.
+        ptxas: the assembler that the PTX is for.
+        check: is given the graph, lowered and still on the CPU; raises where it computes wrongly.
+
+    Raises:
+        CompileError: Inductor or Triton failed, or fixed a size that varies.
+    """
+    with GENERATING:
+        module = exported.program.module()
+        signature = exported.program.graph_signature
+        own = {*signature.parameters, *signature.buffers}
+        report = lower_for_gpu(module, gpu, precision)
+        modules = modules_of_nodes(module)
+        check(module)
+        packed = {name for name, _ in module.named_buffers() if name.startswith(PACKED_PREFIX)}
+        ranges = exported.ranges
+        sizes = {
+            name: min(max(extent.hint, ranges[name][0]), ranges[name][1])
+            for name, extent in bucket.axes
+            if name in ranges
+        }
+        program = move_to_gpu(module, exported.example(sizes))
+        varying = varying_sizes(module)
+        environment = next((size.node.shape_env for size, _ in varying), None)
+        assume_no_ones(varying)
+        known = 0 if environment is None else len(environment.guards)
+        with temporary_folder() as folder, equal_sizes_copied():
+            try:
+                raw = run_inductor(program, gpu, partial(choose_tile, gpu), Path(folder), ptxas)
+            except CompileError:
+                raise
+            except Exception as error:
+                raise generation_failed(error) from error
+        new = [] if environment is None else environment.guards[known:]
+        refuse_fixed(varying, new)
+        assumed = tuple(guard.expr for guard in new)
+        kinds = tuple(unlike_sizes(module, assumed, exported.inputs, ranges, sizes))
+    wrapper, constants = name_by_content(_plain(raw.wrapper), raw.constants, own | packed)
+    return GeneratedGpu(wrapper, raw.kernels, constants, modules, vars(report), kinds)
+
+
+#: Comments with the kernels' sources, which name temporary files.
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+
+
+def _plain(wrapper: str) -> str:
+    """The wrapper without what differs from one run to the next."""
+    return _COMMENT.sub("", wrapper)

@@ -1,0 +1,92 @@
+"""What has to be installed on a host that compiles for GPUs: Triton, and NVIDIA's assembler."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, files, version
+from pathlib import Path
+
+from edgecompile.errors import CompileError, MissingDependencyError, ToolchainError
+
+#: torch's releases are made with one Triton each; what device_free.py patches is that of these two.
+TORCH, TRITON = "2.13", "3.7.1"
+
+#: Packages with a ptxas, by the release of CUDA; "" is the one that Triton brings (12.8).
+_PACKAGES = {
+    "": ("triton", "triton==3.7.1"),
+    "12.6": ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc-cu12==12.6.85"),
+}
+
+
+def need_triton() -> None:
+    """Raises MissingDependencyError unless the Triton that goes with torch is installed."""
+    try:
+        found = version("triton")
+    except PackageNotFoundError:
+        found = ""
+    if found != TRITON:
+        raise MissingDependencyError(
+            f"--backend triton needs triton {TRITON}"
+            + (f", and {found} is installed" if found else ", which isn't installed"),
+            hint=f"pip install --no-deps triton=={TRITON}",
+        )
+    if not version("torch").startswith(f"{TORCH}."):
+        raise MissingDependencyError(
+            f"--backend triton needs torch {TORCH}, and {version('torch')} is installed",
+            hint=f"pip install torch=={TORCH}.*",
+        )
+
+
+@cache
+def find_ptxas(release: str = "") -> Path:
+    """The assembler of a release of CUDA; of "" the one that Triton brings.
+
+    Raises:
+        ToolchainError: it isn't installed, or there is none of that release.
+    """
+    if release not in _PACKAGES:
+        raise ToolchainError(
+            f"no ptxas of CUDA {release} is known",
+            hint="known are " + ", ".join(name for name in _PACKAGES if name),
+        )
+    package, requirement = _PACKAGES[release]
+    try:
+        found = [file for file in files(package) or () if file.name == "ptxas"]
+    except PackageNotFoundError:
+        found = []
+    paths = [Path(str(file.locate())) for file in found]
+    for path in paths:
+        if os.access(path, os.X_OK):
+            return path
+    raise ToolchainError(
+        f"there is no ptxas{' of CUDA ' + release if release else ''} here",
+        hint=f"pip install --no-deps {requirement}",
+    )
+
+
+@cache
+def ptxas_version(path: Path) -> str:
+    """The full version of an assembler, such as V12.8.93."""
+    text = run_assembler([str(path), "--version"])
+    found = re.search(r"\bV\d+\.\d+\.\d+", text)
+    if found is None:
+        raise ToolchainError(f"{path} doesn't say its version")
+    return found[0]
+
+
+def run_assembler(command: Sequence[str], what: str = "") -> str:
+    """What a command prints; raises CompileError where it fails, naming the kernel that it was for."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ToolchainError(f"{command[0]} can't be run: {error}") from error
+    if done.returncode:
+        raise CompileError(
+            f"ptxas refuses the kernel {what}:\n" + "\n".join(done.stderr.splitlines()[:8]),
+            hint="this is a defect of Triton's code generator; please report the model",
+        )
+    return done.stdout + done.stderr

@@ -1,0 +1,246 @@
+"""All of a model's programs for a GPU: one library for each bucket and architecture of the host."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgecompile.audit.judge import AuditVerdict, baseline, judge, require
+from edgecompile.backends.artifact import Artifact, TensorStore
+from edgecompile.backends.cuda.checks import check_graph, check_kernels
+from edgecompile.backends.cuda.compile import build_library
+from edgecompile.backends.cuda.compiled import PREFIX, GpuPrograms
+from edgecompile.backends.cuda.cubins import (
+    LEAST_DRIVER,
+    Assembled,
+    assemble,
+    audit_kernels,
+)
+from edgecompile.backends.cuda.generate import GeneratedGpu, generate_gpu
+from edgecompile.backends.cuda.installed import TRITON, find_ptxas, ptxas_version
+from edgecompile.backends.missing_kernels import refuse_missing_kernels
+from edgecompile.buckets.plan import Bucket
+from edgecompile.errors import CompileError
+from edgecompile.export.program import ExportedModel
+from edgecompile.files import file_sha256, plain_fields
+from edgecompile.installation import installation_id
+from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.targets.gpu import GpuSpec
+from edgecompile.targets.profile import TargetProfile
+from edgecompile.toolchain.compilers import find_toolchain
+from edgecompile.toolchain.gpu_native import build_gpu_runtime
+from edgecompile.toolchain.native import NativeRuntime
+
+
+def compile_for_gpu(
+    exported: Sequence[ExportedModel],
+    buckets: Sequence[Bucket],
+    profile: TargetProfile,
+    precision: str,
+    folder: Path,
+    *,
+    keys: Sequence[str] = (),
+    saved: Sequence[Path] = (),
+    step: StepHandle = NULL_STEP,
+) -> GpuPrograms:
+    """Compiles every bucket for the GPU of a target, and audits what comes out.
+
+    Args:
+        exported: one export for each bucket, in float32.
+        buckets: what to compile.
+        profile: the target; it has a GPU.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+        folder: gets ``triton-<arch>/bucket-N.so``, the runtime libraries and tensors.
+        keys: what identifies each export; with them, programs that an earlier call left there are
+            reused.
+        saved: the folders of the exports; with them, kernels of ours are tried in Triton's interpreter.
+        step: gets the progress.
+
+    Raises:
+        TargetError: Triton makes no code for this GPU.
+        MissingKernelError: a program calls what the runtime lacks; lists all of it.
+        VerificationError: a lowered graph differs from the model's.
+        CompileError, ToolchainError, AuditError.
+    """
+    gpu = profile.gpu
+    assert gpu is not None
+    facts, ptxas = gpu.facts, find_ptxas(gpu.ptxas)
+    natives = {arch: build_gpu_runtime(arch, folder / arch) for arch in profile.archs}
+    store = TensorStore(folder / "tensors")
+    tasks = [
+        _Task(
+            program, bucket, index, gpu, precision, ptxas, store, folder, natives,
+            keys[index] if keys else uuid.uuid4().hex, saved[index] if saved else None,
+        )
+        for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True))
+    ]  # fmt: skip
+    artifacts: dict[str, list[Artifact]] = {arch: [] for arch in natives}
+    verdicts: list[AuditVerdict] = []
+    for done, task in enumerate(tasks):
+        step.update(done, len(tasks), f"bucket {task.index}")
+        known = {arch: task.find_known(arch) for arch in natives}
+        made = task.make() if None in known.values() else None
+        for arch, native in natives.items():
+            artifact = known[arch]
+            if made is not None:
+                artifact = task.link(arch, made)
+            assert artifact is not None
+            artifacts[arch].append(artifact)
+            verdicts.append(
+                judge(
+                    artifact.library,
+                    baseline(arch),
+                    profile,
+                    allowed_needed=(native.path.name,),
+                    runtime_exports=native.exports,
+                    vectorised=False,
+                )
+            )
+        if made is not None:
+            private = (str(folder.resolve()), str(Path.home()), tempfile.gettempdir() + "/")
+            verdicts.append(audit_kernels(made.kernels, facts, profile.name, private))
+    for arch, native in natives.items():
+        verdicts.append(judge(native.path, baseline(arch), profile, vectorised=False))
+    require(verdicts)
+    every = [
+        item for artifact in next(iter(artifacts.values())) for item in artifact.lowering["kernels"]
+    ]
+    later = all(item["ptx"] is not None for item in every)
+    return GpuPrograms(
+        natives,
+        {arch: tuple(items) for arch, items in artifacts.items()},
+        store,
+        tuple(verdicts),
+        precision,
+        gpu.cubins or (gpu.compute_capability,),
+        gpu.compute_capability if later else None,
+        LEAST_DRIVER,
+        f"triton {TRITON}, ptxas {ptxas_version(ptxas)}",
+    )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A bucket's code before it is linked for an architecture."""
+
+    generated: GeneratedGpu
+    kernels: tuple[Assembled, ...]
+    lowering: Mapping[str, Any]
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A program to compile."""
+
+    exported: ExportedModel
+    bucket: Bucket
+    index: int
+    gpu: GpuSpec
+    precision: str
+    ptxas: Path
+    store: TensorStore
+    folder: Path
+    natives: Mapping[str, NativeRuntime]
+    export_key: str
+    saved: Path | None
+
+    def key(self, arch: str) -> str:
+        """Identifies everything that shapes the library."""
+        toolchain = find_toolchain(arch)
+        parts = [
+            self.export_key,
+            self.bucket.program_json(),
+            plain_fields(self.gpu),
+            self.precision,
+            self.natives[arch].sha256,
+            [toolchain.cxx, toolchain.version],
+            [TRITON, ptxas_version(self.ptxas)],
+            installation_id(),
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def output(self, arch: str) -> Path:
+        return self.folder / f"{PREFIX}{arch}" / f"bucket-{self.index}.so"
+
+    def find_known(self, arch: str) -> Artifact | None:
+        """What an earlier process left, if it has this key and is whole."""
+        try:
+            artifact = Artifact.load(self.output(arch).with_suffix(".json"))
+        except CompileError:
+            return None
+        whole = all(self.store.path(tensor).is_file() for tensor in artifact.constants.values())
+        return artifact if artifact.key == self.key(arch) and whole else None
+
+    def make(self) -> _Made:
+        """Generates and assembles; refuses what the runtime lacks before anything is compiled."""
+        ranges, start = self.exported.ranges, time.perf_counter()
+        ends = [{axis: span[end] for axis, span in ranges.items()} for end in (0, 1)]
+        # More than one key to attend to, few enough for an interpreter.
+        few = {
+            axis: min(hi, max(lo, 5)) if axis == self.exported.length_axis else lo
+            for axis, (lo, hi) in ranges.items()
+        }
+        hints = {
+            name: min(max(extent.hint, ranges[name][0]), ranges[name][1])
+            for name, extent in self.bucket.axes
+            if name in ranges
+        }
+        sizes = [
+            dict(items)
+            for items in dict.fromkeys(tuple(s.items()) for s in [ends[0], hints, ends[1]])
+        ]
+        check, found = check_graph(self.exported, sizes, self.precision)
+        generated = generate_gpu(
+            self.exported, self.bucket, self.gpu.facts, self.precision, self.ptxas, check=check
+        )
+        for native in self.natives.values():
+            refuse_missing_kernels(generated.wrapper, generated.modules, native.exports)
+        if self.saved is not None:
+            kernels_checked = check_kernels(self.saved, few, self.precision, self.gpu.facts)
+            found += [] if kernels_checked is None else [kernels_checked]
+        generating = time.perf_counter() - start
+        archs = [
+            int(name.replace(".", "")) for name in self.gpu.cubins or (self.gpu.compute_capability,)
+        ]
+        kernels = assemble(generated.kernels, archs, self.ptxas)
+        lowering = {
+            **generated.lowering,
+            "kernels": [item.to_json() for item in kernels],
+            "checks": [item.to_json() for item in found],
+        }
+        assembling = time.perf_counter() - start - generating
+        return _Made(generated, kernels, lowering, {"generate": generating, "assemble": assembling})
+
+    def link(self, arch: str, made: _Made) -> Artifact:
+        """The library for hosts of an architecture."""
+        start, output = time.perf_counter(), self.output(arch)
+        toolchain = find_toolchain(arch)
+        objects = build_library(
+            toolchain, made.generated.wrapper, made.kernels, self.natives[arch], output
+        )
+        artifact = Artifact(
+            key=self.key(arch),
+            bucket=self.index,
+            variant=f"{PREFIX}{arch}",
+            library=output,
+            sha256=file_sha256(output),
+            isa=f"sm_{self.gpu.facts.compute_capability}",
+            vectorised=False,
+            constants={
+                name: self.store.add(tensor) for name, tensor in made.generated.constants.items()
+            },
+            seconds={**made.seconds, "compile": time.perf_counter() - start},
+            commands=tuple(sorted({" ".join(built.command) for built in objects})),
+            lowering=made.lowering,
+            kinds=made.generated.kinds,
+        )
+        artifact.save()
+        return artifact

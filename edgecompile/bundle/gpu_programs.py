@@ -1,0 +1,87 @@
+"""Puts programs for a GPU into a bundle, beside those for its machine's own cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgecompile.audit.judge import baseline
+from edgecompile.backends.cuda.compiled import PREFIX, GpuPrograms
+from edgecompile.bundle.verdict import VerifyReport
+from edgecompile.bundle.writer import BundleWriter, merge_constants
+from edgecompile.precision import FP32, TOLERANCES, min_cosine
+from edgecompile.runtime.format.schema import TRITON, GpuSpec, Manifest, Variant
+
+#: Variants for a GPU come before those for CPUs, and behind an engine of TensorRT.
+RANK = 900
+
+
+def add_gpu_programs(
+    writer: BundleWriter, manifest: Manifest, programs: GpuPrograms, *, padding: bool
+) -> Manifest:
+    """Adds libraries and weights; returns the manifest with a variant for each architecture.
+
+    Args:
+        writer: of the bundle.
+        manifest: so far; its buckets are those of the programs.
+        programs: what was compiled.
+        padding: whether it was shown that padding changes nothing.
+    """
+    label = weights_label(programs.precision)
+    constants = merge_constants([a for items in programs.artifacts.values() for a in items])
+    weights = writer.add_weights(constants, programs.store, label)
+    gpu = GpuSpec(
+        compute_capabilities=programs.capabilities,
+        ptx=programs.ptx,
+        driver=programs.driver,
+        precision=label,
+        tolerance=TOLERANCES[programs.precision],
+        min_cosine=min_cosine(programs.precision),
+        padding=padding,
+        checks=programs.checks,
+    )
+    variants = [_variant(writer, programs, arch, gpu) for arch in programs.natives]
+    return replace(
+        manifest,
+        variants=(*manifest.variants, *variants),
+        weights={**manifest.weights, label: weights},
+        built_by={**manifest.built_by, "gpu": programs.compiler},
+    )
+
+
+def weights_label(precision: str) -> str:
+    """The name of a GPU's weights in a bundle: those of CPUs are stored in another order."""
+    return f"{precision}-gpu" if precision == FP32.name else precision
+
+
+def _variant(writer: BundleWriter, programs: GpuPrograms, arch: str, gpu: GpuSpec) -> Variant:
+    name, native = f"{PREFIX}{arch}", programs.natives[arch]
+    folder = f"code/{name}"
+    runtime = writer.add_file(native.path, f"{folder}/{native.path.name}")
+    paths: Sequence[str] = [
+        writer.add_file(artifact.library, f"{folder}/bucket-{index}.so")
+        for index, artifact in enumerate(programs.artifacts[arch])
+    ]
+    return Variant(
+        name=name,
+        arch=arch,
+        backend=TRITON,
+        requires=baseline(arch).requires,
+        glibc=programs.glibc(arch),
+        rank=RANK,
+        runtime=runtime,
+        programs=tuple(paths),
+        gpu=gpu,
+    )
+
+
+def with_programs(report: VerifyReport, programs: GpuPrograms) -> VerifyReport:
+    """A report with what is known of the variants for a GPU, which this host hasn't got."""
+    names = {
+        "graph": "its graph ran on the CPU",
+        "interpreter": "its kernels in Triton's interpreter",
+    }
+    ran = [text for name, text in names.items() if name in programs.checks]
+    reason = "it needs a GPU; here " + " and ".join([*ran, "its machine code was audited"])
+    unrun = {f"{PREFIX}{arch}": reason for arch in programs.natives}
+    return replace(report, not_executed={**report.not_executed, **unrun})

@@ -1,0 +1,173 @@
+"""Everything of torch's and Triton's private API that device_free.py relies on, named one by one.
+
+When one of these fails, torch or Triton have changed: read what became of the name, mend device_free.py, and
+then raise the versions in installed.py and pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgecompile.backends.cuda.tiles import Product, Tile
+from edgecompile.errors import CompileError, MissingDependencyError
+from edgecompile.targets.gpu import GpuFacts
+from tests.needs import need_triton
+
+need_triton()
+from edgecompile.backends.cuda import described, device_free, installed  # noqa: E402
+
+H100 = GpuFacts(90, 114, 227 << 10, 2048, 50 << 20)
+
+
+def test_versions_are_those_that_are_patched() -> None:
+    from importlib.metadata import version
+
+    assert torch.__version__.startswith(f"{installed.TORCH}.")
+    assert version("triton") == installed.TRITON
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    assert f"triton=={installed.TRITON}" in text and f"torch=={installed.TORCH}." in text
+
+
+def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "TRITON", "9.9.9")
+    with pytest.raises(
+        MissingDependencyError, match=r"needs triton 9\.9\.9, and 3\.7\.1"
+    ) as caught:
+        installed.need_triton()
+    assert "--no-deps triton==9.9.9" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch._dynamo.device_interface", "device_interfaces"),
+        ("torch._dynamo.device_interface", "get_interface_for_device"),
+        ("torch._dynamo.device_interface", "CudaInterface"),
+        ("torch._inductor.runtime.triton_helpers", "set_driver_to_gpu"),
+        ("torch._inductor.utils", "is_big_gpu"),
+        ("torch._inductor.utils", "is_same_tensor"),
+        ("torch._inductor.graph", "is_same_tensor"),
+        ("torch._inductor.fx_passes.joint_graph", "lazy_init"),
+        ("torch._inductor.fx_passes.joint_graph", "UniformValueConstantFolder._deduce_value"),
+        ("torch._inductor.runtime.hints", "DeviceProperties.create.cache_clear"),
+        ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner._precompile_config"),
+        ("torch._inductor.runtime.triton_heuristics", "TritonCompileResult._get_arg_lists"),
+        ("torch._inductor.runtime.triton_heuristics", "get_constexprs"),
+        ("torch._inductor.runtime.triton_heuristics", "config_to_dict"),
+        ("torch._inductor.select_algorithm", "add_preprocessing_fn"),
+        ("torch._inductor.select_algorithm", "clear_preprocessing_fns"),
+        ("torch._inductor.select_algorithm", "TritonTemplate"),
+        ("torch._inductor.select_algorithm", "TritonTemplateCaller.info_dict"),
+        ("torch._inductor.choices", "InductorChoices._finalize_template_configs"),
+        ("torch._inductor.kernel_inputs", "MMKernelInputs.mnk_hinted"),
+        ("torch._inductor.graph", "GraphLowering.get_original_value_of_constant"),
+        ("triton.backends.nvidia.compiler", "CUDABackend.make_cubin"),
+        ("triton.backends.nvidia.compiler", "get_ptxas_version.cache_clear"),
+        ("triton.runtime.driver", "driver.set_active"),
+    ],
+)
+def test_what_is_patched_or_called_is_there(module: str, name: str) -> None:
+    found = __import__(module, fromlist=["_"])
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert callable(found) or isinstance(found, dict)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "parameters"),
+    [
+        ("torch._inductor.codecache", "AotCodeCompiler.compile",
+         "graph wrapper_code kernel_code serialized_extern_kernel_nodes device_type additional_files"),
+        ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner.precompile",
+         "self warm_cache_only reload_kernel static_triton_bundle_key"),
+        ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner.save_gpu_kernel",
+         "self stream launcher"),
+        ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen.generate_and_run_autotune_block",
+         "self"),
+        ("torch._inductor.choices", "InductorChoices._finalize_template_configs",
+         "self template_choices kernel_inputs templates op_name kwarg_overrides"),
+        ("triton.backends.nvidia.compiler", "CUDABackend.make_cubin", "self src metadata opt capability"),
+    ],
+)  # fmt: skip
+def test_signatures_are_those_that_stand_ins_have(module: str, name: str, parameters: str) -> None:
+    found = __import__(module, fromlist=["_"])
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert list(inspect.signature(found).parameters) == parameters.split()
+
+
+def test_options_are_inductors() -> None:
+    import torch._inductor.config
+
+    for name in described.inductor_options():
+        found = torch._inductor.config
+        for part in name.split("."):
+            assert hasattr(found, part), name
+            found = getattr(found, part)
+
+
+def test_everything_is_put_back(tmp_path: Path) -> None:
+    import torch._dynamo.device_interface as device_interface
+    from triton.runtime.driver import driver
+
+    device_interface.get_interface_for_device("cpu")
+    before = dict(device_interface.device_interfaces), torch.cuda.device_count, torch.version.cuda
+    with device_free.device_free(H100, tmp_path, installed.find_ptxas()):
+        assert torch.cuda.get_device_capability() == (9, 0)
+        assert driver.active.get_current_target().arch == 90
+        assert not torch.cuda.is_available()
+    after = dict(device_interface.device_interfaces), torch.cuda.device_count, torch.version.cuda
+    assert after == before
+
+
+def exported(module: torch.nn.Module, **inputs: torch.Tensor) -> torch.fx.GraphModule:
+    length = torch.export.Dim("length", min=2, max=64)
+    program = torch.export.export(
+        module.eval(), (), inputs, dynamic_shapes={name: {0: length} for name in inputs}
+    )
+    return program.module()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 48)
+        self.register_buffer("small", torch.tensor([1.0, -2.0, 3.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.linear(x))
+        return torch.nn.functional.linear(y[:, :32], self.linear.weight) + self.small.sum()
+
+
+def test_a_small_program_becomes_kernels_and_a_wrapper(tmp_path: Path) -> None:
+    module = exported(Net(), x=torch.randn(8, 32))
+    weight = module.get_parameter("linear.weight").detach()
+    program = device_free.move_to_gpu(module, {"x": torch.randn(8, 32)})
+    assert all(node.meta["val"].device == described.DEVICE
+               for node in module.graph.nodes
+               if isinstance(node.meta.get("val"), torch.Tensor))  # fmt: skip
+    asked: list[Product] = []
+
+    def choose(product: Product, tiles: Sequence[Tile]) -> int:
+        asked.append(product)
+        return 0
+
+    raw = device_free.run_inductor(program, H100, choose, tmp_path, installed.find_ptxas())
+    assert asked and asked[0].n == 48 and asked[0].k == 32 and asked[0].width == 4
+    assert torch.equal(raw.constants["linear.weight"], weight)
+    assert not any(isinstance(x, torch._subclasses.FakeTensor) for x in raw.constants.values())
+    assert raw.kernels and all(".entry" in kernel.ptx for kernel in raw.kernels)
+    assert all(kernel.name in raw.wrapper for kernel in raw.kernels)
+    assert "AOTInductorModel" in raw.wrapper
+    # Nothing of this host: neither in code that ships nor in what the object's key is made of.
+    assert str(tmp_path) not in "".join(kernel.ptx for kernel in raw.kernels)
+
+
+def test_a_constant_that_nobody_knows_is_a_defect() -> None:
+    with pytest.raises(CompileError, match="made the constant x"):
+        device_free._real(None, "x")

@@ -1,0 +1,73 @@
+"""The model that chooses tiles: what it has to get right at sizes where the answer is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from edgecompile.backends.cuda.tiles import Product, Tile, choose_tile, cycles
+from edgecompile.targets.gpu import GpuFacts
+
+ORIN = GpuFacts(87, 8, 163 << 10, 1536, 2 << 20)
+H100 = GpuFacts(90, 114, 227 << 10, 2048, 50 << 20)
+TILES = [
+    Tile(m, n, k, stages, warps)
+    for m, n, k, warps in (
+        (16, 32, 32, 1), (32, 32, 64, 2), (64, 64, 64, 4), (64, 128, 64, 4), (128, 128, 32, 8),
+        (128, 256, 64, 8),
+    )
+    for stages in (1, 3, 5)
+]  # fmt: skip
+
+
+def chosen(product: Product, gpu: GpuFacts) -> Tile:
+    return TILES[choose_tile(gpu, product, TILES)]
+
+
+def test_a_tile_that_does_not_fit_costs_infinitely_much() -> None:
+    small = GpuFacts(86, 28, 99 << 10, 1536, 3 << 20)
+    tile = Tile(128, 256, 64, 3, 8)
+    assert tile.shared_memory(2) == 147456
+    assert math.isinf(cycles(Product(512, 512, 512), tile, small))
+    assert not math.isinf(cycles(Product(512, 512, 512), tile, H100))
+
+
+def test_sums_beyond_the_registers_cost_infinitely_much() -> None:
+    assert math.isinf(cycles(Product(512, 512, 512), Tile(128, 128, 32, 3, 2), H100))
+
+
+@pytest.mark.parametrize("gpu", [ORIN, H100])
+@pytest.mark.parametrize("m", [1, 16, 64, 256, 4096])
+@pytest.mark.parametrize(("n", "k"), [(384, 384), (1536, 384), (384, 1536), (4096, 4096)])
+@pytest.mark.parametrize("width", [2, 4])
+def test_what_is_chosen_fits(gpu: GpuFacts, m: int, n: int, k: int, width: int) -> None:
+    tile = chosen(Product(m, n, k, 1, width), gpu)
+    assert tile.shared_memory(width) <= gpu.shared_memory
+
+
+def test_few_rows_take_small_tiles_so_that_every_multiprocessor_has_work() -> None:
+    short, long = chosen(Product(16, 384, 384), H100), chosen(Product(8192, 4096, 4096), H100)
+    assert short.m * short.n <= 32 * 32
+    assert long.m * long.n >= 128 * 128
+    assert math.ceil(384 / short.n) >= 12
+
+
+def test_few_multiprocessors_take_larger_tiles() -> None:
+    product = Product(128, 768, 768)
+    a, b = chosen(product, ORIN), chosen(product, H100)
+    assert a.m * a.n >= b.m * b.n
+
+
+def test_pipelines_are_preferred_where_the_depth_has_steps() -> None:
+    assert chosen(Product(64, 1536, 1536), H100).stages > 1
+
+
+def test_the_choice_does_not_depend_on_the_order_of_equals() -> None:
+    product = Product(64, 384, 384)
+    assert choose_tile(H100, product, [TILES[3], TILES[3]]) == 0
+
+
+def test_where_nothing_fits_the_smallest_is_taken() -> None:
+    tiny = GpuFacts(80, 1, 1 << 10, 1536, 1 << 20)
+    assert TILES[choose_tile(tiny, Product(64, 64, 64), TILES)] == Tile(16, 32, 32, 1, 1)

@@ -1,0 +1,149 @@
+"""build --backend triton: a bundle for a GPU that this host hasn't got."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgecompile.audit.elf import read_elf
+from edgecompile.errors import TargetError, UsageError
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.pipeline.result import BuildResult
+from edgecompile.planning.request import PlanRequest
+from edgecompile.runtime.format.manifest import TRITON, parse_manifest
+from edgecompile.targets.profile import load_target
+from tests.cli.command import run
+from tests.needs import need_aarch64_compiler, need_triton
+
+LENGTHS = LengthDistribution.from_samples([3, 4, 7, 9, 20, 31])
+
+
+def request(
+    model: Path, folder: Path, target: str, precision: str, **options: object
+) -> BuildRequest:
+    plan = PlanRequest(
+        LENGTHS, quick=True, max_length=32, backend="triton", precision=precision, **options
+    )
+    return BuildRequest(
+        str(model), target, plan, output=folder / "out.ecb", work_dir=folder / "work"
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    need_triton()
+    folder = tmp_path_factory.mktemp("triton")
+    return build(request(tiny_model, folder, "cuda-sm90", "fp16"))
+
+
+def test_the_bundle_has_programs_for_the_gpu_and_the_cores(built: BuildResult) -> None:
+    manifest = parse_manifest((built.bundle_path / "manifest.json").read_bytes())
+    cpu, gpu = manifest.variants
+    assert (cpu.name, gpu.name, gpu.backend) == ("x86-64-v3", "triton-x86-64", TRITON)
+    assert gpu.rank > cpu.rank and gpu.gpu is not None
+    assert gpu.gpu.compute_capabilities == ("9.0",)
+    assert gpu.gpu.precision == "fp16" and gpu.gpu.tolerance.rtol == 0.02
+    assert set(gpu.gpu.checks) == {"audit", "graph", "interpreter"}
+    assert set(manifest.weights) == {"fp32", "fp16"}
+    assert manifest.built_by["gpu"].startswith("triton 3.7.1, ptxas V12.8")
+    assert "triton-x86-64: not run, it needs a GPU" in manifest.built_by["verified"]
+
+
+def test_libraries_need_our_runtime_alone(built: BuildResult) -> None:
+    manifest = parse_manifest((built.bundle_path / "manifest.json").read_bytes())
+    gpu = manifest.variants[-1]
+    program = read_elf(built.bundle_path / gpu.programs[0])
+    native = read_elf(built.bundle_path / gpu.runtime)
+    assert Path(gpu.runtime).name in program.needed
+    assert not any(
+        "cuda" in name and "eccuda" not in name for name in (*program.needed, *native.needed)
+    )
+    own = {symbol.name for symbol in program.undefined if not symbol.library}
+    assert {"ec_cuLaunchKernel", "ec_cuModuleLoadData"} <= own
+    assert all(name.startswith(("ec_", "_", "__")) for name in own)
+    assert b"ECUBIN1\0" in (built.bundle_path / gpu.programs[0]).read_bytes()
+
+
+def test_weights_are_half_as_large(built: BuildResult) -> None:
+    sizes = {
+        name: (built.bundle_path / f"weights.{name}").stat().st_size for name in ("fp16", "fp32")
+    }
+    assert sizes["fp16"] < 0.75 * sizes["fp32"]
+
+
+def test_reports_say_what_was_checked(built: BuildResult) -> None:
+    report = json.loads((built.bundle_path / "reports" / "gpu.json").read_text())
+    (program,) = report["programs"]
+    graphs = [item for item in program["checks"] if item["kind"] == "graph"]
+    assert graphs[0]["sizes"]["length"] <= 4 and len(graphs) >= 2
+    assert all(item["cosine"] > 0.9999 for item in program["checks"])
+    names = [kernel["name"] for kernel in program["kernels"]]
+    assert any("attention" in name for name in names)
+    assert all(image["arch"] == 90 for kernel in program["kernels"] for image in kernel["images"])
+    audit = json.loads((built.bundle_path / "reports" / "audit.json").read_text())
+    (kernels,) = [item for item in audit if item["library"] == "kernels"]
+    assert kernels["ok"]
+
+
+def test_inspect_shows_what_it_had(built: BuildResult) -> None:
+    result = run("inspect", str(built.bundle_path))
+    assert result.exit_code == 0
+    text = " ".join(result.output.split())
+    assert "fp16; machine code for 9.0; PTX from 9.0 on" in text
+    assert "checked without one by audit, graph, interpreter" in text
+
+
+def test_the_same_build_gives_the_same_bytes(
+    built: BuildResult, tiny_model: Path, tmp_path: Path
+) -> None:
+    # The objects come from the cache; Inductor, Triton and ptxas run again.
+    again = build(request(tiny_model, tmp_path, "cuda-sm90", "fp16"))
+    assert again.sha256 == built.sha256
+
+
+def test_a_gpu_that_triton_has_no_code_for_is_answered_in_words(tmp_path: Path) -> None:
+    profile = load_target("cuda-sm80")
+    assert profile.gpu is not None
+    old = replace(profile, gpu=replace(profile.gpu, compute_capability="7.5"))
+    with pytest.raises(TargetError, match=r"7\.5.*needs 8\.0"):
+        PlanRequest(LENGTHS, backend="triton").check_target(old)
+
+
+def test_precisions_and_targets_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UsageError, match="does not support `precision` int8"):
+        PlanRequest(LENGTHS, backend="triton", precision="int8").check_target(
+            load_target("cuda-sm90")
+        )
+    with pytest.raises(UsageError, match="does not support `backend` triton"):
+        PlanRequest(LENGTHS, backend="triton").check_target(load_target("cpu-x86-64"))
+
+
+@pytest.mark.slow
+def test_every_architecture_in_one_bundle(tiny_model: Path, tmp_path: Path) -> None:
+    need_triton()
+    need_aarch64_compiler()
+    result = build(request(tiny_model, tmp_path, "cuda-any", "bf16"))
+    manifest = parse_manifest((result.bundle_path / "manifest.json").read_bytes())
+    gpus = [variant for variant in manifest.variants if variant.backend == TRITON]
+    assert [variant.arch for variant in gpus] == ["aarch64", "x86-64"]
+    for variant in gpus:
+        assert variant.gpu is not None and variant.gpu.ptx == "8.0"
+        assert variant.gpu.compute_capabilities == ("8.0", "8.6", "8.7", "8.9", "9.0")
+    assert read_elf(result.bundle_path / gpus[0].programs[0]).machine == "aarch64"
+
+
+@pytest.mark.slow
+def test_orins_get_jetpacks_assembler(tiny_model: Path, tmp_path: Path) -> None:
+    need_triton()
+    need_aarch64_compiler()
+    result = build(request(tiny_model, tmp_path, "cuda-sm87", "fp32"))
+    manifest = parse_manifest((result.bundle_path / "manifest.json").read_bytes())
+    gpu = manifest.variants[-1]
+    assert manifest.built_by["gpu"].endswith("ptxas V12.6.85")
+    assert gpu.gpu is not None and gpu.gpu.precision == "fp32-gpu"
+    assert "fp32-gpu" in manifest.weights
