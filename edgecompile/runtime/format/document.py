@@ -137,7 +137,7 @@ def shorten(value: object, limit: int = 60) -> str:
     """``str(value)`` cut to ``limit`` characters and free of control characters."""
     text = str(value)
     text = text if len(text) <= limit else text[: limit - 3] + "..."
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def parse_json(data: bytes, source: str, max_bytes: int) -> Dict[str, Any]:

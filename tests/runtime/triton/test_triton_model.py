@@ -130,6 +130,22 @@ def test_weights_are_copied_once_for_all_models(
     assert fake_driver.calls("cuMemcpyHtoD_v2") == 2
 
 
+@pytest.mark.parametrize("fault", [0, 3, 4])
+def test_no_tensor_is_lost(fake_driver: FakeCudart, tmp_path: Path, fault: int) -> None:
+    """Neither by runs nor by programs that fail in the middle of one."""
+    path = TritonBundle(tmp_path / "t.ecb", f"TOY_FAULT={fault}").write()
+    with open_bundle(path, mode="default", warmup=False) as model:
+        engine: Any = model._programs._engine  # type: ignore[union-attr]
+        live = engine._library.native.ec_live_tensors
+        for length in (3, 50, 3):
+            try:
+                model.run(make_inputs(length))
+            except GpuError:
+                assert fault == 4
+        assert live() <= 2 * 2  # the constant's, of two programs: the container's and ours
+    assert live() == 0
+
+
 def test_threads_share_a_model(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
     failures: list[BaseException] = []
     with open_bundle(triton_bundle.write()) as model:
