@@ -256,8 +256,11 @@ def report(bundle: Path, options: argparse.Namespace) -> None:
     from edgecompile.runtime import open_bundle
 
     model = open_bundle(bundle, threads=1)
-    ids = np.arange(1, TOKENS + 1, dtype=np.int64)[None]
-    inputs = {model.manifest.inputs[0].name: ids}
+    manifest = model.manifest
+    tokens = min(TOKENS, manifest.axes[manifest.length_axis].hi if manifest.length_axis else TOKENS)
+    most = manifest.inputs[0].bounds[1] if manifest.inputs[0].bounds else 1000
+    ids = (np.arange(tokens, dtype=np.int64) % int(most))[None]
+    inputs = {manifest.inputs[0].name: ids}
     asks = make_asks(model.manifest.name, inputs)
     command = [sys.executable, "-m", "edgecompile.server", str(bundle), "--threads", "1"]
     server = subprocess.Popen(
@@ -265,6 +268,7 @@ def report(bundle: Path, options: argparse.Namespace) -> None:
     )
     assert server.stdout is not None
     port = int(json.loads(server.stdout.readline())["urls"][0].rpartition(":")[2])
+    model_outputs = model.run(inputs)
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     worker = int(children[0])
     own_cpu, own_times = [], []
@@ -297,6 +301,11 @@ def report(bundle: Path, options: argparse.Namespace) -> None:
         cpu, p50 = np.median(ask.cpu), np.median(ask.latencies)
         net, over = (cpu - run_cpu) * 1e6, (p50 - run_p50) * 1e3
         rows.append([ask.name, f"{cpu * 1e6:.0f}", f"{net:.0f}", f"{p50 * 1e3:.3f}", f"{over:.3f}"])
+    outputs = sum(array.size for array in model_outputs.values())
+    print(
+        f"{tokens} token ids to {outputs} floats, one thread, {options.rounds} rounds of "
+        f"{options.requests} requests.\n"
+    )
     heads = ["way", "CPU a request, us", "less `run`", "p50 at idle, ms", "less `run`"]
     print(table(heads, rows))
     print(f"\nThe load generator takes {generator * 1e6:.0f} us a request of its own.\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +33,7 @@ from edgecompile.server.schedule.policies import OneByOne
 from edgecompile.server.schedule.queue import Queue
 from edgecompile.server.schedule.simulate import make_queue
 from edgecompile.server.schedule.streams import Streams, plan_streams
+from edgecompile.server.schedule.threads import Threads
 from edgecompile.server.schedule.traffic import Traffic
 
 __all__ = ["Scheduler"]
@@ -91,7 +91,7 @@ class Scheduler:
         self._cpus = int(model.info.get("threads") or 1)
         self._queue = self._make_queue(queue, plan, policy)
         self._closed = False
-        self._threads = ThreadPoolExecutor(self._cpus, thread_name_prefix="run")
+        self._threads = Threads(self._cpus)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -229,9 +229,7 @@ class Scheduler:
                 return
             self._idle.clear()
             self.batches[run.rows] = self.batches.get(run.rows, 0) + 1
-            loop = asyncio.get_running_loop()
-            task = loop.run_in_executor(self._threads, self._run, run.jobs, run.threads)
-            task.add_done_callback(partial(self._done, run))
+            self._threads.run(partial(self._run, run.jobs, run.threads), partial(self._done, run))
 
     def _run(self, jobs: Sequence[Job], threads: int) -> list[dict[str, NDArray[Any]] | Exception]:
         """Each request's outputs, or why it has none. Where a batch fails, each one runs alone, so
@@ -245,11 +243,11 @@ class Scheduler:
                 return [error]
         return [result for job in jobs for result in self._run([job], threads)]
 
-    def _done(self, run: Run, task: asyncio.Future[Any]) -> None:
+    def _done(self, run: Run, results: list[dict[str, NDArray[Any]] | Exception]) -> None:
         now = self._clock()
         self._queue.end(run, now)
         took = now - run.began
-        for job, result in zip(run.jobs, task.result(), strict=True):
+        for job, result in zip(run.jobs, results, strict=True):
             request: _Request = job.payload
             if not isinstance(result, Exception):
                 self.traffic.count(request.sizes, took * job.rows / run.rows)
@@ -273,7 +271,7 @@ class Scheduler:
         """Refuses further requests and waits for those that are in."""
         self._closed = True
         await self._idle.wait()
-        self._threads.shutdown()
+        self._threads.close()
         self.traffic.finish()
 
 
