@@ -22,7 +22,8 @@ from edgecompile.backends.lowering.rewriting import (
 
 aten = torch.ops.aten
 
-_NAMES = {"transformers.grouped_mm_fallback.default", "aten._grouped_mm.default"}
+#: The operators that multiply groups of rows.
+GROUPED = {"transformers.grouped_mm_fallback.default", "aten._grouped_mm.default"}
 
 
 def lower_grouped(low: Lowering, pack: Pack) -> None:
@@ -38,7 +39,7 @@ def lower_grouped(low: Lowering, pack: Pack) -> None:
         replace(low.gm, node, target, args)
         return True
 
-    low.each("grouped", {n.target for n in low.gm.graph.nodes if str(n.target) in _NAMES}, lower)
+    low.each("grouped", {n.target for n in low.gm.graph.nodes if str(n.target) in GROUPED}, lower)
 
 
 def _obstacle(

@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from edgecompile.backends.cuda.kernels.attention import attention_kernel
+from edgecompile.backends.cuda.kernels.grouped import grouped_kernel
 from edgecompile.backends.cuda.kernels.recurrence import recurrence_kernel
 from edgecompile.backends.cuda.kernels.sorting import rank_kernel
 
@@ -61,6 +62,7 @@ def test_kernels_compile(sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (attention_kernel, half("QKVY", M="*i1", P="*i64"), _ATTENTION),
         (attention_kernel, half("QMY", K="*fp32", V="*fp32", P="*i64"), _DECODE),
         (rank_kernel, half("XV", P="*i64"), {"DESCENDING": True, "BI": 64, "BJ": 64}),
+        (grouped_kernel, half("XWY", E="*i32"), {"BM": 32, "BN": 64, "BK": 32}),
         (recurrence_kernel, half("XWBY", S="*fp32", C="*fp32"), _LSTM),
     ):
         made = compiled(kernel, pointers, constants, sm)

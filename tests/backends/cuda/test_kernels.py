@@ -9,6 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from edgecompile.backends.cuda.kernels.attention import CACHED_ATTENTION
+from edgecompile.backends.cuda.kernels.grouped import GROUPED
 from edgecompile.backends.cuda.kernels.launch import interpreted
 from edgecompile.backends.cuda.kernels.recurrence import RECURRENCE
 from edgecompile.backends.cuda.kernels.sorting import SORT
@@ -63,3 +64,16 @@ def test_cached_attention(new: int, place: int, window: int, softcap: float) -> 
     with interpreted():
         got = CACHED_ATTENTION(q, k, v, position, window, 0.3, softcap, 16, 16, 2, 2)
     assert (got - want).abs().max().item() <= 2e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_groups_of_rows(dtype: torch.dtype) -> None:
+    x, w = drawn(45, 40).to(dtype), drawn(5, 70, 40).to(dtype).transpose(1, 2)
+    ends = torch.tensor(
+        [3, 3, 35, 41, 43], dtype=torch.int32
+    )  # one is empty, two rows are nobody's
+    want = GROUPED(x, w, ends)
+    with interpreted():
+        got = GROUPED(x, w, ends)
+    assert got[43:].count_nonzero() == 0
+    assert (got - want).abs().max().item() <= (2e-5 if dtype == torch.float32 else 3e-2)

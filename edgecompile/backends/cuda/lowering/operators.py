@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from edgecompile.backends.cuda.kernels import attention, recurrence, sorting
+from edgecompile.backends.cuda.kernels import attention, grouped, recurrence, sorting
 from edgecompile.backends.cuda.lowering.tiles import attention_tile
 from edgecompile.backends.lowering.constants import value_of
+from edgecompile.backends.lowering.grouped import GROUPED
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import (
     Lowering,
@@ -51,6 +52,22 @@ def lower_operators(low: Lowering, gpu: GpuFacts) -> None:
         replace_results(low.gm, node, _sorted(low, node, x, dim, k, bool(largest)))
         return True
 
+    def group(node: Node) -> bool | str:
+        x, w, ends, *rest = arguments_of(node).values()
+        rows, matrices = value_of(x), value_of(w)
+        if (
+            rows is None
+            or matrices is None
+            or (rows.dim(), matrices.dim()) != (2, 3)
+            or ends is None
+        ):
+            return "it isn't rows by groups of matrices"
+        if any(item not in (None, rows.dtype, torch.float32) for item in rest):
+            return "it has a bias or another dtype of results"
+        replace(low.gm, node, grouped.GROUPED, (x, w, ends))
+        return True
+
+    low.each("grouped", {n.target for n in low.gm.graph.nodes if str(n.target) in GROUPED}, group)
     low.each("attentions", {CACHED_ATTENTION}, attend)
     low.each("recurrences", {PLAIN}, recur)
     low.each("sorts", _SORTS, sort)
