@@ -191,6 +191,17 @@ def test_a_mask_of_keys_stays_one() -> None:
     assert node.args[3].meta["val"].shape == (2, 1, 1, 9)
 
 
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / torch.sqrt(torch.tensor(x.shape[-1], dtype=torch.float))
+
+
+def test_numbers_made_as_tensors_are_written_as_such() -> None:
+    graph, _ = check(Scaled(), {"x": torch.randn(3, 9)}, interpret=False)
+    assert not list(graph.graph.find_nodes(op="get_attr", target="lifted_tensor_0"))
+    assert torch.ops.aten.full.default in targets(graph)
+
+
 class Step(nn.Module):
     """A decoder's step over caches that the caller owns."""
 

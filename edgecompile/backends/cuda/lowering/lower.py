@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -15,6 +16,7 @@ from edgecompile.backends.cuda.lowering.products import merge_linears, sum_vecto
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic
 from edgecompile.backends.lowering.complex import lower_complex
 from edgecompile.backends.lowering.constants import (
+    constant_of,
     drop_unused_constants,
     make_constants_contiguous,
     value_of,
@@ -48,6 +50,7 @@ def lower_for_gpu(gm: GraphModule, gpu: GpuFacts, precision: str) -> LoweringRep
     low = Lowering(gm, LoweringReport())
     _inline_bodies(gm)
     _drop_dropout(gm)
+    _fill_scalars(gm)
     split_recurrences(low)
     lower_complex(low)
     lower_arithmetic(low)
@@ -93,6 +96,27 @@ def _drop_dropout(gm: GraphModule) -> None:
         if node.target is aten.dropout.default and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
+
+
+def _fill_scalars(gm: GraphModule) -> None:
+    """Writes tensors of one number, which a model makes when it is called, as that number.
+
+    Inductor would read it from the GPU to fold it.
+    """
+    for node in list(gm.graph.nodes):
+        constant = constant_of(gm, node.args[0]) if node.target in _LIFTS else None
+        if constant is None or constant.numel() != 1:
+            continue
+        with gm.graph.inserting_before(node):
+            options: dict[str, Any] = {"dtype": constant.dtype, "device": torch.device("cpu")}
+            sizes = list(constant.shape)
+            new = gm.graph.call_function(aten.full.default, (sizes, constant.item()), options)
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        gm.graph.erase_node(node)
+
+
+_LIFTS = {aten.lift_fresh_copy.default, aten.lift_fresh.default}
 
 
 def _own_outputs(gm: GraphModule) -> None:
