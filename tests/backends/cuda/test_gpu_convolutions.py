@@ -63,6 +63,9 @@ def test_convolutions(layer: nn.Module) -> None:
         assert "transpose" not in name or "conv" not in name
         if name in ("aten.conv2d.default", "aten.conv3d.default"):
             assert list(node.args[5]) in ([1], [1, 1], [1, 1, 1])
+    half = program.module()
+    lower_for_gpu(half, ORIN, "fp16")
+    assert (half(x=x) - layer(x)).abs().max().item() <= 1e-2
     for more in (0, 1, 8):
         y = torch.cat([x, x[:, :, :more]], 2)
         want = layer(y)

@@ -121,6 +121,11 @@ class _Narrowing:
         if getattr(node.target, "namespace", "") == "higher_order":
             self._widen(node)
             return
+        if "val" not in node.meta and name in _VIEWS:
+            # A rewrite has added it.
+            args = torch.fx.map_arg(node.args, lambda source: source.meta["val"])
+            with self.mode:
+                node.meta["val"] = node.target(*args)  # type: ignore[operator]
         floats = [source for source in node.all_input_nodes if self._kind(source) is not None]
         narrow = any(self._kind(source) == self.dtype for source in floats)
         product = name in _PRODUCTS and any(map(self._is_constant, floats))
