@@ -98,6 +98,7 @@ def test_inspect_shows_what_it_had(built: BuildResult) -> None:
     assert "checked without one by audit, graph, interpreter" in text
 
 
+@pytest.mark.slow
 def test_the_same_build_gives_the_same_bytes(
     built: BuildResult, tiny_model: Path, tmp_path: Path
 ) -> None:
