@@ -37,7 +37,7 @@ class Queue:
         """``limit``: how many jobs may wait; ``admission``: None takes all that the limit allows."""
         self.waiting: dict[Job, None] = {}
         self.running: dict[Run, None] = {}
-        self.free = cpus
+        self.free = max(cpus, costs.threads[0])  # there are no costs of a smaller run
         self.speed = speed or Speed()
         self._cpus, self._costs, self._limit = cpus, costs, limit
         self._policy, self._admission = policy, admission

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.runtime import Model
 from edgecompile.runtime.call.dispatch import Dispatcher
+from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.format.manifest import Extent
+from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.runtime.stats.counters import Stats
 from edgecompile.runtime.stats.file import StatsWriter
 
@@ -26,8 +30,14 @@ class Traffic:
     def __init__(self, model: Model, planned: Sequence[int] = ()) -> None:
         """``planned``: the percentiles of the lengths planned for, see ``drift_distance``."""
         manifest = model.manifest
-        self._stats = Stats(manifest)
         self._dispatcher = Dispatcher(manifest)
+        try:
+            # How many rows run together is the server's business: a plan is for the lengths.
+            rows = batch_axis(manifest)
+            manifest = replace(manifest, axes={**manifest.axes, rows: Extent(1, 1, None)})
+        except InputError:
+            pass
+        self._stats = Stats(manifest)
         self._writer = StatsWriter(
             self._stats, manifest, model.info["manifest_sha256"], model.info["variant"], model.path
         )

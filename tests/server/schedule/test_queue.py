@@ -249,3 +249,13 @@ def test_requests_at_once_are_simulated_too() -> None:
     outcome = simulate([Request(0.0, 4)] * 8, queue, TABLE, 2)
     assert outcome.answered == 8 and outcome.offered == float("inf")
     assert outcome.to_json()["offered_per_s"] is None
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_costs_of_more_threads_than_there_are_cpus(policy: str) -> None:
+    """Measured on two CPUs, where a run couldn't choose; served on one."""
+    table = CostTable([(2, b, n, 1.0 * b * n) for b in (1, 2) for n in (1, 64)])
+    outcome = simulate(
+        draw_trace(LENGTHS, 20), make_queue(policy, table, 1, LENGTHS), table, 1, policy=policy
+    )
+    assert outcome.answered == 20

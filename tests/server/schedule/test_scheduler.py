@@ -248,7 +248,8 @@ def test_traffic_is_counted_by_request(tiny_bundle: Path, tmp_path: Path) -> Non
     assert dict(zip(found.distribution.lengths, found.distribution.counts, strict=True)) == {
         3: 10, 4: 10, 5: 10, 6: 10
     }  # fmt: skip
-    assert json.loads((tmp_path / "stats.json").read_text())["runs"] == 40
+    document = json.loads((tmp_path / "stats.json").read_text())
+    assert document["runs"] == 40 and document["sizes"] is None and document["axes"] == ["length"]
 
 
 @pytest.mark.parametrize(

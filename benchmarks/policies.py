@@ -1,0 +1,351 @@
+"""Rules of what runs next, side by side in our own scheduler on a real bundle, without a network.
+
+Saturated: all requests at once, until all are answered. Overload: requests at random times, faster than
+the server can, each with a deadline. Rounds interleave the rules, so that a machine that grows slower
+meanwhile is so for all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.markdown import listing, table
+from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime.call.inputs import make_inputs
+from edgecompile.server.errors import ServerError
+from edgecompile.server.schedule.compose import compose
+from edgecompile.server.schedule.costs import CostTable, read_costs
+from edgecompile.server.schedule.scheduler import Scheduler
+from edgecompile.server.schedule.simulate import (
+    POLICIES,
+    Request,
+    draw_trace,
+    make_queue,
+    offline_seconds,
+    simulate,
+)
+from edgecompile.server.schedule.streams import plan_streams
+
+#: Lengths of short queries: a mean of 8.6 tokens, two of them special ones.
+QUERIES = {4: 4, 5: 8, 6: 14, 7: 17, 8: 16, 9: 13, 10: 9, 11: 7, 12: 5, 13: 3, 14: 2, 16: 1, 20: 1}
+
+
+class Bench:
+    """A bundle with its costs, and what is measured of it."""
+
+    def __init__(self, model: Model, costs: Mapping[str, Any], slo: float) -> None:
+        self.model, self.slo = model, slo
+        self.cpus = int(model.info["threads"])
+        manifest = model.manifest
+        self.axis = next(iter(set(manifest.axes) - {manifest.length_axis}))
+        self.table: CostTable = read_costs(
+            costs, most_rows=manifest.axes[self.axis].hi, longest=manifest.axes["length"].hi
+        )
+        self.costs = dict(costs, padding="proven")
+        self.inputs: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def request(self, length: int, rows: int = 1) -> dict[str, Any]:
+        """Inputs of this size, made once."""
+        key = (rows, length)
+        if key not in self.inputs:
+            sizes = {self.axis: rows, str(self.model.manifest.length_axis): length}
+            self.inputs[key] = make_inputs(self.model.manifest, sizes, length)
+        return self.inputs[key]
+
+    def scheduler(self, policy: str, lengths: Mapping[int, int], slo: float | None) -> Scheduler:
+        """A fresh one."""
+        many = sorted(n for n, count in lengths.items() for _ in range(count))
+        steps = [many[min(len(many) - 1, len(many) * i // 100)] for i in range(101)]
+        costs = dict(self.costs, length_percentiles=steps)
+        return Scheduler(self.model, queue=1 << 20, costs=costs, policy=policy, slo=slo)
+
+    async def saturate(
+        self, policy: str, lengths: Mapping[int, int], count: int, seed: int
+    ) -> dict[str, Any]:
+        """All requests at once."""
+        trace = draw_trace(lengths, count, seed=seed)
+        requests = [self.request(item.length) for item in trace]
+        scheduler = self.scheduler(policy, lengths, None)
+        busy, began = time.process_time(), time.perf_counter()
+        await asyncio.gather(*scheduler.submit_all(requests))
+        took = time.perf_counter() - began
+        await scheduler.close()
+        return {
+            "texts_per_s": count / took,
+            "cpu_s": time.process_time() - busy,
+            "batches": dict(sorted(scheduler.batches.items())),
+            "streams": scheduler.streams and [scheduler.streams.count, scheduler.streams.threads],
+            "speed": scheduler.speed.factor,
+        }
+
+    def offline(self, lengths: Mapping[int, int], count: int, seed: int) -> dict[str, Any]:
+        """The best batches of all requests, known beforehand, on as many parts as planned."""
+        trace = sorted(item.length for item in draw_trace(lengths, count, seed=seed))
+        streams = plan_streams(self.table, self.cpus, lengths)
+        work = [
+            (end - first, trace[end - 1])
+            for first, end in compose(self.table, streams.threads, trace)
+        ]
+        random.Random(seed).shuffle(work)
+        for rows, length in work:
+            self.request(length, rows)
+        lock = threading.Lock()
+
+        def run() -> None:
+            while True:
+                with lock:
+                    if not work:
+                        return
+                    rows, length = work.pop()
+                self.model.run(self.request(length, rows), threads=streams.threads)
+
+        threads = [threading.Thread(target=run) for _ in range(streams.count)]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {"texts_per_s": count / (time.perf_counter() - began)}
+
+    async def load(
+        self, policy: str, lengths: Mapping[int, int], rate: float, seconds: float, seed: int
+    ) -> dict[str, Any]:
+        """Open loop: latencies count from when a request was due, not from when it was sent."""
+        trace = draw_trace(lengths, max(10, int(rate * seconds)), rate, seed=seed)
+        ours = policy == "by-cost"
+        scheduler = self.scheduler(policy, lengths, self.slo if ours else None)
+        loop, latencies, refused = asyncio.get_running_loop(), list[float](), 0
+        started = loop.time()
+        short = {"refused": 0, "expired": 0}
+        lengths_refused: list[int] = []
+
+        async def one(item: Request) -> None:
+            nonlocal refused
+            try:
+                await scheduler.submit(
+                    self.request(item.length),
+                    deadline=started + item.at + self.slo if ours else None,
+                )
+                latencies.append(loop.time() - started - item.at)
+            except ServerError as error:
+                refused += 1
+                short["refused" if error.status == 429 else "expired"] += 1
+                lengths_refused.append(item.length)
+
+        tasks = []
+        for item in trace:
+            wait = started + item.at - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            tasks.append(asyncio.ensure_future(one(item)))
+        offered_s = loop.time() - started
+        if not ours:  # what waits now is far too late: it would only take time
+            for task in tasks:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        took = loop.time() - started
+        await scheduler.close()
+        latencies.sort()
+        inside = sum(x <= self.slo for x in latencies)
+
+        def pick(share: float) -> float | None:
+            if not latencies:
+                return None
+            return latencies[min(len(latencies) - 1, int(share * len(latencies)))] * 1e3
+
+        return {
+            "offered_per_s": len(trace) / offered_s,
+            "offered": len(trace),
+            "answered": len(latencies),
+            **short,
+            "goodput_per_s": inside / took,
+            "p50_ms": pick(0.5),
+            "p99_ms": pick(0.99),
+            "mean_length_refused": statistics.mean(lengths_refused) if lengths_refused else None,
+            "mean_length": statistics.mean(item.length for item in trace),
+            "batches": dict(sorted(scheduler.batches.items())),
+        }
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The tables of a record."""
+    parts = []
+    for traffic, predicted in result["predicted"].items():
+        rates = {
+            policy: [
+                row["texts_per_s"]
+                for row in result["saturated"]
+                if (row["traffic"], row["policy"]) == (traffic, policy)
+            ]
+            for policy in ("by-cost", *POLICIES, "offline")
+        }
+        ours = statistics.median(rates["by-cost"])
+        rows = [
+            [
+                policy,
+                f"{statistics.median(found):.1f}",
+                " ".join(f"{x:.1f}" for x in found),
+                f"{ours / statistics.median(found):.2f}",
+                f"{predicted[policy]:.1f}",
+            ]
+            for policy, found in rates.items()
+        ]
+        columns = ["rule", "texts/s", "rounds", "ours / it", "predicted"]
+        parts += [f"## {traffic}: all requests at once", table(columns, rows)]
+        loads = [row for row in result["load"] if row["traffic"] == traffic]
+        columns = [
+            "rule",
+            "load",
+            "offered/s",
+            "in time/s",
+            "of capacity",
+            "p50 ms",
+            "p99 ms",
+            "refused",
+            "given up",
+        ]
+        rows = [
+            [
+                row["policy"],
+                f"{row['factor']:g}",
+                f"{row['offered_per_s']:.0f}",
+                f"{row['goodput_per_s']:.1f}",
+                f"{row['goodput_per_s'] / row['capacity']:.2f}",
+                *("-" if row[key] is None else f"{row[key]:.1f}" for key in ("p50_ms", "p99_ms")),
+                f"{row['refused'] / row['offered']:.1%}",
+                f"{row['expired'] / row['offered']:.1%}",
+            ]
+            for row in loads
+        ]
+        parts += [
+            f"## {traffic}: an answer within {result['slo'] * 1e3:g} ms",
+            table(columns, rows),
+        ]
+    facts = {key: result[key] for key in ("cpus", "load_before", "load_after", "seconds", "host")}
+    return "\n\n".join([*parts, "## How", listing(facts)]) + "\n"
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle")
+    parser.add_argument("--costs", required=True, help="of bench --serving")
+    parser.add_argument("--lengths", required=True, help="JSON histogram of the mixed traffic")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--mixed", type=int, default=400)
+    parser.add_argument("--queries", type=int, default=1600)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--slo", type=float, default=0.1)
+    parser.add_argument("--output", type=Path, required=True, help="JSON; a page beside it")
+    options = parser.parse_args()
+    document = json.loads(Path(options.lengths).read_text())
+    mixed = dict(zip(document["lengths"], document["counts"], strict=True))
+    traffics = {"mixed": (mixed, options.mixed), "queries": (QUERIES, options.queries)}
+    result: dict[str, Any] = {
+        "load_before": os.getloadavg(),
+        "slo": options.slo,
+        "saturated": [],
+        "load": [],
+        "predicted": {},
+    }
+    began = time.perf_counter()
+    with open_bundle(options.bundle, concurrency=len(os.sched_getaffinity(0))) as model:
+        result["host"], result["cpus"] = model.info["host"], model.info["threads"]
+        bench = Bench(model, json.loads(Path(options.costs).read_text()), options.slo)
+        for name, (lengths, count) in traffics.items():
+            trace = draw_trace(lengths, count, seed=1)
+            result["predicted"][name] = {
+                "offline": count / offline_seconds(trace, bench.table, bench.cpus)
+            } | {
+                policy: simulate(
+                    trace,
+                    make_queue(policy, bench.table, bench.cpus, lengths, limit=count),
+                    bench.table,
+                    bench.cpus,
+                    policy=policy,
+                ).rate
+                for policy in POLICIES
+            }
+            print(
+                name,
+                "predicted",
+                {k: round(v, 1) for k, v in result["predicted"][name].items()},
+                flush=True,
+            )
+            asyncio.run(bench.saturate("by-cost", lengths, count // 4, 0))
+        for round_ in range(options.rounds):
+            for name, (lengths, count) in traffics.items():
+                order = [*POLICIES, "offline"]
+                random.Random(round_).shuffle(order)
+                for policy in order:
+                    few = count // 2 if policy == "tei" and name == "mixed" else count
+                    found = (
+                        bench.offline(lengths, few, 1)
+                        if policy == "offline"
+                        else asyncio.run(bench.saturate(policy, lengths, few, 1))
+                    )
+                    result["saturated"].append(
+                        {"traffic": name, "policy": policy, "round": round_, **found}
+                    )
+                    print(
+                        round_,
+                        name,
+                        policy,
+                        round(found["texts_per_s"], 1),
+                        f"{time.perf_counter() - began:.0f} s",
+                        flush=True,
+                    )
+        for name, (lengths, _) in traffics.items():
+            capacity = statistics.median(
+                row["texts_per_s"]
+                for row in result["saturated"]
+                if row["traffic"] == name and row["policy"] == "by-cost"
+            )
+            for factor, policy in (
+                (0.5, "by-cost"),
+                (1.0, "by-cost"),
+                (1.5, "by-cost"),
+                (1.5, "streams"),
+                (1.5, "tei"),
+            ):
+                seconds = options.seconds * (0.5 if policy != "by-cost" else 1.0)
+                found = asyncio.run(bench.load(policy, lengths, factor * capacity, seconds, 7))
+                row = {
+                    "traffic": name,
+                    "policy": policy,
+                    "factor": factor,
+                    "capacity": capacity,
+                    **found,
+                }
+                result["load"].append(row)
+                print(
+                    name,
+                    policy,
+                    factor,
+                    "goodput/capacity",
+                    round(found["goodput_per_s"] / capacity, 3),
+                    "p99",
+                    found["p99_ms"],
+                    "refused",
+                    found["refused"],
+                    "expired",
+                    found["expired"],
+                    flush=True,
+                )
+    result["load_after"], result["seconds"] = os.getloadavg(), time.perf_counter() - began
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    options.output.with_suffix(".md").write_text(render(result))
+
+
+if __name__ == "__main__":
+    main()
