@@ -85,10 +85,10 @@ def run(
                 size = work[taken % len(work)]
                 taken += 1
             model.run(inputs[size], threads=threads)
-            if time.perf_counter() > stop:
-                return
             with lock:
                 texts += size[0]
+            if time.perf_counter() > stop:
+                return
 
     began = time.perf_counter()
     callers = [threading.Thread(target=loop) for _ in range(streams)]

@@ -9,6 +9,9 @@ from typing import Any
 
 __all__ = ["CostTable", "Speed", "read_costs", "read_document"]
 
+#: What measurements can't tell: of many that differ by less, chance would choose.
+MARGIN = 0.05
+
 #: threads, rows, length, milliseconds
 Point = tuple[int, int, int, float]
 
@@ -16,7 +19,9 @@ Point = tuple[int, int, int, float]
 class CostTable:
     """Seconds of a run, which never fall with its rows or its length.
 
-    Between measured points they are linear; beyond the last one they grow in proportion.
+    What disturbs a measurement makes it longer, so where a larger run took less, a smaller one is
+    taken to cost no more than that. Between measured points they are linear; beyond the last one they
+    grow in proportion.
 
     Attributes:
         threads: the numbers of threads that were measured, ascending.
@@ -32,14 +37,23 @@ class CostTable:
         most_rows: int | None = None,
         longest: int | None = None,
         shortest: int = 1,
+        margin: float = 0.0,
     ) -> None:
-        """Raises ValueError without points, or for one that isn't positive."""
-        measured: dict[int, dict[int, list[tuple[int, float]]]] = {}
+        """``margin``: the share by which a batch has to cost less than its parts, to be one.
+
+        Raises:
+            ValueError: there are no points, or one isn't positive.
+        """
+        known: dict[int, list[tuple[int, int, float]]] = {}
         for threads, rows, length, ms in points:
             if min(threads, rows, length) < 1 or not 0 < ms < float("inf"):
                 raise ValueError(f"a cost of {ms} ms at {threads} threads, {rows} x {length}")
-            lines = measured.setdefault(threads, {})
-            lines.setdefault(rows, []).append((length, ms / 1e3))
+            known.setdefault(threads, []).append((rows, length, ms / 1e3))
+        measured: dict[int, dict[int, list[tuple[int, float]]]] = {}
+        for threads, same in known.items():
+            for rows, length, _ in same:
+                least = min(s for r, n, s in same if r >= rows and n >= length)
+                measured.setdefault(threads, {}).setdefault(rows, []).append((length, least))
         if not measured:
             raise ValueError("there are no costs")
         self._lines = {
@@ -51,6 +65,7 @@ class CostTable:
         self.most_rows = most_rows or max(rows for rows, _ in every)
         self.longest = longest or max(line[-1][0] for _, line in every)
         self.shortest = shortest
+        self._part = 1.0 - margin
         self._columns: dict[tuple[int, int], tuple[float, ...]] = {}
         self._sizes: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
 
@@ -84,7 +99,7 @@ class CostTable:
                 parts = min(
                     (best[n] + best[rows - n] for n in range(1, rows // 2 + 1)), default=None
                 )
-                if parts is None or column[rows] < parts:
+                if parts is None or column[rows] < parts * self._part:
                     kept.append((rows, column[rows]))
                 else:
                     best[rows] = parts
@@ -105,16 +120,13 @@ class CostTable:
         return tuple(column)
 
     def _at(self, threads: int, rows: int, length: int) -> float:
-        """Of a measured number of rows: the largest of what shorter runs cost and its own."""
+        """Of a measured number of rows. Lengths at which it wasn't measured cost what as many runs of
+        fewer rows do: nothing is gained that wasn't seen."""
         line = self._lines[threads][rows]
-        shorter = [seconds for measured, seconds in line if measured <= length]
-        own = _interpolate(line, length)
-        if length > line[-1][0]:
-            fewer = [n for n in self._lines[threads] if n < rows]
-            if fewer:  # as many runs of fewer rows, where these were measured at such lengths
-                own = min(own, self._at(threads, fewer[-1], length) * rows / fewer[-1])
-                own = max(own, self._at(threads, fewer[-1], length))
-        return max([own, *shorter])
+        fewer = [n for n in self._lines[threads] if n < rows]
+        if length > line[-1][0] and fewer:
+            return max(line[-1][1], self._at(threads, fewer[-1], length) * rows / fewer[-1])
+        return _interpolate(line, length)
 
 
 def _interpolate(line: Sequence[tuple[int, float]], at: int) -> float:
@@ -199,4 +211,5 @@ def read_costs(
         most_rows=most_rows,
         longest=longest,
         shortest=shortest,
+        margin=MARGIN,
     )

@@ -60,6 +60,27 @@ def test_measured_points_are_kept_where_they_rise() -> None:
     assert table.seconds(1, 5, 16) == pytest.approx(0.013)
 
 
+def test_what_took_too_long_is_corrected_by_larger_runs() -> None:
+    table = CostTable([(1, 1, 8, 9.0), (1, 1, 16, 3.0), (1, 2, 8, 4.0), (1, 2, 16, 5.0)])
+    assert table.seconds(1, 1, 8) == table.seconds(1, 1, 16) == 0.003
+    assert table.seconds(1, 2, 8) == 0.004
+
+
+def test_nothing_is_gained_by_batches_that_were_not_measured() -> None:
+    """Two rows were measured up to 8 tokens, where they pay."""
+    table = CostTable([(1, 1, 8, 2.0), (1, 1, 64, 10.0), (1, 2, 8, 2.5)])
+    assert table.seconds(1, 2, 8) == 0.0025 and table.seconds(1, 2, 64) == pytest.approx(0.02)
+    assert [rows for rows, _ in table.useful(1, 64)] == [1]
+    costs = [table.seconds(1, 2, n) for n in range(1, 65)]
+    assert costs == sorted(costs)
+
+
+def test_a_batch_that_hardly_pays_is_none() -> None:
+    points = [(1, 1, 8, 2.0), (1, 2, 8, 3.95)]
+    assert [rows for rows, _ in CostTable(points).useful(1, 8)] == [1, 2]
+    assert [rows for rows, _ in CostTable(points, margin=0.03).useful(1, 8)] == [1]
+
+
 @given(tables(), st.lists(st.integers(1, 80), min_size=1, max_size=7))
 def test_no_other_batches_cost_less(table: CostTable, lengths: list[int]) -> None:
     """Any batches at all, not only such of neighbours."""
