@@ -194,6 +194,7 @@ def _fetch(base: str, arch: str, blobs: Blobs, tls: bool) -> Base:
     )
     with tempfile.TemporaryDirectory(prefix="edgecompile-image-") as folder:
         command = ["skopeo", "copy", "--quiet", f"--override-arch={arch}", "--override-os=linux"]
+        command += ["--dest-oci-accept-uncompressed-layers"]
         command += [] if tls else ["--src-tls-verify=false"]
         run([*command, source, f"oci:{folder}:base"], f"{base} can't be fetched", RegistryError)
         found = Blobs(Path(folder, "blobs"))

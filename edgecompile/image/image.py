@@ -334,7 +334,8 @@ def _config(
 
 def _push(request: ImageRequest) -> None:
     tls = ["--dest-tls-verify=false"] if request.plain_http else []
-    command = ["skopeo", "copy", "--quiet", "--all", *tls]
+    # Else skopeo would compress the weights, and what is pushed would have another digest.
+    command = ["skopeo", "copy", "--quiet", "--all", "--preserve-digests", *tls]
     bases.run(
         [*command, f"oci:{request.output}", f"docker://{request.push}"],
         f"{request.output} is written, but {request.push} doesn't take it",

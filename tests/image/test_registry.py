@@ -140,6 +140,9 @@ SELFTEST = ("python3", "-m", "edgecompile.runtime", "selftest", "/models")
 def test_it_is_pulled_and_runs_as_nobody_on_a_root_that_can_not_be_written(
     pushed: Pushed, tmp_path: Path
 ) -> None:
+    command = ["skopeo", "inspect", "--raw", "--tls-verify=false", f"docker://{pushed.name}"]
+    raw = subprocess.run(command, capture_output=True, check=True).stdout
+    assert pushed.told["digest"] == f"sha256:{hashlib.sha256(raw).hexdigest()}"
     config, root = pull(pushed.name, tmp_path, "amd64")
     done = run(config, root, *SELFTEST)
     assert done.returncode == 0 and "PASSED" in done.stdout, done.stderr

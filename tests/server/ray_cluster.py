@@ -77,7 +77,7 @@ def main(bundle: str) -> None:
     options = {"bundle": bundle, "name": "m", "threads": 1, "min_replicas": 2, "max_replicas": 3}
     serve.run(app(options))
     url = f"http://127.0.0.1:{port}/v2/models/m/infer"
-    rows = [[5 + (7 * n + i) % 90 for i in range(3 + n % 20)] for n in range(ASKED)]
+    rows = [[5 + (7 * n + i) % 20 for i in range(3 + n % 20)] for n in range(ASKED)]
     answers: list[Any] = [None] * ASKED
     repeated = [0] * ASKED
 
@@ -90,6 +90,7 @@ def main(bundle: str) -> None:
     for thread in threads:
         thread.start()
     while sum(answer is not None for answer in answers) < ASKED // 4:
+        assert all(thread.is_alive() for thread in threads), "a request failed"
         time.sleep(0.01)
     os.kill(victim, signal.SIGKILL)
     for thread in threads:
