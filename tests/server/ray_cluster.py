@@ -68,11 +68,23 @@ def ask(url: str, ids: list[int]) -> tuple[dict[str, Any], int]:
     raise SystemExit("a request was repeated for too long")
 
 
+def start_ray() -> None:
+    """Ray gives its own processes 30 s to start; a busy machine may take longer, once."""
+    for attempt in range(5):
+        try:
+            ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+            return
+        except Exception:
+            if attempt == 4:
+                raise
+            ray.shutdown()
+
+
 def main(bundle: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    start_ray()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     options = {"bundle": bundle, "name": "m", "threads": 1, "min_replicas": 2, "max_replicas": 3}
     serve.run(app(options))
