@@ -14,7 +14,7 @@ from edgecompile.errors import MissingKernelError
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"rand|bernoulli|multinomial|exponential|normal|uniform|dropout", "draws random numbers"),
     (
-        r"masked_select|unique|bincount|repeat_interleave",
+        r"masked_select|unique|bincount|repeat_interleave|^aten\.(nonzero|index)|_local_scalar_dense",
         "the size of its result depends on values",
     ),
 )

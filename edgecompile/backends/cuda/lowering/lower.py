@@ -13,6 +13,7 @@ from edgecompile.backends.cuda.lowering.convolutions import emit_convolution
 from edgecompile.backends.cuda.lowering.narrow import narrow_graph
 from edgecompile.backends.cuda.lowering.operators import lower_operators
 from edgecompile.backends.cuda.lowering.products import merge_linears, sum_vectors
+from edgecompile.backends.generated import ExternCall
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic
 from edgecompile.backends.lowering.complex import lower_complex
 from edgecompile.backends.lowering.constants import (
@@ -25,6 +26,7 @@ from edgecompile.backends.lowering.convolutions import lower_convolutions
 from edgecompile.backends.lowering.equal_nodes import merge_equal_nodes
 from edgecompile.backends.lowering.recurrences import split_recurrences
 from edgecompile.backends.lowering.rewriting import Lowering, LoweringReport
+from edgecompile.backends.missing_kernels import missing_kernels_error, modules_of_nodes
 from edgecompile.targets.gpu import GpuFacts
 
 aten = torch.ops.aten
@@ -46,7 +48,11 @@ def lower_for_gpu(gm: GraphModule, gpu: GpuFacts, precision: str) -> LoweringRep
         gpu: that it is for.
         precision: ``fp16``, ``bf16`` or ``fp32``: what it computes in. Inputs and outputs keep their
             dtypes; every output becomes a row-major tensor of its own.
+
+    Raises:
+        MissingKernelError: sizes within the program depend on values; lists every such call.
     """
+    _refuse_sizes_of_values(gm)
     low = Lowering(gm, LoweringReport())
     _inline_bodies(gm)
     _drop_dropout(gm)
@@ -69,6 +75,17 @@ def lower_for_gpu(gm: GraphModule, gpu: GpuFacts, precision: str) -> LoweringRep
     gm.graph.lint()
     gm.recompile()
     return low.report
+
+
+def _refuse_sizes_of_values(gm: GraphModule) -> None:
+    """A run's memory is planned from its inputs' sizes, so no size may depend on values."""
+    missing: dict[str, list[ExternCall]] = {}
+    for node in gm.graph.nodes:
+        if node.meta.get("unbacked_bindings"):
+            name = str(node.target).removesuffix(".default")
+            missing.setdefault(name, []).append(ExternCall(name, (node.name,)))
+    if missing:
+        raise missing_kernels_error(missing, modules_of_nodes(gm))
 
 
 def _inline_bodies(gm: GraphModule) -> None:
