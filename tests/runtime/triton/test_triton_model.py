@@ -423,7 +423,7 @@ def test_an_exchanged_library_is_not_loaded(
     fake_driver: FakeCudart, triton_bundle: TritonBundle
 ) -> None:
     # No process has seen this content before: what was hashed once is kept open.
-    triton_bundle.bundle.files[triton_bundle.programs[1]] += os.urandom(16)
+    triton_bundle.bundle.files[triton_bundle.programs[1]] += b"only this test"
     path = triton_bundle.write()
     victim = Path(path) / triton_bundle.programs[1]
     data = bytearray(victim.read_bytes())
