@@ -52,6 +52,7 @@ REPORT: dict[str, Any] = {
         "seconds": float,
         "attempts": int,
         "timing_cache": str,
+        "pinned": bool,
     },
     "selftest": {
         "ok": bool,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fake_gpu.bundles import FOLDER
 from tests.fake_gpu.rig import Rig
 from tests.finish.outcome import check_served
 
@@ -27,11 +28,58 @@ def test_a_bundle_is_finished_and_served(rig8: Rig) -> None:
     report = rig8.finish().report
     assert report["state"] == "finished" and report["device"]["tensorrt"].startswith("8.6.0")
     assert set(report["selftest"]["modes"]) == {"planned", "default", "reduce-overhead"}
-    flags = " ".join(rig8.calls("set_flag"))
-    assert "OBEY_PRECISION_CONSTRAINTS" in flags and "FP16" in flags and "INT8" not in flags
-    assert rig8.calls("set_output_type") == ["set_output_type sum FLOAT"]
+    assert rig8.calls("set_flag") == ["set_flag FP16"]
+    assert rig8.calls("set_output_type") == []
     assert rig8.calls("set_preview_feature") == ["set_preview_feature PROFILE_SHARING_0806"]
     check_served(rig8, [3, 20], ("default", "reduce-overhead"))
+
+
+def test_float16_that_is_wrong_is_built_again_with_pins(rig8: Rig) -> None:
+    report = rig8.finish(FAKE_TRT_HALF="wrong").report
+    assert [item["outcome"] for item in report["attempts"]] == ["built", "built"]
+    assert report["built"]["pinned"] and len(report["notes"]) >= 1
+    assert "some values pinned to float32: the engine doesn't reproduce" in "".join(report["notes"])
+    assert rig8.calls("set_output_type") == ["set_output_type sum FLOAT"]
+    assert "OBEY_PRECISION_CONSTRAINTS" in "".join(rig8.calls("set_flag"))
+    check_served(rig8, [3, 20], ("default",))
+
+
+def test_an_engine_that_tensorrt_can_t_open_is_built_again_with_fewer_profiles(rig8: Rig) -> None:
+    counts = rig8.folder / "counts"
+    counts.mkdir()
+    report = rig8.finish(
+        FAKE_TRT_FAIL="create_execution_context:1", FAKE_TRT_COUNTS=str(counts)
+    ).report
+    assert [item["profiles"] for item in report["attempts"]] == [2, 1]
+    first, second = report["attempts"]
+    assert first["workspace_bytes"] == second["workspace_bytes"] and report["profile_of"] == [0, 0]
+    assert "at most 1 profile: " in "".join(report["notes"])
+    check_served(rig8, [3, 40], ("default",))
+
+
+def test_an_engine_that_never_opens_leaves_nothing(rig8: Rig) -> None:
+    done = rig8.finish(FAKE_TRT_FAIL="create_execution_context:*")
+    assert done.code == 29 and "No Myelin Error exists" in done.stderr
+    assert rig8.names() == [] and list((rig8.cache / "timing").iterdir()) == []
+
+
+def test_int8_goes_without_float16(rig8: Rig) -> None:
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load_from_string(rig8.bundle.files[FOLDER + "model.onnx"])
+    one = onnx.helper.make_tensor("one", onnx.TensorProto.FLOAT, [], [1.0])
+    zero = onnx.helper.make_tensor("zero", onnx.TensorProto.INT8, [], [0])
+    model.graph.initializer.extend([one, zero])
+    node = next(item for item in model.graph.node if "kept" in item.input)
+    node.input[0] = "whole"
+    model.graph.node.insert(
+        2, onnx.helper.make_node("QuantizeLinear", ["kept", "one", "zero"], ["q"], "quantize")
+    )
+    model.graph.node.insert(
+        3, onnx.helper.make_node("DequantizeLinear", ["q", "one", "zero"], ["whole"], "widen8")
+    )
+    rig8.bundle.files[FOLDER + "model.onnx"] = model.SerializeToString()
+    assert rig8.finish().report["state"] == "finished"
+    assert rig8.calls("set_flag") == ["set_flag INT8"]
 
 
 def test_a_bundle_in_float32_leaves_the_builder_no_choice(rig8: Rig) -> None:

@@ -306,6 +306,25 @@ def test_a_target_that_is_not_this_machine_gets_a_modelled_curve(
     assert any("roofline" in note for note in planned.notes)
 
 
+def test_an_engine_s_profiles_are_bounded_by_its_time_to_build(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    model = load_model(str(tiny_model))
+    asked = {"mode": "pad", "buckets": 3}
+    planned = plan_with(model, tmp_path, "jetson-orin-nano", **asked)
+    cost = planned.cost
+    assert 0 < cost.bucket_build_s < cost.base_build_s and min(cost.base_size, cost.bucket_size) > 0
+    with pytest.raises(PlanError, match="--max-build-time allows"):
+        time = cost.build_s(3) - 0.01
+        plan_with(model, tmp_path, "jetson-orin-nano", max_build_time=time, **asked)
+    often, seldom = (
+        plan_with(model, tmp_path, "jetson-orin-nano", mode="pad", runs=runs)
+        for runs in (1e12, 1e3)
+    )
+    assert len(often.plan.buckets) > len(seldom.plan.buckets) == 1
+    assert any("the cores of a module take longer" in note for note in often.notes)
+
+
 FOREIGN = "graviton3" if platform.machine() == "x86_64" else "cpu-x86-64-v3"
 
 

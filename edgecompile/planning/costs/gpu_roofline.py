@@ -15,10 +15,11 @@ from edgecompile.errors import CostError
 from edgecompile.planning.costs.roofline import Efficiency, profile_record, roofline
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["LAUNCH_US", "MLPERF_RECORD", "gpu_curve"]
+__all__ = ["LAUNCH_US", "MLPERF_RECORD", "WEIGHT_BYTES", "gpu_curve"]
 
-# Bytes of a weight and of an activation; int8 products leave float16 behind.
-_WEIGHTS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+#: Bytes of a weight.
+WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+# Of an activation: int8 products leave float16 behind.
 _ACTIVATIONS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2}
 
 #: From MLPerf Inference v3.1, edge, BERT-Large in int8, single stream, on AGX Orin and Orin NX. The
@@ -34,10 +35,10 @@ MLPERF_RECORD = Efficiency(
 )
 
 
-#: Microseconds for each call that is launched by itself, as in a program of dynamic length, which
-#: no CUDA graph can hold. An assumption for a Jetson's cores: three times what a graph takes, where
-#: PyTorch's programs on a server with an H200 took 4.6 times (2026-11-21-cuda-h200.md).
-LAUNCH_US = 6.0
+#: Microseconds for each call of a program of dynamic length, which no CUDA graph can hold: launching it, and
+#: what TensorRT does at every new length. 8.6.0 on a server with an H100 took 6 to 15 more than a graph
+#: (2026-11-24-tensorrt-8.6.md); an assumption for a Jetson's cores, which are slower.
+LAUNCH_US = 12.0
 
 
 def gpu_curve(
@@ -75,8 +76,8 @@ def gpu_curve(
     problems = efficiency.problems()
     if gpu is None:
         problems.append(f"{profile.name}.toml describes no GPU")
-    if precision not in _WEIGHTS:
-        problems.append(f"the precision {precision!r} is none of {', '.join(_WEIGHTS)}")
+    if precision not in WEIGHT_BYTES:
+        problems.append(f"the precision {precision!r} is none of {', '.join(WEIGHT_BYTES)}")
     if problems or gpu is None:
         raise CostError(f"the costs on {profile.name} can't be modelled: " + "; ".join(problems))
     peaks = dict(gpu.peak_gflops)
@@ -91,7 +92,7 @@ def gpu_curve(
     half = _ACTIVATIONS[precision] / 4
     moved = replace(
         work,
-        weight_bytes=work.weight_bytes * _WEIGHTS[precision] / 4,
+        weight_bytes=work.weight_bytes * WEIGHT_BYTES[precision] / 4,
         fixed_bytes=work.fixed_bytes * half,
         bytes_per_element=work.bytes_per_element * half,
         bytes_per_pair=work.bytes_per_pair * half,

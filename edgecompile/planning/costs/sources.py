@@ -23,10 +23,12 @@ from edgecompile.models.loaded import model_structure
 from edgecompile.planning.costs.cache import cost_key, find_kept, keep_costs
 from edgecompile.planning.costs.calibration import check_calibration
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_calibration
+from edgecompile.planning.costs.engine_cost import ENGINE_NOTE, engine_cost
 from edgecompile.planning.costs.gpu_roofline import gpu_curve
 from edgecompile.planning.costs.kits import BuiltKit, MeasuringKit, build_kit, make_kit
 from edgecompile.planning.costs.measure import calibrate, measured_costs
 from edgecompile.planning.costs.roofline import modelled_curve
+from edgecompile.planning.options import TRITON
 from edgecompile.planning.scope import PlanScope
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, Precision
@@ -152,8 +154,15 @@ def _modelled(subject: Subject, weights: Precision) -> Costs:
         precision = FP32.name
     subject.notes.add(note)
 
+    engine = gpu and request.backend != TRITON
+    if engine and (request.runs is not None or request.max_build_time is not None):
+        subject.notes.add(ENGINE_NOTE)
+    stored = 4 * sum(item.numel() for item in subject.model.module.parameters())
+    costs: list[BucketCost] = []
+
     def curve(sizes: dict[str, int]) -> CostGrid:
         work = count_work(subject.model, lengths, sizes=sizes)
+        costs.append(engine_cost(work, stored, precision) if engine else BucketCost())
         if gpu:
             one_shape = all(r.lo == r.hi for _, r in scope.axes[1:])
             whole = gpu_curve(work, profile, lengths, precision=precision, graphs=one_shape)
@@ -166,10 +175,10 @@ def _modelled(subject: Subject, weights: Precision) -> Costs:
     fixed = {name: r.lo for name, r in scope.axes[1:]}
     second = scope.second
     if second is None:
-        return Costs(curve(fixed), scope)
+        return Costs(curve(fixed), scope, costs[0])
     lines = {size: curve({**fixed, second: size}) for size in scope.second_sizes()}
     provenance = dict(next(iter(lines.values())).provenance)
-    return Costs(CostGrid.join((scope.axis, second), lines, provenance), scope)
+    return Costs(CostGrid.join((scope.axis, second), lines, provenance), scope, costs[0])
 
 
 def _only(curve: CostGrid, modes: tuple[Mode, ...]) -> CostGrid:

@@ -1,7 +1,7 @@
 """The attempts at building an engine, each asking for less memory than the one before."""
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..format.recipe_schema import Recipe, ShapeRange
 
@@ -12,9 +12,24 @@ _LOW_LEVEL = 1
 Group = Tuple[int, ...]
 
 
+class Way(NamedTuple):
+    """What engines may be: narrower after each that was built and doesn't serve.
+
+    ``profiles``: how many at most. ``pinned``: whether the recipe's values stay float32 where the builder
+    chooses types.
+    """
+
+    profiles: int
+    pinned: bool = False
+
+    def __str__(self) -> str:
+        text = "at most {} profile{}".format(self.profiles, "" if self.profiles == 1 else "s")
+        return text + (", some values pinned to float32" if self.pinned else "")
+
+
 @dataclass(frozen=True)
 class Attempt:
-    """One way to build. ``groups`` holds the buckets that each profile serves, in order."""
+    """One attempt. ``groups`` holds the buckets that each profile serves, in order."""
 
     workspace_bytes: int
     optimization_level: int
@@ -41,7 +56,7 @@ class Attempt:
         )
 
 
-def list_attempts(recipe: Recipe, workspace: int, level: int) -> Iterator[Attempt]:
+def list_attempts(recipe: Recipe, workspace: int, level: int, profiles: int) -> Iterator[Attempt]:
     """The attempts in their order: less workspace, a lower level, then fewer profiles.
 
     Workspace comes first because it costs the least speed: kernels that need more are left out. The
@@ -52,8 +67,13 @@ def list_attempts(recipe: Recipe, workspace: int, level: int) -> Iterator[Attemp
         recipe: of the bundle.
         workspace: bytes of the first attempt.
         level: optimization level of the first attempt.
+        profiles: how many the first attempt may have.
     """
-    groups: Tuple[Group, ...] = tuple((bucket,) for bucket in range(len(recipe.profiles)))
+    # Neighbours in size are merged, whatever order the manifest has them in.
+    volumes = [_volume(profile) for profile in recipe.profiles]
+    groups: Tuple[Group, ...] = tuple((bucket,) for bucket in range(len(volumes)))
+    while len(groups) > profiles:
+        groups = _merge(groups, volumes)
     yield Attempt(workspace, level, groups)
     least = min(workspace, LEAST_WORKSPACE)
     quarter = max(workspace // 4, least)
@@ -62,14 +82,17 @@ def list_attempts(recipe: Recipe, workspace: int, level: int) -> Iterator[Attemp
     low = min(level, _LOW_LEVEL)
     if low < level or least < quarter:
         yield Attempt(least, low, groups)
-    # Neighbours in size are merged, whatever order the manifest has them in.
-    volumes = [_volume(profile) for profile in recipe.profiles]
-    groups = tuple(sorted(groups, key=lambda group: (volumes[group[0]], group)))
     while len(groups) > 1:
-        groups = tuple(
-            tuple(sorted(sum(groups[start : start + 2], ()))) for start in range(0, len(groups), 2)
-        )
+        groups = _merge(groups, volumes)
         yield Attempt(least, low, groups)
+
+
+def _merge(groups: Tuple[Group, ...], volumes: Sequence[int]) -> Tuple[Group, ...]:
+    """Half as many groups."""
+    ordered = sorted(groups, key=lambda group: (volumes[group[0]], group))
+    return tuple(
+        tuple(sorted(sum(ordered[start : start + 2], ()))) for start in range(0, len(ordered), 2)
+    )
 
 
 def merge_profiles(

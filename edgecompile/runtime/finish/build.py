@@ -31,7 +31,8 @@ _EVERY = 0.2  # seconds between two messages about progress
 class BuildJob(Record):
     """The order for an engine of ``profiles``, each with a range of shapes by input.
 
-    ``output`` is a file that doesn't exist yet, ``timing_cache`` one that may; ``float32`` is the recipe's.
+    ``output`` is a file that doesn't exist yet, ``timing_cache`` one that may; ``float32``: the values that are
+    pinned to it where the builder chooses types, None where the file says them all.
     """
 
     onnx: str

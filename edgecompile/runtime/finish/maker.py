@@ -16,6 +16,7 @@ from ..errors import (
     DeviceMemoryError,
     EngineCacheError,
     FinishError,
+    GpuError,
     SelftestError,
 )
 from ..format.folder import BundleFolder
@@ -25,7 +26,7 @@ from ..gpu.cache import EngineFolder, FinishedEngine, describe_content, engine_n
 from ..gpu.device import DeviceIdentity
 from ..gpu.log import BuildFailure
 from ..stats.file import format_time
-from .attempts import Attempt, list_attempts, merge_profiles
+from .attempts import Attempt, Way, list_attempts, merge_profiles
 from .build import BuildJob
 from .checks import check_disk, check_memory
 from .shipped import copy_engine, list_differences
@@ -51,6 +52,10 @@ class Options(NamedTuple):
     def asked(self) -> Dict[str, Any]:
         """The options that an engine has to have been built with, as the stamp keeps them."""
         return {"workspace_bytes": self.workspace, "level": self.level}
+
+
+class _UnusableError(Exception):
+    """TensorRT can't open or run what it built."""
 
 
 class EngineMaker:
@@ -105,8 +110,22 @@ class EngineMaker:
         names = [engine_name(item.sha256) for item in (served, built) if item is not None]
         self.engines.tidy(names)
         if built is None:
-            built = self._take_shipped() or self._build(lock)
-        tested = self._test(built, lock, served)
+            built = self._take_shipped() or self._build(lock, Way(len(self.recipe.profiles)))
+        tested: Optional[Dict[str, Any]] = None
+        while tested is None:
+            try:
+                tested = self._test(built, lock, served)
+            except (_UnusableError, SelftestError) as error:
+                wrong = isinstance(error, SelftestError)
+                way = self._narrower(built, wrong)
+                if way is None and wrong:
+                    raise
+                reason = str(error).partition("\nhint: ")[0]
+                if way is None:
+                    raise GpuError(reason) from None
+                text = "the engine was dropped, another is built with {}: {}"
+                self.note(text.format(way, reason))
+                built = self._build(lock, way)
         entries = dict(built.stamp)
         entries.update(selftest=tested, finished=format_time(time.time()))
         self.engines.write_stamp(entries, tested=True)
@@ -116,6 +135,20 @@ class EngineMaker:
         self.engines.tidy([engine_name(engine.sha256)], untested=True)
         self.say("finished: {}".format(engine.path))
         return engine
+
+    def _narrower(self, built: FinishedEngine, wrong: bool) -> Optional[Way]:
+        """What to build in the place of an engine that is wrong or can't be used; None: nothing helps.
+
+        TensorRT 8.6 sometimes can't open what it built with several profiles.
+        """
+        made = built.stamp["built"]
+        if _is_shipped(built):
+            return None
+        way = Way(made["profiles"], made.get("pinned", False))
+        if wrong:
+            chosen = self.recipe.float32 and self.recipe.precision == "fp16"
+            return way._replace(pinned=True) if chosen and not way.pinned else None
+        return way._replace(profiles=(way.profiles + 1) // 2) if way.profiles > 1 else None
 
     def _take_shipped(self) -> Optional[FinishedEngine]:
         """The engine that the bundle brings, in place, if it is one of this very device."""
@@ -161,7 +194,7 @@ class EngineMaker:
             self.say("{}: {}".format(built.path, refusal))
         return not refusal
 
-    def _build(self, lock: int) -> FinishedEngine:
+    def _build(self, lock: int, way: Way) -> FinishedEngine:
         recipe = self.recipe
         for name in (recipe.onnx, recipe.weights):
             os.close(self.folder.open_checked(self._path(name)))
@@ -179,11 +212,12 @@ class EngineMaker:
         for note in notes:
             self.note(note)
         level = recipe.optimization_level if self.options.level is None else self.options.level
-        for number, attempt in enumerate(list_attempts(recipe, workspace, level)):
+        attempts = list_attempts(recipe, workspace, level, way.profiles)
+        for number, attempt in enumerate(attempts):
             self.say("{}: {}".format("trying again" if number else "building", attempt))
             if len(attempt.groups) < len(recipe.profiles):
                 self.note("buckets share profiles: {}".format(_groups_text(attempt)))
-            built = self._attempt(attempt, lock)
+            built = self._attempt(attempt, way.pinned, lock)
             if built is not None:
                 return built
         lines = ["{}: {}".format(item["settings"], item["outcome"]) for item in self.attempts]
@@ -195,7 +229,7 @@ class EngineMaker:
             "end other programs, add swap space, or build the bundle with fewer or smaller buckets",
         )
 
-    def _attempt(self, attempt: Attempt, lock: int) -> Optional[FinishedEngine]:
+    def _attempt(self, attempt: Attempt, pinned: bool, lock: int) -> Optional[FinishedEngine]:
         """The engine, built and in place; None where memory ran out."""
         started = time.monotonic()
         output = self._scratch_name()
@@ -204,7 +238,7 @@ class EngineMaker:
             profiles=tuple(merge_profiles(self.recipe.profiles, attempt.groups)),
             workspace_bytes=attempt.workspace_bytes,
             optimization_level=attempt.optimization_level,
-            float32=self.recipe.float32,
+            float32=self.recipe.float32 if pinned or self.recipe.float32 is None else (),
             timing_cache=self.engines.timing_cache,
             output=output,
         )
@@ -232,7 +266,7 @@ class EngineMaker:
             )
         )
         built = dict(attempt.to_json(), seconds=result["seconds"], attempts=len(self.attempts))
-        built["timing_cache"] = result["timing_cache"]
+        built.update(timing_cache=result["timing_cache"], pinned=pinned)
         return self._adopt(output, result, attempt.profile_of(), built, {})
 
     def _adopt(
@@ -280,6 +314,9 @@ class EngineMaker:
         try:
             result = self.workers.run("selftest", request, lock)
         except BuildFailure as failure:
+            if not failure.memory:
+                self._refuse(built, served)
+                raise _UnusableError(str(failure)) from None
             text = "the engine was built, but can't be tested: {}".format(failure)
             hint = "end other programs and run finish again: it goes on from here"
             raise DeviceMemoryError(text, hint) from None

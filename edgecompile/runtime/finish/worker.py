@@ -27,7 +27,7 @@ from ..errors import DeviceMemoryError, EdgecompileError, FinishError, GpuError
 from ..format.document import shorten
 from ..gpu.cuda import Cuda
 from ..gpu.device import describe_device, free_memory
-from ..gpu.log import BuildFailure
+from ..gpu.log import BuildFailure, is_about_memory
 from .build import BuildJob, Tell, build_engine
 
 if TYPE_CHECKING:
@@ -309,6 +309,9 @@ def _answer(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
     except MemoryError:
         return {"failed": {"text": "Python ran out of memory", "memory": True}}
     except GpuError as error:
+        if type(error) is GpuError and not error.number and request["task"] == "selftest":
+            # TensorRT's own word about what it built.
+            return {"failed": {"text": error.message, "memory": is_about_memory(error.message)}}
         if error.number == _NO_MEMORY:
             return {"failed": {"text": error.message, "memory": True}}
         return _error(type(error).__name__, error.message, error.hint)

@@ -87,7 +87,8 @@ class Recipe:
     manifest's pad values was verified to change nothing. ``tolerance`` and ``min_cosine`` judge what
     the engine gives, as its precision isn't that of the variants for a CPU; None: any cosine will do.
     ``float32`` is None where the ONNX says the type of everything. TensorRT 8's builder chooses between float32
-    and ``precision`` itself: there it names the values that stay float32.
+    and ``precision`` itself: there it names the values that stay float32 if the golden
+    vectors fail without.
     ``engine`` saves devices like the build host the building. ``jetpack`` is "" where the device isn't a
     Jetson.
     """

@@ -29,8 +29,9 @@ from .device import DeviceIdentity
 
 CACHE_VARIABLE = "EDGECOMPILE_CACHE"
 STAMP_VERSION = 1
-#: Of the settings that no recipe has, part of an engine's key: raised whenever one changes. 2: no TF32.
-SETTINGS_VERSION = 3
+#: Of the settings that no recipe has, part of an engine's key: raised whenever one changes. 2: no TF32. 4: TensorRT 8
+#: pins only what it has to.
+SETTINGS_VERSION = 4
 _MAX_STAMP_BYTES = 4 << 20
 _STAMP, _BUILT, _LOCK = "stamp.json", "built.json", "lock"
 

@@ -20,6 +20,11 @@ _MEMORY_WORDS = (
 )
 
 
+def is_about_memory(text: str) -> bool:
+    """Whether TensorRT's words speak of a lack of memory."""
+    return any(word in text.lower() for word in _MEMORY_WORDS)
+
+
 class BuildFailure(Exception):
     """No engine came out; ``memory``: for want of memory, so a smaller attempt may do."""
 
@@ -42,8 +47,7 @@ class BuildLog:
 
     def about_memory(self) -> bool:
         """Whether TensorRT spoke of a lack of memory."""
-        text = "\n".join(self.errors + self.warnings).lower()
-        return any(word in text for word in _MEMORY_WORDS)
+        return is_about_memory("\n".join(self.errors + self.warnings))
 
     def failure(self, doing: str) -> BuildFailure:
         """The error where TensorRT gave nothing back."""

@@ -1,7 +1,8 @@
 """What TensorRT 8 (8.6 of JetPack 6.0) has in the place of release10's calls; see releases.py.
 
 Its builder chooses precisions: a network whose values all say float32 is computed in float16 where it is
-faster, but for what is pinned. It has no int64 and reports no progress.
+faster. One pinned value is enough for all of a transformer to stay float32, and float16 beside int8 ends
+the build (docs/benchmarks/2026-11-24-tensorrt-8.6.md). It has no int64 and reports no progress.
 """
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, Tuple
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Release8:
-    """Pinned precisions, one size of memory for all profiles, int32 in the place of int64."""
+    """Allowed precisions, one size of memory for all profiles, int32 in the place of int64."""
 
     narrowed: Mapping[str, str] = {"int64": "int32"}
 
@@ -26,7 +27,7 @@ class Release8:
         return "", ""
 
     def configure(self, network: Any, config: Any, float32: Optional[Sequence[str]]) -> None:
-        """Lets the builder choose float16 but for some values; no libraries beside TensorRT's own."""
+        """Allows float16 or int8, pins what stays float32; no libraries beside TensorRT's own."""
         trt = _module()
         sources = (trt.TacticSource.EDGE_MASK_CONVOLUTIONS, trt.TacticSource.JIT_CONVOLUTIONS)
         config.set_tactic_sources(sum(1 << int(source) for source in sources))
@@ -34,13 +35,16 @@ class Release8:
         config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
         if float32 is None:
             return
+        layers = [network.get_layer(index) for index in range(network.num_layers)]
+        if any(layer.type == trt.LayerType.QUANTIZE for layer in layers):
+            config.set_flag(trt.BuilderFlag.INT8)
+            return
         config.set_flag(trt.BuilderFlag.FP16)
+        if not float32:
+            return
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
         stays = set(float32)
-        for index in range(network.num_layers):
-            layer = network.get_layer(index)
-            if layer.type == trt.LayerType.QUANTIZE:
-                config.set_flag(trt.BuilderFlag.INT8)
+        for layer in layers:
             for number in range(layer.num_outputs):
                 tensor = layer.get_output(number)
                 if tensor.name in stays and tensor.dtype == trt.DataType.FLOAT:

@@ -1,11 +1,12 @@
 """What TensorRT 8.6 has in the place of 10's names: FAKE_TRT_VERSION=8.6.x.
 
-Its networks aren't strongly typed: they say float32 (of others the real builder has no kernel), and layers are
-pinned to it. Engines have int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
+Its networks aren't strongly typed: they say float32 (of others the real builder has no kernel), and layers may be
+pinned to it. FAKE_TRT_HALF=wrong: float16 without pins overflows. Engines have int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,10 @@ class Builder(builder.Builder):
             require(DataType.HALF not in dtypes, f"{layer.name} is computed in float16")
             if layer.type == LayerType.QUANTIZE:
                 require(BuilderFlag.INT8 in flags, "quantized, but INT8 isn't allowed")
+                if BuilderFlag.FP16 in flags:
+                    text = "params.weights.type() != DataType::kINT8 failed. "
+                    self._say(ILogger.ERROR, f"Error Code 2: Internal Error (Assertion {text})")
+                    return None
             if layer._pinned:
                 require(BuilderFlag.OBEY_PRECISION_CONSTRAINTS in flags, "pins are mere wishes")
                 require(layer.precision in layer._pinned.values(), f"{layer.name} is half pinned")
@@ -156,7 +161,11 @@ class Builder(builder.Builder):
 
     def _more(self, config: builder.IBuilderConfig) -> dict[str, Any]:
         assert isinstance(config, IBuilderConfig)
-        return {"shared": PreviewFeature.PROFILE_SHARING_0806 in config._previews}
+        free = BuilderFlag.OBEY_PRECISION_CONSTRAINTS not in config._flags
+        return {
+            "shared": PreviewFeature.PROFILE_SHARING_0806 in config._previews,
+            "half": free and BuilderFlag.FP16 in config._flags,
+        }
 
 
 class ParserError(builder.ParserError):
@@ -205,6 +214,7 @@ class ICudaEngine(execution.ICudaEngine):
     def __init__(self, logger: ILogger, header: dict[str, Any], model: bytes) -> None:
         super().__init__(logger, header, model)
         self._shared = bool(header["shared"])
+        self._wrong = header["half"] and os.environ.get("FAKE_TRT_HALF") == "wrong"
         self._taken: set[int] = set()
 
     def __getattribute__(self, name: str) -> Any:
@@ -218,7 +228,7 @@ class ICudaEngine(execution.ICudaEngine):
 
     def create_execution_context_without_device_memory(self) -> IExecutionContext | None:
         if called("create_execution_context"):
-            self._say("Error Code 2: OutOfMemory (a fake failure)")
+            self._say("Error Code 1: Myelin (No Myelin Error exists)")
             return None
         return IExecutionContext(self)
 
@@ -228,7 +238,8 @@ class ICudaEngine(execution.ICudaEngine):
             name: value.astype(np.int64) if kinds[name] == "tensor(int64)" else value
             for name, value in inputs.items()
         }
-        return super()._compute(wide)
+        values = super()._compute(wide)
+        return [np.full_like(value, np.inf) for value in values] if self._wrong else values
 
 
 class IExecutionContext(execution.IExecutionContext):

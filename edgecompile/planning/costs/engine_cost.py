@@ -1,0 +1,40 @@
+"""What an engine of TensorRT takes on its device: seconds to build, and disk."""
+
+from __future__ import annotations
+
+from edgecompile.buckets.costs.flops import FlopModel
+from edgecompile.buckets.limits import BucketCost
+from edgecompile.planning.costs.gpu_roofline import WEIGHT_BYTES
+
+__all__ = ["ENGINE_NOTE", "engine_cost"]
+
+#: TensorRT 8.6.0 on a server with an H100 (2026-11-24-tensorrt-8.6.md): seconds that its builder takes to
+#: start, for each call of the model, and for each profile beyond the first as a share of all before.
+_START_S, _CALL_S, _PROFILE_SHARE = 11.0, 0.5, 0.25
+#: Bytes of an engine beside its weights, for each profile, there.
+_PROFILE_BYTES = 5 << 20
+
+ENGINE_NOTE = (
+    "Times to build count the engine on a server with an H100; the cores of a module take longer."
+)
+
+
+def engine_cost(work: FlopModel, weight_bytes: int, precision: str) -> BucketCost:
+    """The engine's size and time to build; every bucket is a profile of it, and profiles share weights.
+
+    Sizes are those of the device's disk: the weights as the ONNX and as the engine hold them, and in
+    float32 for the device's own cores.
+
+    Args:
+        work: what the model does.
+        weight_bytes: of all weights in float32.
+        precision: fp32, fp16 or int8.
+    """
+    first = _START_S + _CALL_S * work.calls
+    stored = weight_bytes * WEIGHT_BYTES[precision] // 4
+    return BucketCost(
+        base_size=weight_bytes + 2 * stored,
+        bucket_size=_PROFILE_BYTES,
+        base_build_s=(1 - _PROFILE_SHARE) * first,
+        bucket_build_s=_PROFILE_SHARE * first,
+    )
