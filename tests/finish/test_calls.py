@@ -54,11 +54,13 @@ def test_operators_that_tensorrt_lacks_are_all_listed(rig: Rig) -> None:
 @pytest.mark.parametrize("name", [*BUILD_CALLS, *RUN_CALLS])
 def test_a_call_of_tensorrt_that_fails(rig: Rig, name: str, how: str) -> None:
     done = rig.finish(FAKE_TRT_FAIL=f"{name}:1:{how}")
-    assert done.code in (29, 60) and "error: " in done.stderr
-    built = name in RUN_CALLS
-    assert rig.names() == (["built.json", "engine"] if built else [])
+    assert done.code in (29, 60, 62) and "error: " in done.stderr
+    # What TensorRT itself can't run is dropped, and so is one of fewer profiles.
+    dropped = name in RUN_CALLS and done.code == 29
+    assert rig.names() == (["built.json", "engine"] if name in RUN_CALLS and not dropped else [])
+    assert len(rig.calls("build_serialized_network")) <= 1 + dropped
     assert rig.finish().report["state"] == "finished"
-    wanted = 1 + (name == "build_serialized_network")
+    wanted = 3 if dropped else 1 + (name == "build_serialized_network")
     assert len(rig.calls("build_serialized_network")) == wanted  # nothing was lost
     check_served(rig, [3], ("default",))
 
