@@ -38,7 +38,7 @@ def with_profiles(recipe: Recipe, edges: list[int]) -> Recipe:
 
 def test_the_order_of_attempts(recipe: Recipe) -> None:
     wide = with_profiles(recipe, [8, 16, 32, 64, 128])
-    found = list(list_attempts(wide, 1024 * MIB, 3))
+    found = list(list_attempts(wide, 1024 * MIB, 3, 5))
     assert [(a.workspace_bytes // MIB, a.optimization_level, len(a.groups)) for a in found] == [
         (1024, 3, 5),
         (256, 3, 5),
@@ -60,10 +60,22 @@ def test_the_order_of_attempts(recipe: Recipe) -> None:
     }
 
 
+def test_fewer_profiles_from_the_start(recipe: Recipe) -> None:
+    wide = with_profiles(recipe, [8, 16, 32, 64, 128])
+    found = list(list_attempts(wide, 1024 * MIB, 3, 2))
+    assert [(a.workspace_bytes // MIB, a.optimization_level, len(a.groups)) for a in found] == [
+        (1024, 3, 2),
+        (256, 3, 2),
+        (64, 1, 2),
+        (64, 1, 1),
+    ]
+    assert found[0].groups == ((0, 1, 2, 3), (4,))
+
+
 def test_nothing_is_tried_twice(recipe: Recipe) -> None:
     for workspace in (1, LEAST_WORKSPACE, 2 * LEAST_WORKSPACE, 1 << 40):
         for level in range(6):
-            found = list(list_attempts(recipe, workspace, level))
+            found = list(list_attempts(recipe, workspace, level, 4))
             assert len(set(found)) == len(found)
             assert all(a.workspace_bytes <= workspace for a in found)
             assert all(a.optimization_level <= level for a in found)
@@ -72,7 +84,7 @@ def test_nothing_is_tried_twice(recipe: Recipe) -> None:
 
 def test_neighbours_in_size_are_merged_whatever_their_order(recipe: Recipe) -> None:
     mixed = with_profiles(recipe, [128, 8, 64, 16])
-    first, *_, pairs, _ = list_attempts(mixed, LEAST_WORKSPACE, 1)
+    first, *_, pairs, _ = list_attempts(mixed, LEAST_WORKSPACE, 1, 4)
     assert first.groups == ((0,), (1,), (2,), (3,))
     assert pairs.groups == ((1, 3), (0, 2))
     assert pairs.profile_of() == (1, 0, 1, 0)
