@@ -131,6 +131,13 @@ BAD: dict[str, bytes] = {
     "length that is huge": with_length(b"9" * 40),
     "two lengths": HEAD + b"Content-Length: 3\r\nContent-Length: 5\r\n\r\n" + BODY,
     "length and chunks": HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two codings": HEAD
+    + b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": HEAD.replace(b"1.1", b"1.0")
+    + b"Connection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths of the JSON": HEAD
+    + b"Inference-Header-Content-Length: 2\r\nInference-Header-Content-Length: 3\r\n"
+    + b"Content-Length: 3\r\n\r\n{} ",
     "an unknown coding": HEAD + b"Transfer-Encoding: gzip\r\n\r\nabc",
     "a chunk that is no number": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -212,6 +219,7 @@ def test_a_client_that_asks_first_sends_no_large_body(served: Served) -> None:
     with served.connect() as client:
         client.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % size)
         assert read_answer(client)[0] == 413
+        assert client.recv(1) == b""  # another request would be read as the body
     with served.connect() as client:
         client.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY))
         assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
@@ -305,3 +313,21 @@ def wait_until(condition: Any) -> None:
     """Waits for what is about to become true."""
     while not condition():
         time.sleep(0.01)
+
+
+def test_a_body_behind_an_upgrade_is_no_request(served: Served) -> None:
+    inner = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % len(inner)
+    with served.connect() as client:
+        client.settimeout(0.5)
+        client.sendall(head)
+        time.sleep(0.05)
+        client.sendall(inner)
+        found = b""
+        try:
+            while data := client.recv(65536):
+                found += data
+        except (TimeoutError, ConnectionResetError):
+            pass
+    assert found.startswith(b"HTTP/1.1 400 ") and found.count(b"\r\n\r\n") == 1
+    served.check()

@@ -42,6 +42,16 @@ _log = logging.getLogger("edgecompile.server")
 
 #: Headers of a request at most.
 _MAX_HEADERS = 128
+#: Headers that may not come twice, as each reader would take another one.
+_ONCE = frozenset(
+    (
+        b"authorization",
+        b"content-length",
+        b"host",
+        b"inference-header-content-length",
+        b"transfer-encoding",
+    )
+)
 #: Addresses that are looked up once.
 _KEPT_PATHS = 1024
 #: Statuses that say nothing of a client: it went away.
@@ -154,8 +164,19 @@ class App(State):
             raise HeadersTooLarge(f"at most {_MAX_HEADERS} headers, together of {most} bytes")
         if scope.get("http_version", "1.1") not in ("1.0", "1.1", "2", "3"):
             raise MalformedHead("the version of HTTP must be 1.0 or 1.1")
+        names = [name for name, _ in headers if name in _ONCE]
+        if len(set(names)) < len(names):
+            raise MalformedHead(f"at most one each of {b', '.join(sorted(_ONCE)).decode()}")
         coding = request.headers.get(b"transfer-encoding")
+        if scope.get("edgecompile.upgrade") and (
+            coding is not None or request.headers.get(b"content-length", b"0") != b"0"
+        ):
+            raise MalformedHead(
+                "a request with a body can't ask for an Upgrade\nhint: ask over HTTP/1.1 alone"
+            )
         if coding is not None:
+            if scope.get("http_version") == "1.0":
+                raise MalformedHead("HTTP/1.0 has no Transfer-Encoding")
             if coding.lower() != b"chunked":
                 raise MalformedHead(f"Transfer-Encoding {coding!r:.50} must be chunked")
             if b"content-length" in request.headers:
@@ -179,7 +200,8 @@ class App(State):
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
         if isinstance(error, WrongMethod):
             headers.append((b"allow", error.allow.encode()))
-        if isinstance(error, (HeadersTooLarge, MalformedHead)):
+        # Who asked first needn't send the body that the length has announced.
+        if isinstance(error, (HeadersTooLarge, MalformedHead)) or b"expect" in request.headers:
             headers.append((b"connection", b"close"))
         if isinstance(error, Unauthorized):
             headers.append((b"www-authenticate", b"Bearer"))

@@ -167,6 +167,14 @@ def _make_httptools() -> type[Any]:
     class HttpTools(_Limited, HttpToolsProtocol):
         """In C."""
 
+        def on_headers_complete(self) -> None:
+            if self.parser.should_upgrade():
+                # The parser leaves the body alone then, and what comes of it later would be read as
+                # a request.
+                scope: Any = self.scope
+                scope["edgecompile.upgrade"] = True
+            super().on_headers_complete()
+
         def phase(self) -> str:
             """See the base."""
             cycle = self.cycle
