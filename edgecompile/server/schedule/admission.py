@@ -18,6 +18,8 @@ __all__ = ["Admission"]
 
 #: Of learning how late jobs are: small enough that a lucky hundred don't count.
 _STEP = 0.05
+#: Seconds without a run after which what runs taught says no more how fast the machine is.
+_STALE = 1.0
 
 _Waiting = tuple[tuple[int, float], int, float, Job]
 
@@ -35,6 +37,7 @@ class Admission:
         self._count = 0
         self._promised: dict[Job, float] = {}
         self._slip = 1.0
+        self._ended = 0.0  # the last run, by the clock
 
     def check(self, jobs: Sequence[Job], now: float, running: Iterable[Run]) -> None:
         """Refuses jobs that come together, if one of them would be late or make another one late.
@@ -45,6 +48,20 @@ class Admission:
         timed = [job for job in jobs if job.deadline is not None]
         if not timed and not self._waiting:
             return
+        running = list(running)
+        try:
+            self._judge(jobs, timed, now, running)
+        except Refused:
+            # Nothing runs where all are refused: a machine that was slow for a while would stay so.
+            if self._waiting or running or now - self._ended < _STALE:
+                raise
+            self._speed.forget()
+            self._slip = 1.0
+            self._judge(jobs, timed, now, running)
+
+    def _judge(
+        self, jobs: Sequence[Job], timed: Sequence[Job], now: float, running: Sequence[Run]
+    ) -> None:
         bound = self._speed.bound
         begun = self._rest(now, running)
         work = sum(map(self._work, jobs))
@@ -96,6 +113,7 @@ class Admission:
         ``slip`` follows the ratio that one job in a hundred exceeds: it grows by 99 parts with each
         that does, and falls by one with each that doesn't.
         """
+        self._ended = now
         for job in run.jobs:
             promised = self._promised.pop(job, None)
             if promised is not None:
@@ -114,7 +132,10 @@ class Admission:
         return own * threads * self._policy.packing
 
     def _alone(self, job: Job) -> float:
-        return min(self._costs.seconds(t, job.rows, job.length) for t in self._costs.threads)
+        most = max(self._cpus, self._costs.threads[0])
+        return min(
+            self._costs.seconds(t, job.rows, job.length) for t in self._costs.threads if t <= most
+        )
 
     def _rest(self, now: float, running: Iterable[Run]) -> float:
         """CPU seconds that are left of what runs."""
@@ -127,7 +148,13 @@ class Admission:
         """With ``begun`` left of what runs, and jobs of ``work`` that come together, this one last."""
         before = bisect_right(self._waiting, (urgency(job), self._count + 1, 0.0, job))
         ahead = sum(item[2] for item in self._waiting[:before]) + work - self._work(job)
-        own = self._costs.seconds(self._streams.threads, job.rows, job.length)
+        # With nothing beside it a run gets the threads that end it soonest.
+        idle = not begun and not ahead
+        own = (
+            self._alone(job)
+            if idle
+            else self._costs.seconds(self._streams.threads, job.rows, job.length)
+        )
         bound = self._speed.bound
         return now + ((begun + ahead * bound) / self._cpus + own * bound) * self._slip
 

@@ -39,7 +39,11 @@ class Batches:
         known = all(None not in item.shape for item in manifest.outputs)
         others = set(manifest.axes) - {self._rows, self._length}
         # Of a third axis only equal sizes could share a run; who has one runs alone.
-        self.joins = self.most_rows > 1 and known and not others and manifest.generation is None
+        # What compares rows with each other would compare one client's with another's.
+        apart = all(self._rows not in item.shape[1:] for item in self._inputs + self._outputs)
+        self.joins = (
+            self.most_rows > 1 and known and apart and not others and manifest.generation is None
+        )
         fills = all(item.pad is not None for item in manifest.inputs if self._length in item.shape)
         self.mixes = self.joins and padding in ("proven", "assumed") and fills
 

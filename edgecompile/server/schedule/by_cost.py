@@ -56,11 +56,10 @@ class ByCost:
         changed = len(waiting) != self._composed
         if not self._batches or (changed and len(waiting) <= self.ANEW):
             self._compose(waiting)
-        batch = self._batches.pop()
-        if changed:
-            batch = [job for job in batch if job in waiting]
-            if not batch:
-                return self.choose(waiting, now, free)
+        # Somebody may have gone since, and as many have come.
+        while not (batch := [job for job in self._batches.pop() if job in waiting]):
+            if not self._batches:
+                self._compose(waiting)
         threads = self._threads(batch, free)
         batch, rest = self._in_time(batch, threads, now)
         if rest:

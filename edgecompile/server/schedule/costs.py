@@ -166,6 +166,10 @@ class Speed:
         self._spread += self.WEIGHT * (abs(ratio - self.factor) - self._spread)
         self.factor += self.WEIGHT * (ratio - self.factor)
 
+    def forget(self) -> None:
+        """What was seen says nothing of now; the next run tells the factor by itself."""
+        self.factor, self._known, self._spread = 1.0, False, 0.0
+
     @property
     def bound(self) -> float:
         """What a run seldom exceeds: the mean and twice the mean distance from it."""

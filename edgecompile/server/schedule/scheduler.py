@@ -84,8 +84,9 @@ class Scheduler:
         self.batches: dict[int, int] = {}
         self.streams: Streams | None = None
         self._model, self._clock, self._slo = model, clock, slo
-        document = model.manifest.plan.get("server") if costs is None else costs
-        plan = document if isinstance(document, dict) else {}
+        built = model.manifest.plan.get("server")
+        # A file of costs says nothing of padding and traffic.
+        plan = {**(built if isinstance(built, dict) else {}), **(costs or {})}
         self.traffic = Traffic(model, plan.get("length_percentiles") or ())
         self._layout = Batches(model.manifest, plan.get("padding"))
         self._cpus = int(model.info.get("threads") or 1)
@@ -97,7 +98,7 @@ class Scheduler:
 
     def _make_queue(self, limit: int, plan: Mapping[str, Any], policy: str) -> Queue:
         manifest, layout = self._model.manifest, self._layout
-        if not layout.joins or not plan:
+        if not layout.joins or "points" not in plan:
             # One cost for all: it tells how long the queue is, once a run was seen.
             flat = CostTable([(self._cpus, 1, 1, 1.0)])
             alone = OneByOne(self._cpus)
@@ -205,25 +206,41 @@ class Scheduler:
                 raise TooLarge(refused.message) from None
             raise Overloaded(refused.message, refused.retry_after) from None
         for job in jobs:
-            job.payload.future.add_done_callback(partial(self._left, job))
+            timer = None
+            if deadline is not None:
+                timer = loop.call_later(max(0.0, deadline - now), self._expire, job)
+            job.payload.future.add_done_callback(partial(self._left, job, timer))
         self._pump()
         return [job.payload.future for job in jobs]
 
-    def _left(self, job: Job, future: asyncio.Future[Answer]) -> None:
-        """A client has gone: nothing is run for it. What runs already is let go on."""
+    def _left(
+        self, job: Job, timer: asyncio.TimerHandle | None, future: asyncio.Future[Answer]
+    ) -> None:
+        """Where a client has gone nothing is run for it. What runs already is let go on."""
+        if timer is not None:
+            timer.cancel()
         if future.cancelled() and self._queue.cancel(job):
             self._look_idle()
+
+    def _expire(self, job: Job) -> None:
+        """A deadline passed: whoever waits still is told so, however long the runs before it take."""
+        if self._queue.cancel(job):
+            self._give_up(job)
+            self._look_idle()
+
+    def _give_up(self, job: Job) -> None:
+        if not job.payload.future.done():
+            job.payload.future.set_exception(
+                DeadlineExceeded("it can't be ready before its deadline any more")
+            )
+        self.traffic.refuse()
 
     def _pump(self) -> None:
         """Begins what can begin."""
         while True:
             run, expired = self._queue.next(self._clock())
             for job in expired:
-                if not job.payload.future.done():
-                    job.payload.future.set_exception(
-                        DeadlineExceeded("it can't be ready before its deadline any more")
-                    )
-                self.traffic.refuse()
+                self._give_up(job)
             if run is None:
                 self._look_idle()
                 return

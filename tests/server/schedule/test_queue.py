@@ -259,3 +259,49 @@ def test_costs_of_more_threads_than_there_are_cpus(policy: str) -> None:
         draw_trace(LENGTHS, 20), make_queue(policy, table, 1, LENGTHS), table, 1, policy=policy
     )
     assert outcome.answered == 20
+
+
+def test_who_goes_while_as_many_come_is_not_run() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    jobs = [Job(length) for length in (10, 20, 30, 40)]
+    queue.offer(jobs, 0.0)
+    run, _ = queue.next(0.0)
+    assert run is not None
+    gone, come = [*queue.waiting], [Job(50), Job(60), Job(70)]
+    for job in gone:
+        assert queue.cancel(job)
+    queue.offer(come, 0.005)
+    queue.end(run, run.predicted)
+    assert {job for job, _ in drain(queue, run.predicted)[1]} == set(come)
+
+
+def test_a_machine_that_was_slow_for_a_while_serves_again() -> None:
+    """All requests have deadlines: where none is taken, nothing runs that shows how fast it is."""
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    now = 0.0
+    with pytest.raises(Refused):
+        for _ in range(50):
+            queue.offer([Job(20, arrived=now, deadline=now + 0.05)], now)
+            run, _ = queue.next(now)
+            assert run is not None
+            now += 8 * run.predicted
+            queue.end(run, now)
+    now += 0.5
+    with pytest.raises(Refused):
+        queue.offer([Job(20, arrived=now, deadline=now + 0.05)], now)
+    now += 1.0
+    with pytest.raises(TooLate):  # no machine like this one does that
+        queue.offer([Job(20, arrived=now, deadline=now + 0.01)], now)
+    for _ in range(3):
+        queue.offer([Job(20, arrived=now, deadline=now + 0.05)], now)
+        now, ended = drain(queue, now)
+        assert len(ended) == 1
+
+
+def test_an_idle_server_takes_what_all_its_threads_can_do() -> None:
+    table = CostTable([(1, 1, 1, 1.0), (1, 1, 100, 100.0), (2, 1, 1, 0.6), (2, 1, 100, 60.0)])
+    queue = make_queue("by-cost", table, 2, {50: 1})
+    job = Job(100, deadline=0.08)
+    queue.offer([job], 0.0)
+    run, _ = queue.next(0.0)
+    assert run is not None and run.threads == 2 and run.predicted == pytest.approx(0.06)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from edgecompile.lengths.stats_files import read_stats
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.errors import NativeError
+from edgecompile.runtime.format.schema import TensorSpec
 from edgecompile.server.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -58,7 +61,7 @@ def draw(seed: int, length: int) -> dict[str, Any]:
 
 @asynccontextmanager
 async def scheduling(
-    bundle: Path, clock: Clock | None = None, **options: Any
+    bundle: Path, clock: Callable[[], float] | None = None, **options: Any
 ) -> AsyncIterator[tuple[Model, Scheduler]]:
     with open_bundle(bundle, threads=1, concurrency=4) as model:
         options.setdefault("costs", COSTS)
@@ -263,3 +266,53 @@ def test_traffic_is_counted_by_request(tiny_bundle: Path, tmp_path: Path) -> Non
 )
 def test_drift(counts: dict[int, int], planned: Sequence[int], distance: float) -> None:
     assert drift_distance(counts, list(planned)) == pytest.approx(distance, abs=0.011)
+
+
+def test_rows_that_are_compared_with_each_other_are_not_joined(tiny_bundle: Path) -> None:
+    """An output [batch, batch] would show a client how its rows are to another client's."""
+    with open_bundle(tiny_bundle) as model:
+        manifest = model.manifest
+    assert Batches(manifest, "proven").joins
+    rows = manifest.inputs[0].shape[0]
+    similarity = TensorSpec("similarity", "float32", (rows, rows))
+    compared = dataclasses.replace(manifest, outputs=(*manifest.outputs, similarity))
+    layout = Batches(compared, "proven")
+    assert not layout.joins and not layout.mixes
+
+
+def test_costs_of_this_machine_leave_the_rest_of_the_plan(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``bench --serving`` measures, and says nothing of padding and traffic."""
+
+    async def ask() -> None:
+        with open_bundle(tiny_bundle, threads=1, concurrency=4) as model:
+            built = {"padding": "proven", "length_percentiles": [9] * 101}
+            monkeypatch.setitem(cast("dict[str, Any]", model.manifest.plan), "server", built)
+            for costs, division in (({"points": COSTS["points"]}, True), (None, False)):
+                # One that was built where nothing could be measured has no points.
+                scheduler = Scheduler(model, costs=costs)
+                assert (scheduler.streams is not None) is division and scheduler._layout.mixes
+                same(await scheduler.submit(draw(1, 9)), model.run(draw(1, 9)))
+                assert scheduler.traffic.drift == 0.0
+                await scheduler.close()
+
+    asyncio.run(ask())
+
+
+def test_a_deadline_passes_while_others_run(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> None:
+        async with scheduling(tiny_bundle, costs=None, clock=time.monotonic) as (model, scheduler):
+            held = Held(model, monkeypatch)
+            running = scheduler.submit(draw(0, 9))
+            late = scheduler.submit(draw(1, 9), deadline=time.monotonic() + 0.02)
+            with pytest.raises(DeadlineExceeded):
+                await late  # nothing has ended
+            assert not running.done() and scheduler.waiting == 0
+            held.go.set()
+            same(await running, model.run(draw(0, 9)))
+        assert len(held.runs) == 2
+
+    asyncio.run(ask())
