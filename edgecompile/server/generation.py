@@ -16,6 +16,9 @@ from edgecompile.server.errors import BadRequest, Overloaded, translate
 
 __all__ = ["Generation", "Generator", "Piece"]
 
+#: Prompts of so many characters are tokenized on the event loop: a thread costs more.
+_SHORT = 2000
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -66,6 +69,7 @@ class Generator:
         self._room = texts + waiting
         self._inside = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="generate")
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._tokenizer: Any = None
 
     def tokenizer(self) -> Any:
@@ -81,8 +85,8 @@ class Generator:
                 raise translate(error) from None
         return self._tokenizer
 
-    def read(self, generation: Generation) -> list[int]:
-        """The token ids of the prompt.
+    async def read(self, generation: Generation) -> list[int]:
+        """The token ids of the prompt; a long one is tokenized on a thread, for it takes a while.
 
         Raises:
             BadRequest: it holds no tokens, or what can't be encoded.
@@ -95,7 +99,17 @@ class Generator:
             generation.prompt.encode("utf-8")
         except UnicodeEncodeError:
             raise BadRequest("the prompt has half of a surrogate pair") from None
-        ids: list[int] = tokenizer.encode(generation.prompt).ids
+        prompt = generation.prompt
+
+        def tokenize() -> list[int]:
+            # Unlike encode() this one lets other threads go on.
+            ids: list[int] = tokenizer.encode_batch([prompt])[0].ids
+            return ids
+
+        if len(prompt) <= _SHORT:
+            ids = tokenize()
+        else:
+            ids = await asyncio.get_running_loop().run_in_executor(self._tokenizing, tokenize)
         if not ids:
             raise BadRequest("the prompt holds no tokens")
         return ids
@@ -151,7 +165,8 @@ class Generator:
             self.running_since = None
 
     def close(self) -> None:
-        """Ends its thread."""
+        """Ends its threads."""
+        self._tokenizing.shutdown()
         self._thread.shutdown()
 
 

@@ -92,7 +92,8 @@ class Replica:
         """
         slo = options.slo_ms / 1e3 or None
         self._model = ServedModel(
-            open_bundle(options.bundle, threads=options.threads), options.name or None
+            open_bundle(options.bundle, threads=options.threads, concurrency=options.threads),
+            options.name or None,
         )
         prove(self._model.model)
         self._model.ready = True

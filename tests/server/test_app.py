@@ -278,6 +278,7 @@ def test_counts_are_the_client_s(tiny_bundle: Path) -> None:
             for _ in range(3):
                 await call(app, "POST", INFER, tensor(1, 2, 3))
             await call(app, "POST", INFER, b"x")
+            await call(app, "POST", INFER, tensor(*[1] * 33))
             await call(app, "GET", "/nothing")
             text = (await call(app, "GET", "/metrics")).body.decode()
             found = {
@@ -288,8 +289,9 @@ def test_counts_are_the_client_s(tiny_bundle: Path) -> None:
             route = ("route", "/v2/models/{model}/infer")
             name = "edgecompile_requests_total"
             assert found[name, route, ("status", "200")] == 3
-            assert found[name, route, ("status", "400")] == 1
+            assert found[name, route, ("status", "400")] == 2
             assert found[name, ("route", "unknown"), ("status", "404")] == 1
+            assert found["edgecompile_refused_total", ("model", "tiny")] == 1
             assert found["edgecompile_run_seconds_count", ("model", "tiny")] == 3
             assert found["edgecompile_batch_rows_sum", ("model", "tiny")] == 3
             assert found[("edgecompile_requests_in_flight",)] == 1

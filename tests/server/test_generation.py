@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +206,25 @@ def test_nothing_of_a_stop_is_given_out(text: str) -> None:
             if held.stopped:
                 break
         assert found + held.rest() == text.partition("STOP")[0]
+
+
+def test_long_prompts_are_tokenized_beside_the_event_loop(speaking_bundle: Path) -> None:
+    """A text of megabytes takes longer than a worker may be silent."""
+
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+            (model,) = app.repository
+            assert model.generator is not None
+            tokenizer, threads = model.generator.tokenizer(), list[threading.Thread]()
+
+            class Watched:
+                def encode_batch(self, texts: list[str]) -> Any:
+                    threads.append(threading.current_thread())
+                    return tokenizer.encode_batch(texts)
+
+            model.generator._tokenizer = Watched()
+            reply = await call(app, "POST", "/v1/completions", body(prompt="w3 " * 1000))
+            assert reply.status == 400 and "1000 tokens" in reply.error
+            assert threads and threading.current_thread() not in threads
+
+    run(ask())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgecompile.runtime.errors import InputError
-from edgecompile.server.ray import Backlog, Options, read_options
+from edgecompile.server.ray import Backlog, Options, Replica, read_options
 from tests.needs import need_variable
 
 CLUSTER = Path(__file__).parent / "ray_cluster.py"
@@ -77,3 +78,12 @@ def test_a_replica_is_killed_under_load(tiny_bundle: Path, tmp_path: Path) -> No
     assert told["killed"] not in told["after"] and len(told["after"]) == 2
     assert told["repeated"] < told["asked"] / 20
     assert "backlog_s" in told["stats"]
+
+
+def test_a_replica_has_as_many_runs_side_by_side_as_threads(tiny_bundle: Path) -> None:
+    async def make() -> None:
+        model = Replica(Options(str(tiny_bundle), threads=7))._model
+        assert model.model.info["concurrency"] == 7
+        await model.close()
+
+    asyncio.run(make())

@@ -51,6 +51,7 @@ class InferenceService:
         ready: whether it takes requests.
         keys: a request has to bring one of them as a bearer token, if there are any.
         elements: how many a request's inputs may have together.
+        slo: seconds that are the deadline of calls which bring none; None: they have none.
         count: is told of each call's method and status, as HTTP has it.
     """
 
@@ -63,6 +64,7 @@ class InferenceService:
         ready: Callable[[], bool] = lambda: True,
         keys: Collection[bytes] = (),
         elements: float = math.inf,
+        slo: float | None = None,
         count: Callable[[str, int], None] = lambda method, status: None,
     ) -> None:
         self._repository = repository
@@ -71,6 +73,7 @@ class InferenceService:
         self._ready = ready
         self._keys = tuple(keys)
         self._elements = elements
+        self._slo = slo
         self._count = count
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -153,7 +156,7 @@ class InferenceService:
         answer = await model.infer(
             read_inputs(request, self._elements),
             outputs=wanted,
-            deadline=_deadline(request, context, model),
+            deadline=_deadline(request, context, model, self._slo),
             priority=_integer(request, "priority") or 0,
         )
         response.model_name, response.model_version = model.name, model.version
@@ -166,8 +169,9 @@ class InferenceService:
         return self._repository.get(name, version or None)
 
 
-def _deadline(request: Any, context: Any, model: ServedModel) -> float | None:
-    """The earlier one of the call's own and of the parameter ``timeout``, in microseconds."""
+def _deadline(request: Any, context: Any, model: ServedModel, slo: float | None) -> float | None:
+    """The earlier one of the call's own and of the parameter ``timeout``, in microseconds; with
+    neither, after ``slo`` seconds."""
     limits = [context.time_remaining()]
     timeout = _integer(request, "timeout")
     if timeout is not None:
@@ -176,7 +180,7 @@ def _deadline(request: Any, context: Any, model: ServedModel) -> float | None:
                 f"the parameter timeout is {timeout}, not a number of microseconds above 0"
             )
         limits.append(timeout / 1e6)
-    known = [limit for limit in limits if limit is not None]
+    known = [limit for limit in limits if limit is not None] or [slo] * (slo is not None)
     return model.clock() + min(known) if known else None
 
 

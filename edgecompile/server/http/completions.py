@@ -50,7 +50,7 @@ class CompletionRoutes:
                 f"{model.name}: a bundle holds no chat template\nhint: write the turns as the model "
                 "expects them, and ask /v1/completions"
             )
-        prompt = generator.read(asked.generation)
+        prompt = await generator.read(asked.generation)
         pieces = generator.run(prompt, asked.generation)
         # What is wrong with the options is told before the status is.
         first = await anext(pieces)

@@ -98,8 +98,8 @@ class Metrics:
         stats = [(_model(m.name), m.model.stats) for m in models]
         runs = [(name, item["runs"]) for name, item in stats]
         lines += _family("runs_total", "counter", "Runs of a model.", runs)
-        refused = [(name, item["refused"]) for name, item in stats]
-        lines += _family("refused_total", "counter", "Inputs that a model refused.", refused)
+        refused = [(_model(m.name), m.scheduler.traffic.snapshot()["refused"]) for m in models]
+        lines += _family("refused_total", "counter", "Requests that were refused.", refused)
         tokens = [(_model(name), count) for name, count in self._tokens.items()]
         lines += _family("generated_tokens_total", "counter", "Tokens made.", tokens)
         for name, about, found in (

@@ -141,6 +141,7 @@ class Worker:
             ready=lambda: not app.draining,
             keys=settings.keys,
             elements=settings.limits.elements,
+            slo=settings.slo_s,
             count=lambda method, status: app.metrics.request(f"grpc {method}", status),
         )
         host = self._asked.host

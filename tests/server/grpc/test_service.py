@@ -319,3 +319,12 @@ def test_an_address_that_is_taken_is_told(tiny_bundle: Path) -> None:
             await start(service, "203.0.113.1:1")
 
     asyncio.run(run())
+
+
+def test_calls_without_a_deadline_have_that_of_the_server(tiny_bundle: Path) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        code, _ = await refusal(call("ModelInfer", infer(1, 2, 3)))
+        assert code == "DEADLINE_EXCEEDED"
+        assert (await call("ModelInfer", infer(1, 2, 3), timeout=60)).outputs
+
+    ask(tiny_bundle, talk, slo=1e-9)
