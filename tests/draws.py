@@ -12,7 +12,9 @@ _USUAL = 100  # hypothesis' own number of examples
 
 def register_profiles() -> None:
     """Makes the profiles known and loads the repeatable one."""
-    settings.register_profile(REPEATABLE, derandomize=True, print_blob=True, max_examples=_USUAL)
+    settings.register_profile(
+        REPEATABLE, derandomize=True, print_blob=True, deadline=None, max_examples=_USUAL
+    )
     # Every run draws others, and what fails is printed with what repeats it.
     settings.register_profile(
         SEARCH, derandomize=False, print_blob=True, deadline=None, max_examples=20 * _USUAL
