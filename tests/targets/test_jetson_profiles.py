@@ -211,5 +211,5 @@ def test_the_efficiency_is_that_of_the_record() -> None:
 def test_no_gpu_has_no_curve() -> None:
     with pytest.raises(CostError, match="describes no GPU"):
         gpu_curve(MINILM, load_target("cpu-x86-64-v3"), [1])
-    with pytest.raises(CostError, match="'bf16' is none of"):
-        gpu_curve(MINILM, load_target("jetson-orin"), [1], precision="bf16")
+    with pytest.raises(CostError, match="'int4' is none of"):
+        gpu_curve(MINILM, load_target("jetson-orin"), [1], precision="int4")
