@@ -37,6 +37,7 @@ from edgecompile.backends.lowering.rewriting import (
     Lowering,
     LoweringReport,
     arguments_of,
+    drop_dropout,
     is_float32,
     replace,
 )
@@ -58,7 +59,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     constant that remains is contiguous, so that the weights file can hold it as it is.
     """
     low = Lowering(gm, LoweringReport())
-    _drop_dropout(gm)
+    drop_dropout(gm)
     split_recurrences(low)
     lower_complex(low)
     lower_arithmetic(low)
@@ -80,14 +81,6 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     gm.graph.lint()
     gm.recompile()
     return low.report
-
-
-def _drop_dropout(gm: GraphModule) -> None:
-    """Removes dropout nodes of evaluation mode, so that they don't hide patterns."""
-    for node in list(gm.graph.nodes):
-        if node.target is aten.dropout.default and not node.args[2]:
-            node.replace_all_uses_with(node.args[0])
-            gm.graph.erase_node(node)
 
 
 def _let_views_copy(gm: GraphModule) -> None:

@@ -112,3 +112,11 @@ def erase_chain(gm: GraphModule, first: Node, last: Node) -> None:
         gm.graph.erase_node(last)
         last = before
     gm.graph.erase_node(first)
+
+
+def drop_dropout(gm: GraphModule) -> None:
+    """Removes dropout nodes of evaluation mode, so that they don't hide patterns."""
+    for node in list(gm.graph.nodes):
+        if node.target is torch.ops.aten.dropout.default and not node.args[2]:
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)

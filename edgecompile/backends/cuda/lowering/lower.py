@@ -25,7 +25,7 @@ from edgecompile.backends.lowering.constants import (
 from edgecompile.backends.lowering.convolutions import lower_convolutions
 from edgecompile.backends.lowering.equal_nodes import merge_equal_nodes
 from edgecompile.backends.lowering.recurrences import split_recurrences
-from edgecompile.backends.lowering.rewriting import Lowering, LoweringReport
+from edgecompile.backends.lowering.rewriting import Lowering, LoweringReport, drop_dropout
 from edgecompile.backends.missing_kernels import missing_kernels_error, modules_of_nodes
 from edgecompile.targets.gpu import GpuFacts
 
@@ -55,7 +55,7 @@ def lower_for_gpu(gm: GraphModule, gpu: GpuFacts, precision: str) -> LoweringRep
     _refuse_sizes_of_values(gm)
     low = Lowering(gm, LoweringReport())
     _inline_bodies(gm)
-    _drop_dropout(gm)
+    drop_dropout(gm)
     _fill_scalars(gm)
     split_recurrences(low)
     lower_complex(low)
@@ -105,14 +105,6 @@ def _inline_bodies(gm: GraphModule) -> None:
             taker.replace_all_uses_with(results[taker.args[1]])  # type: ignore[index]
             gm.graph.erase_node(taker)
         gm.graph.erase_node(node)
-
-
-def _drop_dropout(gm: GraphModule) -> None:
-    """Removes dropout nodes of evaluation mode, so that they don't hide patterns."""
-    for node in list(gm.graph.nodes):
-        if node.target is aten.dropout.default and not node.args[2]:
-            node.replace_all_uses_with(node.args[0])
-            gm.graph.erase_node(node)
 
 
 def _fill_scalars(gm: GraphModule) -> None:
