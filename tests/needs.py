@@ -71,9 +71,7 @@ def need_baseline(module: str) -> Any:
 
 
 def need_triton() -> Path:
-    """Triton's ptxas; what compiles for GPUs takes 700 MB, so it is installed for the first test of it."""
-    if importlib.util.find_spec("triton") is None and provide("triton"):
-        importlib.invalidate_caches()
+    """Triton's ptxas; scripts/test installs both with the rest of the environment."""
     from edgecompile.backends.cuda.installed import find_ptxas, need_triton
     from edgecompile.errors import MissingDependencyError
 
