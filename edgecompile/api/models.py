@@ -53,7 +53,7 @@ def find_subject(
     *,
     varying: bool = False,
 ) -> Subject:
-    """The model argument, checked as far as it can be without running anything.
+    """The model argument, checked as far as it can be without reading a file.
 
     Args:
         model, example_inputs, axes: as of :func:`edgecompile.build`.
@@ -62,7 +62,7 @@ def find_subject(
 
     Raises:
         UsageError: the arguments don't describe a model; says which, and what to give.
-        ModelError: there is no such model, or the options don't go with it.
+        ModelError: the options contradict each other.
     """
     options = checks.options("load_options", options, LoadOptions)
     settled = [name for name in ("batch", "max_length") if getattr(options, name) is not None]
@@ -73,10 +73,7 @@ def find_subject(
     options.check()
     if isinstance(model, (str, os.PathLike)):
         _refuse(example_inputs, axes, "a folder, a factory and a saved program say themselves")
-        from edgecompile.loaders.load import check_model
-
         text = os.fsdecode(model)
-        check_model(text, options)
         return Subject(text, options, bundle_name(text))
     # An object of torch exists only where torch is loaded already.
     torch: Any = sys.modules.get("torch")

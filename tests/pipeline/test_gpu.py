@@ -26,11 +26,9 @@ from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, Tens
 from edgecompile.targets.jetpack import load_jetpack
 from edgecompile.targets.profile import load_target
 from edgecompile.tensorrt.recipes import make_recipe, require_memory, shape_ranges
-from tests.conftest import FACTORIES
 from tests.needs import need_aarch64_compiler
 
 MIB = 1 << 20
-MODEL = f"{FACTORIES / 'functions.py'}:make"
 
 
 def gpu_variant(manifest: Manifest) -> Variant:
@@ -178,7 +176,7 @@ def test_options_that_do_not_fit_the_target(
     arguments: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "lengths.txt").write_text("3\n")
-    code, output = command("build", MODEL, "--lengths", str(tmp_path / "lengths.txt"), *arguments)
+    code, output = command("build", "m", "--lengths", str(tmp_path / "lengths.txt"), *arguments)
     assert code == 2 and said in output
 
 
@@ -186,7 +184,7 @@ def test_kits_and_stages_are_for_cpus(tmp_path: Path) -> None:
     (tmp_path / "lengths.txt").write_text("3\n")
     lengths = str(tmp_path / "lengths.txt")
     code, output = command(
-        *("plan", lengths, "--model", MODEL, "--target", "jetson-orin", "--kit", "k.ecb")
+        *("plan", lengths, "--model", "m", "--target", "jetson-orin", "--kit", "k.ecb")
     )
     assert code == 2 and "--kit is for CPUs" in output
     code, output = command("compile", "--work-dir", str(tmp_path), "--target", "jetson-orin")

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from edgecompile.cli import cli
-from edgecompile.errors import MissingDependencyError, TargetError
+from edgecompile.errors import MissingDependencyError, TargetError, UsageError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
@@ -106,7 +106,7 @@ def test_a_target_without_a_gpu(tmp_path: Path) -> None:
         plan=PlanRequest(LengthDistribution.from_samples([3]), backend="torch-tensorrt"),
         output=tmp_path / "out.ecb",
     )
-    with pytest.raises(TargetError, match="cpu-x86-64 describes no GPU"):
+    with pytest.raises(UsageError, match="cpu-x86-64 does not support `backend` torch-tensorrt"):
         build(request)
 
 
