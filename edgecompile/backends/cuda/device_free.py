@@ -31,6 +31,7 @@ from torch._inductor.runtime import hints, triton_helpers, triton_heuristics
 from torch._inductor.utils import IndentedBuffer
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
+from torch.utils import _triton
 from torch.utils._pytree import tree_map_only
 
 from edgecompile.backends.cuda.code import Kernel, RawCode
@@ -70,9 +71,8 @@ def move_to_gpu(module: GraphModule, kwargs: Mapping[str, Tensor]) -> OnGpu:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    fakes: dict[
-        int, tuple[Tensor, Tensor]
-    ] = {}  # with the real one, whose id stays its own so long
+    # With the real one, whose id stays its own so long.
+    fakes: dict[int, tuple[Tensor, Tensor]] = {}
 
     def fake(tensor: Tensor) -> Tensor:
         with mode:
@@ -123,11 +123,7 @@ Choose = Callable[[Product, Sequence[Tile]], int]
 
 
 def run_inductor(
-    program: OnGpu,
-    gpu: GpuFacts,
-    choose: Choose,
-    folder: Path,
-    ptxas: Path,
+    program: OnGpu, gpu: GpuFacts, choose: Choose, folder: Path, ptxas: Path
 ) -> RawCode:
     """Generates a program's code.
 
@@ -167,7 +163,7 @@ def _real(tensor: Any, name: str) -> Tensor:
 @contextmanager
 def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
     """Lets Inductor and Triton generate code for ``gpu`` as if it were the current device."""
-    properties = properties_of(gpu)
+    properties, capability = properties_of(gpu), divmod(gpu.compute_capability, 10)
     device_interface.get_interface_for_device("cpu")  # registers the real ones, once
     lazy_init = joint_graph.lazy_init
     deduce = joint_graph.UniformValueConstantFolder._deduce_value
@@ -193,11 +189,7 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
     }
     replaced: Sequence[tuple[Any, str, Any]] = (
         (torch.cuda, "get_device_properties", lambda device=None: properties),
-        (
-            torch.cuda,
-            "get_device_capability",
-            lambda device=None: divmod(gpu.compute_capability, 10),
-        ),
+        (torch.cuda, "get_device_capability", lambda device=None: capability),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "device_count", lambda: 1),
         (torch.version, "cuda", _CUDA),
@@ -212,7 +204,7 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
         (FakeTensor, "tolist", lambda self: self.ec_real.tolist()),
         (FakeTensor, "item", lambda self: self.ec_real.item()),
     )
-    hints.DeviceProperties.create.cache_clear()
+    _forget_device()
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, environment))
         names = dict.fromkeys(("cuda", "cuda:0"), _described(properties))
@@ -225,7 +217,14 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
             yield
         finally:
             driver._active = None  # reset_active() looks for a GPU
-            hints.DeviceProperties.create.cache_clear()
+            _forget_device()
+
+
+def _forget_device() -> None:
+    """Empties torch's caches of what this process has; a build for a CPU may have filled them before."""
+    hints.DeviceProperties.create.cache_clear()
+    for cached in (_triton.has_triton, _triton.triton_backend, _triton.triton_hash_with_backend):
+        cached.cache_clear()
 
 
 def _described(properties: types.SimpleNamespace) -> type[device_interface.DeviceInterface]:
