@@ -12,8 +12,10 @@ from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.planning.costs.measure import bench_serving
 from edgecompile.planning.padding import require_paddable
 from edgecompile.planning.planning import Planned
+from edgecompile.planning.rows import why_rows_mix
 from edgecompile.planning.subject import Subject
 from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.server.schedule.batches import INDEPENDENT
 from edgecompile.server.schedule.costs import read_costs
 from edgecompile.server.schedule.streams import plan_streams
 
@@ -28,13 +30,16 @@ class ServerPlan:
     """What a server has to know beside the costs.
 
     Attributes:
+        joins: whether requests may share a run: no row changes with those beside it.
         padding: ``proven`` or ``assumed`` where requests of other lengths may share a run, filled up;
             empty where they may not.
         lengths: of the traffic.
         threads: to measure with; None: every CPU that the process may use.
-        variant: to measure; None: this machine runs none of them.
+        variant: to measure; None: nothing is measured, as this machine runs none of them or no batch
+            will run.
     """
 
+    joins: bool
     padding: str
     lengths: LengthDistribution
     threads: int | None
@@ -52,7 +57,9 @@ class ServerPlan:
 
 
 def plan_server(subject: Subject, planned: Planned) -> ServerPlan:
-    """Finds out whether filling up changes a result; notes go to those of the subject.
+    """Finds out whether rows are independent, and whether filling up changes a result.
+
+    Notes go to those of the subject.
 
     Raises:
         PlanError: the model has no batch and length that vary.
@@ -68,6 +75,10 @@ def plan_server(subject: Subject, planned: Planned) -> ServerPlan:
             "requests together",
             hint="leave --profile server out: a server runs such a bundle's requests one by one",
         )
+    mixed = why_rows_mix(subject.model, dict(planned.scope.axes))
+    if mixed:
+        subject.notes.add(f"a server runs its requests one by one: {mixed}")
+        return ServerPlan(False, "", request.traffic, request.threads, None)
     spans = [(name, extent) for name, extent in planned.scope.axes if name == axis]
     padding = ""
     try:
@@ -76,7 +87,7 @@ def plan_server(subject: Subject, planned: Planned) -> ServerPlan:
         subject.notes.add(f"requests of one length alone share a run: {error.message}")
     runnable = subject.runnable
     return ServerPlan(
-        padding, request.traffic, request.threads, runnable[-1].name if runnable else None
+        True, padding, request.traffic, request.threads, runnable[-1].name if runnable else None
     )
 
 
@@ -88,7 +99,10 @@ def measure_server(
     Raises:
         VerificationError: the bundle's runtime failed.
     """
-    result: dict[str, Any] = {"length_percentiles": server.percentiles}
+    result: dict[str, Any] = {
+        "rows": INDEPENDENT if server.joins else "mixed",
+        "length_percentiles": server.percentiles,
+    }
     if server.padding:
         result["padding"] = server.padding
     if server.variant is None:

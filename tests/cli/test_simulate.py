@@ -14,6 +14,7 @@ from tests.runtime.bundles import DummyBundle
 
 POINTS = [[t, b, n, n * b**0.8 / t**0.9] for t in (1, 2) for b in (1, 2) for n in (1, 8, 64)]
 SERVER = {
+    "rows": "independent",
     "padding": "proven",
     "cpus": 2,
     "points": POINTS,

@@ -51,6 +51,14 @@ class TokenMlp(nn.Module):
         return self.net(x)
 
 
+class BatchCentred(TokenMlp):
+    """A batch norm in the form of training: the mean of the whole batch is taken off."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y - y.mean((0, 1), keepdim=True)
+
+
 class CausalAttention(nn.Module):
     """Token ids [B, L] to logits [B, L, 50]; no position sees later ones."""
 
@@ -239,6 +247,11 @@ def masked_mlp() -> dict[str, Any]:
 @seeded
 def token_mlp() -> dict[str, Any]:
     return _tokens(TokenMlp())
+
+
+@seeded
+def batch_centred() -> dict[str, Any]:
+    return _tokens(BatchCentred())
 
 
 @seeded

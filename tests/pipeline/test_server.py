@@ -17,6 +17,7 @@ from edgecompile.planning.costs.serving import read_serving
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from edgecompile.server.schedule.batches import Batches
+from tests.factories import tiny_models
 
 LENGTHS = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
 
@@ -34,11 +35,11 @@ def test_a_server_has_batches_unless_others_were_asked_for() -> None:
 
 
 def test_percentiles_are_those_of_the_traffic() -> None:
-    few = ServerPlan("", LENGTHS, None, None).percentiles
+    few = ServerPlan(True, "", LENGTHS, None, None).percentiles
     assert len(few) == 101 and few[0] == 3 and few[-1] == 31 and few == sorted(few)
     assert few[50] == 9 and few.count(31) == pytest.approx(100 / 9, abs=1)
     even = LengthDistribution.from_counts({n: 5 for n in range(1, 101)})
-    assert ServerPlan("", even, None, None).percentiles == [1, *range(1, 101)]
+    assert ServerPlan(True, "", even, None, None).percentiles == [1, *range(1, 101)]
 
 
 @pytest.mark.slow
@@ -58,4 +59,22 @@ def test_a_bundle_for_a_server(tiny_model: Path, tmp_path: Path) -> None:
     with open_bundle(result.bundle_path) as model:
         plan = model.manifest.plan["server"]
         assert plan["padding"] == "proven" and plan["streams"] * plan["threads"] <= 2
-        assert Batches(model.manifest, plan["padding"]).mixes
+        assert plan["rows"] == "independent" and Batches(model.manifest, plan).mixes
+
+
+@pytest.mark.slow
+def test_rows_that_change_each_other_are_not_run_together(tmp_path: Path) -> None:
+    """A norm over the batch: its build says why, and measures no batches."""
+    request = BuildRequest(
+        f"{tiny_models.__file__}:batch_centred",
+        "cpu-x86-64-v3",
+        PlanRequest(LENGTHS, max_length=32, profile="server", quick=True, threads=2),
+        load=LoadOptions(batch=(1, 4)),
+        output=tmp_path / "mixed.ecb",
+    )
+    result = build(request)
+    assert any("a server runs its requests one by one: row 0 of" in note for note in result.notes)
+    with open_bundle(result.bundle_path) as model:
+        plan = model.manifest.plan["server"]
+        assert plan["rows"] == "mixed" and "points" not in plan
+        assert not Batches(model.manifest, plan).joins

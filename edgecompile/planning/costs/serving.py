@@ -59,9 +59,14 @@ def read_serving(bundle: str | os.PathLike[str], costs: Path | None = None) -> S
     if costs is not None:
         document, _ = read_object(costs, CostError, max_bytes=64 << 20, hint=_HINT)
         plan = {**plan, **{key: document.get(key) for key in ("cpus", "points")}}
-    layout = Batches(manifest, plan.get("padding"))
-    if not layout.joins or "points" not in plan or manifest.length_axis is None:
+    layout = Batches(manifest, plan)
+    if "points" not in plan or manifest.length_axis is None:
         raise CostError(f"{source}: has no costs of batches", hint=_HINT)
+    if not layout.joins:
+        raise CostError(
+            f"{bundle}: nothing says that requests can share a run",
+            hint="build it with --profile server",
+        )
     extent = manifest.axes[manifest.length_axis]
     cpus, steps = plan.get("cpus"), plan.get("length_percentiles") or [extent.lo, extent.hi]
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from edgecompile.runtime.errors import InputError
 from edgecompile.runtime.format.manifest import Manifest
 from edgecompile.runtime.measure.serving import batch_axis
 
-__all__ = ["Batches"]
+__all__ = ["INDEPENDENT", "Batches"]
+
+#: What ``plan.server.rows`` says where no row of a batch changes with those beside it.
+INDEPENDENT = "independent"
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -21,14 +25,15 @@ class Batches:
     """What of a bundle's inputs and outputs are rows, and what their length.
 
     Attributes:
-        joins: whether requests can share a run at all.
+        joins: whether requests can share a run at all: the builder found that no row changes with
+            those beside it.
         mixes: whether such of other lengths can: where the builder found that filling up changes
             nothing.
         most_rows: of a run.
     """
 
-    def __init__(self, manifest: Manifest, padding: object = None) -> None:
-        """``padding``: ``proven`` or ``assumed`` where filling up changes no result."""
+    def __init__(self, manifest: Manifest, plan: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """``plan``: ``plan.server`` of the manifest; see FORMAT.md."""
         self._inputs, self._outputs = manifest.inputs, manifest.outputs
         self._length = manifest.length_axis
         try:
@@ -41,11 +46,10 @@ class Batches:
         # Of a third axis only equal sizes could share a run; who has one runs alone.
         # What compares rows with each other would compare one client's with another's.
         apart = all(self._rows not in item.shape[1:] for item in self._inputs + self._outputs)
-        self.joins = (
-            self.most_rows > 1 and known and apart and not others and manifest.generation is None
-        )
+        independent = plan.get("rows") == INDEPENDENT and manifest.generation is None
+        self.joins = self.most_rows > 1 and known and apart and not others and independent
         fills = all(item.pad is not None for item in manifest.inputs if self._length in item.shape)
-        self.mixes = self.joins and padding in ("proven", "assumed") and fills
+        self.mixes = self.joins and plan.get("padding") in ("proven", "assumed") and fills
 
     def sizes(self, arrays: Arrays) -> dict[str, int]:
         """The size of every axis of a request."""

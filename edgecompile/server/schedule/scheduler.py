@@ -7,6 +7,7 @@ suit; without, requests run one by one on all CPUs.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from edgecompile.server.schedule.threads import Threads
 from edgecompile.server.schedule.traffic import Traffic
 
 __all__ = ["Scheduler"]
+
+_log = logging.getLogger("edgecompile.server")
 
 Inputs = Mapping[str, NDArray[Any]]
 
@@ -88,7 +91,7 @@ class Scheduler:
         # A file of costs says nothing of padding and traffic.
         plan = {**(built if isinstance(built, dict) else {}), **(costs or {})}
         self.traffic = Traffic(model, plan.get("length_percentiles") or ())
-        self._layout = Batches(model.manifest, plan.get("padding"))
+        self._layout = Batches(model.manifest, plan)
         self._cpus = int(model.info.get("threads") or 1)
         self._queue = self._make_queue(queue, plan, policy)
         self._closed = False
@@ -99,6 +102,12 @@ class Scheduler:
     def _make_queue(self, limit: int, plan: Mapping[str, Any], policy: str) -> Queue:
         manifest, layout = self._model.manifest, self._layout
         if not layout.joins or "points" not in plan:
+            if "points" in plan:
+                _log.warning(
+                    "%s: requests run one by one, as its build didn't find that rows of a batch leave "
+                    "each other alone; build it with --profile server",
+                    manifest.name,
+                )
             # One cost for all: it tells how long the queue is, once a run was seen.
             flat = CostTable([(self._cpus, 1, 1, 1.0)])
             alone = OneByOne(self._cpus)

@@ -32,10 +32,11 @@ from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.schedule.simulate import POLICIES
 from edgecompile.server.schedule.traffic import drift_distance
 
+PLAN = {"rows": "independent", "padding": "proven"}
 #: Two rows cost hardly more than one, so they run together wherever they can.
 COSTS: dict[str, Any] = {
     "points": [[1, 1, 3, 1.0], [1, 1, 32, 10.0], [1, 2, 3, 1.1], [1, 2, 32, 11.0]],
-    "padding": "proven",
+    **PLAN,
     "length_percentiles": [3, 4, 9, 9, 31],
 }
 
@@ -124,7 +125,7 @@ def test_lengths_are_not_mixed_without_proof(tiny_bundle: Path) -> None:
     async def ask() -> None:
         costs = {key: value for key, value in COSTS.items() if key != "padding"}
         async with scheduling(tiny_bundle, costs=costs) as (model, scheduler):
-            assert not Batches(model.manifest).mixes and Batches(model.manifest, "proven").mixes
+            assert not Batches(model.manifest, costs).mixes and Batches(model.manifest, PLAN).mixes
             answers = await asyncio.gather(
                 *scheduler.submit_all([draw(n, 4 + n % 2) for n in range(8)])
             )
@@ -272,12 +273,28 @@ def test_rows_that_are_compared_with_each_other_are_not_joined(tiny_bundle: Path
     """An output [batch, batch] would show a client how its rows are to another client's."""
     with open_bundle(tiny_bundle) as model:
         manifest = model.manifest
-    assert Batches(manifest, "proven").joins
+    assert Batches(manifest, PLAN).joins
     rows = manifest.inputs[0].shape[0]
     similarity = TensorSpec("similarity", "float32", (rows, rows))
     compared = dataclasses.replace(manifest, outputs=(*manifest.outputs, similarity))
-    layout = Batches(compared, "proven")
+    layout = Batches(compared, PLAN)
     assert not layout.joins and not layout.mixes
+
+
+@pytest.mark.parametrize("rows", ["mixed", None])
+def test_rows_are_joined_only_where_they_are_known_to_be_independent(
+    tiny_bundle: Path, rows: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask() -> None:
+        async with scheduling(tiny_bundle, costs={**COSTS, "rows": rows}) as (model, scheduler):
+            requests = [draw(n, 9) for n in range(8)]
+            answers = await asyncio.gather(*scheduler.submit_all(requests))
+            for request, answer in zip(requests, answers, strict=True):
+                same(answer, model.run(request))
+            assert scheduler.batches == {1: 8} and scheduler.streams is None
+
+    asyncio.run(ask())
+    assert "requests run one by one" in caplog.text
 
 
 def test_costs_of_this_machine_leave_the_rest_of_the_plan(
@@ -287,7 +304,7 @@ def test_costs_of_this_machine_leave_the_rest_of_the_plan(
 
     async def ask() -> None:
         with open_bundle(tiny_bundle, threads=1, concurrency=4) as model:
-            built = {"padding": "proven", "length_percentiles": [9] * 101}
+            built = {**PLAN, "length_percentiles": [9] * 101}
             monkeypatch.setitem(cast("dict[str, Any]", model.manifest.plan), "server", built)
             for costs, division in (({"points": COSTS["points"]}, True), (None, False)):
                 # One that was built where nothing could be measured has no points.
