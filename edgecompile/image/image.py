@@ -31,6 +31,7 @@ SERVER_REQUIREMENTS = (
     "numpy>=1.26,<3",
     "grpcio>=1.66,<2",
     "httptools>=0.6.4,<1",
+    "jinja2>=3.1.6,<4",
     "orjson>=3.10,<4",
     "protobuf>=5.26,<8",
     "uvicorn>=0.38,<1",

@@ -23,6 +23,7 @@ from edgecompile.bundle.writer import BundleWriter
 from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
+from edgecompile.loaders.folders.chat import read_chat
 from edgecompile.loaders.folders.text_settings import describe_texts
 from edgecompile.models.loaded import ENCODER, LoadedModel
 from edgecompile.models.samples import Samples
@@ -33,6 +34,7 @@ from edgecompile.precision import FP32, Precision, min_cosine
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.report.pages import build_header, build_page, plain_page
 from edgecompile.runtime.format.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
+from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import FILE as GENERATION_FILE
 from edgecompile.tensorrt.parts import GpuParts, add_gpu, try_engine, with_gpu
 
@@ -169,6 +171,9 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
         if text is not None and model.tokenizer is not None:
             writer.add_file(model.tokenizer, text.tokenizer)
             manifest = replace(manifest, text=text)
+            chat = read_chat(model.tokenizer.parent) if model.generation is not None else None
+            if chat is not None:
+                writer.add_bytes(chat, CHAT_FILE)
     if contents.gpu is not None:
         manifest = add_gpu(writer, manifest, contents.gpu)
     if contents.programs is not None:

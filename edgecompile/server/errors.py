@@ -100,6 +100,12 @@ class Unprocessable(ServerError):
     code = "unprocessable"
 
 
+class Quarantined(Unprocessable):
+    """The request ran in several workers when they died."""
+
+    code = "quarantined"
+
+
 class Overloaded(ServerError):
     """The queue is full, or the request couldn't end before its deadline."""
 

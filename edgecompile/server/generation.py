@@ -7,12 +7,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from edgecompile.runtime import Model, open_tokenizer
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.generation.stream import TokenStream
+from edgecompile.server.chat import Chat, Message, open_chat
 from edgecompile.server.errors import BadRequest, Overloaded, translate
+from edgecompile.server.journal import Journal, digest
 
 __all__ = ["Generation", "Generator", "Piece"]
 
@@ -34,12 +38,12 @@ class Generation:
     """A text to go on from.
 
     Attributes:
-        prompt: a text, or token ids.
+        prompt: a text, token ids, or the messages of a chat.
         stop: texts at which the new one ends; they aren't part of it.
         options: of ``Model.stream``.
     """
 
-    prompt: str | Sequence[int]
+    prompt: str | Sequence[int] | Sequence[Message]
     stop: tuple[str, ...]
     options: dict[str, Any]
 
@@ -52,6 +56,7 @@ class Generator:
         texts: how many at once; each has caches of its own.
         waiting: how many more may wait.
         clock: seconds that only go on.
+        journal: where it is noted what runs; None: nowhere.
     """
 
     def __init__(
@@ -60,9 +65,11 @@ class Generator:
         texts: int = 8,
         waiting: int = 1024,
         clock: Callable[[], float] = time.monotonic,
+        journal: Journal | None = None,
     ) -> None:
         self._model = model
         self._clock = clock
+        self._journal = journal or Journal()
         #: When the step under way began, by the clock; None: nothing runs.
         self.running_since: float | None = None
         self._places = asyncio.Semaphore(texts)
@@ -71,6 +78,7 @@ class Generator:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="generate")
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._tokenizer: Any = None
+        self._chat: Chat | None = None
 
     def tokenizer(self) -> Any:
         """The bundle's tokenizer.
@@ -89,24 +97,28 @@ class Generator:
         """The token ids of the prompt; a long one is tokenized on a thread, for it takes a while.
 
         Raises:
-            BadRequest: it holds no tokens, or what can't be encoded.
-            Unprocessable: the bundle has no tokenizer.
+            BadRequest: it holds no tokens, or what can't be encoded; or a chat is refused.
+            Unprocessable: the bundle has no tokenizer, or no chat template that can be used.
         """
-        tokenizer = self.tokenizer()
-        if not isinstance(generation.prompt, str):
-            return list(generation.prompt)
-        try:
-            generation.prompt.encode("utf-8")
-        except UnicodeEncodeError:
-            raise BadRequest("the prompt has half of a surrogate pair") from None
-        prompt = generation.prompt
+        tokenizer, prompt = self.tokenizer(), generation.prompt
+        if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
+            return list(cast("Sequence[int]", prompt))
+        if not isinstance(prompt, str) and self._chat is None:
+            self._chat = open_chat(self._model)
 
         def tokenize() -> list[int]:
-            # Unlike encode() this one lets other threads go on.
-            ids: list[int] = tokenizer.encode_batch([prompt])[0].ids
+            chat = not isinstance(prompt, str)
+            text = cast("Chat", self._chat).render(prompt) if chat else prompt  # type: ignore[arg-type]
+            try:
+                str(text).encode("utf-8")
+            except UnicodeEncodeError:
+                raise BadRequest("the prompt has half of a surrogate pair") from None
+            # Unlike encode() this one lets other threads go on. A template writes special tokens itself.
+            found = tokenizer.encode_batch([text], add_special_tokens=not chat)
+            ids: list[int] = found[0].ids
             return ids
 
-        if len(prompt) <= _SHORT:
+        if isinstance(prompt, str) and len(prompt) <= _SHORT:
             ids = tokenize()
         else:
             ids = await asyncio.get_running_loop().run_in_executor(self._tokenizing, tokenize)
@@ -120,18 +132,25 @@ class Generator:
         Raises:
             BadRequest: the options are wrong, or there is no room in the context.
             Overloaded: too many texts wait.
+            Quarantined: workers died while they ran it.
         """
+        key = b""
+        if self._journal.notes:
+            key = digest(self._model.manifest.name, {"prompt": np.array(prompt)})
+            self._journal.check(key)
         if self._inside >= self._room:
             raise Overloaded(f"{self._inside} texts are generated or wait, that is the limit", 1.0)
         self._inside += 1
         try:
             async with self._places:
-                async for piece in self._run(prompt, generation):
+                async for piece in self._run(prompt, generation, key):
                     yield piece
         finally:
             self._inside -= 1
 
-    async def _run(self, prompt: list[int], generation: Generation) -> AsyncIterator[Piece]:
+    async def _run(
+        self, prompt: list[int], generation: Generation, key: bytes
+    ) -> AsyncIterator[Piece]:
         from tokenizers.decoders import DecodeStream
 
         loop = asyncio.get_running_loop()
@@ -141,7 +160,7 @@ class Generator:
         try:
             stream = self._model.stream(prompt, **generation.options)
             while True:
-                token = await loop.run_in_executor(self._thread, self._step, stream)
+                token = await loop.run_in_executor(self._thread, self._step, stream, key)
                 if token is None:
                     break
                 ended = stream.finish_reason == "eos"
@@ -153,14 +172,17 @@ class Generator:
             length = stream.finish_reason == "length" and not held.stopped
             rest = "" if token is None else text
             reason = "length" if length else "stop"
+            if self._journal.suspects():
+                self._journal.clear(key)
             yield Piece(rest + held.rest(), len(stream.tokens), reason)
         except EdgecompileError as error:
             raise translate(error) from None
 
-    def _step(self, stream: TokenStream) -> int | None:
+    def _step(self, stream: TokenStream, key: bytes) -> int | None:
         self.running_since = self._clock()
         try:
-            return next(stream, None)
+            with self._journal.running([key]):
+                return next(stream, None)
         finally:
             self.running_since = None
 

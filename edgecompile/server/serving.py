@@ -16,6 +16,7 @@ from edgecompile.runtime.text.encoder import Text, TextEncoder, TokenizedText
 from edgecompile.server.answers import Answer, TextAnswer
 from edgecompile.server.errors import BadRequest, NotReady, UnknownModel, translate
 from edgecompile.server.generation import Generator
+from edgecompile.server.journal import Journal
 from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.settings import DEFAULT_LIMITS, Limits
 
@@ -46,17 +47,20 @@ class ServedModel:
         limits: Limits = DEFAULT_LIMITS,
         clock: Callable[[], float] = time.monotonic,
         costs: Mapping[str, Any] | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        """Takes ``model`` over; ``close`` closes it. ``costs`` as in ``Scheduler``."""
+        """Takes ``model`` over; ``close`` closes it. ``costs`` and ``journal`` as in ``Scheduler``."""
         self.model = model
         self.name = name or model.manifest.name
         self.version: str = model.info["manifest_sha256"][:12]
-        self.scheduler = scheduler or Scheduler(model, queue=limits.queue, clock=clock, costs=costs)
+        self.scheduler = scheduler or Scheduler(
+            model, queue=limits.queue, clock=clock, costs=costs, journal=journal
+        )
         self.clock = clock
         self.ready = False
         self.generator: Generator | None = None
         if model.manifest.generation is not None:
-            self.generator = Generator(model, limits.generations, limits.queue, clock)
+            self.generator = Generator(model, limits.generations, limits.queue, clock, journal)
         self._outputs = frozenset(item.name for item in model.manifest.outputs)
         self._encoder: TextEncoder | None = None
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")

@@ -11,6 +11,7 @@ class Limits:
 
     Attributes:
         body_bytes: of a request's body, as it arrives.
+        pending_bytes: of the bodies of all requests under way together; further large ones get 429.
         header_bytes: of a request's line and headers.
         elements: of a request's tensors together.
         texts: of one request.
@@ -23,6 +24,7 @@ class Limits:
     """
 
     body_bytes: int = 16 << 20
+    pending_bytes: int = 256 << 20
     header_bytes: int = 32 << 10
     elements: int = 4 << 20
     texts: int = 1024
@@ -64,3 +66,8 @@ class Settings:
     threads: int | None = None
     costs: tuple[str, ...] = ()
     stats: str | None = None
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which a worker that was to end is killed."""
+        return self.drain_delay_s + self.drain_s + 5

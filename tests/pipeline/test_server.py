@@ -73,7 +73,7 @@ def test_rows_that_change_each_other_are_not_run_together(tmp_path: Path) -> Non
         output=tmp_path / "mixed.ecb",
     )
     result = build(request)
-    assert any("a server runs its requests one by one: row 0 of" in note for note in result.notes)
+    assert any("runs its requests one by one: row 0 of" in note for note in result.notes)
     with open_bundle(result.bundle_path) as model:
         plan = model.manifest.plan["server"]
         assert plan["rows"] == "mixed" and "points" not in plan

@@ -214,6 +214,20 @@ def test_a_large_body_is_told_so_whoever_sends_it_whole(served: Served) -> None:
     served.check()
 
 
+def test_a_body_without_room_is_told_so(served: Served) -> None:
+    size = LIMITS.body_bytes
+    with served.connect() as client:
+        served.app.room.held += LIMITS.pending_bytes
+        try:
+            client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % size)
+            status, answer = read_answer(client)
+            assert status == 429 and b"no room" in answer
+            served.check()  # small ones need none
+        finally:
+            served.app.room.held -= LIMITS.pending_bytes
+    served.check()
+
+
 def test_a_client_that_asks_first_sends_no_large_body(served: Served) -> None:
     size = LIMITS.body_bytes + 1
     with served.connect() as client:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.server.generation import _Held
 from tests.generative import replace_files
 from tests.server.asgi import Reply, call, run, serving
@@ -179,6 +180,52 @@ def test_a_chat_needs_a_template(speaking_bundle: Path) -> None:
     run(ask())
 
 
+@pytest.fixture(scope="module")
+def chatting_bundle(speaking_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The speaking one with a chat template."""
+    folder = tmp_path_factory.mktemp("chatting") / "chatting.ecb"
+    shutil.copytree(speaking_bundle, folder, copy_function=os.link)
+    document = json.loads((folder / "manifest.json").read_bytes())
+    (folder / CHAT_FILE).parent.mkdir()
+    template = (
+        "{{ bos }}{% for m in messages %}{% if m.role == 'tool' %}"
+        "{{ raise_exception('no tools here') }}{% endif %} {{ m.content }} w4{% endfor %} w5"
+    )
+    chat = {"template": template, "special_tokens": {"bos": "w3"}}
+    replace_files(folder, document, {CHAT_FILE: json.dumps(chat).encode()})
+    return folder
+
+
+def test_a_chat_goes_through_its_template(chatting_bundle: Path) -> None:
+    async def ask() -> None:
+        async with serving(chatting_bundle) as app:
+            path = "/v1/chat/completions"
+            messages = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w1"}]
+            plain = await call(app, "POST", "/v1/completions", body(prompt="w3 w1 w4 w1 w4 w5"))
+            asked = {**body(), "messages": messages}
+            reply = await call(app, "POST", path, asked)
+            assert reply.json["object"] == "chat.completion"
+            (choice,) = reply.json["choices"]
+            wanted = {"role": "assistant", "content": plain.json["choices"][0]["text"]}
+            assert choice["message"] == wanted
+            assert reply.json["usage"] == plain.json["usage"]
+            found = events(await call(app, "POST", path, {**asked, "stream": True}))
+            deltas = [item["choices"][0]["delta"] for item in found]
+            assert deltas[0]["role"] == "assistant"
+            assert "".join(delta["content"] for delta in deltas) == wanted["content"]
+            for messages, status, message in (
+                ([{"role": "tool", "content": "w1"}], 400, "no tools here"),
+                ([{"role": "king", "content": "w1"}], 400, "the role 'king' isn't one of system"),
+                ([{"role": "user", "content": "\ud800"}], 400, "surrogate"),
+                ([{"role": "user", "content": [1]}], 400, "content must be a text"),
+                ([], 400, "at least one message"),
+            ):
+                reply = await call(app, "POST", path, {**asked, "messages": messages})
+                assert (reply.status, message in reply.error) == (status, True), reply.body
+
+    run(ask())
+
+
 def test_a_client_that_goes_away_ends_its_text(speaking_bundle: Path) -> None:
     async def ask() -> None:
         async with serving(speaking_bundle) as app:
@@ -218,9 +265,9 @@ def test_long_prompts_are_tokenized_beside_the_event_loop(speaking_bundle: Path)
             tokenizer, threads = model.generator.tokenizer(), list[threading.Thread]()
 
             class Watched:
-                def encode_batch(self, texts: list[str]) -> Any:
+                def encode_batch(self, texts: list[str], **options: Any) -> Any:
                     threads.append(threading.current_thread())
-                    return tokenizer.encode_batch(texts)
+                    return tokenizer.encode_batch(texts, **options)
 
             model.generator._tokenizer = Watched()
             reply = await call(app, "POST", "/v1/completions", body(prompt="w3 " * 1000))

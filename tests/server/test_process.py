@@ -69,6 +69,80 @@ def test_a_killed_worker_is_replaced(tiny_bundle: Path) -> None:
         assert server.end() == 0 and server.err.count("ended with -9") == 3
 
 
+#: Workers in which some requests do harm: token 37 kills them, and 36 never comes to an end.
+DEADLY = """
+import os, time
+from edgecompile.runtime import Model
+run = Model.run
+def harmful(self, inputs, **options):
+    token = inputs["input_ids"].flat[0]
+    if token == 37:
+        os.kill(os.getpid(), 9)
+    while token == 36:
+        time.sleep(1)
+    return run(self, inputs, **options)
+Model.run = harmful
+"""
+
+
+def harmful(folder: Path) -> dict[str, str]:
+    """An environment in which every Python of this machine that serves is harmed so."""
+    (folder / "sitecustomize.py").write_text(DEADLY)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+@pytest.mark.slow
+def test_a_request_that_kills_workers_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    with serving(tiny_bundle, env=harmful(tmp_path)) as server:
+        for _ in range(2):
+            (worker,) = server.workers()
+            with pytest.raises((OSError, http.client.HTTPException)):
+                server.ask("POST", INFER, tensor(37, 2, 3))
+            assert server.ask("POST", INFER, tensor(4, 2, 3))[0] == 200
+            assert server.workers() != [worker]
+        (worker,) = server.workers()
+        status, answer = server.ask("POST", INFER, tensor(37, 2, 3))
+        assert (
+            status == 422 and "2 processes died while they ran this very request" in answer["error"]
+        )
+        assert server.ask("POST", INFER, tensor(4, 2, 3))[0] == 200
+        assert server.workers() == [worker]
+        assert server.end() == 0 and "1 requests are refused" in server.err
+
+
+@pytest.mark.slow
+def test_a_spare_worker_takes_over(tiny_bundle: Path) -> None:
+    with serving(tiny_bundle, "--spare") as server, Load(server.port, tiny_bundle) as load:
+        for _ in range(3):
+            while len(server.workers()) < 2:
+                time.sleep(0.01)
+            first, spare = server.workers()
+            load.wait(50)
+            os.kill(first, signal.SIGKILL)
+            load.wait(50)
+            assert spare in server.workers() and first not in server.workers()
+        load.stop()
+        assert len(load.lost) <= 3 * 4 and not load.wrong and set(load.statuses) == {200}
+        assert server.end() == 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_replaced_and_hangs_is_killed(tiny_bundle: Path, tmp_path: Path) -> None:
+    options = ("--drain-delay", "0", "--drain-timeout", "0.1")
+    with serving(tiny_bundle, *options, env=harmful(tmp_path)) as server:
+        (worker,) = server.workers()
+        client = socket.create_connection(("127.0.0.1", server.port))
+        body = json.dumps(tensor(36, 2, 3)).encode()
+        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        server.process.send_signal(signal.SIGHUP)
+        while worker in server.workers():
+            time.sleep(0.05)
+        assert server.ask("POST", INFER, tensor(4, 2, 3))[0] == 200
+        client.close()
+        assert server.end() == 0 and f"worker {worker} doesn't end and is killed" in server.err
+
+
 @pytest.mark.slow
 def test_nothing_is_lost_when_it_ends(tiny_bundle: Path) -> None:
     with serving(tiny_bundle, "--drain-delay", "1") as server:

@@ -10,6 +10,9 @@ from .signature import Signature
 KEY, LABELS = "text", "labels"
 MAX_TOKENIZER_BYTES = 64 << 20
 MAX_PROMPTS = 64
+#: Where a bundle has its chat template; the server reads it.
+CHAT_FILE = "tokenizer/chat.json"
+MAX_CHAT_BYTES = 1 << 20
 MAX_LABELS = 65536
 
 

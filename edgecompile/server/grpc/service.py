@@ -22,6 +22,7 @@ from edgecompile.server.errors import (
 from edgecompile.server.grpc.messages import METHODS, SERVICE, message
 from edgecompile.server.grpc.tensors import read_inputs, write_outputs
 from edgecompile.server.protocol.datatypes import NAMES
+from edgecompile.server.room import SMALL, Room
 from edgecompile.server.serving import Repository, ServedModel
 
 __all__ = ["InferenceService", "start"]
@@ -52,6 +53,7 @@ class InferenceService:
         keys: a request has to bring one of them as a bearer token, if there are any.
         elements: how many a request's inputs may have together.
         slo: seconds that are the deadline of calls which bring none; None: they have none.
+        room: for the messages of all calls under way; None: without a limit.
         count: is told of each call's method and status, as HTTP has it.
     """
 
@@ -65,6 +67,7 @@ class InferenceService:
         keys: Collection[bytes] = (),
         elements: float = math.inf,
         slo: float | None = None,
+        room: Room | None = None,
         count: Callable[[str, int], None] = lambda method, status: None,
     ) -> None:
         self._repository = repository
@@ -74,6 +77,7 @@ class InferenceService:
         self._keys = tuple(keys)
         self._elements = elements
         self._slo = slo
+        self._room = room or Room(math.inf)
         self._count = count
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -89,16 +93,21 @@ class InferenceService:
         answer: Callable[[Any, Any, Any], Awaitable[None]] = getattr(self, f"_{name}")
 
         async def call(data: bytes, context: Any) -> bytes:
+            size = len(data) if len(data) > SMALL else 0
             try:
                 self._check_key(context)
+                self._room.take(size)
                 try:
-                    request = request_class.FromString(data)
-                except DecodeError as error:
-                    raise BadRequest(f"the message is no {name}Request ({error})") from None
-                response = response_class()
-                await answer(request, response, context)
-                self._count(name, 200)
-                return bytes(response.SerializeToString())
+                    try:
+                        request = request_class.FromString(data)
+                    except DecodeError as error:
+                        raise BadRequest(f"the message is no {name}Request ({error})") from None
+                    response = response_class()
+                    await answer(request, response, context)
+                    self._count(name, 200)
+                    return bytes(response.SerializeToString())
+                finally:
+                    self._room.held -= size
             except ServerError as error:
                 refusal = error
             except Exception:  # what it says isn't for clients

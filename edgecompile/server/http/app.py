@@ -78,7 +78,7 @@ class App(State):
             raise RuntimeError(f"no {scope['type']} here")
         # Whoever owns the connection cancels it when the client goes away.
         scope["edgecompile.task"] = asyncio.current_task()
-        request = Request(scope, receive)
+        request = Request(scope, receive, self.room)
         name = "unknown"
         self.metrics.in_flight += 1
         status = GONE
@@ -107,6 +107,7 @@ class App(State):
             if not scope.get("edgecompile.gone"):
                 raise
         finally:
+            request.release()
             self.metrics.in_flight -= 1
             self.metrics.request(name, status)
 

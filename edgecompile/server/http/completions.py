@@ -45,16 +45,16 @@ class CompletionRoutes:
         generator = model.generator
         if generator is None:
             raise Unprocessable(f"{model.name} generates nothing\nhint: it isn't a language model")
-        if asked.messages is not None:
-            raise Unprocessable(
-                f"{model.name}: a bundle holds no chat template\nhint: write the turns as the model "
-                "expects them, and ask /v1/completions"
-            )
         prompt = await generator.read(asked.generation)
         pieces = generator.run(prompt, asked.generation)
         # What is wrong with the options is told before the status is.
         first = await anext(pieces)
-        frame = Frame(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model.name, chat)
+        frame = Frame(
+            f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            int(time.time()),
+            model.name,
+            chat,
+        )
         follow = self._count(model, first, pieces)
         if asked.stream:
             headers = [(b"cache-control", b"no-cache")]

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from edgecompile.server.errors import BadRequest, ServerError, TooLarge, WrongMedia
 from edgecompile.server.protocol.documents import dump
+from edgecompile.server.room import SMALL, Room
 
 JSON = b"application/json"
 #: A body over the limit is read on and dropped up to so many bytes, for a client that is cut off in
@@ -38,21 +39,34 @@ class Gone(Exception):
 class Request:
     """One request; made by the application."""
 
-    __slots__ = ("_receive", "headers", "method", "parts", "path")
+    __slots__ = ("_held", "_receive", "_room", "headers", "method", "parts", "path")
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, room: Room) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         #: The parts of the path, decoded one by one, where a pattern has a place for them.
         self.parts: list[str] = []
-        self._receive = receive
+        self._receive, self._room, self._held = receive, room, 0
+
+    def _hold(self, size: int) -> None:
+        """The body has grown to ``size`` bytes."""
+        if size > SMALL:
+            self._room.take(size - self._held)
+            self._held = size
+
+    def release(self) -> None:
+        """The request is over: others may have the room of its body."""
+        self._room.held -= self._held
+        self._held = 0
 
     async def body(self, most: int) -> bytes:
         """The whole body.
 
         Raises:
             TooLarge: it has over ``most`` bytes; nothing of it was kept or read by a parser.
+            Overloaded: there is no room for it beside those of others; told before it is read where
+                its length was declared.
             WrongMedia: it is compressed.
             Gone: it never came whole.
         """
@@ -61,8 +75,11 @@ class Request:
             raise WrongMedia(f"Content-Encoding {coding!r:.50}: bodies aren't to be compressed")
         too_large = TooLarge(f"the body may have at most {most} bytes")
         declared = self.headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > most and b"expect" in self.headers:
+        announced = int(declared) if declared.isdigit() else 0
+        if announced > most and b"expect" in self.headers:
             raise too_large
+        if SMALL < announced <= most:
+            self._room.check(announced)
         message = await self._receive()
         if message["type"] != "http.request":
             raise Gone
@@ -70,14 +87,18 @@ class Request:
             whole: bytes = message.get("body", b"")
             if len(whole) > most:
                 raise too_large
+            self._hold(len(whole))
             return whole
         chunks, size = [message.get("body", b"")], len(message.get("body", b""))
+        if size <= most:
+            self._hold(size)
         while message.get("more_body"):
             message = await self._receive()
             if message["type"] != "http.request":
                 raise Gone
             size += len(message.get("body", b""))
             if size <= most:
+                self._hold(size)
                 chunks.append(message.get("body", b""))
             else:
                 chunks.clear()

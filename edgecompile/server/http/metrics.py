@@ -59,7 +59,9 @@ class Metrics:
         """Counts generated tokens."""
         self._tokens[model] += count
 
-    def text(self, repository: Repository, connections: int, draining: bool) -> bytes:
+    def text(
+        self, repository: Repository, connections: int, body_bytes: int, draining: bool
+    ) -> bytes:
         """All of it."""
         lines: list[str] = []
         requests = [
@@ -71,6 +73,9 @@ class Metrics:
             "requests_in_flight", "gauge", "Requests under way.", [("", self.in_flight)]
         )
         lines += _family("connections", "gauge", "Open connections.", [("", connections)])
+        lines += _family(
+            "body_bytes", "gauge", "Large bodies of requests under way.", [("", body_bytes)]
+        )
         lines += _family("draining", "gauge", "1 once the server ends.", [("", int(draining))])
         lines += _family(
             "start_time_seconds", "gauge", "Start of the worker.", [("", self._started)]

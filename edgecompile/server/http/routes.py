@@ -77,7 +77,7 @@ class _OwnRoutes:
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
         app = self._app
-        text = app.metrics.text(app.repository, app.connections(), app.draining)
+        text = app.metrics.text(app.repository, app.connections(), app.room.held, app.draining)
         return Response(body=text, media=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from edgecompile.server.errors import NotReady
 from edgecompile.server.http.metrics import Metrics
+from edgecompile.server.room import Room
 from edgecompile.server.serving import Repository
 from edgecompile.server.settings import Settings
 
@@ -17,6 +18,7 @@ class State:
         repository: the models.
         settings: limits and keys.
         metrics: its counters.
+        room: for the bodies of all requests.
         draining: set once the server is about to end: not ready any more, and each answer closes
             its connection.
         connections: gives how many are open, where that is known.
@@ -26,6 +28,7 @@ class State:
         self.repository = repository
         self.settings = settings
         self.metrics = Metrics()
+        self.room = Room(settings.limits.pending_bytes)
         self.draining = False
         self.connections: Callable[[], int] = lambda: 0
 

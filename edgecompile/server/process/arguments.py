@@ -18,6 +18,10 @@ __all__ = ["Arguments", "add_options", "read_arguments"]
 _MAX_KEYS_BYTES = 1 << 20
 _LIMITS = {
     "body_bytes": ("BYTES", "take bodies of at most BYTES"),
+    "pending_bytes": (
+        "BYTES",
+        "keep at most BYTES of bodies of all requests together; more get 429",
+    ),
     "elements": ("N", "take tensors of at most N elements together"),
     "texts": ("N", "take at most N texts in a request"),
     "queue": ("N", "let at most N requests wait for a model; further ones get 429"),
@@ -40,6 +44,7 @@ class Arguments:
         grpc_port: where gRPC is listened for beside HTTP; None: nowhere.
         settings: of the workers.
         watch_s: seconds between two looks whether a bundle was replaced; 0: never.
+        spare: whether a second worker waits, with its bundles open, for the first one's death.
     """
 
     bundles: tuple[tuple[str | None, str], ...]
@@ -48,6 +53,7 @@ class Arguments:
     grpc_port: int | None
     settings: Settings
     watch_s: float
+    spare: bool
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +90,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="SECONDS",
         help="look every SECONDS whether a bundle was replaced, and serve the new one; SIGHUP does so at once",
+    )
+    add(
+        "--spare",
+        action="store_true",
+        help="keep a second worker ready to take over at once when one dies: it takes memory of its own",
     )
     add(
         "--stuck-after",
@@ -130,6 +141,11 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
         least = 0 if name in ("drain_delay", "drain_timeout", "watch") else 1e-3
         if not least <= value < float("inf"):
             problems.append(f"--{name.replace('_', '-')} is {value}, must be over 0")
+    if options.pending_bytes < options.body_bytes:
+        problems.append(
+            f"--max-pending-bytes is {options.pending_bytes}, less than the {options.body_bytes} of "
+            "--max-body-bytes"
+        )
     if not 0 <= options.port < 65536:
         problems.append(f"--port is {options.port}, must be in 0..65535")
     if options.grpc_port is not None:
@@ -167,7 +183,13 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
         stats=options.stats,
     )
     return Arguments(
-        tuple(bundles), options.host, options.port, options.grpc_port, settings, options.watch
+        tuple(bundles),
+        options.host,
+        options.port,
+        options.grpc_port,
+        settings,
+        options.watch,
+        options.spare,
     )
 
 

@@ -1,6 +1,6 @@
 """The process that owns the sockets: starts workers, replaces those that die or hang, and swaps them.
 
-It runs no model and speaks to no client. While no worker lives, connections wait in the sockets' queue.
+A spare worker has all done but accepting, so that it takes the place of one that dies at once. It runs no model and speaks to no client. While no worker lives, connections wait in the sockets' queue.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from types import FrameType
 
 import edgecompile
 from edgecompile.server.errors import StartError
+from edgecompile.server.journal import Suspects
 from edgecompile.server.process.arguments import Arguments
 
 __all__ = ["Supervisor"]
@@ -34,22 +35,30 @@ _FIRST_DELAY, _LAST_DELAY = 0.1, 30.0
 
 
 class _Child:
-    """A worker process."""
+    """A worker process, perhaps a spare one."""
 
-    def __init__(self, sockets: Sequence[socket.socket], arguments: Sequence[str]) -> None:
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        arguments: Sequence[str],
+        suspects: Suspects,
+        spare: bool = False,
+    ) -> None:
         self.report, write = os.pipe()
         os.set_blocking(self.report, False)
         os.set_blocking(write, False)
         numbers = [item.fileno() for item in sockets]
         command = [sys.executable, "-m", "edgecompile.server.process.worker"]
-        command += ["--sockets", ",".join(map(str, numbers)), "--report", str(write), "--"]
+        self.journal = suspects.new_file()
+        command += ["--sockets", ",".join(map(str, numbers)), "--report", str(write)]
+        command += ["--journal", str(self.journal), *["--spare"] * spare, "--"]
         # The very package that runs here, whatever lies in the working directory.
         root = str(Path(edgecompile.__file__).parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
         self.process = subprocess.Popen(
             [*command, *arguments],
-            pass_fds=(*numbers, write),
+            pass_fds=(*numbers, write, self.journal),
             env=environment,
             stdin=subprocess.DEVNULL,
             # A terminal's Ctrl-C is the supervisor's; it ends its workers in order.
@@ -57,7 +66,10 @@ class _Child:
         )
         os.close(write)
         self.heard = time.monotonic()
-        self.ready = False
+        self.ready = self.proven = False
+        self.waits = spare
+        self.left: float | None = None
+        self.cleared: list[bytes] = []
 
     def listen(self) -> bool:
         """Reads what it told; False once it has ended."""
@@ -66,8 +78,19 @@ class _Child:
         except BlockingIOError:
             return True
         self.heard = time.monotonic()
-        self.ready |= b"ready\n" in data
+        words = data.split(b"\n")
+        self.ready |= b"ready" in words
+        self.proven |= b"proven" in words
+        for word in words:
+            if word.startswith(b"clear "):
+                self.cleared.append(bytes.fromhex(word[6:].decode()))
         return bool(data)
+
+    def call(self) -> None:
+        """A spare one that has proven its bundles begins to accept."""
+        if self.waits and self.proven:
+            self.waits = False
+            self.process.send_signal(signal.SIGUSR2)
 
     def close(self) -> int:
         """Waits for its end; its exit code."""
@@ -92,9 +115,11 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._current: _Child | None = None
         self._next: _Child | None = None
+        self._spare: _Child | None = None
+        self._suspects = Suspects()
         self._leaving: list[_Child] = []
         self._delay = _FIRST_DELAY
-        self._start_at = 0.0
+        self._start_at = self._spare_at = 0.0
         self._ending: float | None = None
         self._swap = False
         self._seen = self._fingerprints()
@@ -126,7 +151,11 @@ class Supervisor:
             for key, _ in self._selector.select(0.1):
                 if key.data is None:
                     wake.recv(4096)
-                elif not key.data.listen():
+                    continue
+                alive = key.data.listen()
+                if key.data.cleared:
+                    self._forgive(key.data)
+                if not alive:
                     code = self._bury(key.data)
                     if code is not None and not announced:
                         self._close_sockets()
@@ -165,8 +194,8 @@ class Supervisor:
             item.close()
         self._sockets.clear()
 
-    def _start(self) -> _Child:
-        child = _Child(self._sockets, self._arguments)
+    def _start(self, spare: bool = False) -> _Child:
+        child = _Child(self._sockets, self._arguments, self._suspects, spare)
         self._selector.register(child.report, selectors.EVENT_READ, child)
         return child
 
@@ -174,6 +203,16 @@ class Supervisor:
         """Takes an ended worker out; its exit code if it was the one that served, or should have."""
         self._selector.unregister(child.report)
         code = child.close()
+        if code:
+            refused = self._suspects.add(child.journal, time.monotonic())
+            if refused:
+                _log.warning("%d requests are refused, for workers died while they ran", refused)
+            self._suspects.write(*(item.journal for item in self._children()))
+        os.close(child.journal)
+        if child is self._spare:
+            _log.warning("the spare worker ended with %d", code)
+            self._spare, self._spare_at = None, time.monotonic() + _LAST_DELAY
+            return None
         if child is self._next:
             _log.warning("the new worker ended with %d: the old one goes on", code)
             self._next = None
@@ -194,12 +233,19 @@ class Supervisor:
     def _tend(self) -> None:
         """Starts, ends and swaps workers where that is due."""
         now = time.monotonic()
+        if self._suspects.expire(now):
+            self._suspects.write(*(item.journal for item in self._children()))
+        self._end_leaving(now)
         if self._current is None:
             if self._next is not None:
                 self._current, self._next = self._next, None
+            elif self._spare is not None:
+                self._current, self._spare = self._spare, None
             elif now >= self._start_at:
                 self._current = self._start()
+        if self._current is None:
             return
+        self._current.call()
         if self._current.ready and now - self._current.heard > _SILENCE:
             _log.warning("worker %d is stuck and is killed", self._current.process.pid)
             self._current.process.kill()
@@ -211,20 +257,52 @@ class Supervisor:
             self._seen = found
         if self._swap and self._next is None and self._current.ready:
             self._swap = False
+            if self._spare is not None:  # of the old version
+                self._leave(self._spare, signal.SIGTERM)
+                self._spare = None
             self._seen = self._fingerprints()
             self._next = self._start()
         if self._next is not None and self._next.ready:
             _log.info("worker %d takes over", self._next.process.pid)
-            self._current.process.send_signal(signal.SIGUSR1)
-            self._leaving.append(self._current)
+            self._leave(self._current, signal.SIGUSR1)
             self._current, self._next = self._next, None
+        if (
+            self._asked.spare
+            and self._spare is self._next is None
+            and self._current.ready
+            and now >= self._spare_at
+        ):
+            self._spare = self._start(spare=True)
+
+    def _children(self) -> list[_Child]:
+        found = (self._current, self._next, self._spare, *self._leaving)
+        return [child for child in found if child is not None]
+
+    def _forgive(self, child: _Child) -> None:
+        """What was suspected, and ran well in this worker."""
+        for key in child.cleared:
+            self._suspects.clear(key)
+        child.cleared.clear()
+        self._suspects.write(*(item.journal for item in self._children()))
+
+    def _leave(self, child: _Child, number: int) -> None:
+        child.process.send_signal(number)
+        child.left = time.monotonic()
+        self._leaving.append(child)
+
+    def _end_leaving(self, now: float) -> None:
+        """Kills workers that were to end, and hang."""
+        settings = self._asked.settings
+        for child in self._leaving:
+            if child.left is not None and now - child.left > settings.patience_s:
+                _log.warning("worker %d doesn't end and is killed", child.process.pid)
+                child.process.kill()
+                child.left = None
 
     def _finish(self) -> bool:
         """Ends all workers; False once there are none."""
         self._close_sockets()
-        settings = self._asked.settings
-        patience = settings.drain_delay_s + settings.drain_s + 5
-        children = [c for c in (self._current, self._next, *self._leaving) if c is not None]
+        patience, children = self._asked.settings.patience_s, self._children()
         assert self._ending is not None
         for child in children:
             if time.monotonic() - self._ending > patience:
@@ -234,9 +312,8 @@ class Supervisor:
     def _on_end(self, number: int, frame: FrameType | None) -> None:
         if self._ending is None:
             self._ending = time.monotonic()
-            for child in (self._current, self._next, *self._leaving):
-                if child is not None:
-                    child.process.terminate()
+            for child in self._children():
+                child.process.terminate()
 
     def _on_swap(self, number: int, frame: FrameType | None) -> None:
         self._swap = True

@@ -1,9 +1,10 @@
 """A worker: opens the bundles, proves them, and serves on sockets that the supervisor owns.
 
-    python -m edgecompile.server.process.worker --sockets 3,4 --report 5 -- OPTIONS…
+    python -m edgecompile.server.process.worker --sockets 3,4 --report 5 --journal 6 -- OPTIONS…
 
-What it tells the supervisor, a line each on the pipe ``--report``: "ready" once all models passed their
-golden vectors, "alive" every half second while its loop turns and no run is stuck.
+What it tells the supervisor, a line each on the pipe ``--report``: "proven" once all models passed their
+golden vectors, "ready" when it accepts, which a spare one (``--spare``) does on SIGUSR2; "alive" every half
+second while its loop turns and no run is stuck; "clear" with the key of a suspected request that ran well.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from edgecompile.runtime.generation.golden import replay_generations
 from edgecompile.server.errors import StartError
 from edgecompile.server.http.app import App
 from edgecompile.server.http.connections import Listener
+from edgecompile.server.journal import Journal
 from edgecompile.server.process.arguments import Arguments, parse
 from edgecompile.server.schedule.costs import read_document
 from edgecompile.server.serving import Repository, ServedModel
@@ -45,12 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sockets", required=True)
     parser.add_argument("--report", type=int, required=True)
+    parser.add_argument("--journal", type=int, required=True)
+    parser.add_argument("--spare", action="store_true")
     parser.add_argument("rest", nargs="*")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="edgecompile[%(process)d]: %(message)s", level=logging.INFO)
     asked = parse(options.rest)
     sockets = [socket.socket(fileno=int(item)) for item in options.sockets.split(",")]
-    worker = Worker(asked, sockets, options.report)
+    worker = Worker(asked, sockets, options.report, options.journal, options.spare)
     try:
         return _run(worker.serve())
     except EdgecompileError as error:
@@ -71,14 +75,21 @@ class Worker:
     """The models, the application and the listener of one process."""
 
     def __init__(
-        self, asked: Arguments, sockets: Sequence[socket.socket], report: int | None
+        self,
+        asked: Arguments,
+        sockets: Sequence[socket.socket],
+        report: int,
+        journal: int,
+        spare: bool = False,
     ) -> None:
         self._asked = asked
         self._sockets = sockets
         self._report = report
+        self._journal = Journal(journal, lambda key: self._tell("clear " + key.hex()))
+        self._spare = spare
         self._repository = Repository()
         self.app = App(self._repository, asked.settings)
-        self._end = asyncio.Event()
+        self._end, self._go = asyncio.Event(), asyncio.Event()
         self._successor = False
 
     async def serve(self) -> int:
@@ -91,7 +102,9 @@ class Worker:
             model = open_bundle(path, threads=settings.threads, concurrency=cpus)
             costs = [read_document(path) for path in settings.costs]
             own = (x for x in costs if x["manifest_sha256"] == model.info["manifest_sha256"])
-            served = ServedModel(model, name, limits=settings.limits, costs=next(own, None))
+            served = ServedModel(
+                model, name, limits=settings.limits, costs=next(own, None), journal=self._journal
+            )
             if settings.stats is not None:
                 path = settings.stats.replace("{model}", quote(served.name, safe=""))
                 served.scheduler.traffic.schedule(path, _STATS_EVERY)
@@ -100,17 +113,21 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end.set)
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
+        loop.add_signal_handler(signal.SIGUSR2, self._go.set)
         for served in self._repository:
             await loop.run_in_executor(None, prove, served.model)
+        # What is there now stays: no collection has to look at it again.
+        gc.collect()
+        gc.freeze()
+        self._tell("proven")
+        beating = loop.create_task(self._beat())
+        if self._spare and not await self._called():
+            return 0
         await listener.start(self._sockets)
         for served in self._repository:
             served.ready = True
         stop_grpc = await self._start_grpc()
-        # What is there now stays: no collection has to look at it again.
-        gc.collect()
-        gc.freeze()
         self._tell("ready")
-        beating = loop.create_task(self._beat())
         await self._end.wait()
         self.app.draining = True
         if self._successor:
@@ -142,6 +159,7 @@ class Worker:
             keys=settings.keys,
             elements=settings.limits.elements,
             slo=settings.slo_s,
+            room=app.room,
             count=lambda method, status: app.metrics.request(f"grpc {method}", status),
         )
         host = self._asked.host
@@ -152,6 +170,14 @@ class Worker:
             raise StartError(str(error), "name another --grpc-port") from None
         stop: Callable[[float], Awaitable[None]] = server.stop
         return stop
+
+    async def _called(self) -> bool:
+        """Waits until this worker has to take another one's place; False: it has to end."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._go, self._end)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return not self._end.is_set()
 
     def _hand_over(self) -> None:
         """Another worker accepts on the same sockets."""

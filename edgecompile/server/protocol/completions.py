@@ -14,16 +14,16 @@ from edgecompile.server.protocol.texts import number, read_ids
 
 DONE = b"data: [DONE]\n\n"
 _MAX_STOPS = 16
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A text to go on from; ``messages`` are those of a chat, else None."""
+    """A text to go on from, or a chat."""
 
     model: str
     generation: Generation
-    messages: list[dict[str, Any]] | None
     stream: bool
     with_usage: bool
 
@@ -45,8 +45,9 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
     extra = document.get("stream_options") or {}
     if not isinstance(stream, bool) or not isinstance(extra, dict):
         raise BadRequest("stream must be true or false, stream_options an object")
-    messages = _read_messages(document.get("messages")) if chat else None
-    prompt = "" if chat else _read_prompt(document.get("prompt"))
+    prompt = (
+        _read_messages(document.get("messages")) if chat else _read_prompt(document.get("prompt"))
+    )
     most = document.get("max_completion_tokens", document.get("max_tokens"))
     if most is None and not chat:
         most = 16
@@ -60,7 +61,6 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
     return CompletionRequest(
         read_model(document),
         Generation(prompt, _read_stop(document.get("stop")), options),
-        messages,
         stream,
         bool(extra.get("include_usage")),
     )
@@ -88,6 +88,11 @@ def _read_messages(value: Any) -> list[dict[str, Any]]:
     for index, item in enumerate(value):
         if not isinstance(item, dict) or not isinstance(item.get("role"), str):
             raise BadRequest(f"messages[{index}] must be an object with a role")
+        if item["role"] not in _ROLES:
+            known = ", ".join(_ROLES)
+            raise BadRequest(
+                f"messages[{index}]: the role {item['role']!r:.80} isn't one of {known}"
+            )
         if not isinstance(item.get("content"), str):
             found = kind(item.get("content"))
             raise BadRequest(f"messages[{index}]: content must be a text, not a {found}")

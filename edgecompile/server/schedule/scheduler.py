@@ -27,6 +27,7 @@ from edgecompile.server.errors import (
     TooLarge,
     translate,
 )
+from edgecompile.server.journal import Journal, digest
 from edgecompile.server.schedule.batches import Batches
 from edgecompile.server.schedule.costs import CostTable, Speed, read_costs
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
@@ -70,6 +71,7 @@ class Scheduler:
         slo: float | None = None,
         costs: Mapping[str, Any] | None = None,
         policy: str = "by-cost",
+        journal: Journal | None = None,
     ) -> None:
         """Reads the costs.
 
@@ -79,6 +81,7 @@ class Scheduler:
             clock: seconds that only go on; deadlines are its times.
             slo: seconds that are the deadline of requests which bring none; None: they have none.
             costs: what ``bench --serving`` measured on this machine; None: those of the bundle.
+            journal: where it is noted what runs; None: nowhere.
             policy: one of ``simulate.POLICIES``, for comparisons.
 
         Raises:
@@ -87,6 +90,7 @@ class Scheduler:
         self.batches: dict[int, int] = {}
         self.streams: Streams | None = None
         self._model, self._clock, self._slo = model, clock, slo
+        self._journal = journal or Journal()
         built = model.manifest.plan.get("server")
         # A file of costs says nothing of padding and traffic.
         plan = {**(built if isinstance(built, dict) else {}), **(costs or {})}
@@ -185,6 +189,7 @@ class Scheduler:
             DeadlineExceeded: even an idle server would be too slow for the deadline.
             TooLarge: they are more than the queue may hold.
             Draining: ``close`` was called.
+            Quarantined: workers died while they ran it.
         """
         if self._closed:
             raise Draining("the server is about to end", 1.0)
@@ -200,6 +205,8 @@ class Scheduler:
                 outside = isinstance(error, OutsideBucketsError)
                 self.traffic.refuse(self._layout.sizes(inputs) if outside else None)
                 raise translate(error) from None
+            if self._journal.suspects():
+                self._journal.check(self._key(arrays))
             sizes = self._layout.sizes(arrays)
             rows, length = self._layout.measure(sizes)
             request = _Request(arrays, sizes, outputs, loop.create_future())
@@ -259,15 +266,24 @@ class Scheduler:
 
     def _run(self, jobs: Sequence[Job], threads: int) -> list[dict[str, NDArray[Any]] | Exception]:
         """Each request's outputs, or why it has none. Where a batch fails, each one runs alone, so
-        that only the culprit fails."""
-        try:
-            joined = self._layout.join([job.payload.inputs for job in jobs])
-            outputs = self._model.run(joined, threads=threads)
-            return list(self._layout.split(outputs, [(job.rows, job.length) for job in jobs]))
-        except Exception as error:
-            if len(jobs) == 1:
-                return [error]
+        that only the culprit fails; so it does where one of them may have killed a worker."""
+        keys = [self._key(job.payload.inputs) for job in jobs]
+        suspects = self._journal.suspects()
+        if len(jobs) == 1 or not any(key in suspects for key in keys):
+            try:
+                with self._journal.running(keys):
+                    joined = self._layout.join([job.payload.inputs for job in jobs])
+                    outputs = self._model.run(joined, threads=threads)
+                for key in keys if suspects else ():
+                    self._journal.clear(key)
+                return list(self._layout.split(outputs, [(job.rows, job.length) for job in jobs]))
+            except Exception as error:
+                if len(jobs) == 1:
+                    return [error]
         return [result for job in jobs for result in self._run([job], threads)]
+
+    def _key(self, inputs: Inputs) -> bytes:
+        return digest(self._model.manifest.name, inputs) if self._journal.notes else b""
 
     def _done(self, run: Run, results: list[dict[str, NDArray[Any]] | Exception]) -> None:
         now = self._clock()

@@ -21,6 +21,7 @@ from edgecompile.server.errors import Overloaded
 from edgecompile.server.grpc.messages import SERVICE, message
 from edgecompile.server.grpc.service import InferenceService, start
 from edgecompile.server.grpc.tensors import read_inputs
+from edgecompile.server.room import Room
 from edgecompile.server.serving import Repository, ServedModel
 
 Call = Callable[..., Any]
@@ -189,6 +190,20 @@ def test_a_message_over_the_limit_is_refused(tiny_bundle: Path) -> None:
         assert (await call("ModelInfer", infer(1, 2))).outputs
 
     ask(tiny_bundle, talk, limits={"max_bytes": 4096})
+
+
+def test_a_message_without_room_beside_others_is_refused(tiny_bundle: Path) -> None:
+    room = Room(80_000)
+
+    async def talk(model: ServedModel, call: Call) -> None:
+        large = message("ModelInferRequest")(id="x" * 70_000)
+        assert (await refusal(call("ModelInfer", large)))[0] == "NOT_FOUND" and room.held == 0
+        room.take(20_000)
+        code, text = await refusal(call("ModelInfer", large))
+        assert code == "RESOURCE_EXHAUSTED" and "no room" in text
+        assert (await call("ModelInfer", infer(1, 2))).outputs and room.held == 20_000
+
+    ask(tiny_bundle, talk, room=room)
 
 
 def test_keys_are_asked_for(tiny_bundle: Path) -> None:

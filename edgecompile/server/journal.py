@@ -1,0 +1,152 @@
+"""Which requests run, written where it outlives the worker; those that killed two are refused a while.
+
+The supervisor makes a file in memory for each worker. The worker notes there what runs; if it dies, the
+supervisor reads what that was, and writes to all workers' files which requests are suspects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgecompile.server.errors import Quarantined
+
+__all__ = ["HOLD_S", "MOST_DEATHS", "Journal", "Suspects", "digest"]
+
+#: A request that ran in so many workers when they died is refused.
+MOST_DEATHS = 2
+#: Seconds after the last death for which a request is a suspect.
+HOLD_S = 600.0
+_SLOTS, _MOST_SUSPECTS, _DIGEST = 1024, 256, 16
+_HEAD = struct.Struct("=II")  # a number that every change makes another one; how many suspects
+_ENTRY = struct.Struct("=16sB")  # a suspect and its deaths
+_RUNNING = _HEAD.size + _MOST_SUSPECTS * _ENTRY.size
+_SIZE = _RUNNING + _SLOTS * _DIGEST
+_FREE = bytes(_DIGEST)
+
+
+def digest(model: str, inputs: Mapping[str, NDArray[Any]]) -> bytes:
+    """What tells requests apart: the model's name, and all of the inputs."""
+    found = hashlib.blake2b(model.encode(), digest_size=_DIGEST)
+    for name in sorted(inputs):
+        array = np.ascontiguousarray(inputs[name])
+        found.update(f"\0{name}\0{array.dtype}\0{array.shape}\0".encode())
+        found.update(array.data)
+    return found.digest()
+
+
+class Journal:
+    """A worker's side. Without a file it notes nothing, and refuses nothing."""
+
+    def __init__(self, file: int | None = None, survived: Callable[[bytes], object] = id) -> None:
+        """``file``: a descriptor of ``Suspects.new_file``; ``survived`` is told of suspects that ran well."""
+        self._map = None if file is None else mmap.mmap(file, _SIZE)
+        self._free = deque(range(_SLOTS))
+        self._survived = survived
+        self._head = b""
+        self._deaths: dict[bytes, int] = {}
+
+    @property
+    def notes(self) -> bool:
+        """Whether it notes anything."""
+        return self._map is not None
+
+    def suspects(self) -> Mapping[bytes, int]:
+        """How many workers died with each; empty nearly always."""
+        if self._map is not None and self._map[: _HEAD.size] != self._head:
+            self._head = self._map[: _HEAD.size]
+            count = _HEAD.unpack(self._head)[1]
+            entries = self._map[_HEAD.size : _HEAD.size + count * _ENTRY.size]
+            self._deaths = dict(_ENTRY.iter_unpack(entries))
+        return self._deaths
+
+    def check(self, key: bytes) -> None:
+        """Raises Quarantined for a request that ran in ``MOST_DEATHS`` workers when they died."""
+        deaths = self.suspects().get(key, 0)
+        if deaths >= MOST_DEATHS:
+            raise Quarantined(
+                f"{deaths} processes died while they ran this very request: it is refused for up to "
+                f"{HOLD_S / 60:.0f} minutes"
+            )
+
+    @contextmanager
+    def running(self, keys: Iterable[bytes]) -> Iterator[None]:
+        """These requests run as long as the context lasts. For any thread."""
+        if self._map is None:
+            yield
+            return
+        held = []
+        for key in keys:
+            if self._free:
+                held.append(slot := self._free.popleft())
+                self._write(slot, key)
+        try:
+            yield
+        finally:
+            for slot in held:
+                self._write(slot, _FREE)
+                self._free.append(slot)
+
+    def clear(self, key: bytes) -> None:
+        """The request ran well: it is no suspect any more."""
+        if self.suspects().get(key, MOST_DEATHS) < MOST_DEATHS:
+            self._deaths.pop(key)
+            self._survived(key)
+
+    def _write(self, slot: int, key: bytes) -> None:
+        assert self._map is not None
+        at = _RUNNING + slot * _DIGEST
+        self._map[at : at + _DIGEST] = key
+
+
+class Suspects:
+    """The supervisor's side: the requests that ran in workers when they died."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[int, float]] = {}
+        self._version = 0
+
+    def new_file(self) -> int:
+        """A descriptor for one worker; close it once the worker is gone."""
+        file = os.memfd_create("edgecompile-journal")
+        os.ftruncate(file, _SIZE)
+        self.write(file)
+        return file
+
+    def add(self, file: int, now: float) -> int:
+        """A worker died: what ran in it is suspected. Gives how many of these are refused now."""
+        noted = os.pread(file, _SLOTS * _DIGEST, _RUNNING)
+        keys = {noted[at : at + _DIGEST] for at in range(0, len(noted), _DIGEST)} - {_FREE}
+        for key in keys:
+            self._known[key] = (min(self._known.pop(key, (0, now))[0] + 1, 255), now)
+        while len(self._known) > _MOST_SUSPECTS:
+            del self._known[next(iter(self._known))]
+        return sum(self._known[key][0] >= MOST_DEATHS for key in keys if key in self._known)
+
+    def clear(self, key: bytes) -> None:
+        """It ran well."""
+        self._known.pop(key, None)
+
+    def expire(self, now: float) -> bool:
+        """Forgets what was suspected long enough; whether there was any."""
+        old = [key for key, (_, at) in self._known.items() if now - at > HOLD_S]
+        for key in old:
+            del self._known[key]
+        return bool(old)
+
+    def write(self, *files: int) -> None:
+        """Tells workers by their files."""
+        self._version += 1
+        entries = [_ENTRY.pack(key, deaths) for key, (deaths, _) in self._known.items()]
+        for file in files:
+            os.pwrite(file, b"".join(entries), _HEAD.size)
+            os.pwrite(file, _HEAD.pack(self._version, len(entries)), 0)
