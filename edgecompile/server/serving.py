@@ -18,6 +18,7 @@ from edgecompile.server.errors import BadRequest, NotReady, UnknownModel, transl
 from edgecompile.server.generation import Generator
 from edgecompile.server.journal import Journal
 from edgecompile.server.schedule.scheduler import Scheduler
+from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.settings import DEFAULT_LIMITS, Limits
 
 __all__ = ["Answer", "Repository", "ServedModel", "TextAnswer"]
@@ -48,13 +49,14 @@ class ServedModel:
         clock: Callable[[], float] = time.monotonic,
         costs: Mapping[str, Any] | None = None,
         journal: Journal | None = None,
+        cores: Cores | None = None,
     ) -> None:
-        """Takes ``model`` over; ``close`` closes it. ``costs`` and ``journal`` as in ``Scheduler``."""
+        """Takes ``model`` over; ``close`` closes it. The rest is as in ``Scheduler``."""
         self.model = model
         self.name = name or model.manifest.name
         self.version: str = model.info["manifest_sha256"][:12]
         self.scheduler = scheduler or Scheduler(
-            model, queue=limits.queue, clock=clock, costs=costs, journal=journal
+            model, queue=limits.queue, clock=clock, costs=costs, journal=journal, cores=cores
         )
         self.clock = clock
         self.ready = False

@@ -254,6 +254,14 @@ def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
     assert seen == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_an_answer_is_one_segment(served: Served) -> None:
+    with served.connect() as client:
+        for _ in range(20):
+            client.sendall(GOOD)
+            head, _, body = client.recv(65536).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ") and b"content-length: %d" % len(body) in head
+
+
 def test_chunked_bodies_are_read(served: Served) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY)
     with served.connect() as client:

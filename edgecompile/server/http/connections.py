@@ -28,6 +28,9 @@ _log = logging.getLogger("edgecompile.server")
 #: Seconds between two looks at all connections.
 _SWEEP = 1.0
 
+#: More bytes than so many aren't copied to be sent together.
+_GATHERED = 64 << 10
+
 IDLE, HEADER, BODY, RUNNING, CLOSING = "idle", "header", "body", "running", "closing"
 
 
@@ -42,6 +45,40 @@ def _refusal(status: int, reason: str, message: str) -> bytes:
     return head.encode() + b"\r\n" + body
 
 
+class _Gathered:
+    """A transport that sends what is written in one turn of the loop together.
+
+    uvicorn writes the head of an answer and its body apart: two calls of the system, and two segments.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner, self._later = transport, loop.call_soon
+        self._held: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, data: bytes) -> None:
+        """Sends it before anything is read again."""
+        if not self._held:
+            self._later(self._flush)
+        self._held.append(data)
+
+    def close(self) -> None:
+        """Closes it once all is sent."""
+        self._flush()
+        self._inner.close()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, []
+        if not held or self._inner.is_closing():
+            return
+        if sum(map(len, held)) <= _GATHERED:
+            held = [b"".join(held)]
+        for data in held:
+            self._inner.write(data)
+
+
 class _Limited(asyncio.Protocol):
     """What both of uvicorn's protocols get on top.
 
@@ -54,6 +91,7 @@ class _Limited(asyncio.Protocol):
     flow: Any
     connections: set[Any]
     cycle: Any
+    loop: asyncio.AbstractEventLoop
 
     _seen: tuple[str, Any] = ("", None)  # nobody has looked yet
     _since = 0.0
@@ -63,7 +101,7 @@ class _Limited(asyncio.Protocol):
     _left = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+        super().connection_made(_Gathered(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > self.limits.connections:
             self.refuse(503, "Service Unavailable", "too many connections")
 

@@ -32,6 +32,7 @@ from edgecompile.server.http.connections import Listener
 from edgecompile.server.journal import Journal
 from edgecompile.server.process.arguments import Arguments, parse
 from edgecompile.server.schedule.costs import read_document
+from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.serving import Repository, ServedModel
 
 #: A bundle that can't be served; starting it again wouldn't help.
@@ -97,13 +98,19 @@ class Worker:
         loop = asyncio.get_running_loop()
         settings = self._asked.settings
         # Probes are answered from the beginning, once all bundles are open and their names known.
+        cpus = settings.threads or len(os.sched_getaffinity(0))
+        cores = Cores(cpus)
         for name, path in self._asked.bundles:
-            cpus = settings.threads or len(os.sched_getaffinity(0))
             model = open_bundle(path, threads=settings.threads, concurrency=cpus)
             costs = [read_document(path) for path in settings.costs]
             own = (x for x in costs if x["manifest_sha256"] == model.info["manifest_sha256"])
             served = ServedModel(
-                model, name, limits=settings.limits, costs=next(own, None), journal=self._journal
+                model,
+                name,
+                limits=settings.limits,
+                costs=next(own, None),
+                journal=self._journal,
+                cores=cores,
             )
             if settings.stats is not None:
                 path = settings.stats.replace("{model}", quote(served.name, safe=""))

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 __all__ = ["CostTable", "Speed", "read_costs", "read_document"]
 
 #: What measurements can't tell: of many that differ by less, chance would choose.
@@ -93,13 +95,13 @@ class CostTable:
         found = self._sizes.get(key)
         if found is None:
             column = self.column(threads, length)
-            best = list(column)
+            best = np.array(column)
             kept = []
             for rows in range(1, len(column)):
-                parts = min(
-                    (best[n] + best[rows - n] for n in range(1, rows // 2 + 1)), default=None
-                )
-                if parts is None or column[rows] < parts * self._part:
+                half = rows // 2 + 1
+                pairs = best[1:half] + best[rows - 1 : rows - half : -1]
+                parts = float(pairs.min(initial=np.inf))
+                if column[rows] < parts * self._part:
                     kept.append((rows, column[rows]))
                 else:
                     best[rows] = parts

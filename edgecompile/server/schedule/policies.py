@@ -19,14 +19,15 @@ class OneByOne:
     several streams of a part each (NUM_STREAMS).
     """
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, threads: int, least: int | None = None) -> None:
+        """``least``: be content with so many where others run beside; None: with no fewer."""
+        self._threads, self._least = threads, least or threads
 
     def choose(self, waiting: dict[Job, None], now: float, free: int) -> Choice | None:
         """See ``Policy``."""
-        if free < self._threads:
+        if free < self._least:
             return None
-        return [next(iter(waiting))], self._threads
+        return [next(iter(waiting))], min(free, self._threads)
 
 
 class InOrder:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from edgecompile.server.schedule.admission import Admission
 from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run
+from edgecompile.server.schedule.streams import Cores
 
 __all__ = ["Queue"]
 
@@ -20,7 +21,7 @@ class Queue:
     Attributes:
         waiting: in the order of their arrival.
         running: the runs under way.
-        free: CPUs that nothing runs on.
+        cores: the CPUs, perhaps shared with other queues.
         speed: learned from the runs.
     """
 
@@ -33,11 +34,24 @@ class Queue:
         speed: Speed | None = None,
         admission: Admission | None = None,
         limit: int = 1024,
+        cores: Cores | None = None,
     ) -> None:
-        """``limit``: how many jobs may wait; ``admission``: None takes all that the limit allows."""
+        """Makes it.
+
+        Args:
+            costs: of runs.
+            cpus: that there are.
+            policy: says what runs next.
+            speed: None: a new one.
+            admission: None takes all that the limit allows.
+            limit: how many jobs may wait.
+            cores: shared ones; None: its own.
+        """
         self.waiting: dict[Job, None] = {}
         self.running: dict[Run, None] = {}
-        self.free = max(cpus, costs.threads[0])  # there are no costs of a smaller run
+        least = costs.threads[0]  # there are no costs of a smaller run
+        shared = cores is not None and cores.count >= least
+        self.cores = cores if shared and cores is not None else Cores(max(cpus, least))
         self.speed = speed or Speed()
         self._cpus, self._costs, self._limit = cpus, costs, limit
         self._policy, self._admission = policy, admission
@@ -75,8 +89,8 @@ class Queue:
     def next(self, now: float) -> tuple[Run | None, list[Job]]:
         """The run that begins now, if one does; and jobs that can't be in time any more, taken out."""
         expired: list[Job] = []
-        while self.waiting and self.free > 0:
-            choice = self._policy.choose(self.waiting, now, self.free)
+        while self.waiting and self.cores.free > 0:
+            choice = self._policy.choose(self.waiting, now, self.cores.free)
             if choice is None:
                 break
             jobs, threads = choice
@@ -92,7 +106,7 @@ class Queue:
                 continue
             run = Run(jobs, threads, now)
             run.predicted = self._costs.seconds(run.threads, run.rows, run.length)
-            self.free -= threads
+            self.cores.free -= threads
             self.running[run] = None
             return run, expired
         return None, expired
@@ -100,7 +114,7 @@ class Queue:
     def end(self, run: Run, now: float) -> None:
         """A run is over."""
         del self.running[run]
-        self.free += run.threads
+        self.cores.free += run.threads
         if self._admission is not None:
             self._admission.end(run, now)
         if now > run.began:

@@ -34,7 +34,7 @@ from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
 from edgecompile.server.schedule.policies import OneByOne
 from edgecompile.server.schedule.queue import Queue
 from edgecompile.server.schedule.simulate import make_queue
-from edgecompile.server.schedule.streams import Streams, plan_streams
+from edgecompile.server.schedule.streams import Cores, Streams, plan_streams
 from edgecompile.server.schedule.threads import Threads
 from edgecompile.server.schedule.traffic import Traffic
 
@@ -72,6 +72,7 @@ class Scheduler:
         costs: Mapping[str, Any] | None = None,
         policy: str = "by-cost",
         journal: Journal | None = None,
+        cores: Cores | None = None,
     ) -> None:
         """Reads the costs.
 
@@ -81,6 +82,7 @@ class Scheduler:
             clock: seconds that only go on; deadlines are its times.
             slo: seconds that are the deadline of requests which bring none; None: they have none.
             costs: what ``bench --serving`` measured on this machine; None: those of the bundle.
+            cores: the CPUs that it shares with other models; None: as many as the model's threads.
             journal: where it is noted what runs; None: nowhere.
             policy: one of ``simulate.POLICIES``, for comparisons.
 
@@ -97,13 +99,17 @@ class Scheduler:
         self.traffic = Traffic(model, plan.get("length_percentiles") or ())
         self._layout = Batches(model.manifest, plan)
         self._cpus = int(model.info.get("threads") or 1)
-        self._queue = self._make_queue(queue, plan, policy)
+        self._queue = self._make_queue(queue, plan, policy, cores)
+        self._cores = self._queue.cores
+        self._cores.share(self._pump)
         self._closed = False
         self._threads = Threads(self._cpus)
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def _make_queue(self, limit: int, plan: Mapping[str, Any], policy: str) -> Queue:
+    def _make_queue(
+        self, limit: int, plan: Mapping[str, Any], policy: str, cores: Cores | None
+    ) -> Queue:
         manifest, layout = self._model.manifest, self._layout
         if not layout.joins or "points" not in plan:
             if "points" in plan:
@@ -113,9 +119,11 @@ class Scheduler:
                     manifest.name,
                 )
             # One cost for all: it tells how long the queue is, once a run was seen.
-            flat = CostTable([(self._cpus, 1, 1, 1.0)])
-            alone = OneByOne(self._cpus)
-            return Queue(flat, self._cpus, alone, speed=Speed(known=False), limit=limit)
+            cpus = self._cpus
+            least = 1 if self._model.info.get("run_threads") else cpus
+            flat = CostTable([(n, 1, 1, cpus / n) for n in range(least, cpus + 1)])
+            speed, alone = Speed(known=False), OneByOne(cpus, least)
+            return Queue(flat, cpus, alone, speed=speed, limit=limit, cores=cores)
         lengths = manifest.axes[str(manifest.length_axis)]
         costs: CostTable = read_costs(
             plan, most_rows=layout.most_rows, longest=lengths.hi, shortest=lengths.lo
@@ -131,6 +139,7 @@ class Scheduler:
             streams=self.streams,
             mixes=layout.mixes,
             limit=limit,
+            cores=cores,
         )
 
     @property
@@ -303,7 +312,7 @@ class Scheduler:
             answer = Answer(result, run.began - job.arrived, took, run.rows)
             request.future.set_result(answer)
         self.traffic.tick(time.perf_counter_ns())
-        self._pump()
+        self._cores.freed(self._pump)
 
     def _look_idle(self) -> None:
         if not self._queue.waiting and not self._queue.running:
@@ -313,6 +322,7 @@ class Scheduler:
         """Refuses further requests and waits for those that are in."""
         self._closed = True
         await self._idle.wait()
+        self._cores.leave(self._pump)
         self._threads.close()
         self.traffic.finish()
 

@@ -15,7 +15,7 @@ from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run
 from edgecompile.server.schedule.policies import InOrder, OneByOne, SameLength, SortedWindow
 from edgecompile.server.schedule.queue import Queue
-from edgecompile.server.schedule.streams import Streams, plan_streams
+from edgecompile.server.schedule.streams import Cores, Streams, plan_streams
 
 __all__ = [
     "POLICIES",
@@ -141,6 +141,7 @@ def make_queue(
     streams: Streams | None = None,
     mixes: bool = True,
     limit: int = 1024,
+    cores: Cores | None = None,
 ) -> Queue:
     """A queue with a policy of ``POLICIES``.
 
@@ -152,6 +153,7 @@ def make_queue(
         streams: that division, where it is known.
         mixes: whether requests of other lengths may share a batch.
         limit: how many requests may wait.
+        cores: as in ``Queue``.
     """
     streams = streams or plan_streams(costs, cpus, lengths)
     every = max((t for t in costs.threads if t <= cpus), default=costs.threads[0])
@@ -159,7 +161,7 @@ def make_queue(
     if policy == "by-cost":
         own = ByCost(costs, streams, speed, mixes=mixes)
         admission = Admission(costs, cpus, streams, speed, own)
-        return Queue(costs, cpus, own, speed=speed, admission=admission, limit=limit)
+        return Queue(costs, cpus, own, speed=speed, admission=admission, limit=limit, cores=cores)
     rules: dict[str, Policy] = {
         "one-by-one": OneByOne(every),
         "streams": OneByOne(streams.threads),
@@ -167,7 +169,7 @@ def make_queue(
         "infinity": SortedWindow(every, min(32, costs.most_rows)),
         "same-length": SameLength(every, min(8, costs.most_rows)),
     }
-    return Queue(costs, cpus, rules[policy], speed=speed, limit=limit)
+    return Queue(costs, cpus, rules[policy], speed=speed, limit=limit, cores=cores)
 
 
 def simulate(

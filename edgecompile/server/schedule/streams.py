@@ -1,13 +1,13 @@
-"""How the CPUs are divided: so many runs side by side, so many threads each."""
+"""How the CPUs are divided: so many runs side by side, so many threads each; among models, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgecompile.server.schedule.costs import CostTable
 
-__all__ = ["Streams", "plan_streams"]
+__all__ = ["Cores", "Streams", "plan_streams"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,36 @@ class Streams:
     count: int
     threads: int
     rows_per_second: float
+
+
+class Cores:
+    """The CPUs of a server, which the queues of all its models share.
+
+    A run takes as many of them as it has threads, as long as it lasts.
+
+    Attributes:
+        count: all of them.
+        free: those that nothing runs on.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = self.free = count
+        self._begin: list[Callable[[], None]] = []
+
+    def share(self, begin: Callable[[], None]) -> None:
+        """Lets ``begin`` be called whenever CPUs became free, to begin what waits somewhere."""
+        self._begin.append(begin)
+
+    def leave(self, begin: Callable[[], None]) -> None:
+        """The opposite of ``share``; nothing where that is done."""
+        if begin in self._begin:
+            self._begin.remove(begin)
+
+    def freed(self, begin: Callable[[], None]) -> None:
+        """CPUs that one queue had are free: the others come first, and this one last."""
+        self._begin.sort(key=begin.__eq__)
+        for item in (*self._begin,):
+            item()
 
 
 def plan_streams(costs: CostTable, cpus: int, lengths: Mapping[int, int]) -> Streams:

@@ -30,6 +30,7 @@ from edgecompile.server.errors import (
 from edgecompile.server.schedule.batches import Batches
 from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.schedule.simulate import POLICIES
+from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.schedule.traffic import drift_distance
 
 PLAN = {"rows": "independent", "padding": "proven"}
@@ -313,6 +314,39 @@ def test_costs_of_this_machine_leave_the_rest_of_the_plan(
                 same(await scheduler.submit(draw(1, 9)), model.run(draw(1, 9)))
                 assert scheduler.traffic.drift == 0.0
                 await scheduler.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("costs", [COSTS, None])
+def test_models_share_the_cpus(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, costs: dict[str, Any] | None
+) -> None:
+    """Of runs side by side there are never more threads than CPUs, and each model takes its turn."""
+
+    async def ask() -> None:
+        cores = Cores(2)
+        options: dict[str, Any] = {"costs": costs, "cores": cores, "clock": time.monotonic}
+        async with (
+            scheduling(tiny_bundle, **options) as (one, first),
+            scheduling(tiny_bundle, **options) as (other, second),
+        ):
+            order, used = list[Model](), list[int]()
+            for model in (one, other):
+
+                def run(arrays: Any, threads: int, model: Any = model, run: Any = model.run) -> Any:
+                    order.append(model)
+                    used.append(cores.count - cores.free)
+                    return run(arrays, threads=threads)
+
+                monkeypatch.setattr(model, "run", run)
+            requests = [draw(n, 3 + n) for n in range(12)]
+            futures = [*first.submit_all(requests), *second.submit_all(requests)]
+            answers = await asyncio.gather(*futures)
+            for request, answer in zip(requests * 2, answers, strict=True):
+                same(answer, one.run(request, threads=1))
+            assert max(used) <= 2 and cores.free == 2
+            assert order.index(other) <= 3  # it does not wait until the first one has ended
 
     asyncio.run(ask())
 
