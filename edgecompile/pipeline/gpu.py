@@ -28,6 +28,7 @@ from edgecompile.pipeline.stages import (
     pack,
     prove_padding,
 )
+from edgecompile.planning.generation_plan import refuse_two_parts
 from edgecompile.planning.options import TORCH_TENSORRT, TRITON
 from edgecompile.planning.planning import Planned
 from edgecompile.planning.subject import Subject
@@ -55,6 +56,8 @@ def build_for_gpu(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
         EdgecompileError: a subclass for each cause; nothing stands under the final name then.
     """
     options = run.options
+    if model.encoder is not None:
+        refuse_two_parts(model.name)
     if options.backend == TRITON:
         return _build_with_triton(run, model, staging, work)
     jetpack = find_jetpack(run.profile, options.jetpack)
@@ -130,10 +133,13 @@ def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Pat
     options = run.options
     precision = options.precision_for(run.profile)
     subject = find_subject(run, model, work)
-    planned, unpadded = prove_padding(subject, make_plan(run, subject))
-    if unpadded:
-        run.notes.add(f"The GPU runs without CUDA graphs, which pad: {unpadded}")
-    buckets, whole = planned.plan.buckets, planned.scope.whole_bucket
+    planned = make_plan(run, subject)
+    generates = model.generation is not None
+    if not generates:
+        planned, unpadded = prove_padding(subject, planned)
+        if unpadded:
+            run.notes.add(f"The GPU runs without CUDA graphs, which pad: {unpadded}")
+    buckets = planned.plan.buckets
     exported = export_programs(run, subject.whole, buckets)
     programs = run.stage(
         "compile for the GPU",
@@ -148,9 +154,13 @@ def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Pat
             step=step,
         ),
     )
-    own = export_programs(run, subject.whole, [whole], of="for the machine's own cores")
+    # Of a model that generates every bucket has its own program: those of prompts begin at two tokens.
+    served = buckets if generates else (planned.scope.whole_bucket,)
+    own = exported
+    if not generates:
+        own = export_programs(run, subject.whole, served, of="for the machine's own cores")
     compiled = compile_programs(
-        run, subject.whole, own, [whole], work, title="compile for the machine's own cores"
+        run, subject.whole, own, served, work, title="compile for the machine's own cores"
     )
     samples = None
     if options.texts is not None:

@@ -41,6 +41,7 @@ from edgecompile.onnx.export import need_onnx
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.seq2seq import refuse_auto
+from edgecompile.planning.generation_plan import refuse_generation, refuse_two_parts
 from edgecompile.planning.options import TRITON
 from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
 from edgecompile.planning.scope import longest_served
@@ -112,7 +113,7 @@ def begin_build(run: Run) -> Iterator[Staging]:
         temporary = _check_temporary(preflight)
         _check_options(preflight, request, profile)
         _check_target(preflight, request, profile)
-        weights = _check_model(preflight, request)
+        weights = _check_model(preflight, request, profile)
         _check_texts(preflight, request.plan)
         with preflight.finding():
             held.enter_context(staging)
@@ -146,7 +147,7 @@ def begin_plan(run: Run, files: Iterable[Path] = ()) -> None:
     runnable = _runnable(preflight, run.profile)
     if runnable is not None:
         _check_costs(preflight, run.profile, request.plan, bool(runnable))
-    _check_model(preflight, request)
+    _check_model(preflight, request, run.profile)
     folders = [] if request.work_dir is None else [request.work_dir]
     for folder in dict.fromkeys([*folders, *(file.parent for file in files)]):
         _check_writable(preflight, folder)
@@ -229,10 +230,26 @@ def _check_costs(
         )
 
 
-def _check_model(preflight: Preflight, request: BuildRequest) -> int:
+def _check_generation(
+    preflight: Preflight, request: BuildRequest, profile: TargetProfile, task: str | None
+) -> None:
+    """That a model which generates is for what can run it; the task may be known from a folder."""
+    if profile.gpu is None or task not in (CAUSAL_LM, SEQ2SEQ_LM):
+        return
+    model = request.model
+    name = Path(model).name if isinstance(model, str | Path) else type(model).__name__
+    with preflight.finding():
+        if task == SEQ2SEQ_LM:
+            refuse_two_parts(name)
+        if request.plan.backend != TRITON:
+            refuse_generation(name, "TensorRT")
+
+
+def _check_model(preflight: Preflight, request: BuildRequest, profile: TargetProfile) -> int:
     """That a model is there, and that a folder has what it needs and takes the lengths; gives the
     number of its weights, 0 for other forms of models."""
     model, load = request.model, request.load
+    _check_generation(preflight, request, profile, load.task)
     if isinstance(model, str | Path):
         with preflight.finding():
             check_model(model, load)
@@ -247,6 +264,8 @@ def _check_model(preflight: Preflight, request: BuildRequest) -> int:
         config = read_object(inner / "config.json", "the model's configuration")
         shapes = stored_shapes(find_weights(inner))
         weights = sum(math.prod(shape) for shape in shapes.values())
+        if load.task is None and find_task(CAUSAL_LM).names_head(architecture_of(config)):
+            _check_generation(preflight, request, profile, CAUSAL_LM)
         if _reads_texts_whole(inner, config, load):
             settings = optional_object(
                 inner / "sentence_bert_config.json", "the sentence encoder's configuration"

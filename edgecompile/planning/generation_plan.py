@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import NoReturn
 
 from edgecompile.backends import NATIVE
 from edgecompile.buckets.plan import BucketPlan
@@ -24,30 +25,46 @@ __all__ = [
     "decoder_buckets",
     "prompt_lengths",
     "prompts_only",
+    "refuse_generation",
     "refuse_sources",
+    "refuse_two_parts",
     "refused_prompts",
     "require_native",
     "with_decode",
 ]
 
 
-def require_native(model: LoadedModel, *, runtime: str = NATIVE, gpu: bool = False) -> None:
-    """Refuses to build a model that generates for anything else than the native runtime of a CPU.
+def require_native(model: LoadedModel, *, runtime: str = NATIVE, tensorrt: bool = False) -> None:
+    """Refuses to build a model that generates for what can't change its caches in place.
 
     Args:
         model: any model.
         runtime: what is to run its programs on a CPU.
-        gpu: whether the target has a GPU.
+        tensorrt: whether TensorRT is to run them on a GPU.
 
     Raises:
-        ModelError: it generates, and neither can run that.
+        ModelError: it generates, and that can't run it.
     """
-    if model.generation is not None and (gpu or runtime != NATIVE):
-        what = "a GPU" if gpu else f"--runtime {runtime}"
-        raise ModelError(
-            f"{model.name} generates over caches that it changes in place, which {what} can't run",
-            hint="build it for a CPU with the native runtime, or without a cache: --task logits",
-        )
+    if model.generation is not None and (tensorrt or runtime != NATIVE):
+        refuse_generation(model.name, "TensorRT" if tensorrt else f"--runtime {runtime}")
+
+
+def refuse_generation(name: str, what: str) -> NoReturn:
+    """Raises the ModelError for a model that generates, and ``what`` can't run that."""
+    hint = "build it for a CPU with the native runtime, or without a cache: --task logits"
+    if what == "TensorRT":
+        hint = "--backend triton generates on a GPU; or " + hint
+    raise ModelError(
+        f"{name} generates over caches that it changes in place, which {what} can't run", hint=hint
+    )
+
+
+def refuse_two_parts(name: str) -> NoReturn:
+    """Raises the ModelError for a model that generates from a source, on a GPU."""
+    raise ModelError(
+        f"{name} has an encoder and a decoder, and no backend for GPUs generates by two parts",
+        hint="build it for a CPU, or its encoder alone: --task seq2seq-encoder",
+    )
 
 
 def refuse_sources(model: LoadedModel) -> None:

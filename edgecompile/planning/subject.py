@@ -17,6 +17,7 @@ from edgecompile.planning.generation_plan import (
 )
 from edgecompile.planning.given_plan import check_plan
 from edgecompile.planning.notes import Notes
+from edgecompile.planning.options import TRITON
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope, plan_scope, with_traffic
 from edgecompile.planning.serving_modes import ServingMode, find_serving_mode
@@ -117,7 +118,8 @@ def make_subject(
     whole, asked = exports, request
     if model.generation is not None:
         refuse_sources(model)
-        require_native(model, runtime=request.runtime, gpu=profile.gpu is not None)
+        tensorrt = profile.gpu is not None and request.backend != TRITON
+        require_native(model, runtime=request.runtime, tensorrt=tensorrt)
         notes.add(*refused_prompts(model, request))
         if request.plan is None:
             exports, request = prompts_only(exports, request)

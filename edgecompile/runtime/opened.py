@@ -4,7 +4,7 @@ import os
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Type, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Sequence, Type, TypeVar
 
 from .call.dispatch import Dispatcher
 from .call.inputs import InputChecker
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
     from .cpu.library import RuntimeLibrary
     from .format.output import Path
+    from .gpu.programs import GpuPrograms
 
 _Self = TypeVar("_Self", bound="OpenBundle")
+_Result = TypeVar("_Result")
 
 
 class OpenBundle(Unique):
@@ -244,11 +246,20 @@ class OpenBundle(Unique):
         assert isinstance(program, Program)
         return program.bind(arrays, results)
 
-    def run_bound(self, run: BoundRun, bucket: int, sizes: Mapping[str, int]) -> None:
-        """Runs what ``bind`` returned, and counts it as a call of these sizes."""
+    @property
+    def gpu(self) -> "GpuPrograms":
+        """The programs of a variant for a GPU; what is asked of them goes through ``hold``."""
+        return self._programs  # type: ignore[return-value]
+
+    def hold(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Calls ``work`` while nothing is given back; raises ModelClosedError once it was."""
+        return self._life.hold(work, *arguments)
+
+    def run_bound(self, run: Callable[[], Any], bucket: int, sizes: Mapping[str, int]) -> None:
+        """Runs what was bound, and counts it as a call of these sizes."""
         self._life.hold(self._run_bound, run, bucket, sizes)
 
-    def _run_bound(self, run: BoundRun, bucket: int, sizes: Mapping[str, int]) -> None:
+    def _run_bound(self, run: Callable[[], Any], bucket: int, sizes: Mapping[str, int]) -> None:
         started = time.perf_counter_ns()
         run()
         self._count(bucket, sizes, started)

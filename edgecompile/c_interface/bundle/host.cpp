@@ -146,6 +146,10 @@ std::vector<std::string> find_lacks(const Variant& variant, const Host& host) {
   // Last, and alone: what fits the machine otherwise is a matter of the loader.
   if (reasons.empty() && variant.backend == kTorchBackend) {
     reasons.push_back(kNeedsTorch);
+  } else if (reasons.empty() &&
+             (variant.backend == kTensorRtBackend || variant.backend == kTritonBackend)) {
+    reasons.push_back(
+        cat("needs the backend ", variant.backend, " of a GPU, which Python's runtime alone has"));
   } else if (reasons.empty() && variant.backend != kBackend) {
     reasons.push_back(cat("needs the backend ", variant.backend, ", unknown here"));
   }

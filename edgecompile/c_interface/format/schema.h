@@ -16,6 +16,7 @@ constexpr int64_t kFormatVersion = 1;
 constexpr const char* kManifestName = "manifest.json";
 constexpr const char* kBackend = "aoti-cpu";
 constexpr const char* kTensorRtBackend = "tensorrt";
+constexpr const char* kTritonBackend = "triton";
 constexpr const char* kTorchBackend = "torch";
 constexpr size_t kMaxDims = ECR_MAX_DIMS;
 

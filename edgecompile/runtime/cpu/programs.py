@@ -48,6 +48,8 @@ class Programs:
         concurrency: int,
     ) -> None:
         self.manifest = folder.manifest
+        #: Texts are kept by who generates.
+        self.keeps_texts = False
         self.runtime = runtime
         #: What is computed in, where that isn't the manifest's.
         self.precision = ""

@@ -9,7 +9,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ..format.schema import BucketSpec, GenerationSpec, Manifest
 
-#: Views of the caches grow by so many rows, so that a view serves many steps.
+#: Views of the caches grow by so many rows on a CPU, so that a view serves many steps.
 ROWS_STEP = 64
 
 
@@ -38,8 +38,12 @@ class _Program(NamedTuple):
 class ChunkPlanner:
     """The buckets of a generative manifest; holds no state of a generation."""
 
-    def __init__(self, manifest: Manifest, spec: GenerationSpec) -> None:
+    def __init__(
+        self, manifest: Manifest, spec: GenerationSpec, rows_step: int = ROWS_STEP
+    ) -> None:
+        """``rows_step``: by how many rows the views of the caches grow."""
         self.max_context = spec.max_context
+        self._rows_step = rows_step
         self._programs = [
             _program(i, item, spec.length_axis, spec.context_axis)
             for i, item in enumerate(manifest.buckets)
@@ -72,7 +76,7 @@ class ChunkPlanner:
             if taken < item.lo:
                 return None
             end = item.most_rows
-        rounded = -(-end // ROWS_STEP) * ROWS_STEP
+        rounded = -(-end // self._rows_step) * self._rows_step
         return Chunk(item.bucket, taken, length, min(max(rounded, item.least_rows), item.most_rows))
 
 

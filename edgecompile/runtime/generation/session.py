@@ -1,20 +1,21 @@
 """One text and its caches: runs tokens behind it, and keeps what they left.
 
-The caches are arrays of this process that programs change in place. Row i of each belongs to token
-i of the text, so a text that begins as the last one did needs only its new part to be run.
+Programs change the caches in place. Row i of each belongs to token i of the text, so a text that
+begins as the last one did needs only its new part to be run.
 """
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from ..cpu.library import BoundRun
-from ..errors import GenerationError, InputError, UnsupportedHostError
-from ..format.manifest import AOTI_CPU, GPU_BACKENDS
+from ..errors import GenerationError, InputError
+from ..format.manifest import AOTI_CPU, GPU_BACKENDS, TRITON
 from ..format.schema import GenerationSpec
 from ..lifetime import Unique
 from ..opened import OpenBundle
+from .caches import Run, make_caches
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
 from .generator import Generator
 from .options import Options
@@ -32,10 +33,14 @@ def open_session(bundle: OpenBundle) -> "Session":
     if spec is None:
         hint = "build it as a language model: edgecompile build --task causal-lm"
         raise GenerationError("{} generates nothing".format(bundle.path), hint)
-    if variant.backend in GPU_BACKENDS:
-        text = "the variant {} runs on a GPU, where caches can't be changed in place"
-        raise GenerationError(text.format(variant.name), "name a variant for the CPU")
-    if variant.backend != AOTI_CPU:
+    on_gpu = variant.backend == TRITON and bundle.encoder is None
+    if variant.backend in GPU_BACKENDS and not on_gpu:
+        text = "the variant {} runs on a GPU, where {}"
+        why = "caches can't be changed in place"
+        if variant.backend == TRITON:
+            why = "nothing generates by two parts"
+        raise GenerationError(text.format(variant.name, why), "name a variant for the CPU")
+    if variant.backend != AOTI_CPU and not on_gpu:
         text = "the variant {} is run by {}, which this loop can't drive"
         text = text.format(variant.name, variant.backend)
         raise GenerationError(text, "name a variant of the native runtime")
@@ -45,26 +50,22 @@ def open_session(bundle: OpenBundle) -> "Session":
 class Session(Unique, Generator):
     """A conversation; made by ``Model.session``. Every method may be called from any thread.
 
-    It takes the memory of its caches as the text grows, at most that of the whole context, and
-    gives it back with itself. One text at a time: a new generation ends the one under way. What a text
+    It takes the memory of its caches as the text grows, at most that of the whole context (on a GPU
+    at once), and gives it back with itself. One text at a time: a new generation ends the one under way. What a text
     has in common with the one before isn't run; nor is an encoder for the same source.
     """
 
     def __init__(self, bundle: OpenBundle, spec: GenerationSpec) -> None:
-        """Raises UnsupportedHostError where there is no memory for the caches."""
+        """Raises UnsupportedHostError, or GpuError, where there is no memory for the caches."""
         self._bundle = bundle
         self._spec = spec
-        self._planner = ChunkPlanner(bundle.manifest, spec)
+        self._caches = make_caches(bundle, spec)
+        self._planner = ChunkPlanner(self._caches.manifest, spec, self._caches.rows_step)
         self._lock = threading.Lock()
-        self._turn: Optional[TokenStream] = None
+        # A weak one, so that both go, and the caches, with the last who refers to them.
+        self._turn: Optional[weakref.ReferenceType[TokenStream]] = None
         self._tokens: List[int] = []
-        manifest = bundle.manifest
-        shapes = {
-            item.name: (spec.max_context, *(dim for dim in item.shape[1:] if isinstance(dim, int)))
-            for item in manifest.inputs
-            if item.name in spec.caches
-        }
-        vocabulary = manifest.outputs[0].shape[1]
+        vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
         self._ids = np.zeros((1, 1), np.int64)
         self._position = np.zeros(1, np.int64)
@@ -77,16 +78,7 @@ class Session(Unique, Generator):
         self._sized: Dict[str, int] = {}
         #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
         self.suppressed = (_indices(spec.suppress), _indices(spec.suppress_first))
-        try:
-            # Zeros, not whatever was there: a NaN in a row that isn't seen yet would spread, as
-            # it is multiplied by its weight of 0. The system makes pages when they are written.
-            self._caches = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-        except MemoryError:
-            raise UnsupportedHostError(
-                "no memory for the caches of {} rows".format(spec.max_context),
-                "build the bundle with a smaller --max-context, or keep fewer sessions",
-            ) from None
-        self._step: Optional[BoundRun] = None
+        self._step: Optional[Run] = None
         self._step_chunk = Chunk(0, 0, 0, 0)
         self._step_sizes = chunk_sizes(spec, self._step_chunk)
 
@@ -123,7 +115,7 @@ class Session(Unique, Generator):
             The logits [vocabulary] behind its last token, valid until the next call.
         """
         with self._lock:
-            self._turn = stream
+            self._turn = weakref.ref(stream)
             if request.source is not None:
                 self._read(request.source)
             kept = min(_common(request.prompt, self._tokens), len(request.prompt) - 1)
@@ -155,7 +147,7 @@ class Session(Unique, Generator):
             InputError: another generation of this session began meanwhile.
         """
         with self._lock:
-            if self._turn is not stream:
+            if not self.has_turn(stream):
                 raise turn_lost()
             row = len(self._tokens)
             step = self._step
@@ -169,7 +161,7 @@ class Session(Unique, Generator):
 
     def has_turn(self, stream: TokenStream) -> bool:
         """Whether the text is still this stream's, and so the logits that it got."""
-        return self._turn is stream
+        return self._turn is not None and self._turn() is stream
 
     def _extend(self, tokens: Sequence[int]) -> "NDArray[np.float32]":
         done = 0
@@ -190,7 +182,7 @@ class Session(Unique, Generator):
             done += chunk.taken
         return self._row
 
-    def _bind_step(self, row: int) -> BoundRun:
+    def _bind_step(self, row: int) -> Run:
         """The run of one token, over arrays that stay; the same until the text outgrows its view."""
         chunk = self._planner.next_chunk(row, 1)
         if chunk.length != 1:
@@ -206,19 +198,10 @@ class Session(Unique, Generator):
         ids: "NDArray[np.int64]",
         position: "NDArray[np.int64]",
         last: "NDArray[np.int64]",
-    ) -> BoundRun:
+    ) -> Run:
         spec = self._spec
-        given: Dict[str, NDArray[Any]] = {
-            spec.input: ids,
-            spec.position: position,
-            spec.last: last,
-            **self._cross,
-        }
-        arrays: List[NDArray[Any]] = [
-            self._caches[item.name][: chunk.rows] if item.name in self._caches else given[item.name]
-            for item in self._bundle.manifest.inputs
-        ]
-        return self._bundle.bind(chunk.bucket, arrays, [self._logits])
+        given = {spec.input: ids, spec.position: position, spec.last: last, **self._cross}
+        return self._caches.bind(chunk, given, self._logits)
 
 
 def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":

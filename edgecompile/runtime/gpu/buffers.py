@@ -1,4 +1,4 @@
-"""The fixed memory of one bucket on a GPU: where each input and output lies, on both sides.
+"""The fixed memory of one bucket on a GPU: where each input and output lies, on both sides; of a text.
 
 Everything that a bucket needs is in one block, inputs first. On a GPU with memory of its own there
 is a block here and one there, laid out alike, and copies go between them; where both share their
@@ -38,15 +38,16 @@ class Buffers:
         inputs: Mapping[str, Tuple["np.dtype[Any]", Sizes]],
         outputs: Mapping[str, Tuple["np.dtype[Any]", Sizes]],
         zero_copy: bool,
+        changed: Sequence[str] = (),
     ) -> None:
-        """Allocates for shapes that are the largest of each.
+        """Allocates for shapes that are the largest of each; ``changed`` inputs come back, too.
 
         Raises:
             GpuError: there isn't enough memory; all of it was given back.
         """
         self._cuda = cuda
         self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
+        self._fetched = (*changed, *outputs)
         self._zero_copy = zero_copy
         self._dtypes: Dict[str, np.dtype[Any]] = {}
         self._offsets: Dict[str, int] = {}
@@ -91,7 +92,7 @@ class Buffers:
         """(offset, bytes) of the copies that inputs and outputs of these shapes take."""
         if self._zero_copy:
             return [], []
-        return self._merge(self._inputs, shapes), self._merge(self._outputs, shapes)
+        return self._merge(self._inputs, shapes), self._merge(self._fetched, shapes)
 
     def _merge(self, names: Sequence[str], shapes: Mapping[str, Sizes]) -> List[Span]:
         result: List[Span] = []
@@ -127,6 +128,48 @@ class Buffers:
         finally:
             if host:
                 self._cuda.host_free(host)
+
+
+class CacheMemory:
+    """The caches of one text, which stay on the GPU: zeros first, each changed in place by programs.
+
+    Attributes:
+        shapes: of each cache, by name.
+        addresses: where the GPU finds them.
+        nbytes: of all of them.
+    """
+
+    def __init__(self, cuda: Cuda, shapes: Mapping[str, Sizes], dtypes: Mapping[str, str]) -> None:
+        """Allocates them; ``clear`` makes them zeros.
+
+        Raises:
+            GpuError: there isn't enough memory.
+        """
+        self._cuda = cuda
+        self.shapes = dict(shapes)
+        offsets, end = {}, 0
+        for name, shape in shapes.items():
+            offsets[name] = end
+            end += -(-_count(shape) * np.dtype(dtypes[name]).itemsize // ALIGNMENT) * ALIGNMENT
+        self.nbytes = end
+        try:
+            self._base = cuda.malloc(end)
+        except GpuError as error:
+            text = "{} bytes for the caches of a text: {}".format(end, error.message)
+            hint = "build the bundle with a smaller --max-context, or keep fewer sessions"
+            raise GpuError(text, hint, error.name, error.number, error.sticky) from None
+        self.addresses = {name: self._base + offset for name, offset in offsets.items()}
+
+    def clear(self, stream: int) -> None:
+        """Makes them zeros, and waits: a NaN in a row that isn't seen yet might spread."""
+        self._cuda.clear(self._base, self.nbytes, stream)
+        self._cuda.synchronize(stream)
+
+    def close(self) -> None:
+        """Gives the memory back; no run may be under way. A second call does nothing."""
+        base, self._base = self._base, 0
+        if base:
+            self._cuda.free(base)
 
 
 def _count(shape: Sizes) -> int:

@@ -38,6 +38,7 @@ _FUNCTIONS: Tuple[Tuple[str, Tuple[Any, ...]], ...] = (
     ("cudaHostGetDevicePointer", (_OUT_POINTER, _POINTER, ctypes.c_uint)),
     ("cudaFreeHost", (_POINTER,)),
     ("cudaMemcpyAsync", (_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_int, _POINTER)),
+    ("cudaMemsetAsync", (_POINTER, ctypes.c_int, ctypes.c_size_t, _POINTER)),
     ("cudaStreamCreateWithFlags", (_OUT_POINTER, ctypes.c_uint)),
     ("cudaStreamDestroy", (_POINTER,)),
     ("cudaStreamSynchronize", (_POINTER,)),
@@ -272,6 +273,10 @@ class Cuda:
     def copy_on_device(self, target: int, source: int, size: int, stream: int) -> None:
         """Queues a copy within the GPU's memory."""
         self._call("cudaMemcpyAsync", target, source, size, _ON_DEVICE, stream)
+
+    def clear(self, target: int, size: int, stream: int) -> None:
+        """Queues zeros for ``size`` bytes of ``malloc``'s memory."""
+        self._call("cudaMemsetAsync", target, 0, size, stream)
 
     def stream(self) -> int:
         """A new stream, which doesn't wait for the default one."""

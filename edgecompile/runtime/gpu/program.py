@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import EdgecompileError, GpuError, InputError
 from ..format.manifest import BucketSpec, Manifest, TensorSpec
-from .buffers import Buffers, Span
+from .buffers import Buffers, CacheMemory, Span
 from .engines import Context, Sizes
 from .lane import GpuLane
 
@@ -59,6 +59,8 @@ class GpuProgram:
         index: int,
         zero_copy: bool,
         most_graphs: int = 0,
+        graph_after: int = GRAPH_AFTER,
+        caches: Optional[CacheMemory] = None,
     ) -> None:
         """Takes over ``context``, sets it to the bucket's largest shapes and allocates for them.
 
@@ -69,6 +71,9 @@ class GpuProgram:
             index: the bucket's number.
             zero_copy: let the GPU reach into the CPU's memory.
             most_graphs: of so many shapes that come often, the runs become graphs.
+            graph_after: so many runs of one shape are often.
+            caches: of a text: these inputs are there already and aren't given. Without them, a
+                generative program's caches are inputs that come back changed.
 
         Raises:
             GpuError: the engine refuses these shapes or gives others than the manifest says, or
@@ -76,14 +81,17 @@ class GpuProgram:
         """
         bucket = manifest.buckets[index]
         self.label = "bucket {} ({})".format(index, bucket)
-        self.n_inputs = len(manifest.inputs)
         self.n_outputs = len(manifest.outputs)
         self._lane = lane
         self._cuda = lane.cuda
         self._context = context
-        self._specs = manifest.inputs
+        self._there = {} if caches is None else caches.shapes
+        self._specs = [spec for spec in manifest.inputs if spec.name not in self._there]
+        self.n_inputs = len(self._specs)
         self._results = manifest.outputs
-        self._most_graphs = most_graphs
+        inner = () if manifest.generation is None else manifest.generation.caches
+        self._changed = [i for i, spec in enumerate(self._specs) if spec.name in inner]
+        self._most_graphs, self._graph_after = most_graphs, graph_after
         # Of shapes that came often, the one that was used last at the end; how often others came.
         self._kept: OrderedDict[Tuple[Sizes, ...], _Shaped] = OrderedDict()
         self._seen: Dict[Tuple[Sizes, ...], int] = {}
@@ -92,21 +100,23 @@ class GpuProgram:
         self._lock = threading.Lock()
         self._buffers: Optional[Buffers] = None
         try:
-            largest = {spec.name: largest_shape(spec, bucket) for spec in manifest.inputs}
+            largest = {spec.name: largest_shape(spec, bucket) for spec in self._specs}
             outputs = self._reshape(largest)
             _check_outputs(self.label, manifest, bucket, outputs)
             dtypes = {
                 x.name: np.dtype(context.dtypes.get(x.name, x.dtype))
                 for x in (*manifest.inputs, *manifest.outputs)
             }
-            self._limits = list_limits(manifest.inputs, dtypes)
+            self._limits = list_limits(self._specs, dtypes)
             self._buffers = Buffers(
                 lane.cuda,
-                {x.name: (dtypes[x.name], largest[x.name]) for x in manifest.inputs},
+                {x.name: (dtypes[x.name], largest[x.name]) for x in self._specs},
                 {x.name: (dtypes[x.name], outputs[x.name]) for x in manifest.outputs},
                 zero_copy,
+                [self._specs[i].name for i in self._changed],
             )
-            context.bind(self._buffers.addresses)
+            kept = {} if caches is None else caches.addresses
+            context.bind({**self._buffers.addresses, **kept})
             self._now = _Shaped(self._buffers, largest, outputs)
         except BaseException as error:
             attempt([], self.close)
@@ -126,7 +136,7 @@ class GpuProgram:
         return len(self._kept) or int(fixed)
 
     def _reshape(self, shapes: Dict[str, Sizes]) -> Dict[str, Sizes]:
-        outputs = self._context.reshape(shapes)
+        outputs = self._context.reshape({**shapes, **self._there})
         for spec in self._results:
             if spec.name not in outputs or any(size < 0 for size in outputs[spec.name]):
                 text = "{}: the engine can't tell the shape of {} before it runs"
@@ -231,6 +241,8 @@ class GpuProgram:
                 self._lane.note(error)
                 raise self._explain(error) from None
             # Only this bucket's lock is held here: others run while results are copied.
+            for index in self._changed:
+                arrays[index][...] = shaped.sources[index]
             if results is not None:
                 for view, result in zip(shaped.targets, results):
                     result[...] = view[tuple([slice(n) for n in result.shape])]
@@ -262,7 +274,7 @@ class GpuProgram:
             self._kept.move_to_end(given)
             return
         count = self._seen.get(given, 0) + 1
-        if count < GRAPH_AFTER:
+        if count < self._graph_after:
             if len(self._seen) >= _MOST_COUNTED:
                 self._seen.clear()
             self._seen[given] = count

@@ -8,22 +8,29 @@ every run; "reduce-overhead" pads every bucket to its upper end and replays grap
 
 import dataclasses
 import threading
-from typing import Any, Dict, List, Optional, Sequence
+from collections import deque
+from typing import Any, Deque, Dict, List, Optional, Sequence
 
 from ..call.inputs import InputChecker, make_inputs
 from ..errors import EdgecompileError, GpuError, ModeError
 from ..format.manifest import BucketSpec, Manifest
+from .buffers import CacheMemory
 from .cuda import Cuda, check_not_forked
-from .engines import MODES, PLANNED, REDUCE_OVERHEAD, Engine
+from .engines import DEFAULT, MODES, PLANNED, REDUCE_OVERHEAD, Engine
 from .lane import GpuLane
-from .program import GpuProgram, attempt
+from .program import GRAPH_AFTER, GpuProgram, attempt, largest_shape
 
 #: Of a bucket's shapes, those that came last of all that came often.
 MOST_GRAPHS = 64
+#: Texts that nobody uses any more whose memory is kept for the next ones.
+_IDLE_TEXTS = 1
 
 
 def pad_everything(manifest: Manifest, verified: bool) -> Manifest:
     """The manifest with every bucket of more than one size padded along all of its axes.
+
+    Of a generative one tokens alone are filled up: the rows that they write are overwritten before
+    they are seen.
 
     Args:
         manifest: of a bundle.
@@ -39,7 +46,7 @@ def pad_everything(manifest: Manifest, verified: bool) -> Manifest:
         for new, old in zip(buckets, manifest.buckets)
     )
     problems = []
-    if added and not verified:
+    if added and not verified and manifest.generation is None:
         problems.append("its builder didn't verify that padding changes nothing")
     for spec in manifest.inputs:
         if spec.pad is None and padded.intersection(str(dim) for dim in spec.shape):
@@ -60,12 +67,54 @@ def pad_everything(manifest: Manifest, verified: bool) -> Manifest:
 
 def _pad_bucket(manifest: Manifest, bucket: BucketSpec) -> BucketSpec:
     wide = {axis for axis, extent in bucket.axes.items() if extent.lo < extent.hi}
+    if manifest.generation is not None:
+        wide &= {manifest.generation.length_axis}
     padded = wide.union(bucket.padded(manifest.length_axis))
     if not padded:
         return bucket
     # In the manifest's order, so that equal buckets are equal.
     names = tuple(axis for axis in manifest.axes if axis in padded)
     return dataclasses.replace(bucket, mode="pad", pad_axes=names)
+
+
+class GpuText:
+    """The caches of one text on the GPU, and the programs that run over them."""
+
+    def __init__(self, programs: "GpuPrograms", caches: CacheMemory) -> None:
+        self._owner = programs
+        self._programs: Dict[int, GpuProgram] = {}
+        self.caches = caches
+
+    def get(self, bucket: int) -> GpuProgram:
+        """The program of a bucket; it takes and gives the inputs that are no caches.
+
+        Raises:
+            GpuError: it can't be made, or this process is a fork.
+        """
+        program = self._programs.get(bucket)
+        if program is None:
+            program = self._programs[bucket] = self._owner.open_program(bucket, self.caches)
+        return program
+
+    @property
+    def graphs(self) -> int:
+        """How many are captured."""
+        return sum(program.graphs for program in self._programs.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its memory on the GPU."""
+        return self.caches.nbytes + sum(program.nbytes for program in self._programs.values())
+
+    def close(self) -> None:
+        """Gives everything back; raises the first GpuError, after all the rest was tried."""
+        failed: List[EdgecompileError] = []
+        programs, self._programs = self._programs, {}
+        for program in programs.values():
+            attempt(failed, program.close)
+        attempt(failed, self.caches.close)
+        if failed:
+            raise failed[0]
 
 
 class GpuPrograms:
@@ -100,6 +149,10 @@ class GpuPrograms:
         assert mode in MODES and len(profile_of) == len(manifest.buckets)
         self.manifest = manifest
         self.mode = mode
+        #: Whether programs change the caches of a text in place, so that it can stay on the GPU.
+        self.keeps_texts = False
+        self._texts: List[GpuText] = []
+        self._idle: Deque[GpuText] = deque()
         #: What ``describe`` tells of the engine beside what every engine has.
         self.details: Dict[str, Any] = {}
         #: What the engine computes in, where that is known.
@@ -151,7 +204,8 @@ class GpuPrograms:
 
     def describe(self) -> Dict[str, Any]:
         """For ``Model.info``, plain JSON values; sizes in bytes."""
-        loaded = [item for item in self._programs if item is not None]
+        loaded: List[Any] = [item for item in self._programs if item is not None]
+        loaded += self._texts
         return {
             "mode": self.mode,
             "gpu_precision": self.precision,
@@ -187,20 +241,22 @@ class GpuPrograms:
                 self._programs[bucket] = program
             return program
 
-    def _make(self, bucket: int) -> GpuProgram:
+    def _open(self, bucket: int, *options: Any) -> GpuProgram:
         with self._lane.lock:
             try:
                 context = self._engine.open(
                     self._profile_of[bucket], self._scratch, self.scratch_bytes, self._lane.stream
                 )
-                often = self.mode == PLANNED and self._engine.keeps_graphs
-                graphs = MOST_GRAPHS if often and not self._replays(bucket) else 0
-                program = GpuProgram(
-                    self._lane, context, self.manifest, bucket, self.zero_copy, graphs
+                return GpuProgram(
+                    self._lane, context, self.manifest, bucket, self.zero_copy, *options
                 )
             except GpuError as error:
                 self._lane.note(error)
                 raise
+
+    def _make(self, bucket: int) -> GpuProgram:
+        often = self.mode == PLANNED and self._engine.keeps_graphs
+        program = self._open(bucket, MOST_GRAPHS if often and not self._replays(bucket) else 0)
         if self._replays(bucket):
             extents = self.manifest.buckets[bucket].axes
             sizes = {axis: extent.hi for axis, extent in extents.items()}
@@ -215,10 +271,69 @@ class GpuPrograms:
 
     def _replays(self, bucket: int) -> bool:
         """Whether a bucket's program runs as a graph, which has one shape."""
+        if self.manifest.generation is not None:
+            return False  # what is copied with each run is all of the caches
         spec = self.manifest.buckets[bucket]
         padded = spec.padded(self.manifest.length_axis)
         one_shape = all(e.lo == e.hi or axis in padded for axis, e in spec.axes.items())
         return self.mode == REDUCE_OVERHEAD or (self.mode == PLANNED and one_shape)
+
+    def take_text(self) -> GpuText:
+        """The memory of a text, zeros: the one that was given back last, or a new one.
+
+        Raises:
+            GpuError: there isn't enough memory, or this process is a fork.
+        """
+        if self._forked:
+            check_not_forked()
+        with self._lock:
+            self._lane.check()
+            try:
+                text = self._idle.pop()
+            except IndexError:
+                text = GpuText(self, self._make_caches())
+                self._texts.append(text)
+            while len(self._idle) > _IDLE_TEXTS:
+                spare = self._idle.popleft()
+                self._texts.remove(spare)
+                spare.close()
+        with self._lane.lock:
+            try:
+                text.caches.clear(self._lane.stream)
+            except GpuError as error:
+                self._lane.note(error)
+                self.give_back(text)
+                raise
+        return text
+
+    def give_back(self, text: GpuText) -> None:
+        """Leaves a text for the next one. It takes no lock: whoever collects garbage may call it."""
+        self._idle.append(text)
+
+    def _make_caches(self) -> CacheMemory:
+        spec, manifest = self.manifest.generation, self.manifest
+        assert spec is not None
+        inputs = [item for item in manifest.inputs if item.name in spec.caches]
+        shapes = {
+            item.name: (spec.max_context, *largest_shape(item, manifest.buckets[0])[1:])
+            for item in inputs
+        }
+        return CacheMemory(self._cuda, shapes, {item.name: item.dtype for item in inputs})
+
+    def open_program(self, bucket: int, caches: CacheMemory) -> GpuProgram:
+        """A bucket's program over a text's caches, for ``GpuText``; the caller closes it.
+
+        A run of one token, and of other single lengths, is a graph from its second time on; of other
+        lengths those that come often are. The mode "default" has none.
+        """
+        if self._forked:
+            check_not_forked()
+        self._lane.check()
+        spec, axis = self.manifest.buckets[bucket], self.manifest.length_axis
+        assert axis is not None
+        one_length = axis in spec.padded(axis) or spec.axes[axis].lo == spec.axes[axis].hi
+        graphs = MOST_GRAPHS if self.mode != DEFAULT and self._engine.keeps_graphs else 0
+        return self._open(bucket, graphs, 1 if one_length else GRAPH_AFTER, caches)
 
     def close(self) -> None:
         """Gives everything back; runs must be over. A second call does nothing.
@@ -236,6 +351,10 @@ class GpuPrograms:
             if program is not None:
                 attempt(failed, program.close)
                 self._programs[bucket] = None
+        for text in self._texts:
+            attempt(failed, text.close)
+        self._texts.clear()
+        self._idle.clear()
         attempt(failed, self._engine.close)
         attempt(failed, lambda: self._cuda.free(self._scratch))
         attempt(failed, lambda: self._cuda.destroy_stream(self._lane.stream))

@@ -32,6 +32,7 @@ _SAME: Dict[str, Tuple[str, Tuple[Any, ...]]] = {
         (_OUT_POINTER, _POINTER, ctypes.c_uint),
     ),
     "cudaFreeHost": ("cuMemFreeHost", (_POINTER,)),
+    "cudaMemsetAsync": ("cuMemsetD8Async", (_ADDRESS, ctypes.c_ubyte, ctypes.c_size_t, _POINTER)),
     "cudaStreamCreateWithFlags": ("cuStreamCreate", (_OUT_POINTER, ctypes.c_uint)),
     "cudaStreamDestroy": ("cuStreamDestroy_v2", (_POINTER,)),
     "cudaStreamSynchronize": ("cuStreamSynchronize", (_POINTER,)),

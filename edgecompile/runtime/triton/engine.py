@@ -137,6 +137,7 @@ class TritonContext:
         manifest = engine._manifest
         self._inputs = [spec.name for spec in manifest.inputs]
         self._outputs = [spec.name for spec in manifest.outputs]
+        self._shapes: Dict[str, Sizes] = {}
 
     def reshape(self, shapes: Mapping[str, Sizes]) -> Dict[str, Sizes]:
         """See ``gpu.engines``."""
@@ -149,6 +150,9 @@ class TritonContext:
             raise GpuError(
                 text.format(self._engine.label, rehearsal.scratch_bytes, sizes, self._size)
             )
+        self._shapes = dict(shapes)
+        if self._program is not None:
+            self._program.user = self
         return dict(zip(self._outputs, rehearsal.outputs))
 
     def bind(self, addresses: Mapping[str, int]) -> None:
@@ -160,6 +164,8 @@ class TritonContext:
         """See ``gpu.engines``."""
         if self._program is None:
             raise GpuError("{}: the context is closed".format(self._engine.label))
+        if self._program.user is not self:  # the program has the shapes of another context
+            self.reshape(self._shapes)
         self._program.enqueue(self._sources, self._targets, self._scratch, self._size, stream)
 
     def close(self) -> None:

@@ -176,6 +176,8 @@ class GpuProgramLibrary:
         self.label = label
         self.n_inputs = int(self._native.ec_cuda_program_input_count(handle))
         self.n_outputs = int(self._native.ec_cuda_program_output_count(handle))
+        #: For whom it was rehearsed last; whoever runs it sees to it that this is himself.
+        self.user: Any = None
 
     def rehearse(self, specs: Sequence[TensorSpec], shapes: Mapping[str, Sizes]) -> Rehearsal:
         """Makes these the shapes of the next runs, and tells what those will do.
@@ -183,6 +185,7 @@ class GpuProgramLibrary:
         Raises:
             GpuError: the program refuses them.
         """
+        self.user = None
         table = (NativeTensor * max(self.n_inputs, 1))()
         for slot, spec in zip(table, specs):
             element, shape = BY_NAME[spec.dtype], shapes[spec.name]

@@ -132,4 +132,5 @@ def open_triton_variant(
     programs.precision = spec.precision
     programs.tolerance, programs.min_cosine = spec.tolerance, spec.min_cosine
     programs.details = engine.describe()
+    programs.keeps_texts = manifest.generation is not None
     return programs

@@ -188,8 +188,10 @@ def test_what_cant_be_planned_is_said(llama: LoadedModel, tmp_path: Path) -> Non
     short = PlanRequest(LengthDistribution.from_counts({4: 3}, "test"))
     assert refused_prompts(llama, short) == []
     exports = ExportStore(llama, tmp_path)
-    with pytest.raises(ModelError, match="which a GPU can't run"):
+    with pytest.raises(ModelError, match="which TensorRT can't run") as caught:
         make_subject(exports, load_target("jetson-orin-nano"), short, tmp_path)
+    assert "--backend triton" in (caught.value.hint or "")
+    make_subject(exports, load_target("cuda-sm90"), replace(short, backend="triton"), tmp_path)
     with pytest.raises(ModelError, match="which --runtime torch can't run"):
         make_subject(exports, load_target("cpu-x86-64"), replace(short, runtime="torch"), tmp_path)
 

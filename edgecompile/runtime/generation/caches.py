@@ -1,0 +1,105 @@
+"""Where a text's caches lie: in this process, or on a GPU, which they never leave."""
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Protocol
+
+import numpy as np
+
+from ..errors import UnsupportedHostError
+from ..format.manifest import TRITON, Manifest
+from ..format.schema import GenerationSpec
+from ..opened import OpenBundle
+from .chunks import ROWS_STEP, Chunk
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: A run over arrays that stay; their values may change from one call to the next.
+Run = Callable[[], Any]
+
+
+class Caches(Protocol):
+    """The caches of one text, which programs change in place.
+
+    Attributes:
+        manifest: the buckets that its runs are chosen from.
+        rows_step: by how many rows what a program sees of the caches grows.
+    """
+
+    manifest: Manifest
+    rows_step: int
+
+    def bind(
+        self, chunk: Chunk, given: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
+    ) -> Run:
+        """A run of a chunk, of the other inputs, whose logits [1, vocabulary] are written there."""
+        ...
+
+
+def make_caches(bundle: OpenBundle, spec: GenerationSpec) -> Caches:
+    """Caches for a text of ``max_context`` rows, all zeros.
+
+    Raises:
+        UnsupportedHostError: there isn't the memory for them.
+        GpuError: of the GPU.
+    """
+    if bundle.variant.backend == TRITON:
+        return _GpuCaches(bundle, spec)
+    return _HostCaches(bundle, spec)
+
+
+class _HostCaches:
+    rows_step = ROWS_STEP
+
+    def __init__(self, bundle: OpenBundle, spec: GenerationSpec) -> None:
+        self.manifest = bundle.manifest
+        self._bundle = bundle
+        shapes = {
+            item.name: (spec.max_context, *(dim for dim in item.shape[1:] if isinstance(dim, int)))
+            for item in self.manifest.inputs
+            if item.name in spec.caches
+        }
+        try:
+            # Zeros, not whatever was there: a NaN in a row that isn't seen yet would spread, as
+            # it is multiplied by its weight of 0. The system makes pages when they are written.
+            self._arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        except MemoryError:
+            raise UnsupportedHostError(
+                "no memory for the caches of {} rows".format(spec.max_context),
+                "build the bundle with a smaller --max-context, or keep fewer sessions",
+            ) from None
+
+    def bind(
+        self, chunk: Chunk, given: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
+    ) -> Run:
+        arrays: List[NDArray[Any]] = [
+            self._arrays[item.name][: chunk.rows] if item.name in self._arrays else given[item.name]
+            for item in self.manifest.inputs
+        ]
+        return self._bundle.bind(chunk.bucket, arrays, [logits])
+
+
+class _GpuCaches:
+    """They are whole in every run, so that one graph serves every step of a text."""
+
+    def __init__(self, bundle: OpenBundle, spec: GenerationSpec) -> None:
+        self.rows_step = spec.max_context
+        self._bundle = bundle
+        self.manifest = bundle.gpu.manifest
+        self._text = bundle.hold(bundle.gpu.take_text)
+        # Whoever collects garbage may call this, in any thread and at any moment.
+        weakref.finalize(self, bundle.gpu.give_back, self._text).atexit = False
+        self._names = [x.name for x in self.manifest.inputs if x.name not in spec.caches]
+
+    def bind(
+        self, chunk: Chunk, given: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
+    ) -> Run:
+        program = self._bundle.hold(self._text.get, chunk.bucket)
+        # It refers to this object: the text is given back when no run can come any more.
+        return functools.partial(self._run, program, [given[x] for x in self._names], [logits])
+
+    def _run(
+        self, program: Any, arrays: "List[NDArray[Any]]", results: "List[NDArray[Any]]"
+    ) -> None:
+        program.run_into(arrays, results)
