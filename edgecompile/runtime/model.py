@@ -12,7 +12,14 @@ from .generation.options import Options
 from .generation.sources import check_encoder
 from .limits import memory_for
 from .opened import OpenBundle
-from .opening import GPU_FAILURES, Opened, Request, make_request, open_programs
+from .opening import (
+    GPU_FAILURES,
+    Opened,
+    Request,
+    make_request,
+    open_programs,
+    start_gpu,
+)
 from .stats.file import check_schedule
 
 if TYPE_CHECKING:
@@ -113,6 +120,7 @@ def _open(
 def _open_folder(folder: BundleFolder, request: Request) -> "Model":
     """Takes ``folder`` over, and opens the bundle within it, where there is one."""
     try:
+        start_gpu(folder.manifest, request)
         if request.verify == "full":
             folder.check_hashes()
         else:

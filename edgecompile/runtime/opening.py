@@ -2,10 +2,11 @@
 
 import dataclasses
 import os
+import platform
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Union
 
-from .cpu.host import VARIANT_VARIABLE, Host, choose_variant, missing
+from .cpu.host import VARIANT_VARIABLE, Host, architecture, choose_variant, missing
 from .cpu.loaders import find_loader
 from .cpu.programs import Programs, open_cpu_variant
 from .errors import (
@@ -113,6 +114,23 @@ def check_threads(count: object, name: str = "threads") -> None:
     if not (isinstance(count, int) and 1 <= count <= MAX_THREADS):
         text = "{} is {!r}, must be an integer from 1 to {}"
         raise InputError(text.format(name, count, MAX_THREADS))
+
+
+def start_gpu(manifest: Manifest, request: Request) -> None:
+    """Begins to make the GPU ready, where a variant is likely to need the driver alone.
+
+    That takes some tenths of a second, in a thread; hashes, imports and the choice go on meanwhile.
+    """
+    arch = architecture(platform.machine())
+    likely = [
+        variant
+        for variant in sorted(manifest.variants, key=lambda variant: variant.rank)
+        if variant.arch == arch and request.variant in (None, variant.name)
+    ]
+    if likely and likely[-1].backend == TRITON and TRITON not in request.without:
+        from .triton.driver import start_driver
+
+        start_driver()
 
 
 def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:

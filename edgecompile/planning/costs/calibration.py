@@ -16,6 +16,7 @@ from edgecompile.buckets.costs.grid import MODES, CostGrid, CostPoint, Mode
 from edgecompile.buckets.costs.merge import merge_modes
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
+from edgecompile.planning.options import TRITON
 from edgecompile.runtime.format.document import shorten
 from edgecompile.runtime.gpu.engines import PLANNED
 from edgecompile.targets.profile import TargetProfile
@@ -86,6 +87,7 @@ class Calibration:
         load_ms: milliseconds that loading one more program takes, likewise.
         bucket_cost: what buckets take to build and ship; all 0 where the file doesn't say.
         mode: how a GPU ran, as ``Model.info`` has it; None if the file doesn't say.
+        capability: the GPU's compute capability, such as 8.7; likewise.
     """
 
     source: str
@@ -105,6 +107,7 @@ class Calibration:
     load_ms: float | None
     bucket_cost: BucketCost = field(default_factory=BucketCost)
     mode: str | None = None
+    capability: str | None = None
 
     @cached_property
     def slices(self) -> dict[OtherSizes, tuple[CalibratedPoint, ...]]:
@@ -186,6 +189,7 @@ def check_calibration(
     threads: int | None = None,
     length_axis: str = "length",
     precision: str = "fp32",
+    triton: bool = False,
 ) -> None:
     """Makes sure that a calibration may be used for a model and a target.
 
@@ -198,6 +202,7 @@ def check_calibration(
         threads: the threads that are planned for; None accepts any number.
         length_axis: the axis that the plan divides.
         precision: what the bundle will call its precision.
+        triton: whether a GPU's programs are Triton kernels.
 
     Raises:
         CostError: tells every difference.
@@ -215,6 +220,15 @@ def check_calibration(
     if target.gpu is not None:
         # The bundle calls the GPU's variant after the target. Its own cores cost something else.
         variants = {target.name: target.archs[0]}
+        if triton:
+            # These are called after the host; a GPU of the same code costs much the same.
+            variants = {f"{TRITON}-{arch}": arch for arch in target.archs}
+            served = target.gpu.cubins or (target.gpu.compute_capability,)
+            if found.capability not in served:
+                problems.append(
+                    f"it is of a GPU of compute capability {found.capability or 'unknown'}, the "
+                    f"target's code is for {', '.join(served)}"
+                )
         if found.mode != PLANNED:
             # Others launch kernels where the plan replays graphs, or pad what it doesn't.
             problems.append(
@@ -234,7 +248,8 @@ def check_calibration(
         )
     if threads is not None and found.threads != threads:
         problems.append(f"it was measured with {found.threads} threads, not {threads}")
-    if found.precision != precision:
+    # A GPU's float32 weights have a name of their own.
+    if found.precision.removesuffix("-gpu") != precision:
         problems.append(f"it was measured in {found.precision}, not in {precision}")
     if found.length_axis != length_axis:
         problems.append(f"it was measured along {found.length_axis}, not along {length_axis}")

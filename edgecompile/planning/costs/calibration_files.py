@@ -83,6 +83,8 @@ class _CalibrationReader:
             self.add("manifest_sha256", f"{shorten(sha)!r} isn't 64 lower-case hex digits")
         # Files of before its day have none.
         mode = self.text_or_null("mode") if "mode" in top else None
+        gpu = reader.mapping(top, "gpu", "") if top.get("gpu") is not None else {}
+        capability = gpu.get("compute_capability")
         threads = self.whole(top, "threads", "", 1, 4096)
         host = reader.mapping(top, "host", "")
         open_ms, load_ms = (
@@ -114,6 +116,7 @@ class _CalibrationReader:
             open_ms=open_ms,
             load_ms=load_ms,
             mode=mode,
+            capability=capability if isinstance(capability, str) else None,
             bucket_cost=replace(cost, load_ms=load_ms or 0.0),
         )
 

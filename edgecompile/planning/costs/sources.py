@@ -127,6 +127,7 @@ def calibrated_costs(subject: Subject, precision: Precision, file: str | os.Path
         threads=request.threads,
         length_axis=scope.axis,
         precision=request.precision_for(profile) if profile.gpu else precision.label,
+        triton=request.backend == TRITON,
     )
     # Costs at another batch would make another plan.
     at = {name: extent.lo for name, extent in scope.axes[1:]}

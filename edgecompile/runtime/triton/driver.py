@@ -4,12 +4,13 @@ Nothing but NVIDIA's driver is needed, no CUDA toolkit. One GPU is used, the pro
 context that CUDA's runtime library uses as well, so that other libraries get on with this one.
 """
 
+import contextlib
 import ctypes
 import os
 import threading
 from typing import Any, Dict, Tuple
 
-from ..errors import GpuError, GpuUnavailableError
+from ..errors import EdgecompileError, GpuError, GpuUnavailableError
 from ..gpu.cuda import Cuda, CudaDevice, load_once
 
 LIBRARY_VARIABLE = "EDGECOMPILE_CUDA_DRIVER"
@@ -168,6 +169,19 @@ class Driver(Cuda):
     def copy_on_device(self, target: int, source: int, size: int, stream: int) -> None:
         """See ``Cuda.copy_on_device``."""
         self._call("cuMemcpyDtoDAsync_v2", target, source, size, stream)
+
+
+def start_driver() -> None:
+    """Begins to make the GPU ready in another thread, as the first call takes that long.
+
+    ``Driver.load`` waits for it, and tells what failed.
+    """
+    threading.Thread(target=_load_quietly, name="edgecompile-cuda", daemon=True).start()
+
+
+def _load_quietly() -> None:
+    with contextlib.suppress(EdgecompileError):
+        Driver.load()
 
 
 def _why_none() -> str:

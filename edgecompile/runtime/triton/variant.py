@@ -1,12 +1,10 @@
 """Opens a bundle's variant of Triton kernels, and tells whether this machine's GPU can run it."""
 
-import contextlib
 import os
-import threading
 from typing import Optional, Tuple
 
 from ..cpu.libraries import pin_library
-from ..errors import EdgecompileError, GpuUnavailableError
+from ..errors import GpuUnavailableError
 from ..format.folder import BundleFolder
 from ..format.manifest import GpuSpec, Variant
 from ..format.weights import map_weights
@@ -16,19 +14,6 @@ from .constants import release_constants, share_constants
 from .driver import Driver
 from .engine import TritonEngine
 from .library import load_gpu_library
-
-
-def start_driver() -> None:
-    """Begins to make the GPU ready in another thread, as the first call takes that long.
-
-    ``Driver.load`` waits for it, and tells what failed.
-    """
-    threading.Thread(target=_load_quietly, name="edgecompile-cuda", daemon=True).start()
-
-
-def _load_quietly() -> None:
-    with contextlib.suppress(EdgecompileError):
-        Driver.load()
 
 
 def find_refusal(variant: Variant) -> Optional[GpuUnavailableError]:
@@ -104,8 +89,7 @@ def open_triton_variant(
     manifest = folder.manifest
     if mode == REDUCE_OVERHEAD:
         manifest = pad_everything(manifest, spec.padding)
-    # What needs no GPU comes first: it is being made ready meanwhile.
-    start_driver()
+    # What needs no GPU comes first: ``start_driver`` makes it ready meanwhile.
     pinned = pin_library(folder, variant.runtime)
     name = manifest.weights[spec.precision]
     weights = map_weights(folder, name, check_weights)

@@ -294,6 +294,22 @@ def test_a_gpu_is_calibrated_as_it_is_planned(tmp_path: Path, mode: str | None) 
     check(read(tmp_path, document(mode="default")))  # a CPU's only one
 
 
+def test_a_bundle_of_triton_kernels_is_calibrated_on_a_gpu_of_its_code(tmp_path: Path) -> None:
+    target = load_target("cuda-sm90")
+    ran = {"variant": "triton-x86-64", "arch": "x86-64", "mode": "planned"}
+
+    def read_of(capability: str, precision: str) -> Calibration:
+        gpu = {"name": "a GPU", "compute_capability": capability}
+        return read(tmp_path, document(**ran, gpu=gpu, precision=precision))
+
+    check(read_of("9.0", "fp16"), target=target, precision="fp16", triton=True)
+    check(read_of("9.0", "fp32-gpu"), target=target, precision="fp32", triton=True)
+    with pytest.raises(CostError, match=r"compute capability 8\.0, the target's code is for 9\.0"):
+        check(read_of("8.0", "fp16"), target=target, precision="fp16", triton=True)
+    with pytest.raises(CostError, match="it is of another machine"):
+        check(read_of("9.0", "fp16"), target=target, precision="fp16")
+
+
 def test_a_mode_is_text(tmp_path: Path) -> None:
     assert "mode: must be a string" in refused(tmp_path, document(mode=1))
 

@@ -325,6 +325,24 @@ def test_no_gpu_that_may_be_used(
     assert ("nvidia-smi" if visible is None else "CUDA_VISIBLE_DEVICES") in (error.hint or "")
 
 
+def test_the_gpu_is_made_ready_only_where_it_may_be_used(
+    fake_driver_path: Path,
+    triton_bundle: TritonBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Under a name of its own, as what was loaded once stays loaded.
+    copy = tmp_path / "libcuda-copy.so"
+    copy.write_bytes(fake_driver_path.read_bytes())
+    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(copy))
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.0;driver=12080")
+    path, fake = triton_bundle.write(), FakeCudart(copy)
+    with open_bundle(path, variant="toy", warmup=False):
+        assert fake.calls("cuInit") == 0
+    with open_bundle(path, warmup=False) as model:
+        assert fake.calls("cuInit") == 1 and model.info["variant"] == "cuda-sm90"
+
+
 # What may fail at any moment.
 
 CALLS = (
