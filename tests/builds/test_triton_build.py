@@ -98,8 +98,8 @@ def test_inspect_shows_what_it_had(built: BuildResult) -> None:
     result = run("inspect", str(built.bundle_path))
     assert result.exit_code == 0
     text = " ".join(result.output.split())
-    assert "fp16; machine code for 9.0; PTX from 9.0 on" in text
-    assert "checked without one by audit, graph, interpreter" in text
+    # Its products use wgmma, which no later architecture has: there is no PTX for later ones.
+    assert "fp16; machine code for 9.0; checked without one by audit, graph, interpreter" in text
 
 
 @pytest.mark.slow
