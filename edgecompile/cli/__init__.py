@@ -20,8 +20,6 @@ import click
 from edgecompile import __version__
 from edgecompile.cli.terminal.session import Session
 
-__all__ = ["cli", "main"]
-
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("From a model to a bundle", ("build",)),
     ("Its stages, one by one", ("lengths", "plan", "export", "compile", "pack")),
@@ -100,25 +98,12 @@ class LazyGroup(click.Group):
             with formatter.section(title):
                 formatter.write_dl(rows)
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
     ) -> Any:
         """Runs a command; every failure ends as a message on stderr and an exit code of its own."""
         if not standalone_mode:
-            return super().main(
-                args,
-                prog_name,
-                complete_var,
-                standalone_mode=False,
-                windows_expand_args=windows_expand_args,
-                **extra,
-            )
+            return super().main(args, standalone_mode=False, **extra)
         session = extra.setdefault("obj", Session())
         # Until the options are read: a failure to read them takes the form that was asked for.
         session.json = "--json" in (sys.argv[1:] if args is None else args)
@@ -126,14 +111,7 @@ class LazyGroup(click.Group):
         try:
             with session.contained():
                 # None, or the code of ctx.exit(): no command of ours returns a value
-                code = super().main(
-                    args,
-                    prog_name,
-                    complete_var,
-                    standalone_mode=False,
-                    windows_expand_args=windows_expand_args,
-                    **extra,
-                )
+                code = super().main(args, standalone_mode=False, **extra)
             session.stdout.flush()
         except (Exception, KeyboardInterrupt) as exc:
             code = session.fail(exc)
@@ -144,7 +122,11 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     help=_HELP,
     epilog=_EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @click.version_option(__version__, "--version", "-V", message="%(prog)s %(version)s")
 def cli() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from edgecompile.cli.options.common import seed_option
+from edgecompile.cli.options.common import file_option, number_option, seed_option
 from edgecompile.cli.options.traffic import TrafficOptions, lengths_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.bench.report import BenchReport
-
-__all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
@@ -55,36 +53,21 @@ def _complete_baselines(
     metavar="MODEL",
     help="Compare outputs with those of this model, which the bundle was built from; eager needs it.",
 )
-@click.option(
+@number_option(
     "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
     help="Run each process with N threads. Default: every CPU that the process may use.",
 )
 @click.option("--variant", metavar="NAME", help="Run this variant, not the best one.")
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=12,
-    show_default=True,
-    help="Measure this number of rounds.",
-)
-@click.option(
-    "--runs",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="Run each process this often in a round.",
-)
-@click.option(
+@number_option("--rounds", default=12, help="Measure this number of rounds.")
+@number_option("--runs", default=100, help="Run each process this often in a round.")
+@number_option(
     "--cold-runs",
-    type=click.IntRange(min=0),
+    least=0,
     default=7,
-    show_default=True,
     help="Measure the cold start in this number of fresh processes.",
 )
 @seed_option
-@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page.")
+@file_option("--report", help="Write a page.")
 @output_options
 @click.pass_obj
 def command(
@@ -109,7 +92,8 @@ def command(
     """
     lengths = traffic.read(model).lengths if traffic else None
 
-    from edgecompile.bench.bench import BenchSettings, bench_bundle
+    from edgecompile.bench.bench import bench_bundle
+    from edgecompile.bench.report import BenchSettings
     from edgecompile.machines.identity import usable_cpus
 
     settings = BenchSettings(
@@ -132,7 +116,7 @@ def command(
     for warning in result.warnings:
         session.console.warn(warning)
     if report is not None:
-        from edgecompile.cli.terminal.output import write_text
+        from edgecompile.files import write_text
 
         write_text(report, _page(result))
         session.console.say(f"wrote {report}")
@@ -189,13 +173,13 @@ def _table(result: BenchReport) -> RenderableType:
 
     drawn = table(_COLUMNS, _cells(result), strong=0)
     notes = table(("", ""), [("·", sentence(note)) for note in result.notes], left=2)
-    notes.show_header = False
     parts: list[RenderableType] = [drawn, facts(_about(result))]
     return stack(*parts, notes) if result.notes else stack(*parts)
 
 
 def _page(result: BenchReport) -> str:
-    from edgecompile.report.pages import Table, bench_section, render_page
+    from edgecompile.report.page import Table, render_page
+    from edgecompile.report.pages import bench_section
     from edgecompile.units import format_bytes, format_duration
 
     subject = result.subject

@@ -23,8 +23,6 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
 
-__all__ = ["command"]
-
 _EPILOG = """\b
 Examples:
   edgecompile build ./minilm --target cpu-x86-64 --lengths lengths.txt
@@ -75,7 +73,6 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
     "--backend",
     type=click.Choice(["auto", "torch-tensorrt", "triton"]),
     default="auto",
-    show_default=True,
     help="Build a GPU's engine on the device, from the bundle's ONNX (auto); or on this machine, for "
     "its own GPU (torch-tensorrt); the bundle holds the ONNX for other machines as well. Or compile "
     "its programs here, without TensorRT and for every GPU of the target's kind (triton).",
@@ -84,7 +81,6 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
     "--profile",
     type=click.Choice(["device", "server"]),
     default="device",
-    show_default=True,
     help="Build for single runs (device); or for a server, which runs requests together: batches of 1 "
     "to 32 unless --batch says otherwise, and their costs measured on parts of the CPUs.",
 )

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from edgecompile.backends.compilation import CompiledModel
 
-__all__ = ["command"]
-
 _EPILOG = """\b
 Example:
   edgecompile compile --work-dir minilm.work --target cpu-x86-64

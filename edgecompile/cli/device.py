@@ -10,8 +10,6 @@ from typing import Any, NoReturn
 
 import click
 
-__all__ = ["HandedOver", "Parser", "make_command", "make_option"]
-
 _EXAMPLES = {
     "selftest": "edgecompile selftest minilm.ecb",
     "run": "edgecompile run minilm.ecb --inputs inputs.npz --output outputs.npz",

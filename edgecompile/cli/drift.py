@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgecompile.cli.options.common import number_option
 from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.drift.report import DriftReport
-
-__all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
@@ -35,7 +34,6 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     "--tolerance",
     type=click.FloatRange(min=0.0),
     default=0.05,
-    show_default=True,
     metavar="SHARE",
     help="Allow the plan to cost this share more than the best for this traffic.",
 )
@@ -43,7 +41,6 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     "--max-refused",
     type=_SHARE,
     default=0.01,
-    show_default=True,
     metavar="SHARE",
     help="Allow this share of the calls to be refused for their sizes, beyond what was planned.",
 )
@@ -51,21 +48,12 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     "--distance",
     type=_SHARE,
     default=0.1,
-    show_default=True,
     metavar="D",
     help="Count lengths as changed from this Kolmogorov-Smirnov distance on.",
 )
-@click.option(
-    "--min-runs",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Judge only if there are N calls or more.",
-)
-@click.option(
+@number_option("--min-runs", default=1000, help="Judge only if there are N calls or more.")
+@number_option(
     "--max-buckets",
-    type=click.IntRange(min=1),
     metavar="K",
     help="Plan at most K programs. Default: as many as the bundle's plan could have.",
 )
@@ -73,7 +61,6 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     "--mode",
     type=click.Choice(["auto", "exact", "pad"]),
     default="auto",
-    show_default=True,
     help="Plan with these modes; auto: those that the bundle's plan could choose from.",
 )
 @click.option(

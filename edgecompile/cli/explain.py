@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from edgecompile.explanation.report import Explanation
     from edgecompile.models.options import LoadOptions
 
-__all__ = ["command"]
-
 _EPILOG = """\b
 Examples:
   edgecompile explain ./minilm
@@ -40,7 +38,6 @@ Examples:
     "--precision",
     type=click.Choice(["fp32", "bf16", "int8"]),
     default="fp32",
-    show_default=True,
     help="Set the data type of the linear layers' weights on a CPU; a GPU's figures are in fp32.",
 )
 @click.option(
@@ -117,9 +114,7 @@ def _table(explanation: Explanation) -> RenderableType:
         cure = f"\n{item.cure}" if item.cure else ""
         lines.append((item.kind, f"{item.text}{where}{cure}"))
     if lines:
-        causes = table(("", ""), lines, left=2)
-        causes.show_header = False
-        shown.append(causes)
+        shown.append(table(("", ""), lines, left=2))
     for part in explanation_tables(explanation):
         shown.append(heading(part.title))
         shown.append(table(part.columns, part.rows, left=part.words))

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
     from edgecompile.pipeline.single import ExportedPlan
 
-__all__ = ["command"]
-
 _EPILOG = """\b
 Example:
   edgecompile plan lengths.json --model ./minilm --work-dir minilm.work

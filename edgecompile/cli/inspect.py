@@ -13,8 +13,6 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["command"]
-
 _EPILOG = """\b
 Examples:
   edgecompile inspect minilm.ecb

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgecompile.cli.options.common import file_option, number_option
 from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.lengths.distribution import LengthDistribution
-
-__all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
@@ -33,19 +32,8 @@ Examples:
 @click.option(
     "--model", metavar="MODEL", help="Use the tokenizer of this model's folder for --texts."
 )
-@click.option(
-    "--max-length",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Say what share of the inputs is longer, and count those as N.",
-)
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the histogram as JSON, which every --lengths reads.",
-)
+@number_option("--max-length", help="Say what share of the inputs is longer, and count those as N.")
+@file_option("--output", "-o", help="Write the histogram as JSON, which every --lengths reads.")
 @output_options
 @click.pass_obj
 def command(

@@ -24,8 +24,6 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
 
-__all__ = ["command"]
-
 _EPILOG = """\b
 Example:
   edgecompile pack ./minilm --work-dir minilm.work --output minilm.ecb

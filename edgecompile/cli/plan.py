@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
     from edgecompile.pipeline.result import PlanResult
 
-__all__ = ["command"]
-
 _EPILOG = """\b
 Examples:
   edgecompile plan lengths.json --model ./minilm --report plan.html
@@ -145,8 +143,9 @@ def _write(
     output: Path | None,
     report: Path | None,
 ) -> None:
-    from edgecompile.cli.terminal.output import write_json, write_text
+    from edgecompile.cli.terminal.output import write_json
     from edgecompile.cli.terminal.plan_table import plan_page, plan_table, precision_table
+    from edgecompile.files import write_text
 
     console, assessment = session.console, result.assessment
     assert assessment is not None  # it has costs

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.options.common import DEFAULT_TARGET
+from edgecompile.cli.options.common import DEFAULT_TARGET, file_option
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.targets.profile import TargetProfile
-
-__all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
@@ -110,11 +108,9 @@ def check_command(session: Session, target: str) -> None:
 
 
 @command.command("detect", cls=Command)
-@click.option(
+@file_option(
     "--from",
     "described",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="Describe another machine: what 'python -m edgecompile.runtime info BUNDLE --host --json' "
     "printed there.",
 )
@@ -122,13 +118,7 @@ def check_command(session: Session, target: str) -> None:
     "--name", metavar="NAME", help="Call it this.  [default: the file's, or this-machine]"
 )
 @click.option("--toml", is_flag=True, help="Print the profile as a TOML file.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the profile to FILE.toml, for --target.",
-)
+@file_option("--output", "-o", help="Write the profile to FILE.toml, for --target.")
 @output_options
 @click.pass_obj
 def detect_command(
@@ -139,7 +129,7 @@ def detect_command(
     The CPU says itself what it can do. Bandwidth and peak are left out: measure costs on the
     machine instead (plan --kit, bench --calibrate).
     """
-    from edgecompile.cli.terminal.output import write_text
+    from edgecompile.files import write_text
     from edgecompile.machines.detection import (
         DEFAULT_NAME,
         describe_device,

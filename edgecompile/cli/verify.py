@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import seed_option
+from edgecompile.cli.options.common import file_option, seed_option
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from edgecompile.buckets.ranges import Bucket
     from edgecompile.bundle.verdict import VerifyReport
-
-__all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
@@ -33,9 +31,7 @@ Examples:
     help="Run this model eagerly and compare on fresh inputs. Default: the bundle's golden vectors.",
 )
 @seed_option
-@click.option(
-    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the table as a page."
-)
+@file_option("--report", help="Write the table as a page.")
 @output_options
 @click.pass_obj
 def command(

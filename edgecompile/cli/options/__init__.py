@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-__all__ = ["Decorator", "add_options"]
-
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

@@ -10,26 +10,6 @@ from click.shell_completion import CompletionItem
 
 from edgecompile.cli.options import Decorator
 
-__all__ = [
-    "DEFAULT_TARGET",
-    "bundle_option",
-    "complete_target",
-    "file_option",
-    "force_option",
-    "jobs_option",
-    "max_length_option",
-    "mode_option",
-    "plan_file_option",
-    "runtime_option",
-    "seed_option",
-    "target_option",
-    "threads_option",
-    "tokenizer_option",
-    "variants_option",
-    "work_dir_option",
-]
-
-
 DEFAULT_TARGET = "cpu-x86-64"
 
 
@@ -49,11 +29,17 @@ def file_option(*names: str, help: str, metavar: str = "FILE", **more: Any) -> D
     return click.option(*names, type=kind, metavar=metavar, help=help, **more)
 
 
+def number_option(
+    *names: str, help: str, least: int = 1, metavar: str = "N", **more: Any
+) -> Decorator:
+    """An option that takes a whole number from ``least`` on."""
+    return click.option(*names, type=click.IntRange(min=least), metavar=metavar, help=help, **more)
+
+
 target_option = click.option(
     "--target",
     "-t",
     default=DEFAULT_TARGET,
-    show_default=True,
     metavar="NAME",
     shell_complete=complete_target,
     help="Build for this device: a name from 'edgecompile targets list', or a TOML file.",
@@ -63,50 +49,31 @@ mode_option = click.option(
     "--mode",
     type=click.Choice(["auto", "exact", "pad"]),
     default="auto",
-    show_default=True,
     help="Use programs of dynamic length (exact), of fixed length with padded inputs (pad), or those "
     "that suit the model.",
 )
 
-max_length_option = click.option(
-    "--max-length",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Serve lengths up to N. Default: the model's limit, or the longest seen.",
+max_length_option = number_option(
+    "--max-length", help="Serve lengths up to N. Default: the model's limit, or the longest seen."
 )
 
 runtime_option = click.option(
     "--runtime",
     type=click.Choice(["native", "torch"]),
     default="native",
-    show_default=True,
     help="Run the programs on a CPU with the library in the bundle (native); or with torch, for "
     "models with kernels that this library lacks, on hosts that have the same version of torch.",
 )
 
-threads_option = click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Measure with N threads. Default: every CPU that the process may use.",
+threads_option = number_option(
+    "--threads", help="Measure with N threads. Default: every CPU that the process may use."
 )
 
-jobs_option = click.option(
-    "--jobs",
-    "-j",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Compile N programs at once. Default: one for each CPU.",
+jobs_option = number_option(
+    "--jobs", "-j", help="Compile N programs at once. Default: one for each CPU."
 )
 
-seed_option = click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Set the random seed.",
-)
+seed_option = number_option("--seed", least=0, default=0, help="Set the random seed.")
 
 bundle_option = file_option(
     "--output",
@@ -122,6 +89,7 @@ tokenizer_option = click.option(
     "keep_tokenizer",
     flag_value=False,
     default=True,
+    show_default=False,
     is_flag=True,
     help="Leave the model's tokenizer.json out: the device is given token ids.",
 )

@@ -8,10 +8,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from edgecompile.cli.options import Decorator, add_options
+from edgecompile.cli.options.common import number_option
 from edgecompile.models.options import POOLING_MODES
 from edgecompile.models.tasks import TASK_NAMES
-
-__all__ = ["model_argument", "model_options"]
 
 Span = tuple[int, int]
 
@@ -68,7 +67,6 @@ model_options = add_options(
         metavar="N|LO:HI",
         callback=_read_batch,
         default="1",
-        show_default=True,
         help="Set the batch size: fixed, or a range.",
     ),
     click.option(
@@ -96,10 +94,9 @@ model_options = add_options(
         help="Set the height and width of images; ranges 64:224 make them dynamic.  [default: what "
         "the folder says]",
     ),
-    click.option(
+    number_option(
         "--max-context",
-        type=click.IntRange(min=2),
-        metavar="N",
+        least=2,
         help="Limit a prompt and its new tokens together to N; --max-length then bounds one run, "
         "longer prompts take several.  [default: what the model allows, at most 2048]",
     ),

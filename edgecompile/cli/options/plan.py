@@ -14,13 +14,12 @@ from edgecompile.cli.options.common import (
     jobs_option,
     max_length_option,
     mode_option,
+    number_option,
     runtime_option,
     seed_option,
     threads_option,
 )
 from edgecompile.units import parse_bytes, parse_duration
-
-__all__ = ["plan_options"]
 
 
 class _Quantity(click.ParamType):  # type: ignore[type-arg]  # click 8.2 has no parameters
@@ -71,15 +70,9 @@ def _arguments(**values: Any) -> dict[str, Any]:
 plan_options = add_options(
     "plan",
     _arguments,
-    click.option(
-        "--buckets",
-        type=click.IntRange(min=1),
-        metavar="K",
-        help="Build exactly K programs.",
-    ),
-    click.option(
+    number_option("--buckets", metavar="K", help="Build exactly K programs."),
+    number_option(
         "--max-buckets",
-        type=click.IntRange(min=1),
         metavar="K",
         help="Build at most K programs. Default: as many as pay, 8 at most.",
     ),

@@ -15,8 +15,6 @@ from edgecompile.cli.options.common import file_option
 if TYPE_CHECKING:
     from edgecompile.api.traffic import Traffic
 
-__all__ = ["TrafficOptions", "lengths_options", "traffic_options"]
-
 
 @dataclass(frozen=True)
 class TrafficOptions:

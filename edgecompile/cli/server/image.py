@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgecompile.cli.options.common import file_option
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-__all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
@@ -26,10 +25,9 @@ Examples:
 @click.argument(
     "bundles", metavar="BUNDLE...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@click.option(
+@file_option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path),
     metavar="DIR",
     help="Write the OCI image layout to this folder.  [default: the first bundle's name, with .oci]",
 )
@@ -43,7 +41,6 @@ Examples:
 @click.option(
     "--base",
     default="mmdebstrap:bookworm",
-    show_default=True,
     metavar="IMAGE",
     help="Stand on this image, which has Python: a name in a registry, or whatever skopeo reads "
     "(oci:DIR, containers-storage:NAME). 'mmdebstrap:SUITE' makes one of Debian's packages, without "

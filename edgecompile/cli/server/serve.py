@@ -9,8 +9,6 @@ import click
 from edgecompile.cli.device import HandedOver, Parser, make_option
 from edgecompile.server.__main__ import main, make_parser
 
-__all__ = ["command"]
-
 _HELP = """Serve bundles over HTTP until SIGTERM.
 
 Speaks the Open Inference Protocol, OpenAI's /v1/embeddings and /v1/completions, and the routes of

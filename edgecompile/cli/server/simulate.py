@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.options.common import file_option, seed_option
+from edgecompile.cli.options.common import file_option, number_option, seed_option
 from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.server.schedule.simulate import Outcome
-
-__all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
@@ -34,11 +32,8 @@ _NAMES = ("by-cost", "one-by-one", "streams", "tei", "infinity", "same-length")
 @traffic_options
 @file_option("--trace", help="Replay these requests: CSV rows of seconds,length.")
 @file_option("--costs", help="Use these costs: bench --serving FILE. Default: those in the bundle.")
-@click.option(
-    "--cpus",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Give the server N CPUs.  [default: those that the costs were measured on]",
+@number_option(
+    "--cpus", help="Give the server N CPUs.  [default: those that the costs were measured on]"
 )
 @click.option(
     "--policy",
@@ -62,19 +57,11 @@ _NAMES = ("by-cost", "one-by-one", "streams", "tei", "infinity", "same-length")
     metavar="MS",
     help="Want each answer within MS milliseconds.",
 )
-@click.option(
-    "--requests",
-    type=click.IntRange(min=1),
-    default=2000,
-    show_default=True,
-    metavar="N",
-    help="Replay N requests at each rate.",
-)
+@number_option("--requests", default=2000, help="Replay N requests at each rate.")
 @click.option(
     "--noise",
     type=click.FloatRange(min=0.0, max=2.0),
     default=0.05,
-    show_default=True,
     metavar="SIGMA",
     help="Let runs take longer or shorter than their costs, by a lognormal factor.",
 )
@@ -165,7 +152,7 @@ def command(
         for name in names
     }
     if plot is not None:
-        from edgecompile.cli.terminal.output import write_text
+        from edgecompile.files import write_text
         from edgecompile.report.load_plot import load_page
 
         write_text(plot, load_page(outcomes, slo))

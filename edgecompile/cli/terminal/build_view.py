@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from edgecompile.pipeline.result import BuildResult
     from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["next_step", "show_build", "show_options"]
-
 #: How helps name a default that isn't a value.
 _DEFAULT = re.compile(r"(?:Default:|\[default:)\s+(.+?)[.\]]*$")
 

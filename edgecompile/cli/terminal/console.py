@@ -21,8 +21,6 @@ from edgecompile.cli.terminal.tables import console_on, facts, printable
 from edgecompile.progress import StepHandle
 from edgecompile.units import format_duration, sentence
 
-__all__ = ["Console"]
-
 _TITLE_WIDTH = 30
 _TIME_WIDTH = 12
 # A log shows life this often while a step runs.

@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 
-__all__ = ["INTERRUPTED", "Failure", "describe_failure"]
-
 BROKEN_PIPE = 141  # 128 + SIGPIPE: what a program in C would have ended with
 INPUT_OUTPUT = 74  # EX_IOERR of sysexits.h
 INTERNAL = 70  # EX_SOFTWARE

@@ -9,8 +9,6 @@ from typing import Any
 
 from edgecompile.files import write_text
 
-__all__ = ["write_json", "write_text"]
-
 
 def write_json(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
     """Writes a JSON document; see :func:`edgecompile.files.write_text`."""

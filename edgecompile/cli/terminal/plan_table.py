@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from edgecompile.buckets.assessment import PlanAssessment
     from edgecompile.narrowing.trials import PrecisionChoice
 
-__all__ = ["plan_page", "plan_table", "precision_table"]
-
 _HEADING_WIDTH = 10  # "tuned for" stays on one line
 
 
@@ -31,7 +29,6 @@ def plan_table(assessment: PlanAssessment) -> RenderableType:
     warned = [("!", f"Warning: {line}") for line in assessment.warnings]
     said = [sentence(line) for line in (assessment.baseline_caption(), *assessment.sentences())]
     lines = table(("", ""), [*warned, *(("·", line) for line in said)], left=2)
-    lines.show_header = False
     return stack(heading("Buckets"), buckets, heading("Baselines"), baselines, lines)
 
 
@@ -52,7 +49,8 @@ def precision_table(choice: PrecisionChoice) -> RenderableType:
 
 def plan_page(assessment: PlanAssessment, model: str | None) -> str:
     """The page of ``--report``."""
-    from edgecompile.report.pages import plan_section, render_page
+    from edgecompile.report.page import render_page
+    from edgecompile.report.plan_section import plan_section
 
     facts = [("edgecompile", __version__), ("lengths", assessment.traffic.source)]
     if model is not None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from edgecompile.cli.terminal.console import Console
 
-__all__ = ["Command", "Session", "output_options"]
-
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 

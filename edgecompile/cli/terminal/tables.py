@@ -12,8 +12,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console_on", "facts", "heading", "print_data", "printable", "stack", "table"]
-
 
 def console_on(stream: TextIO) -> rich.console.Console:
     """rich's console on a stream: without styles where that is no terminal or NO_COLOR is set."""
@@ -82,12 +80,18 @@ def table(
     """A table without verticals: the first ``left`` columns flush left, the others flush right.
 
     Args:
-        columns: headings, each with its unit.
+        columns: headings, each with its unit; without any text they aren't shown.
         rows: cells as text, one for each column.
         left: how many columns hold words.
         strong: index of a row to set in bold.
     """
-    drawn = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
+    drawn = Table(
+        box=box.SIMPLE_HEAD,
+        header_style="dim",
+        pad_edge=False,
+        show_edge=False,
+        show_header=any(columns),
+    )
     for i, column in enumerate(columns):
         # Names are folded where a terminal is narrow: what is copied must never be cut.
         drawn.add_column(
