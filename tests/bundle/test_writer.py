@@ -12,7 +12,7 @@ from edgecompile.bundle.names import bundle_path, manifest_name
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.writer import BundleWriter
 from edgecompile.errors import BundleWriteError, DiskFullError
-from edgecompile.runtime.format.document import Problems, Reader
+from edgecompile.runtime.format.document import Field, Problems
 
 
 def test_the_suffix_is_added_once() -> None:
@@ -33,7 +33,7 @@ def test_a_path_without_a_name(path: str) -> None:
 def test_any_file_name_makes_a_manifest_name(text: str) -> None:
     name = manifest_name(text)
     problems = Problems("test")
-    assert Reader(problems).check_name(name, "name"), problems.items
+    assert Field(problems, name).check_name(name), problems.items
     assert manifest_name(name) == name
 
 

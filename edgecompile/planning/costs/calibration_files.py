@@ -18,11 +18,11 @@ from edgecompile.planning.costs.calibration import (
     Calibration,
     spell_sizes,
 )
-from edgecompile.runtime.format.document import Problems, Reader, join, shorten
-
-__all__ = ["CALIBRATION_VERSION", "parse_calibration", "read_calibration", "read_document"]
+from edgecompile.runtime.format.document import Field, Problems, shorten
 
 CALIBRATION_VERSION = 1
+
+_RULE = "calibration"
 
 _MAX_FILE_BYTES = 16 << 20
 _MAX_POINTS = 1 << 16
@@ -51,142 +51,105 @@ def parse_calibration(document: dict[str, Any], name: str) -> Calibration:
     Raises:
         CostError: as :func:`read_calibration`.
     """
-    return _CalibrationReader(document, name).read()
-
-
-class _CalibrationReader:
-    """Reads one document; every problem is noted before one error is raised."""
-
-    def __init__(self, document: dict[str, Any], name: str) -> None:
-        self.document = document
-        self.name = name
-        self.problems = Problems(name)
-        self.reader = Reader(self.problems)
-
-    def read(self) -> Calibration:
-        top, reader = self.document, self.reader
-        version = reader.integer(top, "calibration_version", "")
-        if version is not None and version != CALIBRATION_VERSION:
-            raise CostError(
-                f"{self.name}: calibration version {version}; this edgecompile reads "
-                f"{CALIBRATION_VERSION}",
-                hint="calibrate again, with a bundle that this edgecompile built",
-            )
-        texts = {
-            key: reader.string(top, key, "") or ""
-            for key in ("model", "variant", "arch", "date", "precision")
-        }
-        axis = reader.string(top, "length_axis", "") or ""
-        version_of, structure = self.text_or_null("edgecompile"), self.text_or_null("structure")
-        sha = reader.string(top, "manifest_sha256", "") or ""
-        if sha and not _SHA256.fullmatch(sha):
-            self.add("manifest_sha256", f"{shorten(sha)!r} isn't 64 lower-case hex digits")
-        # Files of before its day have none.
-        mode = self.text_or_null("mode") if "mode" in top else None
-        gpu = reader.mapping(top, "gpu", "") if top.get("gpu") is not None else {}
-        capability = gpu.get("compute_capability")
-        threads = self.whole(top, "threads", "", 1, 4096)
-        host = reader.mapping(top, "host", "")
-        open_ms, load_ms = (
-            None if top.get(key, "") is None else self.milliseconds(top, key, "")
-            for key in ("open_ms", "load_ms")
+    problems = Problems(name)
+    top = Field(problems, document)
+    version = top.at("calibration_version").integer()
+    if version is not None and version != CALIBRATION_VERSION:
+        raise CostError(
+            f"{name}: calibration version {version}; this edgecompile reads {CALIBRATION_VERSION}",
+            hint="calibrate again, with a bundle that this edgecompile built",
         )
-        points = self.points(axis)
-        cost = BucketCost()
-        try:
-            cost = BucketCost.from_json(top.get("bucket_cost", {}))
-        except PlanError as error:
-            self.add("bucket_cost", error.message)
-        with refused_as(CostError, CALIBRATION_HINT):
-            self.problems.raise_if_any()
-        return Calibration(
-            source=self.name,
-            edgecompile=version_of,
-            model=texts["model"],
-            structure=structure,
-            manifest_sha256=sha,
-            variant=texts["variant"],
-            arch=texts["arch"],
-            threads=threads,
-            host=host,
-            date=texts["date"],
-            length_axis=axis,
-            precision=texts["precision"],
-            points=points,
-            open_ms=open_ms,
-            load_ms=load_ms,
-            mode=mode,
-            capability=capability if isinstance(capability, str) else None,
-            bucket_cost=replace(cost, load_ms=load_ms or 0.0),
-        )
+    texts = {
+        key: top.at(key).string() or ""
+        for key in ("model", "variant", "arch", "date", "precision", "length_axis")
+    }
+    edgecompile, structure = (_text_or_null(top.at(key)) for key in ("edgecompile", "structure"))
+    sha = top.at("manifest_sha256").formed(_SHA256, _RULE, "isn't 64 lower-case hex digits")
+    threads = top.at("threads").within(1, 4096, _RULE)
+    host = top.at("host").mapping()
+    open_ms, load_ms = (
+        _milliseconds(top.at(key)) if top.find(key).value is not None else None
+        for key in ("open_ms", "load_ms")
+    )
+    points = _read_points(top.at("points"), texts["length_axis"])
+    cost = BucketCost()
+    try:
+        cost = BucketCost.from_json(document.get("bucket_cost", {}))
+    except PlanError as error:
+        top.find("bucket_cost").refuse(_RULE, error.message)
+    # Files of before its day have no mode.
+    mode = _text_or_null(top.find("mode"))
+    gpu = top.find("gpu")
+    capability = gpu.mapping().get("compute_capability") if gpu.given else None
+    with refused_as(CostError, CALIBRATION_HINT):
+        problems.raise_if_any()
+    return Calibration(
+        source=name,
+        manifest_sha256=sha or "",
+        threads=threads or 0,
+        host=host,
+        points=points,
+        open_ms=open_ms,
+        load_ms=load_ms,
+        mode=mode,
+        capability=capability if isinstance(capability, str) else None,
+        bucket_cost=replace(cost, load_ms=load_ms or 0.0),
+        edgecompile=edgecompile,
+        structure=structure,
+        **texts,
+    )
 
-    def add(self, where: str, text: str) -> None:
-        self.problems.add("calibration", where, text)
 
-    def whole(self, parent: dict[str, Any], key: str, where: str, least: int, most: int) -> int:
-        value = self.reader.integer(parent, key, where)
-        if value is not None and not least <= value <= most:
-            self.add(join(where, key), f"{value} isn't from {least} to {most}")
-        return value or 0
+def _text_or_null(field: Field) -> str | None:
+    return field.string() if field.given else None
 
-    def text_or_null(self, key: str) -> str | None:
-        value = self.reader.key(self.document, key, "")
-        return None if value is None else self.reader.as_string(value, key)
 
-    def milliseconds(self, parent: dict[str, Any], key: str, where: str) -> float:
-        """A finite number from 0 up."""
-        value = self.reader.number(parent, key, where)
-        if value is not None and not 0 <= value <= MOST_MS:
-            self.add(join(where, key), f"{value} isn't a number of milliseconds from 0 up")
-        return float(value or 0)
+def _milliseconds(field: Field) -> float:
+    """A finite number from 0 up."""
+    value = field.number()
+    if value is not None and not 0 <= value <= MOST_MS:
+        field.refuse(_RULE, f"{value} isn't a number of milliseconds from 0 up")
+    return float(value or 0)
 
-    def points(self, axis: str) -> tuple[CalibratedPoint, ...]:
-        found: list[CalibratedPoint] = []
-        seen: dict[tuple[object, ...], str] = {}
-        last: dict[tuple[object, ...], int] = {}
-        axes: set[str] | None = None
-        for index, value in enumerate(
-            self.reader.items(self.document, "points", "", 1, _MAX_POINTS)
-        ):
-            where = f"points[{index}]"
-            noted = len(self.problems.items)
-            entry = self.reader.as_object(value, where)
-            if entry is not value:
-                continue
-            bucket = self.whole(entry, "bucket", where, 0, 255)
-            mode = self.reader.string(entry, "mode", where)
-            if mode is not None and mode not in MODES:
-                self.add(f"{where}.mode", f"{shorten(mode)!r} is neither exact nor pad")
-            sizes = {
-                name: self.whole(entry["sizes"], name, f"{where}.sizes", 1, MAX_LENGTH)
-                for name in self.reader.mapping(entry, "sizes", where)
-            }
-            if isinstance(entry.get("sizes"), dict):
-                if axis and axis not in sizes:
-                    self.add(f"{where}.sizes", f"has no {shorten(axis)}")
-                axes = set(sizes) if axes is None else axes
-                if set(sizes) != axes:
-                    self.add(f"{where}.sizes", f"has other axes than {', '.join(sorted(axes))}")
-            ms = self.reader.number(entry, "ms", where)
-            if ms is not None and not LEAST_MS <= ms <= MOST_MS:
-                self.add(f"{where}.ms", f"{ms} isn't from {LEAST_MS:g} to {MOST_MS:g} ms")
-            spread = self.milliseconds(entry, "spread_ms", where)
-            samples = self.whole(entry, "samples", where, 1, 2**53)
-            if len(self.problems.items) > noted:
-                continue
-            assert ms is not None
-            pairs = tuple(sorted(sizes.items()))
-            point = CalibratedPoint(bucket, cast(Mode, mode), pairs, float(ms), spread, samples)
-            found.append(point)
-            other = seen.setdefault((mode, pairs), where)
-            if other != where:
-                self.add(where, f"repeats {other}: {mode} at {spell_sizes(pairs)}")
-                continue
-            if axis not in sizes:
-                continue  # the axis itself is amiss, which was noted
-            ladder = (bucket, mode, point.others(axis))
-            length = point.size(axis)
-            if length < last.get(ladder, 0):
-                self.add(where, f"the {axis} {length} comes after {last[ladder]}")
-            last[ladder] = length
-        return tuple(found)
+
+def _read_points(field: Field, axis: str) -> tuple[CalibratedPoint, ...]:
+    found: list[CalibratedPoint] = []
+    seen: dict[tuple[object, ...], str] = {}
+    last: dict[tuple[object, ...], int] = {}
+    axes: set[str] | None = None
+    for entry in field.objects(1, _MAX_POINTS):
+        noted = field.problems.count
+        bucket = entry.at("bucket").within(0, 255, _RULE)
+        mode = entry.at("mode").choice(MODES, _RULE)
+        at = entry.at("sizes")
+        sizes = {name: size.within(1, MAX_LENGTH, _RULE) or 0 for name, size in at.members()}
+        if isinstance(at.value, dict):
+            if axis and axis not in sizes:
+                at.refuse(_RULE, f"has no {shorten(axis)}")
+            axes = set(sizes) if axes is None else axes
+            if set(sizes) != axes:
+                at.refuse(_RULE, f"has other axes than {', '.join(sorted(axes))}")
+        ms = entry.at("ms").number()
+        if ms is not None and not LEAST_MS <= ms <= MOST_MS:
+            text = f"{ms} isn't from {LEAST_MS:g} to {MOST_MS:g} ms"
+            entry.find("ms").refuse(_RULE, text)
+        spread = _milliseconds(entry.at("spread_ms"))
+        samples = entry.at("samples").within(1, 2**53, _RULE)
+        if field.problems.count > noted:
+            continue
+        assert bucket is not None and mode is not None and ms is not None and samples is not None
+        pairs = tuple(sorted(sizes.items()))
+        point = CalibratedPoint(bucket, cast(Mode, mode), pairs, float(ms), spread, samples)
+        found.append(point)
+        other = seen.setdefault((mode, pairs), entry.where)
+        if other != entry.where:
+            entry.refuse(_RULE, f"repeats {other}: {mode} at {spell_sizes(pairs)}")
+            continue
+        if axis not in sizes:
+            continue  # the axis itself is amiss, which was noted
+        ladder = (bucket, mode, point.others(axis))
+        length = point.size(axis)
+        if length < last.get(ladder, 0):
+            entry.refuse(_RULE, f"the {axis} {length} comes after {last[ladder]}")
+        last[ladder] = length
+    return tuple(found)

@@ -1,7 +1,7 @@
 """Strict reading of JSON that somebody else wrote, collecting every problem.
 
 Python's ``json`` accepts duplicate keys, NaN, numbers of any length and nesting until the
-stack ends; a bundle's JSON may hold none of these. ``Reader`` walks a document and notes what is
+stack ends; a bundle's JSON may hold none of these. ``Field`` walks a document and notes what is
 wrong as (rule, place, text); nothing is raised until the whole document has been looked at.
 """
 
@@ -9,7 +9,6 @@ import json
 import re
 from typing import (
     Any,
-    Callable,
     Dict,
     Iterator,
     List,
@@ -20,12 +19,9 @@ from typing import (
     Sequence,
     Tuple,
     Type,
-    TypeVar,
 )
 
 from ..errors import BundleError
-
-_T = TypeVar("_T")
 
 MAX_DEPTH = 32
 # The lone quote at the end is an unterminated string: trying every later quote would be quadratic.
@@ -210,189 +206,163 @@ _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,199}")
 
 
-class Reader:
-    """Typed access to a parsed document; what is wrong goes to ``problems``.
+_ABSENT: Any = object()
 
-    Every method returns None, or an empty container, where the value can't be used, so that
-    reading can go on and find the next problem.
+
+class Field:
+    """A value of a parsed document and its place; what is wrong with it goes to ``problems``.
+
+    A field that isn't there is false, and so are those below it; what it lacks was noted once. Every
+    reading method returns None, or an empty container, where the value can't be used, so that reading
+    can go on and find the next problem.
     """
 
-    def __init__(self, problems: Problems) -> None:
-        self.problems = problems
+    __slots__ = ("problems", "value", "where")
 
-    def _typed(self, value: object, where: str, kinds: Tuple[type, ...], wanted: str) -> bool:
+    def __init__(self, problems: Problems, value: Any, where: str = "") -> None:
+        self.problems = problems
+        self.value = value
+        self.where = where
+
+    def __bool__(self) -> bool:
+        return self.value is not _ABSENT
+
+    @property
+    def given(self) -> bool:
+        """Whether it is there and isn't null."""
+        return self.value is not _ABSENT and self.value is not None
+
+    def refuse(self, rule: str, text: str) -> None:
+        """Notes that ``rule`` is broken here."""
+        self.problems.add(rule, self.where, text)
+
+    def _typed(self, kinds: Tuple[type, ...], wanted: str) -> bool:
+        value = self.value
         if isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds):
             return True
-        self.problems.add("key-type", where, "must be {}, not {}".format(wanted, json_type(value)))
+        if self:
+            self.refuse("key-type", "must be {}, not {}".format(wanted, json_type(value)))
         return False
 
-    def key(self, parent: Dict[str, Any], key: str, where: str) -> Any:
-        """The required value of ``key``; None and a problem where it is missing."""
-        if key not in parent:
-            self.problems.add("key-missing", join(where, key), "is required")
-            return None
-        return parent[key]
+    def find(self, key: str) -> "Field":
+        """The value of ``key`` of an object that may have it."""
+        value = self.value.get(key, _ABSENT) if isinstance(self.value, dict) else _ABSENT
+        return Field(self.problems, value, join(self.where, key))
 
-    def mapping(
-        self, parent: Dict[str, Any], key: str, where: str, optional: bool = False
-    ) -> Dict[str, Any]:
-        """An object under ``key``; {} where it is unusable."""
-        if optional and key not in parent:
-            return {}
-        value = self.key(parent, key, where)
-        return self.as_object(value, join(where, key)) if key in parent else {}
+    def at(self, key: str) -> "Field":
+        """The value of ``key`` of an object that must have it."""
+        found = self.find(key)
+        if self and not found:
+            found.refuse("key-missing", "is required")
+        return found
 
-    def items(
-        self, parent: Dict[str, Any], key: str, where: str, least: int, most: int
-    ) -> List[Any]:
-        """A list under ``key`` of ``least`` to ``most`` items."""
-        value = self.key(parent, key, where)
-        place = join(where, key)
-        if key not in parent or not self._typed(value, place, (list,), "a list"):
+    def object(self) -> "Field":
+        """Itself if it is an object, else a field that isn't there."""
+        return self if self._typed((dict,), "an object") else Field(self.problems, _ABSENT)
+
+    def mapping(self) -> Dict[str, Any]:
+        """An object as it is."""
+        return self.value if self._typed((dict,), "an object") else {}
+
+    def members(self, least: int = 0, most: Optional[int] = None) -> "Iterator[Tuple[str, Field]]":
+        """The entries of an object of ``least`` to ``most``; None: as many as there are."""
+        if self.object():
+            if most is not None:
+                self._check_count(least, most)
+            for key in self.value:
+                yield key, self.find(key)
+
+    def items(self, least: int, most: int) -> "List[Field]":
+        """The items of a list of ``least`` to ``most``."""
+        if not self._typed((list,), "a list"):
             return []
-        assert isinstance(value, list)
-        self.count(len(value), place, least, most)
-        return value[:most]
+        self._check_count(least, most)
+        return [
+            Field(self.problems, value, "{}[{}]".format(self.where, index))
+            for index, value in enumerate(self.value[:most])
+        ]
 
-    def objects(
-        self, parent: Dict[str, Any], key: str, where: str, least: int, most: int
-    ) -> Iterator[Tuple[str, Dict[str, Any]]]:
-        """The objects of a list under ``key``, each with its place."""
-        for index, value in enumerate(self.items(parent, key, where, least, most)):
-            place = "{}[{}]".format(join(where, key), index)
-            if self._typed(value, place, (dict,), "an object"):
-                yield place, value
+    def objects(self, least: int, most: int) -> "Iterator[Field]":
+        """The objects of a list."""
+        return (item for item in self.items(least, most) if item.object())
 
-    def _listed(
-        self,
-        read: Callable[[object, str], Optional[_T]],
-        parent: Dict[str, Any],
-        key: str,
-        where: str,
-        bounds: Tuple[int, int],
-    ) -> Tuple[_T, ...]:
-        items = self.items(parent, key, where, *bounds)
-        place = join(where, key)
-        values = [read(item, "{}[{}]".format(place, i)) for i, item in enumerate(items)]
-        return tuple(value for value in values if value is not None)
-
-    def strings(
-        self, parent: Dict[str, Any], key: str, where: str, least: int, most: int
-    ) -> Tuple[str, ...]:
-        """The strings of a list under ``key``."""
-        return self._listed(self.as_string, parent, key, where, (least, most))
-
-    def integers(
-        self, parent: Dict[str, Any], key: str, where: str, least: int, most: int
-    ) -> Tuple[int, ...]:
-        """The integers of a list under ``key``."""
-        return self._listed(self.as_integer, parent, key, where, (least, most))
-
-    def count(self, count: int, where: str, least: int, most: int) -> None:
-        """Checks the number of entries of a list or object."""
+    def _check_count(self, least: int, most: int) -> None:
+        count = len(self.value)
         if not least <= count <= most:
             text = "has {} entries, must have {} to {}".format(count, least, most)
-            self.problems.add("list-size", where, text)
+            self.refuse("list-size", text)
 
-    def as_object(self, value: object, where: str) -> Dict[str, Any]:
-        """``value`` if it is an object; {} and a problem otherwise."""
-        if self._typed(value, where, (dict,), "an object"):
-            assert isinstance(value, dict)
-            return value
-        return {}
+    def string(self) -> Optional[str]:
+        """A string."""
+        return self.value if self._typed((str,), "a string") else None
 
-    def as_string(self, value: object, where: str) -> Optional[str]:
-        """``value`` if it is a string."""
-        if not self._typed(value, where, (str,), "a string"):
-            return None
-        assert isinstance(value, str)
-        return value
+    def integer(self) -> Optional[int]:
+        """An integer; 1.0 isn't one."""
+        return self.value if self._typed((int,), "an integer") else None
 
-    def as_integer(self, value: object, where: str) -> Optional[int]:
-        """``value`` if it is an integer (1.0 isn't one)."""
-        if not self._typed(value, where, (int,), "an integer"):
-            return None
-        assert isinstance(value, int)
-        return value
+    def number(self) -> Optional[float]:
+        """An integer or a float; the type is kept."""
+        return self.value if self._typed((int, float), "a number") else None
 
-    def as_number(self, value: object, where: str) -> Optional[float]:
-        """``value`` if it is an integer or a float; the type is kept."""
-        if not self._typed(value, where, (int, float), "a number"):
-            return None
-        assert isinstance(value, (int, float))
-        return value
+    def boolean(self) -> Optional[bool]:
+        """True or false."""
+        return self.value if self._typed((bool,), "true or false") else None
 
-    def string(self, parent: Dict[str, Any], key: str, where: str) -> Optional[str]:
-        """A string under ``key``."""
-        value = self.key(parent, key, where)
-        return self.as_string(value, join(where, key)) if key in parent else None
+    def strings(self, least: int, most: int) -> Tuple[str, ...]:
+        """The strings of a list."""
+        values = [item.string() for item in self.items(least, most)]
+        return tuple(value for value in values if value is not None)
 
-    def integer(self, parent: Dict[str, Any], key: str, where: str) -> Optional[int]:
-        """An integer under ``key``."""
-        value = self.key(parent, key, where)
-        return self.as_integer(value, join(where, key)) if key in parent else None
+    def integers(self, least: int, most: int) -> Tuple[int, ...]:
+        """The integers of a list."""
+        values = [item.integer() for item in self.items(least, most)]
+        return tuple(value for value in values if value is not None)
 
-    def boolean(self, parent: Dict[str, Any], key: str, where: str) -> Optional[bool]:
-        """True or false under ``key``."""
-        value = self.key(parent, key, where)
-        if key in parent and self._typed(value, join(where, key), (bool,), "true or false"):
-            assert isinstance(value, bool)
-            return value
-        return None
+    def name(self) -> Optional[str]:
+        """A name; see ``check_name``."""
+        value = self.string()
+        return value if value is not None and self.check_name(value) else None
 
-    def number(self, parent: Dict[str, Any], key: str, where: str) -> Optional[float]:
-        """A number under ``key``."""
-        value = self.key(parent, key, where)
-        return self.as_number(value, join(where, key)) if key in parent else None
-
-    def name(self, parent: Dict[str, Any], key: str, where: str) -> Optional[str]:
-        """A name (see ``check_name``) under ``key``."""
-        value = self.string(parent, key, where)
-        return value if value is not None and self.check_name(value, join(where, key)) else None
-
-    def within(
-        self, parent: Dict[str, Any], key: str, where: str, least: int, most: int, rule: str
-    ) -> Optional[int]:
-        """An integer under ``key`` from ``least`` to ``most``, or ``rule`` is broken."""
-        value = self.integer(parent, key, where)
-        if value is not None:
-            self.check_range(value, join(where, key), least, most, rule)
-        return value
-
-    def check_range(self, value: float, where: str, least: float, most: float, rule: str) -> None:
-        """``rule`` is broken unless ``value`` is from ``least`` to ``most``."""
-        if not least <= value <= most:
-            text = "{} isn't within {}..{}".format(value, least, most)
-            self.problems.add(rule, where, text)
-
-    def check_choice(self, value: str, where: str, options: Sequence[str], rule: str) -> bool:
-        """``rule`` is broken unless ``value`` is one of ``options``."""
-        if value in options:
-            return True
-        text = "{!r} isn't one of {}".format(shorten(value), ", ".join(options))
-        self.problems.add(rule, where, text)
-        return False
-
-    def check_form(
-        self, value: Optional[str], where: str, form: Pattern[str], rule: str, text: str
-    ) -> None:
-        """``rule`` is broken unless ``value`` is of a form, which ``text`` describes."""
-        if value is not None and not form.fullmatch(value):
-            self.problems.add(rule, where, "{!r} {}".format(shorten(value, 80), text))
-
-    def check_listed(self, path: str, where: str, files: Mapping[str, Any]) -> None:
-        """The rule path-listed: the manifest's ``files`` have this path."""
-        if path not in files:
-            text = "{!r} isn't listed in files".format(shorten(path))
-            self.problems.add("path-listed", where, text)
-
-    def check_name(self, value: str, where: str) -> bool:
+    def check_name(self, value: str) -> bool:
         """Names are 1 to 200 of ``A-Z a-z 0-9 _ . : + -`` and begin with a letter, digit or _."""
         if _NAME.fullmatch(value):
             return True
         text = "{!r} isn't a name (1 to 200 of A-Z a-z 0-9 _ . : + -)".format(shorten(value))
-        self.problems.add("name-form", where, text)
+        self.refuse("name-form", text)
         return False
+
+    def within(self, least: int, most: int, rule: str) -> Optional[int]:
+        """An integer from ``least`` to ``most``, or ``rule`` is broken."""
+        value = self.integer()
+        self.check_range(value, least, most, rule)
+        return value
+
+    def check_range(self, value: Optional[float], least: float, most: float, rule: str) -> None:
+        """``rule`` is broken unless ``value`` is from ``least`` to ``most``."""
+        if value is not None and not least <= value <= most:
+            self.refuse(rule, "{} isn't within {}..{}".format(value, least, most))
+
+    def choice(self, options: Sequence[str], rule: str) -> Optional[str]:
+        """A string that is one of ``options``, or ``rule`` is broken."""
+        value = self.string()
+        if value is None or value in options:
+            return value
+        self.refuse(rule, "{!r} isn't one of {}".format(shorten(value), ", ".join(options)))
+        return None
+
+    def formed(self, form: Pattern[str], rule: str, text: str) -> Optional[str]:
+        """A string; ``rule`` is broken unless it is of a form, which ``text`` describes."""
+        value = self.string()
+        if value is not None and not form.fullmatch(value):
+            self.refuse(rule, "{!r} {}".format(shorten(value, 80), text))
+        return value
+
+    def path(self, files: Mapping[str, Any]) -> str:
+        """A path that the manifest's ``files`` have, or the rule path-listed is broken."""
+        value = self.string()
+        if value is not None and value not in files:
+            self.refuse("path-listed", "{!r} isn't listed in files".format(shorten(value)))
+        return value or ""
 
 
 def join(where: str, key: str) -> str:

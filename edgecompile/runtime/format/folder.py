@@ -13,7 +13,8 @@ from typing import Callable, Optional, Tuple
 from ..errors import BundleError, DamagedBundleError
 from ..limits import explain_errno
 from .document import Problems, shorten
-from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse_manifest
+from .manifest import MAX_MANIFEST_BYTES, parse_manifest
+from .schema import MANIFEST_NAME, FileEntry, Manifest
 
 _CHUNK = 1 << 20
 _DAMAGED_HINT = "copy the bundle again, or build it again"

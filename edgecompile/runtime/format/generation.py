@@ -7,11 +7,10 @@ every token that logits can name may be given back to the model.
 
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from .document import Reader, join, shorten
+from .document import Field, shorten
 from .schema import CAUSAL_LM, MANIFEST_NAME, SEQ2SEQ, BucketSpec, Dim, GenerationSpec, TensorSpec
 from .signature import MAX_SIZE, Signature
 
-KEY = "generation"
 MAX_CACHES = 509
 MAX_CROSS = 508
 MAX_EOS = 64
@@ -20,112 +19,97 @@ MAX_SUPPRESS = 4096
 
 
 def read_generation(
-    document: Dict[str, Any], reader: Reader, signature: Signature, files: Mapping[str, Any]
+    entry: Field, signature: Signature, files: Mapping[str, Any]
 ) -> Optional[GenerationSpec]:
     """The ``generation`` of a manifest; None where there is none, or a problem was noted.
 
     Args:
-        document: the whole manifest.
-        reader: gets the problems.
+        entry: of the manifest.
         signature: what was read before; judged only if nothing is wrong with it.
         files: the paths that the manifest lists.
     """
-    if KEY not in document:
+    sound = not entry.problems.items
+    if not entry.object():
         return None
-    sound = not reader.problems.items
-    entry = reader.mapping(document, KEY, "")
-    if entry is not document[KEY]:
-        return None
-    return _GenerationReader(entry, reader, signature if sound else None, files).read()
+    return _GenerationReader(entry, signature if sound else None, files).read()
 
 
 class _GenerationReader:
     """Reads the keys first, then holds them against the signature."""
 
     def __init__(
-        self,
-        entry: Dict[str, Any],
-        reader: Reader,
-        signature: Optional[Signature],
-        files: Mapping[str, Any],
+        self, entry: Field, signature: Optional[Signature], files: Mapping[str, Any]
     ) -> None:
         self.files = files
         self.entry = entry
-        self.reader = reader
         self.signature = signature
-        self.before = reader.problems.count
+        self.before = entry.problems.count
 
     def add(self, rule: str, key: str, text: str) -> None:
-        self.reader.problems.add(rule, join(KEY, key) if key else KEY, text)
+        self.entry.find(key).refuse(rule, text)
 
     def read(self) -> Optional[GenerationSpec]:
-        reader, entry = self.reader, self.entry
-        kind = reader.string(entry, "kind", KEY)
+        entry = self.entry
+        kind = entry.at("kind").string()
         if kind is not None and kind not in (CAUSAL_LM, SEQ2SEQ):
             text = "{!r} is neither {} nor {}".format(shorten(kind), CAUSAL_LM, SEQ2SEQ)
             self.add("generation-kind", "kind", text)
         names: Dict[str, Any] = {
-            key: reader.string(entry, key, KEY) or ""
+            key: entry.at(key).string() or ""
             for key in ("input", "position", "last", "logits", "length_axis", "context_axis")
         }
-        most = reader.integer(entry, "max_context", KEY)
-        caches = reader.strings(entry, "caches", KEY, 1, MAX_CACHES)
-        eos = reader.integers(entry, "eos", KEY, 0, MAX_EOS)
-        bos = None if reader.key(entry, "bos", KEY) is None else reader.integer(entry, "bos", KEY)
-        pad = reader.integer(entry, "pad", KEY)
+        most = entry.at("max_context").integer()
+        caches = entry.at("caches").strings(1, MAX_CACHES)
+        eos = entry.at("eos").integers(0, MAX_EOS)
+        bos = entry.at("bos")
+        pad = entry.at("pad").integer()
         defaults = self._defaults()
         more = self._source() if kind == SEQ2SEQ else {}
-        if self._failed() or most is None or pad is None:
-            return None
         spec = GenerationSpec(
-            max_context=most,
+            max_context=most or 0,
             caches=caches,
             eos=eos,
-            bos=bos,
-            pad=pad,
+            bos=bos.integer() if bos.given else None,
+            pad=pad or 0,
             defaults=defaults,
             **names,
             **more,
         )
-        if self.signature is not None:
+        if not self._failed() and self.signature is not None:
             self._check(spec, self.signature)
         return None if self._failed() else spec
 
     def _failed(self) -> bool:
-        return self.reader.problems.count > self.before
+        return self.entry.problems.count > self.before
 
     def _source(self) -> Dict[str, Any]:
         """The entries for a source, where a text goes on from one."""
-        reader, entry = self.reader, self.entry
-        names = {key: reader.string(entry, key, KEY) or "" for key in ("encoder", "source")}
+        entry = self.entry
         return {
             "kind": SEQ2SEQ,
-            **names,
-            "cross": reader.strings(entry, "cross", KEY, 1, MAX_CROSS),
-            "start": reader.integers(entry, "start", KEY, 1, MAX_START),
-            "suppress": reader.integers(entry, "suppress", KEY, 0, MAX_SUPPRESS),
-            "suppress_first": reader.integers(entry, "suppress_first", KEY, 0, MAX_SUPPRESS),
+            "encoder": entry.at("encoder").string() or "",
+            "source": entry.at("source").string() or "",
+            "cross": entry.at("cross").strings(1, MAX_CROSS),
+            "start": entry.at("start").integers(1, MAX_START),
+            "suppress": entry.at("suppress").integers(0, MAX_SUPPRESS),
+            "suppress_first": entry.at("suppress_first").integers(0, MAX_SUPPRESS),
         }
 
     def _defaults(self) -> Dict[str, Any]:
         """The defaults that are known, each checked."""
-        reader, where = self.reader, join(KEY, "defaults")
-        entry = reader.mapping(self.entry, "defaults", KEY)
+        entry = self.entry.at("defaults").object()
         result: Dict[str, Any] = {}
-        if "do_sample" in entry:
-            result["do_sample"] = reader.boolean(entry, "do_sample", where)
+        if entry.find("do_sample"):
+            result["do_sample"] = entry.find("do_sample").boolean()
         for key, least in (("top_k", 0), ("max_new_tokens", 1)):
-            if key in entry:
-                result[key] = reader.within(
-                    entry, key, where, least, MAX_SIZE, "generation-default"
-                )
+            if entry.find(key):
+                result[key] = entry.find(key).within(least, MAX_SIZE, "generation-default")
         for key in ("temperature", "top_p", "repetition_penalty"):
-            if key in entry:
-                number = reader.number(entry, key, where)
+            if entry.find(key):
+                number = entry.find(key).number()
                 if number is not None and not _sensible(key, number):
-                    self.add(
-                        "generation-default", "defaults." + key, "{} makes no sense".format(number)
-                    )
+                    text = "{} makes no sense".format(number)
+                    entry.find(key).refuse("generation-default", text)
                 result[key] = number
         return result
 
@@ -135,13 +119,13 @@ class _GenerationReader:
         used = (spec.input, spec.position, spec.last, *spec.caches, *spec.cross)
         for name in used:
             if name not in inputs:
-                self.add("generation-inputs", "", "{!r} isn't an input".format(shorten(name)))
+                self.entry.refuse("generation-inputs", "{!r} isn't an input".format(shorten(name)))
         if len(set(used)) != len(used):
-            self.add("generation-inputs", "", "an input is named twice")
+            self.entry.refuse("generation-inputs", "an input is named twice")
         unused = sorted(set(inputs) - set(used))
         if unused:
             text = "nothing says what the input {!r} is".format(unused[0])
-            self.add("generation-inputs", "", text)
+            self.entry.refuse("generation-inputs", text)
         names = [item.name for item in signature.outputs]
         if names != [spec.logits]:
             text = "the only output must be {!r}".format(shorten(spec.logits))

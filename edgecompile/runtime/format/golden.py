@@ -7,7 +7,6 @@ memory is allocated for it, and nothing that needs pickle is looked at.
 import io
 import os
 import re
-import stat
 import zipfile
 from typing import IO, TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from ..errors import BundleError
 from .document import Problems, shorten
-from .manifest import Manifest, TensorSpec
+from .schema import Manifest, TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -168,20 +167,3 @@ def list_cases(folder: str) -> List[Tuple[int, str, str]]:
     if not result:
         raise BundleError("{}: holds no .npz file".format(folder))
     return sorted(result)
-
-
-def write_case(inputs: "Dict[str, NDArray[Any]]", outputs: "Dict[str, NDArray[Any]]") -> bytes:
-    """The bytes of a golden .npz: uncompressed, and the same for the same arrays."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for prefix, arrays in (("in.", inputs), ("out.", outputs)):
-            for name, array in arrays.items():
-                # A fixed date, so that equal arrays give equal bytes.
-                member = zipfile.ZipInfo(prefix + name + ".npy", (1980, 1, 1, 0, 0, 0))
-                member.external_attr = (stat.S_IFREG | 0o644) << 16
-                data = io.BytesIO()
-                np.lib.format.write_array(
-                    data, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False
-                )
-                archive.writestr(member, data.getvalue())
-    return stream.getvalue()

@@ -5,56 +5,27 @@ The reading is total: whatever the bytes are, the result is a valid ``Manifest``
 """
 
 import re
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..errors import FormatVersionError
-from .document import Problems, Reader, join, parse_json, shorten
+from .document import Field, Problems, parse_json, shorten
 from .generation import read_generation
 from .schema import (
     AOTI_CPU,
     FORMAT_VERSION,
-    GPU_BACKENDS,
     MANIFEST_NAME,
     TENSORRT,
     TORCH,
     TRITON,
-    BucketSpec,
-    Extent,
     FileEntry,
-    GenerationSpec,
     GoldenCase,
     GpuSpec,
     Manifest,
-    TensorSpec,
     Tolerance,
     Variant,
 )
 from .signature import SignatureReader
 from .text import read_labels, read_text
-
-__all__ = [
-    "AOTI_CPU",
-    "FORMAT_VERSION",
-    "GPU_BACKENDS",
-    "MANIFEST_NAME",
-    "MAX_MANIFEST_BYTES",
-    "TENSORRT",
-    "TORCH",
-    "TRITON",
-    "BucketSpec",
-    "Extent",
-    "FileEntry",
-    "GenerationSpec",
-    "GoldenCase",
-    "GpuSpec",
-    "Manifest",
-    "TensorSpec",
-    "Tolerance",
-    "Variant",
-    "check_path",
-    "parse_manifest",
-    "read_tolerance",
-]
 
 MAX_MANIFEST_BYTES = 4 << 20
 _GLIBC = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
@@ -88,10 +59,9 @@ def parse_manifest(data: bytes, source: str = MANIFEST_NAME) -> Manifest:
         FormatVersionError: written in a format version that this runtime doesn't know.
         BundleError: anything else; lists every broken rule.
     """
-    document = parse_json(data, source, MAX_MANIFEST_BYTES)
     problems = Problems(source)
-    reader = Reader(problems)
-    version = reader.integer(document, "format_version", "")
+    document = Field(problems, parse_json(data, source, MAX_MANIFEST_BYTES))
+    version = document.at("format_version").integer()
     problems.raise_if_any()
     if version != FORMAT_VERSION:
         raise FormatVersionError(
@@ -100,174 +70,179 @@ def parse_manifest(data: bytes, source: str = MANIFEST_NAME) -> Manifest:
             "use the runtime in the bundle's own runtime/ folder, or build the bundle "
             "again with the edgecompile that is installed here",
         )
-    manifest = _ManifestReader(document, reader).read()
+    manifest = _read_manifest(document)
     problems.raise_if_any(hint="the bundle was written wrongly or changed; build it again")
     assert manifest is not None
     return manifest
 
 
-def read_tolerance(
-    document: Dict[str, Any], reader: Reader, rule: str, where: str = ""
-) -> Optional[Tolerance]:
-    """The ``tolerance`` of a document, a manifest or a recipe; None when a problem was noted.
+def read_tolerance(field: Field, rule: str) -> Optional[Tolerance]:
+    """A ``tolerance`` of a manifest or a recipe; None when a problem was noted.
 
     Args:
-        document: the whole document.
-        reader: gets the problems.
+        field: the tolerance.
         rule: the id that a negative number breaks.
-        where: the place of ``document`` in a larger one.
     """
-    entry = reader.mapping(document, "tolerance", where)
-    if entry is not document.get("tolerance"):
-        return None
     values = []
-    place = join(where, "tolerance")
+    entry = field.object()
     for key in ("atol", "rtol"):
-        value = reader.number(entry, key, place)
+        number = entry.at(key)
+        value = number.number()
         if value is not None and not value >= 0:
-            reader.problems.add(rule, join(place, key), "{} is negative".format(value))
+            number.refuse(rule, "{} is negative".format(value))
         values.append(value)
     if values[0] is None or values[1] is None:
         return None
     return Tolerance(values[0], values[1])
 
 
-class _ManifestReader:
-    """Reads the keys in the order in which they depend on each other."""
+def _read_manifest(top: Field) -> Optional[Manifest]:
+    """The manifest, read in the order in which keys depend on each other; None when a problem was noted."""
+    name = top.at("name").name()
+    built_by = _strings(top.find("built_by"))
+    precision = top.at("precision").name()
+    files = _read_files(top.at("files"))
+    signature = SignatureReader(top).read()
+    probes = _read_paths(top.at("probes"), files)
+    weights = _read_paths(top.at("weights"), files)
+    if precision is not None and precision not in weights:
+        text = "no weights for the precision {!r}".format(precision)
+        top.find("weights").refuse("weights-precision", text)
+    n_buckets = len(signature.buckets)
+    variants = _VariantReader(files, probes, weights, n_buckets).read(top.at("variants"))
+    golden = _read_golden(top.at("golden"), n_buckets, files)
+    tolerance = read_tolerance(top.at("tolerance"), "tolerance-range")
+    plan, expected = top.find("plan").mapping(), top.find("expected").mapping()
+    generation = read_generation(top.find("generation"), signature, files)
+    texts = read_text(top.find("text"), files, signature)
+    labels = read_labels(top.find("labels"), signature)
+    if top.problems.items:
+        return None
+    assert name is not None and precision is not None and tolerance is not None
+    return Manifest(
+        name=name,
+        precision=precision,
+        inputs=signature.inputs,
+        outputs=signature.outputs,
+        axes=signature.axes,
+        length_axis=signature.length_axis,
+        buckets=signature.buckets,
+        variants=tuple(variants),
+        probes=probes,
+        weights=weights,
+        golden=tuple(golden),
+        tolerance=tolerance,
+        files=files,
+        built_by=built_by,
+        plan=plan,
+        expected=expected,
+        generation=generation,
+        text=texts,
+        labels=labels,
+    )
 
-    def __init__(self, document: Dict[str, Any], reader: Reader) -> None:
-        self.document = document
-        self.reader = reader
-        self.add = reader.problems.add
-        self.files: Dict[str, FileEntry] = {}
 
-    def read(self) -> Optional[Manifest]:
-        """The manifest; None when a problem was noted."""
-        top, reader = self.document, self.reader
-        name = reader.name(top, "name", "")
-        built_by = self._strings("built_by", optional=True)
-        precision = reader.name(top, "precision", "")
-        self.files = self._files()
-        signature = SignatureReader(top, reader).read()
-        probes = self._paths("probes")
-        weights = self._paths("weights")
-        if precision is not None and precision not in weights:
-            text = "no weights for the precision {!r}".format(precision)
-            self.add("weights-precision", "weights", text)
-        variants = self._variants(len(signature.buckets), probes, weights)
-        golden = self._golden(len(signature.buckets))
-        tolerance = read_tolerance(top, reader, "tolerance-range")
-        plan = reader.mapping(top, "plan", "", optional=True)
-        expected = reader.mapping(top, "expected", "", optional=True)
-        generation = read_generation(top, reader, signature, self.files)
-        texts = read_text(top, reader, self.files, signature)
-        labels = read_labels(top, reader, signature)
-        if reader.problems.items:
-            return None
-        assert name is not None and precision is not None and tolerance is not None
-        return Manifest(
-            name=name,
-            precision=precision,
-            inputs=signature.inputs,
-            outputs=signature.outputs,
-            axes=signature.axes,
-            length_axis=signature.length_axis,
-            buckets=signature.buckets,
-            variants=tuple(variants),
-            probes=probes,
-            weights=weights,
-            golden=tuple(golden),
-            tolerance=tolerance,
-            files=self.files,
-            built_by=built_by,
-            plan=plan,
-            expected=expected,
-            generation=generation,
-            text=texts,
-            labels=labels,
-        )
+def _strings(entries: Field) -> Dict[str, str]:
+    found = {key: value.string() for key, value in entries.members()}
+    return {key: text for key, text in found.items() if text is not None}
 
-    def _strings(self, key: str, optional: bool) -> Dict[str, str]:
-        entries = self.reader.mapping(self.document, key, "", optional)
-        result = {}
-        for name, value in entries.items():
-            text = self.reader.as_string(value, join(key, name))
-            if text is not None:
-                result[name] = text
-        return result
 
-    def _paths(self, key: str) -> Dict[str, str]:
-        result = {}
-        entries = self._strings(key, optional=False)
-        for name, path in entries.items():
-            if self.reader.check_name(name, join(key, name)):
-                self.reader.check_listed(path, join(key, name), self.files)
-                result[name] = path
-        if isinstance(self.document.get(key), dict):
-            self.reader.count(len(self.document[key]), key, 1, 64)
-        return result
+def _read_paths(entries: Field, files: Mapping[str, FileEntry]) -> Dict[str, str]:
+    """Paths of listed files by name."""
+    result = {}
+    for name, value in entries.members(1, 64):
+        if value.string() is not None and value.check_name(name):
+            result[name] = value.path(files)
+    return result
 
-    def _path(self, entry: Dict[str, Any], key: str, where: str) -> str:
-        """A path that is listed in files, under ``key``."""
-        path = self.reader.string(entry, key, where)
-        if path is not None:
-            self.reader.check_listed(path, join(where, key), self.files)
-        return path or ""
 
-    def _files(self) -> Dict[str, FileEntry]:
-        entries = self.reader.mapping(self.document, "files", "")
-        if "files" in self.document:
-            self.reader.count(len(entries), "files", 1, 65536)
-        result = {}
-        for path, value in entries.items():
-            where = join("files", path)
-            wrong = check_path(path)
-            if wrong is not None:
-                self.add("path-form", where, wrong)
-            if path == MANIFEST_NAME:
-                self.add("path-manifest", where, "the manifest can't list itself")
-            entry = self.reader.as_object(value, where)
-            if entry is not value:
-                continue
-            size = self.reader.integer(entry, "size", where)
-            if size is not None and size < 0:
-                self.add("file-size", join(where, "size"), "{} is negative".format(size))
-            digest = self.reader.string(entry, "sha256", where)
-            text = "isn't 64 lower-case hex digits"
-            self.reader.check_form(digest, join(where, "sha256"), _SHA256, "file-sha256", text)
-            # A broken entry still counts as listed: its own problem is enough.
-            result[path] = FileEntry(size or 0, digest or "")
-        return result
+def _read_files(entries: Field) -> Dict[str, FileEntry]:
+    result = {}
+    for path, entry in entries.members(1, 65536):
+        wrong = check_path(path)
+        if wrong is not None:
+            entry.refuse("path-form", wrong)
+        if path == MANIFEST_NAME:
+            entry.refuse("path-manifest", "the manifest can't list itself")
+        if not entry.object():
+            continue
+        field = entry.at("size")
+        size = field.integer()
+        if size is not None and size < 0:
+            field.refuse("file-size", "{} is negative".format(size))
+        text = "isn't 64 lower-case hex digits"
+        digest = entry.at("sha256").formed(_SHA256, "file-sha256", text)
+        # A broken entry still counts as listed: its own problem is enough.
+        result[path] = FileEntry(size or 0, digest or "")
+    return result
 
-    def _variants(
-        self, n_buckets: int, probes: Dict[str, str], weights: Dict[str, str]
-    ) -> List[Variant]:
+
+def _read_golden(
+    entries: Field, n_buckets: int, files: Mapping[str, FileEntry]
+) -> List[GoldenCase]:
+    result = []
+    seen = set()
+    for entry in entries.objects(0, 65536):
+        field = entry.at("bucket")
+        bucket, case = field.integer(), entry.at("case").name()
+        path = entry.at("file").path(files)
+        if bucket is not None and not 0 <= bucket < n_buckets:
+            text = "there is no bucket {}, only 0..{}".format(bucket, n_buckets - 1)
+            field.refuse("golden-bucket", text)
+        if bucket is None or case is None:
+            continue
+        if (bucket, case) in seen:
+            text = "the case {!r} of bucket {} occurs twice".format(case, bucket)
+            entry.refuse("name-unique", text)
+        seen.add((bucket, case))
+        result.append(GoldenCase(bucket, case, path))
+    return result
+
+
+class _VariantReader:
+    """Reads the variants; what was read before them tells what they may name."""
+
+    def __init__(
+        self,
+        files: Mapping[str, FileEntry],
+        probes: Mapping[str, str],
+        weights: Mapping[str, str],
+        n_buckets: int,
+    ) -> None:
+        self.files, self.probes, self.weights = files, probes, weights
+        self.n_buckets = n_buckets
+
+    def read(self, entries: Field) -> List[Variant]:
+        """All of them."""
         result: List[Variant] = []
-        for where, entry in self.reader.objects(self.document, "variants", "", 1, 64):
-            name = self.reader.name(entry, "name", where)
+        for entry in entries.objects(1, 64):
+            name = entry.at("name").name()
             if name is not None and any(name == item.name for item in result):
-                self.add("name-unique", join(where, "name"), "{!r} occurs twice".format(name))
-            arch = self.reader.name(entry, "arch", where)
-            backend = self.reader.name(entry, "backend", where)
-            features = self.reader.strings(entry, "requires", where, 0, 256)
+                entry.find("name").refuse("name-unique", "{!r} occurs twice".format(name))
+            arch, backend = entry.at("arch").name(), entry.at("backend").name()
+            requires = entry.at("requires")
+            features = requires.strings(0, 256)
             for feature in features:
-                self.reader.check_name(feature, join(where, "requires"))
-            glibc = self._glibc(entry, where)
-            rank = self.reader.integer(entry, "rank", where)
+                requires.check_name(feature)
+            glibc = None
+            if entry.at("glibc").given:
+                text = "must look like 2.34"
+                glibc = entry.find("glibc").formed(_GLIBC, "variant-glibc", text)
+            rank = entry.at("rank").integer()
             parts: Dict[str, Any] = {}
             if backend in (AOTI_CPU, TORCH, TRITON):
-                if arch is not None and arch not in probes:
+                if arch is not None and arch not in self.probes:
                     text = "no probe for the architecture {!r}".format(arch)
-                    self.add("variant-probe", where, text)
+                    entry.refuse("variant-probe", text)
                 if backend == TORCH:
-                    parts["torch"] = self.reader.name(entry, "torch", where) or ""
+                    parts["torch"] = entry.at("torch").name() or ""
                 else:
-                    parts["runtime"] = self._path(entry, "runtime", where)
-                parts["programs"] = self._programs(entry, where, n_buckets)
+                    parts["runtime"] = entry.at("runtime").path(self.files)
+                parts["programs"] = self._programs(entry.at("programs"))
                 if backend == TRITON:
-                    parts["gpu"] = self._gpu(entry, where, weights)
+                    parts["gpu"] = self._gpu(entry.at("gpu").object())
             elif backend == TENSORRT:
-                parts["recipe"] = self._path(entry, "recipe", where)
+                parts["recipe"] = entry.at("recipe").path(self.files)
             result.append(
                 Variant(
                     name=name or "",
@@ -281,81 +256,46 @@ class _ManifestReader:
             )
         return result
 
-    def _gpu(
-        self, variant: Dict[str, Any], where: str, weights: Dict[str, str]
-    ) -> Optional[GpuSpec]:
+    def _programs(self, field: Field) -> Tuple[str, ...]:
+        programs = tuple(item.path(self.files) for item in field.items(0, 256))
+        if isinstance(field.value, list) and len(field.value) != self.n_buckets:
+            text = "{} programs for {} buckets".format(len(field.value), self.n_buckets)
+            field.refuse("variant-programs", text)
+        return programs
+
+    def _gpu(self, entry: Field) -> Optional[GpuSpec]:
         """What a variant needs of a GPU; None when a problem was noted."""
-        reader, entry = self.reader, self.reader.mapping(variant, "gpu", where)
-        if entry is not variant.get("gpu"):
+        if not entry:
             return None
-        where = join(where, "gpu")
-        before = reader.problems.count
-        capabilities = reader.strings(entry, "compute_capabilities", where, 0, 32)
-        ptx = None
-        if reader.key(entry, "ptx", where) is not None:
-            ptx = reader.string(entry, "ptx", where)
-        elif not capabilities:
-            self.add("variant-gpu", where, "has neither machine code nor PTX")
+        before = entry.problems.count
+        capabilities = entry.at("compute_capabilities").strings(0, 32)
+        least = entry.at("ptx")
+        ptx = least.string() if least.given else None
+        if not least.given and not capabilities:
+            entry.refuse("variant-gpu", "has neither machine code nor PTX")
         for item in (*capabilities, ptx):
-            reader.check_form(item, where, _CAPABILITY, "variant-gpu", "must look like 8.7")
-        driver = reader.within(entry, "driver", where, 11000, 99999, "variant-gpu")
-        precision = reader.name(entry, "precision", where)
-        if precision is not None and precision not in weights:
+            if item is not None and not _CAPABILITY.fullmatch(item):
+                text = "{!r} must look like 8.7".format(shorten(item, 80))
+                entry.refuse("variant-gpu", text)
+        driver = entry.at("driver").within(11000, 99999, "variant-gpu")
+        precision = entry.at("precision").name()
+        if precision is not None and precision not in self.weights:
             text = "no weights for the precision {!r}".format(precision)
-            self.add("weights-precision", join(where, "precision"), text)
-        tolerance = read_tolerance(entry, reader, "tolerance-range", where)
+            entry.find("precision").refuse("weights-precision", text)
+        tolerance = read_tolerance(entry.at("tolerance"), "tolerance-range")
         cosine = None
-        if entry.get("min_cosine") is not None:
-            cosine = reader.number(entry, "min_cosine", where)
-            if cosine is not None:
-                reader.check_range(cosine, join(where, "min_cosine"), -1, 1, "tolerance-range")
-        padding = reader.boolean(entry, "padding", where)
+        if entry.find("min_cosine").given:
+            cosine = entry.find("min_cosine").number()
+            entry.find("min_cosine").check_range(cosine, -1, 1, "tolerance-range")
+        padding = entry.at("padding").boolean()
         checks: Tuple[str, ...] = ()
-        if "checks" in entry:
-            checks = reader.strings(entry, "checks", where, 0, 16)
+        if entry.find("checks"):
+            checks = entry.find("checks").strings(0, 16)
             for item in checks:
-                reader.check_name(item, join(where, "checks"))
-        if reader.problems.count > before:
+                entry.find("checks").check_name(item)
+        if entry.problems.count > before:
             return None
         assert driver is not None and precision is not None and tolerance is not None
         return GpuSpec(
             capabilities, ptx, driver, precision, tolerance, cosine, bool(padding), checks
         )
-
-    def _glibc(self, entry: Dict[str, Any], where: str) -> Optional[str]:
-        if self.reader.key(entry, "glibc", where) is None:
-            return None
-        text = self.reader.string(entry, "glibc", where)
-        place = join(where, "glibc")
-        self.reader.check_form(text, place, _GLIBC, "variant-glibc", "must look like 2.34")
-        return text
-
-    def _programs(self, entry: Dict[str, Any], where: str, n_buckets: int) -> Tuple[str, ...]:
-        place = join(where, "programs")
-        programs = self.reader.strings(entry, "programs", where, 0, 256)
-        for i, path in enumerate(programs):
-            self.reader.check_listed(path, "{}[{}]".format(place, i), self.files)
-        listed = entry.get("programs")
-        if isinstance(listed, list) and len(listed) != n_buckets:
-            text = "{} programs for {} buckets".format(len(listed), n_buckets)
-            self.add("variant-programs", place, text)
-        return programs
-
-    def _golden(self, n_buckets: int) -> List[GoldenCase]:
-        result = []
-        seen = set()
-        for where, entry in self.reader.objects(self.document, "golden", "", 0, 65536):
-            bucket = self.reader.integer(entry, "bucket", where)
-            case = self.reader.name(entry, "case", where)
-            path = self._path(entry, "file", where)
-            if bucket is not None and not 0 <= bucket < n_buckets:
-                text = "there is no bucket {}, only 0..{}".format(bucket, n_buckets - 1)
-                self.add("golden-bucket", join(where, "bucket"), text)
-            if bucket is None or case is None:
-                continue
-            if (bucket, case) in seen:
-                text = "the case {!r} of bucket {} occurs twice".format(case, bucket)
-                self.add("name-unique", where, text)
-            seen.add((bucket, case))
-            result.append(GoldenCase(bucket, case, path))
-        return result

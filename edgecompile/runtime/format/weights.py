@@ -11,13 +11,13 @@ import os
 import struct
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from ..errors import DamagedBundleError
 from ..limits import explain_errno, no_memory
-from .document import Problems, Reader, is_printable, join, parse_json, shorten
+from .document import Field, Problems, is_printable, parse_json, shorten
 from .dtypes import BY_CONTAINER, ElementType
 from .folder import BundleFolder, file_state
 
@@ -57,21 +57,19 @@ def read_constants(fd: int, size: int, source: str) -> Tuple[Constant, ...]:
         text = "the header has {} bytes, must have 2 to {} within a file of {} bytes"
         problems.add("weights-header", "header", text.format(length, MAX_HEADER_BYTES, size))
         problems.raise_if_any(hint=_HINT)
-    header = parse_json(_read(fd, length, 8, source), source, MAX_HEADER_BYTES)
-    reader = Reader(problems)
-    metadata = reader.mapping(header, _METADATA, "", optional=True)
-    for key, value in metadata.items():
-        reader.as_string(value, join(_METADATA, key))
+    header = Field(problems, parse_json(_read(fd, length, 8, source), source, MAX_HEADER_BYTES))
+    for _, field in header.find(_METADATA).members():
+        field.string()
     start = 8 + length
     if start % ALIGNMENT:
         text = "the data begins at byte {}, must be a multiple of {}".format(start, ALIGNMENT)
         problems.add("weights-alignment", "header", text)
     constants = []
-    for name, value in header.items():
+    for name, entry in header.members():
         if problems.too_many:
             break
         if name != _METADATA:
-            constant = _read_entry(reader, name, value, start)
+            constant = _read_entry(name, entry, start)
             if constant is not None:
                 constants.append(constant)
     if not problems.items:
@@ -88,21 +86,19 @@ def _read(fd: int, size: int, offset: int, source: str) -> bytes:
         raise DamagedBundleError(text.format(source, error.strerror)) from None
 
 
-def _read_entry(reader: Reader, name: str, value: object, start: int) -> Optional[Constant]:
-    add = reader.problems.add
-    where = shorten(name)
+def _read_entry(name: str, entry: Field, start: int) -> Optional[Constant]:
     if not name or len(name) > 1024 or not is_printable(name):
-        add("weights-name", where, "names are 1 to 1024 printable characters")
-    entry = reader.as_object(value, where)
-    if entry is not value:
+        entry.refuse("weights-name", "names are 1 to 1024 printable characters")
+    if not entry.object():
         return None
-    dtype = reader.string(entry, "dtype", where)
+    field = entry.at("dtype")
+    dtype = field.string()
     element = BY_CONTAINER.get(dtype) if dtype is not None else None
     if dtype is not None and element is None:
         text = "{!r} isn't one of {}".format(shorten(dtype), ", ".join(sorted(BY_CONTAINER)))
-        add("weights-dtype", join(where, "dtype"), text)
-    shape = _integers(reader, entry, "shape", where, 0, _MAX_DIMS)
-    span = _integers(reader, entry, "data_offsets", where, 2, 2)
+        field.refuse("weights-dtype", text)
+    shape = _integers(entry.at("shape"), 0, _MAX_DIMS)
+    span = _integers(entry.at("data_offsets"), 2, 2)
     if element is None or shape is None or span is None:
         return None
     nbytes = element.size
@@ -110,26 +106,22 @@ def _read_entry(reader: Reader, name: str, value: object, start: int) -> Optiona
         nbytes *= dim
     if not 0 <= span[0] <= span[1] or span[1] - span[0] != nbytes:
         text = "from {} to {}, but {}{} has {} bytes"
-        add("weights-offsets", where, text.format(span[0], span[1], dtype, list(shape), nbytes))
+        text = text.format(span[0], span[1], dtype, list(shape), nbytes)
+        entry.refuse("weights-offsets", text)
         return None
     offset = start + span[0]
     if offset % ALIGNMENT and not name.startswith(PADDING_PREFIX):
         text = "begins at byte {}, must be a multiple of {}".format(offset, ALIGNMENT)
-        add("weights-alignment", where, text)
+        entry.refuse("weights-alignment", text)
     return Constant(name, element, shape, offset, nbytes)
 
 
-def _integers(
-    reader: Reader, entry: Dict[str, Any], key: str, where: str, least: int, most: int
-) -> Optional[Tuple[int, ...]]:
-    items = reader.items(entry, key, where, least, most)
-    values = [reader.as_integer(item, join(where, key)) for item in items]
-    result = tuple(value for value in values if value is not None)
-    if not isinstance(entry.get(key), list) or len(result) != len(entry[key]):
+def _integers(field: Field, least: int, most: int) -> Optional[Tuple[int, ...]]:
+    result = field.integers(least, most)
+    if not isinstance(field.value, list) or len(result) != len(field.value):
         return None
     if any(value < 0 for value in result):
-        text = "{} has a negative number".format(list(result))
-        reader.problems.add("weights-offsets", join(where, key), text)
+        field.refuse("weights-offsets", "{} has a negative number".format(list(result)))
         return None
     return result if least <= len(result) <= most else None
 

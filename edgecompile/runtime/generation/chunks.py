@@ -5,7 +5,7 @@ rows that this writes are overwritten before they are seen; so a chunk that is i
 range takes the next longer program, if the context has the room.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from ..format.schema import BucketSpec, GenerationSpec, Manifest
 
@@ -88,17 +88,6 @@ def _program(index: int, bucket: BucketSpec, length_axis: str, context_axis: str
     length, context = bucket.axes[length_axis], bucket.axes[context_axis]
     lo = length.hi if bucket.mode == "pad" else length.lo
     return _Program(index, lo, length.hi, context.lo, context.hi)
-
-
-def plan_chunks(planner: ChunkPlanner, position: int, count: int) -> List[Chunk]:
-    """The runs of ``count`` tokens from row ``position`` on."""
-    chunks: List[Chunk] = []
-    while count > 0:
-        chunk = planner.next_chunk(position, count)
-        chunks.append(chunk)
-        position += chunk.taken
-        count -= chunk.taken
-    return chunks
 
 
 def chunk_sizes(spec: GenerationSpec, chunk: Chunk) -> Dict[str, int]:

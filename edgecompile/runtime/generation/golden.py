@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, 
 import numpy as np
 
 from ..errors import DamagedBundleError, EdgecompileError
-from ..format.document import Problems, Reader, join, parse_json
-from ..format.manifest import Manifest, Tolerance
-from ..format.schema import SEQ2SEQ
+from ..format.document import Field, Problems, parse_json
+from ..format.schema import SEQ2SEQ, Manifest, Tolerance
 from .options import Options
 from .session import open_session
 from .stream import TokenStream
@@ -53,55 +52,49 @@ def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List
     spec = manifest.generation
     assert spec is not None
     problems = Problems(source)
-    reader = Reader(problems)
     vocabulary = manifest.outputs[0].shape[1]
     assert isinstance(vocabulary, int)
     cases = []
-    document = parse_json(data, source, MAX_BYTES)
-    for where, entry in reader.objects(document, "cases", "", 1, MAX_CASES):
+    document = Field(problems, parse_json(data, source, MAX_BYTES))
+    for entry in document.at("cases").objects(1, MAX_CASES):
         if problems.too_many:
             break
         lists = []
         for key in ("prompt", "tokens"):
-            place = join(where, key)
-            tokens = reader.integers(entry, key, where, 1, spec.max_context)
+            tokens = entry.at(key).integers(1, spec.max_context)
             wrong = [item for item in tokens if not 0 <= item < vocabulary]
             if wrong:
                 text = "{} isn't a token, 0..{}".format(wrong[0], vocabulary - 1)
-                problems.add("golden-generation", place, text)
+                entry.find(key).refuse("golden-generation", text)
             lists.append(tokens)
         if len(lists[0]) + len(lists[1]) > spec.max_context:
             text = "{} and {} tokens, the context has {}"
             text = text.format(len(lists[0]), len(lists[1]), spec.max_context)
-            problems.add("golden-generation", where, text)
+            entry.refuse("golden-generation", text)
         found = None
         if spec.kind == SEQ2SEQ:
-            found = _read_source(entry, reader, where)
+            found = _read_source(entry.at("source"))
             if tuple(lists[0][: len(spec.start)]) != spec.start:
                 text = "doesn't begin with the start tokens"
-                problems.add("golden-generation", where + ".prompt", text)
+                entry.find("prompt").refuse("golden-generation", text)
         cases.append(GenerationCase(lists[0], lists[1], found))
     problems.raise_if_any(hint="the bundle was written wrongly or changed; build it again")
     return cases
 
 
-def _read_source(
-    entry: Dict[str, Any], reader: Reader, where: str
-) -> "Union[List[int], NDArray[Any], None]":
+def _read_source(field: Field) -> "Union[List[int], NDArray[Any], None]":
     """A list of tokens, or {"shape", "float32"}: the numbers, little-endian, in Base64."""
-    place = where + ".source"
-    if not isinstance(entry.get("source"), dict):
-        return list(reader.integers(entry, "source", where, 1, MAX_BYTES))
-    value = entry["source"]
-    sizes = list(reader.integers(value, "shape", place, 1, 8))
-    text = reader.string(value, "float32", place) or ""
+    if not isinstance(field.value, dict):
+        return list(field.integers(1, MAX_BYTES))
+    sizes = list(field.at("shape").integers(1, 8))
+    text = field.at("float32").string() or ""
     try:
         data = base64.b64decode(text, validate=True)
         numbers = np.frombuffer(data, "<f4").astype(np.float32)
         return numbers.reshape(sizes) if min(sizes, default=0) > 0 else numbers.reshape(-1, 0)
     except ValueError:
         text = "isn't float32 numbers of the shape {} in Base64".format(sizes)
-        reader.problems.add("golden-generation", place, text)
+        field.refuse("golden-generation", text)
         return None
 
 

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ..errors import BundleError, EngineCacheError
-from ..format.document import Problems, Reader, parse_json
+from ..format.document import Field, Problems, parse_json
 from ..format.folder import BundleFolder, hash_descriptor
 from ..format.output import make_private, write_output
-from ..format.recipe import Recipe, read_recipe, sibling
+from ..format.recipe import read_recipe, sibling
+from ..format.recipe_schema import Recipe
 from ..format.schema import Manifest, Variant
 from .device import DeviceIdentity
 
@@ -208,19 +209,14 @@ class EngineFolder:
         return engine, ""
 
     def _parse(self, data: bytes, source: str) -> FinishedEngine:
-        document = parse_json(data, source, _MAX_STAMP_BYTES)
         problems = Problems(source)
-        reader = Reader(problems)
-        version = reader.integer(document, "stamp_version", "")
-        key = reader.string(document, "key", "")
-        entry = reader.mapping(document, "engine", "")
-        size = reader.integer(entry, "size", "engine")
-        sha256 = reader.string(entry, "sha256", "engine")
+        document = Field(problems, parse_json(data, source, _MAX_STAMP_BYTES))
+        version, key = document.at("stamp_version").integer(), document.at("key").string()
+        entry = document.at("engine").object()
+        size, sha256 = entry.at("size").integer(), entry.at("sha256").string()
         count = len(self.content["profiles"])
-        profile_of = reader.integers(document, "profile_of", "", count, count)
-        tensors: Dict[str, str] = {}
-        for name in reader.mapping(document, "tensors", "") if "tensors" in document else ():
-            tensors[name] = reader.string(document["tensors"], name, "tensors") or ""
+        profile_of = document.at("profile_of").integers(count, count)
+        tensors = {k: name.string() or "" for k, name in document.find("tensors").members()}
         problems.raise_if_any()
         assert size is not None and sha256 is not None
         well = version == STAMP_VERSION and key == self.key
@@ -229,7 +225,7 @@ class EngineFolder:
         if any(not 0 <= item < count for item in profile_of):
             raise BundleError("{}: names a profile that doesn't exist".format(source))
         path = self.join(engine_name(sha256))
-        return FinishedEngine(path, sha256, size, profile_of, document, tensors)
+        return FinishedEngine(path, sha256, size, profile_of, document.value, tensors)
 
     def write_stamp(self, entries: Mapping[str, Any], tested: bool) -> None:
         """Writes the stamp, or without a test what says that an engine was built; durably.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.manifest import Tolerance
+from edgecompile.runtime.format.schema import Tolerance
 
 TOLERANCE = Tolerance(0.25, 0.5)
 

@@ -14,9 +14,10 @@ import pytest
 
 from edgecompile.runtime.errors import BundleError
 from edgecompile.runtime.format import golden
-from edgecompile.runtime.format.golden import Case, list_cases, read_case, write_case
-from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.golden import Case, list_cases, read_case
+from edgecompile.runtime.format.schema import Manifest
 from tests.runtime.bundles import make_case
+from tests.runtime.golden_files import write_case
 
 
 def read(path: Path, manifest: Manifest) -> Case:

@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.errors import BundleError
-from edgecompile.runtime.format.manifest import (
-    BucketSpec,
-    Extent,
-    Manifest,
-    Variant,
-    check_path,
-    parse_manifest,
-)
+from edgecompile.runtime.format.manifest import check_path, parse_manifest
+from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, Variant
 from tests.runtime.bundles import DummyBundle
 
 

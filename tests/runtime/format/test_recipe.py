@@ -11,17 +11,16 @@ import pytest
 
 from edgecompile.runtime.errors import BundleError, DamagedBundleError
 from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.manifest import TENSORRT, parse_manifest
+from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.recipe import (
     MAX_RECIPE_BYTES,
-    Recipe,
-    ShapeRange,
     parse_recipe,
     read_recipe,
     sibling,
     version_pair,
 )
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.recipe_schema import Recipe, ShapeRange
+from edgecompile.runtime.format.schema import TENSORRT, Tolerance
 from edgecompile.runtime.gpu.device import DeviceIdentity
 from tests.hostile.trees import mutate, mutate_bytes, render, to_tree
 from tests.runtime.bundles import ORIN, RECIPE, DummyBundle

@@ -7,11 +7,22 @@ import json
 import pytest
 
 from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.generation.chunks import Chunk, ChunkPlanner, plan_chunks
+from edgecompile.runtime.generation.chunks import Chunk, ChunkPlanner
 from tests.runtime.bundles import DummyBundle
 from tests.runtime.generations import bucket, make_generative
 
 MOST = 640
+
+
+def plan_chunks(planner: ChunkPlanner, position: int, count: int) -> list[Chunk]:
+    """The runs of ``count`` tokens from row ``position`` on."""
+    chunks: list[Chunk] = []
+    while count > 0:
+        chunk = planner.next_chunk(position, count)
+        chunks.append(chunk)
+        position += chunk.taken
+        count -= chunk.taken
+    return chunks
 
 
 def planner(bundle: DummyBundle, *buckets: tuple[str, int, int]) -> ChunkPlanner:

@@ -31,7 +31,7 @@ from edgecompile.runtime import (
 )
 from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.commands.selftest import run_selftest
-from edgecompile.runtime.format.manifest import Tolerance
+from edgecompile.runtime.format.schema import Tolerance
 from edgecompile.runtime.generation.golden import _Judge
 from edgecompile.runtime.generation.options import Options
 from tests.generative import EOS, replace_files
