@@ -9,12 +9,6 @@ namespace {
 thread_local std::string t_text;
 thread_local bool t_text_lost = false;
 
-}  // namespace
-
-const char* last_error() noexcept {
-  return t_text_lost ? "out of memory while recording an error" : t_text.c_str();
-}
-
 void set_last_error(const char* text) noexcept {
   try {
     t_text = text;
@@ -22,6 +16,12 @@ void set_last_error(const char* text) noexcept {
   } catch (...) {
     t_text_lost = true;
   }
+}
+
+}  // namespace
+
+const char* last_error() noexcept {
+  return t_text_lost ? "out of memory while recording an error" : t_text.c_str();
 }
 
 int32_t record_exception() noexcept {

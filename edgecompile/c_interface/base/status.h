@@ -29,10 +29,8 @@ class Error : public std::exception {
   throw Error(code, message, hint);
 }
 
-// The calling thread's text; never null. Setting it can't fail: when memory has run out, a fixed
-// text stands in.
+// The calling thread's text; never null. When memory has run out, a fixed text stands in.
 const char* last_error() noexcept;
-void set_last_error(const char* text) noexcept;
 
 // Records what is being handled, and returns its code; to be called in a catch clause.
 int32_t record_exception() noexcept;

@@ -55,10 +55,6 @@ std::string quoted(const std::string& text, size_t limit) {
   return cat("'", shorten(text, limit), "'");
 }
 
-std::string place_of(const std::string& where, const std::string& key) {
-  return where.empty() ? shorten(key) : cat(where, ".", shorten(key));
-}
-
 CodePoint decode_utf8(const char* data, size_t room) {
   const auto* at = reinterpret_cast<const unsigned char*>(data);
   if (at[0] < 0x80) return {at[0], 1};

@@ -49,8 +49,6 @@ std::string join(const Items& items, const char* between = ", ") {
 // replaced.
 std::string shorten(const std::string& text, size_t limit = 60);
 std::string quoted(const std::string& text, size_t limit = 60);
-// The key path of `key` below `where`.
-std::string place_of(const std::string& where, const std::string& key);
 
 struct CodePoint {
   uint32_t value = 0;

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <cstdio>
 #include <cstring>
 
 #include "base/text.h"
@@ -34,17 +34,11 @@ std::string architecture(const char* machine) {
 std::optional<Version> glibc_version() {
 #ifdef _CS_GNU_LIBC_VERSION
   char text[64] = "";
-  const size_t length = confstr(_CS_GNU_LIBC_VERSION, text, sizeof text);
-  if (length == 0 || length > sizeof text || std::strncmp(text, "glibc ", 6) != 0) {
-    return std::nullopt;
-  }
-  char* end = nullptr;
-  const long long major = std::strtoll(text + 6, &end, 10);
-  if (end == nullptr || *end != '.') return std::nullopt;
-  return Version(major, std::strtoll(end + 1, nullptr, 10));
-#else
-  return std::nullopt;
+  confstr(_CS_GNU_LIBC_VERSION, text, sizeof text);
+  long long major = 0, minor = 0;
+  if (std::sscanf(text, "glibc %lld.%lld", &major, &minor) == 2) return Version(major, minor);
 #endif
+  return std::nullopt;
 }
 
 int32_t count_cpus() {
@@ -109,15 +103,6 @@ constexpr const char* kNeedsTorch = "needs the backend torch, which this library
 constexpr const char* kTorchHint =
     "run python -m edgecompile.torch_runtime with torch, or build without --runtime torch";
 
-// ECR_LOADER if one of the refused variants lacks nothing but torch, else ECR_HOST.
-int32_t code_of(const std::vector<Refusal>& refused, const std::optional<std::string>& wanted) {
-  for (const Refusal& item : refused) {
-    const bool meant = !wanted || item.name == wanted;
-    if (meant && item.reasons == std::vector<std::string>{kNeedsTorch}) return ECR_LOADER;
-  }
-  return ECR_HOST;
-}
-
 std::vector<std::string> find_lacks(const Variant& variant, const Host& host) {
   std::vector<std::string> reasons;
   if (host.system != "Linux") {
@@ -170,31 +155,27 @@ size_t choose_variant(const Manifest& manifest, const Host& host,
     if (variants[i].name == wanted) named = i;
     if (!best || variants[i].rank > variants[*best].rank) best = i;
   }
-  if (wanted) {
-    if (named) return *named;
-    for (const Refusal& item : *refused) {
-      if (item.name == wanted) {
-        const int32_t code = code_of(*refused, wanted);
-        fail(code, cat("the variant ", *wanted, " can't run here: ", join(item.reasons, "; ")),
-             code == ECR_LOADER ? kTorchHint
-                                : "leave the choice to the library, or build for this machine");
-      }
-    }
+  if (const std::optional<size_t> chosen = wanted ? named : best) return *chosen;
+  std::string text = wanted ? cat("the variant ", *wanted, " can't run here")
+                            : "no variant of this bundle can run here";
+  bool is_known = !wanted, lacks_torch = false;
+  for (const Refusal& item : *refused) {
+    if (wanted && item.name != *wanted) continue;
+    is_known = true;
+    const std::string reasons = join(item.reasons, "; ");
+    // A variant that lacks nothing but torch.
+    lacks_torch = lacks_torch || reasons == kNeedsTorch;
+    text += wanted ? cat(": ", reasons) : cat("\n  ", item.name, ": ", reasons);
+  }
+  if (!is_known) {
     const auto name = [](const Variant& item) { return item.name; };
     fail(ECR_HOST, cat("there is no variant ", quoted(*wanted)),
          "the bundle has: " + join(variants, name));
   }
-  if (!best) {
-    std::string text = "no variant of this bundle can run here";
-    for (const Refusal& item : *refused) {
-      text += cat("\n  ", item.name, ": ", join(item.reasons, "; "));
-    }
-    const int32_t code = code_of(*refused, wanted);
-    fail(code, text,
-         code == ECR_LOADER ? kTorchHint
-                            : "build the bundle for a target that includes this machine");
-  }
-  return *best;
+  if (lacks_torch) fail(ECR_LOADER, text, kTorchHint);
+  fail(ECR_HOST, text,
+       wanted ? "leave the choice to the library, or build for this machine"
+              : "build the bundle for a target that includes this machine");
 }
 
 }  // namespace ecr

@@ -1,10 +1,10 @@
 // The parser: strict, with limits on size and depth.
 #include <algorithm>
-#include <cerrno>
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <system_error>
 
 #include "base/status.h"
 #include "base/text.h"
@@ -183,19 +183,8 @@ class Parser {
   std::optional<uint32_t> peek_unit() const {
     if (end_ - at_ < 4) return std::nullopt;
     uint32_t unit = 0;
-    for (int i = 0; i < 4; ++i) {
-      const char letter = at_[i];
-      unit <<= 4;
-      if (is_digit(letter)) {
-        unit |= static_cast<uint32_t>(letter - '0');
-      } else if ('a' <= letter && letter <= 'f') {
-        unit |= static_cast<uint32_t>(letter - 'a' + 10);
-      } else if ('A' <= letter && letter <= 'F') {
-        unit |= static_cast<uint32_t>(letter - 'A' + 10);
-      } else {
-        return std::nullopt;
-      }
-    }
+    const auto [end, error] = std::from_chars(at_, at_ + 4, unit, 16);
+    if (error != std::errc() || end != at_ + 4) return std::nullopt;
     return unit;
   }
 
@@ -256,9 +245,10 @@ class Parser {
     }
     const std::string text(begin, at_);
     if (is_integer) {
-      errno = 0;
-      const int64_t value = std::strtoll(text.c_str(), nullptr, 10);
-      if (errno == ERANGE) refuse("json-number", shorten(text) + " doesn't fit in 64 bits");
+      int64_t value = 0;
+      if (std::from_chars(begin, at_, value).ec != std::errc()) {
+        refuse("json-number", shorten(text) + " doesn't fit in 64 bits");
+      }
       return Value{value};
     }
     const double value = text.size() <= kMaxNumberLength ? parse_number(text) : HUGE_VAL;
