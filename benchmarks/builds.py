@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import edgecompile
-from edgecompile.buckets.plan import Bucket, BucketPlan
-from edgecompile.buckets.ranges import AxisRange
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.machines.identity import describe_machine
 from examples.demo.inputs import find_model
 

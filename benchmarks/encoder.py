@@ -20,8 +20,9 @@ from edgecompile.bench.bench import bench_bundle, default_cache
 from edgecompile.bench.report import BenchReport, BenchSettings
 from edgecompile.cli.terminal.console import Console
 from edgecompile.cli.terminal.failures import describe_failure
-from edgecompile.cli.terminal.output import write_json, write_text
+from edgecompile.cli.terminal.output import write_json
 from edgecompile.errors import BenchError
+from edgecompile.files import write_text
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.identity import load_average
 from edgecompile.pipeline.build import build

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.generation_worker import CONTENDERS
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.identity import load_average
-from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.options import LoadOptions
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest

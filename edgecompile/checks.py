@@ -11,19 +11,6 @@ from typing import Any, TypeVar
 
 from edgecompile.errors import UsageError
 
-__all__ = [
-    "choice",
-    "describe",
-    "flag",
-    "instance",
-    "number",
-    "options",
-    "path",
-    "quantity",
-    "seed",
-    "whole",
-]
-
 T = TypeVar("T")
 
 

@@ -12,16 +12,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = [
-    "file_sha256",
-    "hash_tree",
-    "plain",
-    "plain_fields",
-    "replacing",
-    "write_json",
-    "write_text",
-]
-
 #: What version control and downloads keep for themselves: no loader of models reads it.
 _FOREIGN = (".git", ".cache")
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import edgecompile
 
-__all__ = ["installation_id"]
-
 
 @cache
 def installation_id() -> str:

@@ -11,8 +11,6 @@ from typing import Any
 from edgecompile.errors import BundleError, EdgecompileError
 from edgecompile.runtime.format.document import parse_json
 
-__all__ = ["read_object", "refused_as"]
-
 
 @contextmanager
 def refused_as(error: type[EdgecompileError], hint: str | None = None) -> Iterator[None]:

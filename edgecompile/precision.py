@@ -10,19 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgecompile.errors import CompileError
-from edgecompile.runtime.format.manifest import Tolerance
-
-__all__ = [
-    "COSINES",
-    "FP32",
-    "PRECISIONS",
-    "TOLERANCES",
-    "Precision",
-    "Rounded",
-    "base_name",
-    "min_cosine",
-    "widest",
-]
+from edgecompile.runtime.format.schema import Tolerance
 
 #: What a weight can be stored in, the widest first.
 PRECISIONS = ("fp32", "bf16", "int8")

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-__all__ = ["NULL_PROGRESS", "NULL_STEP", "NullProgress", "Progress", "StepHandle"]
-
 
 class StepHandle(Protocol):
     """The progress reports of a running step."""

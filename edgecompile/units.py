@@ -6,17 +6,6 @@ import math
 import re
 from collections.abc import Mapping
 
-__all__ = [
-    "format_bytes",
-    "format_count",
-    "format_duration",
-    "format_ms",
-    "format_share",
-    "parse_bytes",
-    "parse_duration",
-    "sentence",
-]
-
 _QUANTITY = re.compile(r"\s*(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(?P<unit>[A-Za-z]*)\s*")
 _BYTES = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.runtime.format.golden import write_case
 from edgecompile.runtime.format.manifest import parse_manifest
+from tests.runtime.golden_files import write_case
 
 EOS = 7
 PROMPTS = [[5], [1, 2, 3], [9] * 17, list(range(1, 41)), [3, 1, 4, 1, 5, 9, 2, 6] * 9]
@@ -47,7 +47,8 @@ def generation_entry(caches: list[str], max_context: int, pad: int) -> dict[str,
 def build_decoder(output: Path, work: Path) -> None:
     """Compiles the decoder in three buckets (one token, padded to 16, 17 to 32) and packs it."""
     from edgecompile.backends.compilation import compile_buckets
-    from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan
+    from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.buckets.ranges import AxisRange, Bucket
     from edgecompile.bundle.staging import Staging
     from edgecompile.export.store import ExportStore, export_buckets
     from edgecompile.loaders.load import load_model

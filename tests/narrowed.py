@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from edgecompile.buckets.plan import Bucket
-from edgecompile.buckets.ranges import AxisRange
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples

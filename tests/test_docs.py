@@ -298,7 +298,7 @@ def test_folders_of_the_examples_load_with_their_options(line: str, tmp_path: Pa
     pytest.importorskip("transformers")
     from edgecompile.cli.build import command
     from edgecompile.loaders.load import load_model
-    from edgecompile.models.loaded import LoadOptions
+    from edgecompile.models.options import LoadOptions
     from tests.factories.folders import write_model
 
     words = shlex.split(line)
@@ -443,7 +443,8 @@ class TestDemo:
 
     def test_summary_of_a_real_benchmark(self, tiny_bundle: Path, tiny_model: Path) -> None:
         pytest.importorskip("torch")
-        from edgecompile.bench.bench import BenchSettings, bench_bundle
+        from edgecompile.bench.bench import bench_bundle
+        from edgecompile.bench.report import BenchSettings
         from edgecompile.runtime.commands.info import describe_bundle
 
         report = bench_bundle(

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.baselines.sizes import package_bytes
 from benchmarks.baselines.start import REPOSITORY, worker_command
 from benchmarks.baselines.workshop import Workshop
-from edgecompile.bench.baselines import Baseline
+from edgecompile.bench.process import Baseline
 from edgecompile.errors import BenchError
 from edgecompile.machines.identity import cpu_identity
 

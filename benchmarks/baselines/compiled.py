@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from benchmarks.baselines.sizes import eager_bytes
 from benchmarks.baselines.start import REPOSITORY, worker_command
 from benchmarks.baselines.workshop import Workshop
-from edgecompile.bench.baselines import Baseline, absolute_spec
+from edgecompile.bench.baselines import absolute_spec
+from edgecompile.bench.process import Baseline
 
 __all__ = ["TorchModule"]
 

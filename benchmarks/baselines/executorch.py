@@ -14,8 +14,8 @@ from typing import Final
 from benchmarks.baselines.sizes import package_bytes
 from benchmarks.baselines.start import REPOSITORY, worker_command
 from benchmarks.baselines.workshop import Workshop
-from edgecompile.bench.baselines import Baseline, absolute_spec
-from edgecompile.bench.process import clean_environment
+from edgecompile.bench.baselines import absolute_spec
+from edgecompile.bench.process import Baseline, clean_environment
 from edgecompile.errors import BenchError, MissingDependencyError
 
 __all__ = ["PYTHON_VARIABLE", "Executorch"]

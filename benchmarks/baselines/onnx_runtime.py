@@ -10,7 +10,7 @@ from benchmarks.baselines.onnx_file import make_onnx
 from benchmarks.baselines.sizes import folder_bytes, package_bytes
 from benchmarks.baselines.start import REPOSITORY, worker_command
 from benchmarks.baselines.workshop import Workshop
-from edgecompile.bench.baselines import Baseline
+from edgecompile.bench.process import Baseline
 from edgecompile.errors import BenchError
 
 __all__ = ["OnnxRuntime"]

@@ -15,7 +15,8 @@ from benchmarks.baselines.executorch import PYTHON_VARIABLE, Executorch
 from benchmarks.baselines.onnx_runtime import OnnxRuntime
 from benchmarks.baselines.open_vino import OpenVino
 from benchmarks.baselines.workshop import Workshop
-from edgecompile.bench.baselines import EAGER, Baseline
+from edgecompile.bench.baselines import EAGER
+from edgecompile.bench.process import Baseline
 from edgecompile.errors import BenchError, MissingDependencyError
 
 __all__ = ["KINDS", "Kind", "missing_packages", "prepare_baselines"]

@@ -17,7 +17,8 @@ from edgecompile.errors import BenchError
 from edgecompile.export.export import export_model
 from edgecompile.export.program import ExportedModel
 from edgecompile.loaders.load import load_model
-from edgecompile.models.loaded import LoadedModel, LoadOptions
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.options import LoadOptions
 
 __all__ = ["Workshop"]
 

@@ -17,7 +17,7 @@ from engine import Opened, Program, build, make_stream, named
 
 from edgecompile.runtime.finish.build import BuildFailure
 from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.manifest import Tolerance
+from edgecompile.runtime.format.schema import Tolerance
 
 #: As in bundles.
 _TOLERANCES = {"fp32": Tolerance(atol=1e-6, rtol=2e-5), "fp16": Tolerance(atol=1e-6, rtol=2e-2)}

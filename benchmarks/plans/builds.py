@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgecompile.backends.compilation import CompiledModel, compile_buckets
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.assembly import stage_kit
 from edgecompile.export.store import ExportStore, export_buckets
 from edgecompile.progress import Progress

@@ -19,7 +19,7 @@ from edgecompile.bench.timings import (
 from edgecompile.buckets.baselines import BaselineResult
 from edgecompile.buckets.costs.grid import CostGrid, Mode
 from edgecompile.buckets.evaluation import expected_cost
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.units import format_ms
 

@@ -37,9 +37,10 @@ from edgecompile.buckets.baselines import BaselineResult, compare_baselines
 from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.cli.terminal.console import Console
 from edgecompile.cli.terminal.failures import describe_failure
-from edgecompile.cli.terminal.output import write_json, write_text
+from edgecompile.cli.terminal.output import write_json
 from edgecompile.errors import BenchError
 from edgecompile.export.store import ExportStore
+from edgecompile.files import write_text
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.machines.detection import runnable_variants

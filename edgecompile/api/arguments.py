@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from edgecompile.loaders.factory_specs import ModelSpec
 
-__all__ = ["Callback", "Lengths", "Model", "PathLike", "Texts"]
-
 PathLike: TypeAlias = "str | os.PathLike[str]"
 Model: TypeAlias = (
     "PathLike | torch.nn.Module | torch.export.ExportedProgram | ModelSpec | Mapping[str, Any]"

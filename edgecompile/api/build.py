@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from edgecompile.report.page import Section
     from edgecompile.runtime import Model as OpenModel
 
-__all__ = ["Bundle", "build"]
-
 
 @dataclass(frozen=True)
 class Bundle(Shown):

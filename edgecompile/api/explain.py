@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from edgecompile.report.page import Section
     from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["Explanation", "explain"]
-
 
 @dataclass(frozen=True)
 class Explanation(Shown):

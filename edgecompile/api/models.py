@@ -16,8 +16,6 @@ from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
-__all__ = ["Subject", "find_subject", "kept_state", "require_lengths"]
-
 _FORMS = (
     "give a folder's path, 'file.py:factory', 'package.module:factory', a .pt2 file's path, an "
     "nn.Module with example_inputs and axes, or an ExportedProgram"

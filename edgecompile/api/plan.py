@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from edgecompile.buckets.ranges import Bucket
     from edgecompile.report.page import Section
 
-__all__ = ["Plan", "plan", "read_plan"]
-
 
 @dataclass(frozen=True)
 class Plan(Shown):

@@ -12,8 +12,6 @@ from edgecompile.errors import UsageError
 from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.units import format_duration
 
-__all__ = ["ProgressEvent", "listen"]
-
 
 @dataclass(frozen=True)
 class ProgressEvent:

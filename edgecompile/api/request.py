@@ -17,8 +17,6 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import Progress
 
-__all__ = ["plan_request", "requested"]
-
 
 @contextmanager
 def requested(

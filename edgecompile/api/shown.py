@@ -7,8 +7,6 @@ from html import escape
 from edgecompile.report.page import Drawing, Section, Table
 from edgecompile.units import sentence
 
-__all__ = ["Shown"]
-
 
 class Shown:
     """A result that a notebook shows as a section of its report."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from edgecompile.lengths.joint import JointDistribution
     from edgecompile.models.samples import SampleTexts
 
-__all__ = ["Sources", "Traffic", "find_sources"]
-
 
 @dataclass(frozen=True)
 class Traffic:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from edgecompile.bundle.verdict import VerifyReport
     from edgecompile.models.loaded import LoadedModel
     from edgecompile.report.page import Section
-    from edgecompile.runtime.format.manifest import Manifest
-
-__all__ = ["Verification", "verify"]
+    from edgecompile.runtime.format.schema import Manifest
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgecompile.runtime.format.manifest import TORCH
+from edgecompile.runtime.format.schema import TORCH
 
 #: What runs the programs: the library that comes with them, or torch where the host has it.
 NATIVE = "native"

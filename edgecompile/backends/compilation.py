@@ -14,12 +14,12 @@ from edgecompile.backends import LIBTORCH, NATIVE
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
 from edgecompile.backends.inductor_torch import InductorTorchBackend, foreign_symbols
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError
 from edgecompile.export.program import ExportedModel
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.runtime.format.manifest import TORCH
+from edgecompile.runtime.format.schema import TORCH
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.native import NativeRuntime, build_probe, build_runtime

@@ -27,7 +27,7 @@ from edgecompile.backends.missing_kernels import (
     modules_of_nodes,
     refuse_missing_kernels,
 )
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError
 from edgecompile.export.conditions import unlike_sizes
 from edgecompile.export.program import ExportedModel

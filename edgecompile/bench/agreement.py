@@ -13,8 +13,6 @@ import numpy.typing as npt
 from edgecompile.bench.process import WorkerProcess
 from edgecompile.errors import BenchError
 
-__all__ = ["Agreement", "compare_outputs", "measure_agreement"]
-
 SAVE_TIMEOUT = 600.0
 
 

@@ -11,12 +11,10 @@ from typing import Any
 from edgecompile.bench.process import Baseline
 from edgecompile.bench.report import BenchSettings
 from edgecompile.errors import BenchError
-from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.options import LoadOptions
 from edgecompile.runtime.commands.info import device_bytes
 from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.manifest import TORCH, Manifest
-
-__all__ = ["EAGER", "Baseline", "bundle_baseline", "find_baseline", "read_bundle"]
+from edgecompile.runtime.format.schema import TORCH, Manifest
 
 EAGER = "eager"
 _WORKER = Path(__file__).resolve().with_name("worker.py")

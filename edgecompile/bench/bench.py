@@ -25,14 +25,13 @@ import edgecompile
 from edgecompile.bench.agreement import Agreement, measure_agreement
 from edgecompile.bench.baselines import (
     EAGER,
-    Baseline,
     bundle_baseline,
     eager_baseline,
     find_baseline,
     read_bundle,
 )
 from edgecompile.bench.cold_starts import measure_cold_starts
-from edgecompile.bench.process import WorkerProcess
+from edgecompile.bench.process import Baseline, WorkerProcess
 from edgecompile.bench.report import BaselineResult, BenchReport, BenchSettings, ColdStart, Memory
 from edgecompile.bench.rounds import measure_rounds
 from edgecompile.bench.timings import TimeSummary, compare, median_by_length, summarise
@@ -41,13 +40,11 @@ from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.machines.identity import describe_machine, load_average
-from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.options import LoadOptions
 from edgecompile.precision import min_cosine
 from edgecompile.progress import NULL_PROGRESS, Progress
-from edgecompile.runtime.format.manifest import MANIFEST_NAME
+from edgecompile.runtime.format.schema import MANIFEST_NAME
 from edgecompile.units import format_share
-
-__all__ = ["SUBJECT", "BenchReport", "BenchSettings", "bench_bundle", "default_cache"]
 
 #: The name of the bundle in reports.
 SUBJECT = "edgecompile"

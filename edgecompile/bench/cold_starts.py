@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from edgecompile.bench.baselines import Baseline
-from edgecompile.bench.process import WorkerProcess
+from edgecompile.bench.process import Baseline, WorkerProcess
 from edgecompile.bench.report import BenchSettings, ColdStart
 from edgecompile.bench.rounds import shuffled
 from edgecompile.progress import StepHandle
-
-__all__ = ["measure_cold_starts"]
 
 START_TIMEOUT = 1800.0
 #: Seconds after which what starts slowly is started no more.

@@ -18,8 +18,6 @@ from typing import Any
 from edgecompile.bench.worker import read_memory
 from edgecompile.errors import BenchError
 
-__all__ = ["Baseline", "WorkerProcess", "clean_environment"]
-
 # What would make one process' threads, precision or modules other than those of the rest.
 _SCRUBBED = (
     *("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_", "TORCH"),

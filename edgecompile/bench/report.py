@@ -12,8 +12,6 @@ from edgecompile.errors import BenchError
 from edgecompile.machines.identity import usable_cpus
 from edgecompile.precision import base_name
 
-__all__ = ["BenchReport", "BenchSettings", "ColdStart", "BaselineResult", "Memory"]
-
 REPORT_VERSION = 1
 
 _LEAST = {

@@ -12,8 +12,6 @@ from edgecompile.bench.timings import Round
 from edgecompile.machines.identity import CpuClock, read_clock
 from edgecompile.progress import StepHandle
 
-__all__ = ["measure_rounds", "shuffled"]
-
 RUN_TIMEOUT = 600.0
 
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from edgecompile.lengths.distribution import LengthDistribution
 
-__all__ = ["Ratio", "Round", "TimeSummary", "compare", "median_by_length", "stream", "summarise"]
-
 
 @dataclass(frozen=True)
 class Round:

@@ -27,8 +27,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Eager", "Session", "make_inputs", "read_memory", "serve"]
-
 _STREAMS = {"resident": "VmRSS", "anonymous": "RssAnon", "file": "RssFile"}
 # Frameworks whose presence in a process matters to what is claimed of it.
 _NOTABLE = ("torch", "onnxruntime", "openvino", "executorch", "transformers", "onnx", "scipy")
@@ -184,7 +182,7 @@ class Eager:
         import torch
 
         from edgecompile.loaders.load import load_model
-        from edgecompile.models.loaded import LoadOptions
+        from edgecompile.models.options import LoadOptions
 
         torch.set_num_threads(settings["threads"])
         load, batch = LoadOptions.from_json(settings["load"]), settings["batch"]

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 from edgecompile.bench.timings import stream
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.schema import Manifest
 from edgecompile.units import format_share
 
 if TYPE_CHECKING:
     from edgecompile.models.loaded import LoadedModel
-
-__all__ = ["Workload", "choose_workload"]
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ from edgecompile.buckets.traffic import Sizes, Traffic
 from edgecompile.files import plain
 from edgecompile.units import format_bytes, format_duration, format_ms, format_share
 
-__all__ = ["COST_WORDS", "PlanAssessment", "assess_plan", "baseline_label"]
-
 COST_WORDS = {
     "measured": "measured",
     "calibrated": "measured on the device",

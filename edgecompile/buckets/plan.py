@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgecompile.buckets.costs.grid import CostGrid
-from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.buckets.tiling import tiling_problems
 from edgecompile.errors import PlanError
-
-__all__ = ["AxisRange", "Bucket", "BucketPlan"]
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,6 @@ from edgecompile.buckets.traffic import Sizes, Traffic
 from edgecompile.errors import PlanError
 from edgecompile.lengths.rows import MAX_LENGTH
 
-__all__ = ["plan_buckets"]
-
 
 def plan_buckets(
     sizes: Sizes,

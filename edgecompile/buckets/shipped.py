@@ -11,9 +11,7 @@ from edgecompile.errors import BundleError, CostError, LengthsError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.runtime.format.document import parse_json
 from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.manifest import Manifest
-
-__all__ = ["LENGTHS_REPORT", "PLAN_REPORT", "ShippedPlan", "read_shipped_plan"]
+from edgecompile.runtime.format.schema import Manifest
 
 PLAN_REPORT = "reports/plan.json"
 LENGTHS_REPORT = "reports/lengths.json"

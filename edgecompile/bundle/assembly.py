@@ -11,14 +11,13 @@ from pathlib import Path
 import edgecompile
 from edgecompile.backends.artifact import Artifact
 from edgecompile.backends.compilation import CompiledModel
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.names import manifest_name
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.writer import BundleWriter, VariantParts, merge_constants
 from edgecompile.models.loaded import LoadedModel, model_structure
 from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.format.manifest import TORCH, Manifest
-from edgecompile.runtime.format.schema import BucketSpec, Extent, TensorSpec
+from edgecompile.runtime.format.schema import TORCH, BucketSpec, Extent, Manifest, TensorSpec
 
 
 def stage_kit(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CostError, ModelError
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from edgecompile.errors import BundleWriteError
 
-__all__ = ["SUFFIX", "bundle_name", "bundle_path", "manifest_name"]
-
 SUFFIX = ".ecb"
 
 

@@ -11,10 +11,8 @@ from types import TracebackType
 
 from edgecompile.bundle.names import bundle_path
 from edgecompile.errors import BundleWriteError, DiskFullError
-from edgecompile.runtime.format.manifest import MANIFEST_NAME
+from edgecompile.runtime.format.schema import MANIFEST_NAME
 from edgecompile.units import format_bytes
-
-__all__ = ["Staging", "disk_full", "free_space", "nearest_folder"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)

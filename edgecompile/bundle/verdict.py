@@ -10,7 +10,7 @@ from typing import Any
 from edgecompile.bundle.cases import LENGTH
 from edgecompile.errors import VerificationError
 from edgecompile.files import plain, plain_fields
-from edgecompile.runtime.format.manifest import Tolerance
+from edgecompile.runtime.format.schema import Tolerance
 
 
 @dataclass(frozen=True)

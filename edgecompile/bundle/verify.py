@@ -25,14 +25,8 @@ from edgecompile.errors import UnsupportedHostError, VerificationError
 from edgecompile.machines.emulator import EmulatedModel, Emulator, emulator_for
 from edgecompile.runtime.call.replay import run_cases
 from edgecompile.runtime.cpu.loaders import PACKAGES
-from edgecompile.runtime.format.manifest import (
-    AOTI_CPU,
-    MANIFEST_NAME,
-    Manifest,
-    Tolerance,
-    Variant,
-    parse_manifest,
-)
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, Manifest, Tolerance, Variant
 
 
 def verify_bundle(

@@ -24,7 +24,8 @@ from edgecompile.bundle.staging import FULL, Staging, disk_full, free_space
 from edgecompile.bundle.weights import write_weights
 from edgecompile.errors import BundleWriteError
 from edgecompile.files import file_sha256
-from edgecompile.runtime.format.manifest import (
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.schema import (
     AOTI_CPU,
     MANIFEST_NAME,
     TORCH,
@@ -32,7 +33,6 @@ from edgecompile.runtime.format.manifest import (
     GoldenCase,
     Manifest,
     Variant,
-    parse_manifest,
 )
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.native import NativeRuntime

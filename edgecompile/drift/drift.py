@@ -31,8 +31,6 @@ from edgecompile.errors import DriftError, LengthsError
 from edgecompile.lengths.distribution import IntArray, LengthDistribution
 from edgecompile.lengths.traffic import ServedTraffic
 
-__all__ = ["chance_distance", "check_drift", "judge_drift", "length_distance"]
-
 # A plan that costs this share more than the optimum found wasn't made under those constraints.
 _NOT_OPTIMAL = 1e-6
 # Kolmogorov's distribution has 1 % beyond this (N. Smirnov, "Table for estimating the goodness of fit

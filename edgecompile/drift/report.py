@@ -12,8 +12,6 @@ from edgecompile.files import plain
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.traffic import ServedTraffic
 
-__all__ = ["MIN_CALLS", "BucketDrift", "CostDrift", "DriftReport", "LengthShift", "Thresholds"]
-
 #: From this many calls on, every share of the traffic up to a length is known to 5 % with 99 %
 #: confidence: √(ln(2/0.01)/(2n)), the Dvoretzky-Kiefer-Wolfowitz bound with Massart's constant.
 MIN_CALLS = 1000

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from edgecompile.explanation.report import Cause, Explanation
 from edgecompile.units import format_bytes, format_share
 
-__all__ = ["find_causes", "judge"]
-
 #: FLOPs outside the runtime's own kernels that are worth a word, as a share of all.
 _NOTABLE = 0.05
 _NO_GUARD = "choose between results with torch.where instead of between lines of code"

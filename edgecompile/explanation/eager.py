@@ -11,8 +11,6 @@ from edgecompile.export.checks import Range, choose_sizes
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.source_lines import places_of_error
 
-__all__ = ["check_eager", "error_text"]
-
 #: The largest multiple that is looked for.
 _LARGEST_FACTOR = 256
 

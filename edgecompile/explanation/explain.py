@@ -44,8 +44,6 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.source_lines import place_of_text, places_of_error
 from edgecompile.progress import NULL_PROGRESS, Progress
 
-__all__ = ["ExplainRequest", "explain_load_failure", "explain_model"]
-
 #: Longest length looked at where nobody names one: a run of each operator has to fit into memory.
 _LONGEST = 512
 

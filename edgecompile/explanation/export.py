@@ -20,8 +20,6 @@ from edgecompile.export.operators.recurrence import has_recurrences
 from edgecompile.models.source_lines import Place, place_of_text
 from edgecompile.progress import StepHandle
 
-__all__ = ["Climb", "climb_ladder"]
-
 #: Conditions kept of one strategy: a chunked model has hundreds.
 _MOST_CONDITIONS = 12
 #: Sizes kept of those at which a program is wrong.

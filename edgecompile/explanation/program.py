@@ -25,17 +25,6 @@ from edgecompile.export.guards import quiet_torch
 from edgecompile.models.source_lines import Place, place_of_trace
 from edgecompile.precision import Precision
 
-__all__ = [
-    "LoweredProgram",
-    "generate_code",
-    "is_own",
-    "kernel_uses",
-    "lower_program",
-    "module_kind",
-    "node_name",
-    "unlowered_nodes",
-]
-
 #: Lines and kinds of modules kept for one operator or kernel.
 _MOST_PLACES = 6
 #: Operators that torch adds to a graph and that compute nothing.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from edgecompile.precision import FP32, Precision
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["ExplainRequest"]
-
 
 @dataclass(frozen=True)
 class ExplainRequest:

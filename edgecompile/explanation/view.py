@@ -10,8 +10,6 @@ from edgecompile.report.page import Drawing, Section, Table, render_page
 from edgecompile.report.plots import bars
 from edgecompile.units import format_bytes, format_count, format_duration, format_share
 
-__all__ = ["explain_page", "explanation_tables", "format_flops", "summary_section"]
-
 _MOST_ROWS = 24
 _MOST_CALLS = 8
 _MOST_BARS = 14

@@ -18,8 +18,6 @@ from edgecompile.export.ladder import without_fast_path
 from edgecompile.export.workcount import FORMULAS, byte_size, storage_of, tensors_in
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["Limits", "NodeWork", "count_graph", "limits_of", "module_times", "run_figures"]
-
 _LOOKUPS = ("embedding", "index", "index_select", "gather", "take", "embedding_bag")
 
 

@@ -8,16 +8,13 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError, ExportError, PlanError
 from edgecompile.export.export import export_model
 from edgecompile.export.program import ExportedModel
 from edgecompile.installation import installation_id
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.progress import NULL_STEP, StepHandle
-
-__all__ = ["ExportStore", "export_bucket", "export_buckets", "model_fingerprint"]
-
 
 #: Written last into an export's folder: without it the export is half-made.
 _EXPORT_DONE = "done.json"

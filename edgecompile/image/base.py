@@ -21,17 +21,6 @@ from edgecompile.files import write_json
 from edgecompile.image.layers import Blobs, Entry, Layer, archive_entries, folder_entries
 from edgecompile.toolchain.compilers import cache_directory
 
-__all__ = [
-    "PACKAGES",
-    "Base",
-    "add_packages",
-    "check_base",
-    "compile_modules",
-    "make_base",
-    "need",
-    "run",
-]
-
 #: Below it are the packages of PyPI.
 PACKAGES = "opt/python"
 

@@ -20,9 +20,7 @@ from edgecompile.image import base as bases
 from edgecompile.image.layers import Blobs, Layer, folder_entries
 from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.manifest import AOTI_CPU, MANIFEST_NAME
-
-__all__ = ["ARCHITECTURES", "SERVER_REQUIREMENTS", "ImageRequest", "make_image"]
+from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME
 
 #: The names of architectures in manifests, and in the OCI's.
 ARCHITECTURES = {"x86-64": "amd64", "aarch64": "arm64"}

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-__all__ = ["Blobs", "Entry", "Layer", "archive_entries", "folder_entries"]
-
 _TAR = "application/vnd.oci.image.layer.v1.tar"
 
 

@@ -28,8 +28,6 @@ from edgecompile.lengths.rows import (
     spell,
 )
 
-__all__ = ["CountedSizes", "count_array", "count_document", "count_elements"]
-
 Element = tuple[str, object, object]  # its name in messages, its sizes, its count
 
 

@@ -30,8 +30,6 @@ from edgecompile.lengths.joint import JointDistribution, distribution_of
 from edgecompile.lengths.rows import FORMS_HINT, LENGTH, RowReader, choose_columns, rows_hint
 from edgecompile.lengths.tables import count_rows, open_source, read_block, read_document
 
-__all__ = ["read_sizes"]
-
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_HINT = "write it with numpy.save(path, integer_array)"
 

@@ -15,8 +15,6 @@ from edgecompile.lengths.files import read_sizes
 from edgecompile.lengths.joint import JointDistribution, distribution_of
 from edgecompile.lengths.rows import LENGTH
 
-__all__ = ["TrafficSource", "read_traffic"]
-
 TrafficSource: TypeAlias = (
     str
     | os.PathLike[str]

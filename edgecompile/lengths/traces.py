@@ -9,8 +9,6 @@ from pathlib import Path
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.rows import MAX_LENGTH
 
-__all__ = ["read_trace"]
-
 _MOST_SHOWN = 10
 
 

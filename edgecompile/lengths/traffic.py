@@ -11,8 +11,6 @@ from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.lengths.rows import Sizes
 
-__all__ = ["STATS_HINT", "BucketTraffic", "ServedTraffic", "merge_traffic", "missing_lengths"]
-
 STATS_HINT = "give a file that the device's runtime wrote for its bundle (open_bundle's stats_file)"
 
 

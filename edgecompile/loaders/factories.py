@@ -40,8 +40,9 @@ from edgecompile.errors import ModelError
 from edgecompile.loaders.factory_specs import ModelSpec, build_model, find_problems
 from edgecompile.loaders.kinds import names_file
 from edgecompile.loaders.saved_programs import load_program_object
-from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import describe_error, is_user_code
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 

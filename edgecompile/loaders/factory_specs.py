@@ -19,8 +19,9 @@ from torch import nn
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import plain_name
 from edgecompile.loaders.input_specs import as_dict, describe_inputs
-from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import NamedModule, describe_error
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, axis_sizes
 from edgecompile.runtime.format.dtypes import INPUT_NAMES, Number

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from edgecompile.errors import ModelError
-from edgecompile.models.loaded import LoadedModel, LoadOptions
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.runtime.format.dtypes import BY_NAME, Number, holds
 

@@ -13,15 +13,6 @@ from typing import Any
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import read_object, weight_files
 
-__all__ = [
-    "check_form",
-    "find_tokenizer",
-    "first_module",
-    "is_program_archive",
-    "names_file",
-    "split_factory",
-]
-
 _FACTORY = re.compile(r"^(?P<where>.+):(?P<factory>[A-Za-z_][\w.]*)$", re.DOTALL)
 _URL = re.compile(r"(?:hf|https?)://\S+")
 _HUB_URL = re.compile(

@@ -13,8 +13,6 @@ from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
-__all__ = ["check_model", "load_model"]
-
 
 def load_model(
     spec: str | Path | object, options: LoadOptions | None = None, **changes: Any

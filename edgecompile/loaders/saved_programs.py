@@ -20,8 +20,9 @@ from edgecompile.export.ladder import upper_limit
 from edgecompile.export.program import fill_bounds
 from edgecompile.files import hash_tree
 from edgecompile.loaders.input_specs import with_pads
-from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import NamedModule
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec, axis_sizes
 from edgecompile.runtime.format.dtypes import INPUT_NAMES

@@ -26,16 +26,6 @@ from edgecompile.targets.profile import TargetProfile, VariantSpec, list_variant
 from edgecompile.targets.schema import FEATURES
 from edgecompile.toolchain.native import build_probe
 
-__all__ = [
-    "DEFAULT_NAME",
-    "describe_device",
-    "describe_here",
-    "detect_target",
-    "format_profile",
-    "probe_features",
-    "runnable_variants",
-]
-
 #: The name of a detected machine that isn't given one.
 DEFAULT_NAME = "this-machine"
 

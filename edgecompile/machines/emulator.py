@@ -27,13 +27,8 @@ import numpy.typing as npt
 from edgecompile.errors import NativeError, ToolchainError, UnsupportedHostError
 from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.format.dtypes import BY_CODE, BY_NAME
-from edgecompile.runtime.format.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    Tolerance,
-    Variant,
-    parse_manifest,
-)
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.schema import MANIFEST_NAME, Manifest, Tolerance, Variant
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import Toolchain, compile_object, find_toolchain, run_tool
 from edgecompile.toolchain.native import (
@@ -43,8 +38,6 @@ from edgecompile.toolchain.native import (
     native_headers_id,
     native_sources,
 )
-
-__all__ = ["PACKAGE", "EmulatedModel", "Emulator", "emulator_for", "find_emulator"]
 
 #: Debian's package of the emulators.
 PACKAGE = "qemu-user"

@@ -10,15 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "CpuClock",
-    "cpu_identity",
-    "describe_machine",
-    "load_average",
-    "read_clock",
-    "usable_cpus",
-]
-
 # Flags of /proc/cpuinfo that decide how fast arithmetic is; the others would bury them.
 _TELLING = (
     *("sse4_2", "avx", "f16c", "fma", "avx2", "bmi2", "avx_vnni"),

@@ -16,22 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
 from edgecompile.files import plain_fields
-from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
 from edgecompile.runtime.format.schema import GenerationSpec
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "ENCODER",
-    "Generation",
-    "LoadOptions",
-    "LoadedModel",
-    "ModelSource",
-    "least_context",
-    "model_structure",
-]
 
 #: Callers of a model that generates pass whole multiples of so many rows of a cache.
 _CONTEXT_STEP = 64

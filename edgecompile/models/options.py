@@ -10,8 +10,6 @@ from edgecompile.errors import ModelError
 from edgecompile.models.tasks import TASK_NAMES
 from edgecompile.runtime.format.dtypes import Number
 
-__all__ = ["POOLING_MODES", "LoadOptions"]
-
 #: How token embeddings become one, in the order in which sentence-transformers concatenates several.
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 

@@ -17,18 +17,9 @@ from edgecompile.lengths.texts import load_tokenizer, read_lines, wants_lower_ca
 if TYPE_CHECKING:
     from edgecompile.models.loaded import LoadedModel
 
-__all__ = [
-    "DEFAULT_SAMPLES",
-    "TOKENIZER_PARTS",
-    "SampleTexts",
-    "Samples",
-    "add_drawn",
-    "draw_samples",
-    "text_samples",
-]
-
 DEFAULT_SAMPLES = 24
 _MAX_LINES = 20_000
+_DRAWN = 8
 
 #: What of a tokenizer's answer an input of this name takes.
 TOKENIZER_PARTS: Mapping[str, str] = {
@@ -105,7 +96,6 @@ def draw_samples(
     longest: int,
     *,
     shortest: int | None = None,
-    count: int = 8,
     seed: int = 0,
 ) -> Samples:
     """Samples with drawn values at the quantiles of the lengths.
@@ -115,9 +105,9 @@ def draw_samples(
     assert model.length_axis is not None
     served, _ = traffic.clip(longest)
     shortest = model.axes[model.length_axis].lo if shortest is None else shortest
-    lengths = tuple(max(shortest, served.quantile((i + 0.5) / count)) for i in range(count))
+    lengths = tuple(max(shortest, served.quantile((i + 0.5) / _DRAWN)) for i in range(_DRAWN))
     made = tuple(_drawn(model, length, seed + index) for index, length in enumerate(lengths))
-    return Samples(made, lengths, f"{count} drawn inputs of the traffic's lengths")
+    return Samples(made, lengths, f"{_DRAWN} drawn inputs of the traffic's lengths")
 
 
 def add_drawn(
@@ -126,7 +116,7 @@ def add_drawn(
     longest: int,
     *,
     shortest: int | None = None,
-    count: int = 8,
+    count: int = _DRAWN,
     seed: int = 0,
 ) -> Samples:
     """The samples and inputs with drawn values at lengths from the least to ``longest``.

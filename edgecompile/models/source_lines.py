@@ -11,8 +11,6 @@ from typing import Any
 from edgecompile.files import plain_fields
 from edgecompile.models.modules import is_user_code
 
-__all__ = ["Place", "place_of_text", "place_of_trace", "places_of_error"]
-
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n[ \t]+(?!File ")([^\n]+))?')
 _TEXT = re.compile(r"(?:^|\(at )([^\s()][^()]*?):(\d+) in ([^\s:()]+)(?:: (.*?))?\)?$", re.DOTALL)
 

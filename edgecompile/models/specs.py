@@ -9,8 +9,6 @@ from typing import Any
 from edgecompile.files import plain_fields
 from edgecompile.runtime.format.dtypes import Number
 
-__all__ = ["AxisLimits", "InputSpec", "OutputSpec", "axis_sizes"]
-
 
 @dataclass(frozen=True)
 class AxisLimits:

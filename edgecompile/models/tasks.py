@@ -13,17 +13,6 @@ from typing import Any, Literal
 
 from edgecompile.errors import ModelError
 
-__all__ = [
-    "SEQ2SEQ_LM",
-    "TASKS",
-    "TASK_NAMES",
-    "Task",
-    "architecture_of",
-    "choose_task",
-    "find_task",
-    "reads",
-]
-
 Modality = Literal["text", "audio", "image"]
 
 SEQ2SEQ_LM = "seq2seq-lm"

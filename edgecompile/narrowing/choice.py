@@ -30,13 +30,6 @@ from edgecompile.planning.subject import Subject
 from edgecompile.precision import COSINES, FP32, TOLERANCES, Precision, Rounded
 from edgecompile.progress import NULL_STEP, StepHandle
 
-__all__ = [
-    "DEFAULT_MAX_ERROR",
-    "ResolvedPrecision",
-    "choose_precision",
-    "resolve_precision",
-]
-
 #: Of an output's scale.
 DEFAULT_MAX_ERROR = 0.02
 

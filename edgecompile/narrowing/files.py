@@ -9,8 +9,6 @@ from edgecompile.errors import CompileError
 from edgecompile.files import write_json
 from edgecompile.precision import FP32, Precision
 
-__all__ = ["load_precision", "save_precision"]
-
 _PRECISION_FILE = "precision.json"
 _ROUNDED_FILE = "rounded.npz"
 

@@ -24,9 +24,7 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.narrowing.rounding import RoundedWeights, round_products
 from edgecompile.precision import Precision, Rounded
 from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.manifest import Tolerance
-
-__all__ = ["Deviation", "NarrowedProgram", "fewest_kept"]
+from edgecompile.runtime.format.schema import Tolerance
 
 _ANY = Tolerance(0.0, 0.0)
 

@@ -26,8 +26,6 @@ from edgecompile.planning.subject import Subject
 from edgecompile.precision import Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 
-__all__ = ["can_round", "resolving_title", "round_for", "rounding_notes"]
-
 #: Away from the seeds of what a bundle is judged by.
 _SEED = 7919
 _DRAWN = 8

@@ -27,8 +27,6 @@ from edgecompile.backends import ops
 from edgecompile.errors import CompileError
 from edgecompile.files import replacing
 
-__all__ = ["RoundedWeights", "hash_matrix", "round_matrix", "round_products"]
-
 #: Added to each input's mean square, of the mean of all: keeps what a few hundred rows don't tell
 #: from being taken for a law. From 0.01 to 0.1 MiniLM's errors fell by a tenth.
 _DAMPING = 0.1

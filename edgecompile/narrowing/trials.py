@@ -11,8 +11,6 @@ from edgecompile.precision import Precision
 if TYPE_CHECKING:
     from edgecompile.narrowing.program import Deviation
 
-__all__ = ["COLUMNS", "PrecisionChoice", "Trial"]
-
 
 @dataclass(frozen=True)
 class Trial:

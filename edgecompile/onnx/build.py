@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.cases import Case, make_cases, sample_cases
 from edgecompile.errors import CompileError, VerificationError
 from edgecompile.export.export import export_model

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.cases import Case, pad_array
 from edgecompile.files import plain_fields
 from edgecompile.models.specs import InputSpec, OutputSpec, axis_sizes
 from edgecompile.onnx.scan import OnnxRunner
 from edgecompile.runtime.format.compare import Agreement, compare_arrays
-from edgecompile.runtime.format.manifest import Tolerance
+from edgecompile.runtime.format.schema import Tolerance
 
 #: By case of a bucket, how its outputs agree.
 _Runs = list[tuple[str, list[Agreement]]]
@@ -116,7 +116,6 @@ def check_onnx(
     tolerance: Tolerance,
     *,
     min_cosine: float | None = None,
-    padded: bool = True,
 ) -> OnnxReport:
     """Runs ``cases`` through an ONNX file.
 
@@ -126,7 +125,6 @@ def check_onnx(
         buckets: that the cases' numbers are about.
         inputs, outputs: as of the model.
         tolerance, min_cosine: what is allowed.
-        padded: whether to try padding too.
 
     Raises:
         VerificationError: onnxruntime can't load or run the model.
@@ -134,7 +132,7 @@ def check_onnx(
     runner = OnnxRunner(path)
     plain: dict[int, _Runs] = {}
     filled: dict[int, _Runs] = {}
-    refusal = _padding_refusal(buckets, inputs, outputs) if padded else "it wasn't tried"
+    refusal = _padding_refusal(buckets, inputs, outputs)
     for case in cases:
         got = runner.run(case.inputs)
         plain.setdefault(case.bucket, []).append((case.name, _compare(got, case, tolerance)))

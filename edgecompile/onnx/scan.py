@@ -167,7 +167,6 @@ def scan_values(
     scratch: Path,
     *,
     masked: Mapping[str, float] | None = None,
-    budget: int = BUDGET,
 ) -> Scan:
     """Extremes of every float value that a node gives, and of what nodes add up inside.
 
@@ -176,7 +175,6 @@ def scan_values(
         inputs: to run it on.
         scratch: a folder for files.
         masked: by value, the limit below which an entry stands for "masked" and isn't counted.
-        budget: bytes of values that one run may give.
 
     Raises:
         VerificationError: the graph can't be run.
@@ -207,7 +205,7 @@ def scan_values(
             if inner is not None:
                 scan.sums[node.name] = max(inner, scan.sums.get(node.name, 0.0))
 
-    ValueVisitor(graph, scratch, budget).visit(names, inputs, look)
+    ValueVisitor(graph, scratch).visit(names, inputs, look)
     for arrays in inputs:
         for name, array in arrays.items():
             if array.dtype.kind == "f" and name in graph.inputs:

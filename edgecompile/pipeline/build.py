@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from edgecompile.models.loaded import LoadedModel
     from edgecompile.pipeline.run import Run
 
-__all__ = ["build"]
-
 
 def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildResult:
     """Builds, verifies and writes a bundle, if there isn't one already that was built of the same.

@@ -40,8 +40,6 @@ from edgecompile.tensorrt.rtx import RtxReport, bucket_profiles, check_rtx, has_
 from edgecompile.tensorrt.torch_tensorrt import BuiltEngine, build_engine
 from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt
 
-__all__ = ["build_for_gpu"]
-
 
 def build_for_gpu(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
     """Builds, verifies and writes a bundle that a device with a GPU finishes.

@@ -33,12 +33,10 @@ from edgecompile.pipeline.server import ServerPlan, measure_server
 from edgecompile.precision import FP32, Precision, min_cosine
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.report.pages import build_header, build_page, plain_page
-from edgecompile.runtime.format.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
+from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
 from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import FILE as GENERATION_FILE
 from edgecompile.tensorrt.parts import GpuParts, add_gpu, try_engine, with_gpu
-
-__all__ = ["Contents", "pack_bundle", "run_notes"]
 
 
 @dataclass(frozen=True)

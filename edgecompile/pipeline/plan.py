@@ -21,8 +21,6 @@ from edgecompile.planning.options import PlanOptions
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import NULL_PROGRESS, Progress
 
-__all__ = ["GPU_KIT", "make_kit", "plan", "plan_from_costs", "refuse_model_options"]
-
 #: Why there are no kits for GPUs.
 GPU_KIT = (
     "`kit` is for CPUs; what a GPU takes is measured with a bundle of several padded buckets (build "

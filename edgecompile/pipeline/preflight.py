@@ -52,8 +52,6 @@ from edgecompile.targets.profile import TargetProfile
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.units import format_bytes
 
-__all__ = ["Preflight", "begin_build", "begin_plan"]
-
 #: Bytes by weight that a bundle holds at least. Half of the weights are taken for granted only:
 #: heads that nobody asked for are left out.
 _WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}

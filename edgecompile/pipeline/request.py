@@ -12,8 +12,6 @@ from edgecompile.planning.options import SERVER, TORCH_TENSORRT
 from edgecompile.planning.request import PlanRequest
 from edgecompile.targets.profile import TargetProfile, load_target
 
-__all__ = ["BuildRequest"]
-
 DEFAULT_TARGET = "cpu-x86-64"
 
 

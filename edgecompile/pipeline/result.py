@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from edgecompile.precision import Precision
     from edgecompile.tensorrt.parts import GpuParts
 
-__all__ = ["BuildResult", "KitResult", "PlanResult"]
-
 
 @dataclass(frozen=True)
 class PlanResult:

@@ -17,8 +17,6 @@ from edgecompile.planning.notes import Notes
 from edgecompile.progress import Progress, StepHandle
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["Run", "work_folder"]
-
 T = TypeVar("T")
 
 

@@ -32,8 +32,6 @@ from edgecompile.pipeline.stages import (
 from edgecompile.planning.generation_plan import decoder_buckets, require_native
 from edgecompile.planning.request import AUTO_PRECISION
 
-__all__ = ["build_seq2seq", "refuse_auto"]
-
 
 def refuse_auto(precision: str) -> None:
     """Refuses to choose the precision of a model of two parts.

@@ -14,12 +14,10 @@ from edgecompile.planning.padding import require_paddable
 from edgecompile.planning.planning import Planned
 from edgecompile.planning.rows import why_rows_mix
 from edgecompile.planning.subject import Subject
-from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.schema import Manifest
 from edgecompile.server.schedule.batches import INDEPENDENT
 from edgecompile.server.schedule.costs import read_costs
 from edgecompile.server.schedule.streams import plan_streams
-
-__all__ = ["ServerPlan", "measure_server", "plan_server"]
 
 #: The manifest keeps the lengths of the traffic at each hundredth of it.
 _STEPS = 100
@@ -107,7 +105,7 @@ def measure_server(
         result["padding"] = server.padding
     if server.variant is None:
         return result
-    found = bench_serving(bundle, threads=server.threads, variant=server.variant, tell=tell)
+    found = bench_serving(bundle, server.threads, server.variant, tell)
     axis = str(manifest.length_axis)
     lengths = manifest.axes[axis]
     most = max(extent.hi for name, extent in manifest.axes.items() if name != axis)

@@ -24,8 +24,6 @@ from edgecompile.planning.padding import with_padding
 from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.targets.profile import VariantSpec
 
-__all__ = ["ExportedPlan", "compile_exports", "export_plan", "pack_libraries"]
-
 
 @dataclass(frozen=True)
 class ExportedPlan:

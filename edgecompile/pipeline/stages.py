@@ -33,18 +33,6 @@ from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import FP32, Precision
 from edgecompile.units import sentence
 
-__all__ = [
-    "choose_precision",
-    "compile_programs",
-    "contents",
-    "export_programs",
-    "find_subject",
-    "load",
-    "make_plan",
-    "pack",
-    "prove_padding",
-]
-
 
 def load(run: Run) -> LoadedModel:
     """Loads the model, for runs as long as are asked for."""

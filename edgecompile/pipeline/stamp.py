@@ -23,12 +23,10 @@ from edgecompile.machines.identity import cpu_identity, usable_cpus
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.runtime.errors import EdgecompileError
-from edgecompile.runtime.format.manifest import MANIFEST_NAME
+from edgecompile.runtime.format.schema import MANIFEST_NAME
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.targets.schema import search_path
 from edgecompile.toolchain.compilers import find_toolchain
-
-__all__ = ["STAMP_NAME", "build_key", "find_built", "write_stamp"]
 
 STAMP_NAME = "built.json"
 

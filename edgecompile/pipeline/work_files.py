@@ -18,8 +18,6 @@ from edgecompile.lengths.joint import JointDistribution
 from edgecompile.narrowing.files import load_precision, save_precision
 from edgecompile.precision import Precision
 
-__all__ = ["find_exports", "left_sizes", "read_plan", "settle_precision"]
-
 
 def read_plan(path: Path) -> BucketPlan:
     """The plan that ``edgecompile plan`` wrote.

@@ -21,18 +21,6 @@ from edgecompile.models.specs import AxisLimits
 from edgecompile.planning.request import PlanRequest
 from edgecompile.units import format_share
 
-__all__ = [
-    "decoder_buckets",
-    "prompt_lengths",
-    "prompts_only",
-    "refuse_generation",
-    "refuse_sources",
-    "refuse_two_parts",
-    "refused_prompts",
-    "require_native",
-    "with_decode",
-]
-
 
 def require_native(model: LoadedModel, *, runtime: str = NATIVE, tensorrt: bool = False) -> None:
     """Refuses to build a model that generates for what can't change its caches in place.

@@ -15,8 +15,6 @@ from edgecompile.planning.scope import PlanScope
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.units import format_share
 
-__all__ = ["check_plan", "without_foreign_costs"]
-
 
 def check_plan(
     plan: BucketPlan, model: LoadedModel, request: PlanRequest, profile: TargetProfile

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Notes"]
-
 
 class Notes(list[str]):
     """Notes for people on a build or a plan: every sentence once, as they came up."""

@@ -12,19 +12,6 @@ from edgecompile import checks
 from edgecompile.backends import NATIVE, RUNTIMES
 from edgecompile.units import parse_bytes, parse_duration
 
-__all__ = [
-    "AUTO",
-    "BACKENDS",
-    "DEVICE",
-    "MODES",
-    "PROFILES",
-    "SERVER",
-    "TORCH_TENSORRT",
-    "TRITON",
-    "BuildOptions",
-    "PlanOptions",
-]
-
 MODES = ("auto", "exact", "pad")
 #: What makes a GPU's engine: the device, from the bundle's ONNX; or torch-tensorrt, here and now, for
 #: the very GPU of this machine.

@@ -11,8 +11,6 @@ from edgecompile.errors import PlanError
 from edgecompile.export.padding.check import ASSUMED, PROVEN, check_padding
 from edgecompile.models.loaded import LoadedModel
 
-__all__ = ["extent_of", "require_paddable", "with_padding"]
-
 
 def require_paddable(
     model: LoadedModel, axes: Iterable[tuple[str, AxisRange]], *, assume: bool = False

@@ -11,8 +11,9 @@ from typing import cast
 from edgecompile.buckets.confidence import spread_warnings
 from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
-from edgecompile.buckets.plan import Bucket, BucketPlan
+from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import PlanError
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.costs.sources import calibrated_costs, find_costs
@@ -26,13 +27,6 @@ from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.units import format_ms, format_share
-
-__all__ = [
-    "NOISE_PRICES",
-    "Planned",
-    "noise_price",
-    "plan_model",
-]
 
 #: Shares of the mean run that a bucket has to save, at least and at most, where no price is given.
 #: Two builds of one program differ by about the least, so that less would be noise.

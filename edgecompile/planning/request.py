@@ -26,8 +26,6 @@ from edgecompile.precision import FP32, PRECISIONS
 from edgecompile.targets.gpu import GPU_PRECISION, GPU_PRECISIONS, TRITON_PRECISIONS
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["AUTO_PRECISION", "PlanRequest"]
-
 #: Chooses the precision by trial.
 AUTO_PRECISION = "auto"
 _PRECISIONS = (None, "fp32", "fp16", "bf16", "int8", AUTO_PRECISION)

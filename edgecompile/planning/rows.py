@@ -15,8 +15,6 @@ from edgecompile.runtime.format.dtypes import BY_NAME
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["why_rows_mix"]
-
 #: Rows of the largest trial: a sum over all of them shows in a few.
 _MOST_ROWS = 8
 

@@ -13,8 +13,6 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.request import PlanRequest
 from edgecompile.units import format_share
 
-__all__ = ["PlanScope", "longest_served", "plan_scope", "with_traffic"]
-
 
 @dataclass(frozen=True)
 class PlanScope:

@@ -20,8 +20,6 @@ from edgecompile.planning.padding import require_paddable
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope
 
-__all__ = ["ServingMode", "find_serving_mode"]
-
 #: So many different lengths are few enough to advise a static program for each.
 _FEW_LENGTHS = 8
 

@@ -24,8 +24,6 @@ from edgecompile.planning.serving_modes import ServingMode, find_serving_mode
 from edgecompile.precision import Precision
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 
-__all__ = ["Subject", "make_subject"]
-
 
 @dataclass(frozen=True)
 class Subject:

@@ -9,8 +9,6 @@ from edgecompile.report import canvas
 from edgecompile.report.canvas import BLUE, GREY, ORANGE
 from edgecompile.server.schedule.simulate import Outcome
 
-__all__ = ["goodput_plot", "latency_plot", "load_page"]
-
 _COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 

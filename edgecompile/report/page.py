@@ -15,8 +15,6 @@ from markupsafe import Markup
 
 from edgecompile.units import sentence
 
-__all__ = ["Drawing", "Section", "Table", "render_page"]
-
 
 @dataclass(frozen=True)
 class Drawing:

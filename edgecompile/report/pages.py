@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from edgecompile.buckets.assessment import PlanAssessment
 from edgecompile.buckets.figures import bucket_table
-from edgecompile.buckets.plan import Bucket, BucketPlan
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.identity import describe_machine
 from edgecompile.report import plots
@@ -22,22 +23,7 @@ if TYPE_CHECKING:
     from edgecompile.bundle.verdict import CaseResult, VerifyReport
     from edgecompile.models.loaded import ModelSource
     from edgecompile.narrowing.trials import PrecisionChoice
-    from edgecompile.runtime.format.manifest import Manifest
-
-__all__ = [
-    "Drawing",
-    "Section",
-    "Table",
-    "bench_section",
-    "build_header",
-    "build_page",
-    "plain_page",
-    "plan_section",
-    "precision_section",
-    "render_page",
-    "verify_section",
-]
-
+    from edgecompile.runtime.format.schema import Manifest
 
 _FAILED = "FAILED"
 
@@ -82,7 +68,6 @@ def build_page(
     report: VerifyReport,
     choice: PrecisionChoice | None = None,
     *,
-    unit: str = "tokens",
     header: Sequence[tuple[str, str]] = (),
     facts: Sequence[tuple[str, str]] = (),
 ) -> str:
@@ -93,12 +78,11 @@ def build_page(
         assessment: the plan and the usual rules.
         report: of the verification.
         choice: how the precision was chosen, if it was.
-        unit: what a length counts.
         header: what it is about; see :func:`build_header`.
         facts: versions and machine.
     """
     sections = [
-        plan_section(assessment, unit=unit),
+        plan_section(assessment),
         *([] if choice is None else [precision_section(choice)]),
         verify_section(report, assessment.plan.buckets),
     ]

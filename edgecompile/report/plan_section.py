@@ -10,15 +10,12 @@ from edgecompile.report import plots
 from edgecompile.report.page import Drawing, Section, Table
 from edgecompile.units import format_bytes, format_count, format_duration, format_ms, format_share
 
-__all__ = ["plan_section"]
 
-
-def plan_section(assessment: PlanAssessment, *, unit: str = "tokens") -> Section:
+def plan_section(assessment: PlanAssessment) -> Section:
     """The plan: its buckets over the traffic, what runs cost, and what other rules would.
 
     Args:
         assessment: the plan, other rules and doubts; over one axis or over two.
-        unit: what a length counts where there is one axis.
     """
     plan, served, verdict = assessment.plan, assessment.served, assessment.verdict()
     if len(served.axes) > 1:
@@ -31,7 +28,7 @@ def plan_section(assessment: PlanAssessment, *, unit: str = "tokens") -> Section
     else:
         traffic = Drawing(
             "Lengths and buckets",
-            plots.length_histogram(served, plan.buckets, unit),
+            plots.length_histogram(served, plan.buckets),
             "The numbers above the plot are the upper edges of the buckets.",
         )
     own = tuple(i for i, name in enumerate(assessment.results) if name == OPTIMUM)
@@ -51,7 +48,7 @@ def plan_section(assessment: PlanAssessment, *, unit: str = "tokens") -> Section
                 strong=own,
                 caption=assessment.baseline_caption(),
             ),
-            _costs(assessment, unit),
+            _costs(assessment),
         ),
     )
 
@@ -87,9 +84,9 @@ def _baseline_bars(assessment: PlanAssessment) -> Drawing:
     return Drawing("Expected mean of each rule", svg)
 
 
-def _costs(assessment: PlanAssessment, unit: str) -> Drawing:
+def _costs(assessment: PlanAssessment) -> Drawing:
     costs = assessment.costs
-    axis, at = f"length ({unit})", ""
+    axis, at = "length (tokens)", ""
     if len(costs.axes) > 1:
         axis, at = costs.axes[0], f" at each {costs.axes[1]}"
     title = f"Cost of one run{at}, {COST_WORDS[costs.kind]}"

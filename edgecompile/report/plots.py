@@ -22,8 +22,6 @@ from edgecompile.report import canvas
 from edgecompile.report.canvas import FAINT, HEAT, INK, MID, MODE_COLOURS, PAPER
 from edgecompile.units import format_ms
 
-__all__ = ["bars", "cost_lines", "length_histogram", "size_map", "was_measured"]
-
 _MODE_NAMES = {"exact": "exact (dynamic, no padding)", "pad": "padded to its upper edge"}
 _DASHES: dict[str, Any] = {"exact": "-", "pad": (0, (4, 1.6))}
 _SOLID: Any = {"dash_offset": 0, "dash_list": None}
@@ -36,7 +34,7 @@ _DECADE, _WIDE = 10, 40
 _SHORT_NAME = 9  # letters of an axis' name
 
 
-def length_histogram(traffic: Traffic, buckets: Sequence[Bucket], unit: str) -> str:
+def length_histogram(traffic: Traffic, buckets: Sequence[Bucket], unit: str = "tokens") -> str:
     """How often each length occurs, with the buckets behind it.
 
     The axis is logarithmic where a linear one would press most of the sample into its first few

@@ -353,7 +353,8 @@ def _measure_serving(options: argparse.Namespace) -> int:
 
 
 def _finish(options: argparse.Namespace) -> int:
-    from .finish.finish import Options, finish_bundle, format_finish
+    from .finish.finish import finish_bundle, format_finish
+    from .finish.maker import Options
 
     if options.workspace is not None and options.workspace < 1:
         raise InputError("--workspace is {}, must be at least 1 byte".format(options.workspace))

@@ -4,9 +4,9 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, Iterable, Optional
 
-from .cpu.host import VARIANT_VARIABLE, Host, describe_host
+from .cpu.host import Host, describe_host
 from .format.folder import BundleFolder
-from .format.manifest import TENSORRT
+from .format.schema import TENSORRT
 from .generation.generator import Generator
 from .generation.options import Options
 from .generation.sources import check_encoder
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from .generation.session import Session
     from .generation.stream import TokenStream
     from .text.encoder import Text, TextEncoder, TextOutputs
-
-__all__ = ["VARIANT_VARIABLE", "Model", "open_bundle"]
 
 
 def open_bundle(

@@ -15,7 +15,7 @@ from .cpu.library import BoundRun, Program
 from .errors import InputError, MemoryLimitError, OutsideBucketsError
 from .format import weights
 from .format.folder import BundleFolder
-from .format.manifest import Manifest, Tolerance, Variant
+from .format.schema import Manifest, Tolerance, Variant
 from .lifetime import Lifetime, Unique
 from .limits import no_memory
 from .opening import Opened, check_threads

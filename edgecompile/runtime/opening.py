@@ -20,7 +20,7 @@ from .errors import (
     UnsupportedHostError,
 )
 from .format.folder import BundleFolder
-from .format.manifest import AOTI_CPU, GPU_BACKENDS, TENSORRT, TRITON, Manifest, Variant
+from .format.schema import AOTI_CPU, GPU_BACKENDS, TENSORRT, TRITON, Manifest, Variant
 from .gpu.engines import MODES, PLANNED
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
             except UnfinishedBundleError:
                 if not request.finish:
                     raise
-                from .finish.finish import Options, finish_bundle
+                from .finish.finish import finish_bundle
+                from .finish.maker import Options
 
                 finish_bundle(folder.path, Options(variant=variant.name))
                 programs = open_gpu_variant(folder, variant, request.mode)

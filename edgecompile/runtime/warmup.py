@@ -6,7 +6,7 @@ from .call.dispatch import Dispatcher
 from .call.inputs import InputChecker, make_inputs
 from .errors import UnsupportedHostError
 from .format.dtypes import BY_NAME
-from .format.manifest import Manifest
+from .format.schema import Manifest
 from .limits import memory_for
 
 if TYPE_CHECKING:

@@ -13,8 +13,6 @@ from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.server.process.arguments import add_options, read_arguments
 from edgecompile.server.process.supervisor import Supervisor
 
-__all__ = ["main", "make_parser"]
-
 
 def make_parser(
     prog: str = "python -m edgecompile.server",

@@ -15,8 +15,6 @@ from edgecompile.runtime import Model
 from edgecompile.runtime.format.text import CHAT_FILE, MAX_CHAT_BYTES
 from edgecompile.server.errors import BadRequest, Unprocessable
 
-__all__ = ["Chat", "open_chat"]
-
 Message = Mapping[str, Any]
 #: Characters of what a template says of messages that it refuses.
 _LONGEST = 500

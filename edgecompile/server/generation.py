@@ -18,8 +18,6 @@ from edgecompile.server.chat import Chat, Message, open_chat
 from edgecompile.server.errors import BadRequest, Overloaded, translate
 from edgecompile.server.journal import Journal, digest
 
-__all__ = ["Generation", "Generator", "Piece"]
-
 #: Prompts of so many characters are tokenized on the event loop: a thread costs more.
 _SHORT = 2000
 

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from edgecompile.server.errors import Quarantined
 
-__all__ = ["HOLD_S", "MOST_DEATHS", "Journal", "Suspects", "digest"]
-
 #: A request that ran in so many workers when they died is refused.
 MOST_DEATHS = 2
 #: Seconds after the last death for which a request is a suspect.

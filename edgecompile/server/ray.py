@@ -19,8 +19,6 @@ from edgecompile.server.process.worker import prove
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Settings
 
-__all__ = ["Backlog", "Options", "Replica", "app", "read_options"]
-
 
 @dataclass(frozen=True)
 class Options:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from edgecompile.server.errors import Overloaded
 
-__all__ = ["SMALL", "Room"]
-
 #: Bodies of so many bytes need no room: each connection may have as much in its buffer anyway.
 SMALL = 64 << 10
 

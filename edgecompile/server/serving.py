@@ -21,8 +21,6 @@ from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.settings import DEFAULT_LIMITS, Limits
 
-__all__ = ["Answer", "Repository", "ServedModel", "TextAnswer"]
-
 #: Texts of so many characters together are tokenized on the event loop: a thread costs more.
 _SHORT = 2000
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from edgecompile.bundle.verdict import CaseResult, VerifyReport
 from edgecompile.bundle.writer import BundleWriter
 from edgecompile.onnx.report import OnnxArtifact
-from edgecompile.runtime.finish.finish import Options, finish_bundle
-from edgecompile.runtime.format.manifest import Manifest, Variant
+from edgecompile.runtime.finish.finish import finish_bundle
+from edgecompile.runtime.finish.maker import Options
 from edgecompile.runtime.format.recipe import parse_recipe
-from edgecompile.runtime.format.schema import TENSORRT
+from edgecompile.runtime.format.schema import TENSORRT, Manifest, Variant
 from edgecompile.targets.jetpack import JetPack
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.tensorrt.recipes import make_recipe

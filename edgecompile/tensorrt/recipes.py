@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.assembly import bucket_spec
 from edgecompile.errors import PlanError, TargetError
 from edgecompile.models.specs import InputSpec

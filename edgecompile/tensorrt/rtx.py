@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import MissingDependencyError
 from edgecompile.files import plain_fields
 from edgecompile.models.specs import InputSpec
@@ -27,6 +27,7 @@ STATUS = "built, not executed, not Jetson"
 
 #: Compute capability that is built for: Ampere, as Orin's 8.7, which RTX itself refuses.
 _CAPABILITY = "SM80"
+_LEVEL = 3  # the builder's optimization level, of 0 to 5
 _WORKER = Path(__file__).with_name("rtx_worker.py")
 _SHOWN = 20
 #: What a report takes from the answer as it is.
@@ -116,8 +117,6 @@ def check_rtx(
     onnx: Path,
     profiles: Sequence[Mapping[str, Mapping[str, Sequence[int]]]],
     *,
-    level: int = 3,
-    compute_capability: str = _CAPABILITY,
     python: str = sys.executable,
 ) -> RtxReport:
     """Parses and builds an ONNX file with all profiles, in a fresh process: it prints, and may crash.
@@ -125,8 +124,6 @@ def check_rtx(
     Args:
         onnx: the file, its weights beside it.
         profiles: from :func:`bucket_profiles`.
-        level: the builder's optimization level, 0 to 5.
-        compute_capability: RTX's name of it.
         python: the interpreter that has ``tensorrt_rtx_bindings``.
 
     Returns:
@@ -143,17 +140,15 @@ def check_rtx(
         request = {
             "onnx": str(onnx.resolve()),
             "profiles": profiles,
-            "compute_capability": compute_capability,
-            "level": level,
+            "compute_capability": _CAPABILITY,
+            "level": _LEVEL,
         }
         command = [python, "-I", str(_WORKER)]
         answer, ending = ask(command, request, Path(name), timeout=_PATIENCE_S)
-    return _report(answer, ending, onnx, len(profiles), compute_capability)
+    return _report(answer, ending, onnx, len(profiles))
 
 
-def _report(
-    answer: Mapping[str, Any], ending: str, onnx: Path, profiles: int, capability: str
-) -> RtxReport:
+def _report(answer: Mapping[str, Any], ending: str, onnx: Path, profiles: int) -> RtxReport:
     stage = answer["stage"]
     messages = [(level, text.strip()) for level, text in answer.get("messages", ())]
     errors = [
@@ -171,7 +166,7 @@ def _report(
         status=STATUS if ok else f"not built: it failed at the stage '{stage}'",
         ok=ok,
         version=str(answer.get("version", "")),
-        compute_capability=capability,
+        compute_capability=_CAPABILITY,
         profiles=profiles,
         missing_inputs=_missing(onnx, answer.get("inputs")),
         errors=tuple(dict.fromkeys(errors)),

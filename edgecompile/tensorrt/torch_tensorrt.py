@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError, MissingDependencyError
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import file_sha256, plain

@@ -14,7 +14,7 @@ from edgecompile.runtime.format.document import shorten
 if TYPE_CHECKING:
     from edgecompile.runtime.cpu.programs import Programs
     from edgecompile.runtime.format.folder import BundleFolder
-    from edgecompile.runtime.format.manifest import Variant
+    from edgecompile.runtime.format.schema import Variant
 
 COMMAND = "edgecompile.torch_runtime"
 

@@ -13,20 +13,14 @@ from typing import cast
 import numpy as np
 import pytest
 
-from edgecompile.bench.baselines import (
-    Baseline,
-    bundle_baseline,
-    eager_baseline,
-    find_baseline,
-    read_bundle,
-)
+from edgecompile.bench.baselines import bundle_baseline, eager_baseline, find_baseline, read_bundle
 from edgecompile.bench.bench import bench_bundle
-from edgecompile.bench.process import WorkerProcess, clean_environment
+from edgecompile.bench.process import Baseline, WorkerProcess, clean_environment
 from edgecompile.bench.report import BenchSettings
 from edgecompile.bench.worker import make_inputs
 from edgecompile.errors import BenchError
 from edgecompile.runtime.errors import DamagedBundleError
-from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.schema import Manifest
 from tests.runtime.bundles import DummyBundle
 
 SETTINGS = BenchSettings(threads=1)

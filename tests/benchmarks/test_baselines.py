@@ -13,8 +13,7 @@ from benchmarks.baselines.registry import KINDS, missing_packages, prepare_basel
 from benchmarks.baselines.sizes import folder_bytes, package_bytes
 from benchmarks.baselines.workshop import Workshop
 from edgecompile.bench.agreement import measure_agreement
-from edgecompile.bench.baselines import Baseline
-from edgecompile.bench.process import WorkerProcess
+from edgecompile.bench.process import Baseline, WorkerProcess
 from edgecompile.errors import BenchError, MissingDependencyError, ModelError
 from tests.needs import need_baseline, need_variable
 

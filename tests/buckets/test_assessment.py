@@ -9,8 +9,9 @@ import pytest
 from edgecompile.buckets.assessment import allowed_programs, assess_plan
 from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.figures import bucket_figures
-from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan
+from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 

@@ -19,8 +19,8 @@ from edgecompile.buckets.baselines import (
 )
 from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.evaluation import evaluate_buckets
-from edgecompile.buckets.plan import AxisRange
 from edgecompile.buckets.planner import plan_buckets
+from edgecompile.buckets.ranges import AxisRange
 from edgecompile.errors import PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from tests.draws import examples

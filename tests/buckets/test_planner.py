@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.limits import BucketCost, BucketLimits
-from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan
+from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import CostError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from tests.draws import examples

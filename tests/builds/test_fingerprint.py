@@ -18,7 +18,7 @@ from edgecompile.export.store import ExportStore, model_fingerprint  # noqa: E40
 from edgecompile.files import hash_tree  # noqa: E402
 from edgecompile.installation import installation_id  # noqa: E402
 from edgecompile.loaders.load import load_model  # noqa: E402
-from edgecompile.models.loaded import LoadOptions  # noqa: E402
+from edgecompile.models.options import LoadOptions  # noqa: E402
 from edgecompile.pipeline.request import BuildRequest  # noqa: E402
 from edgecompile.pipeline.stamp import build_key  # noqa: E402
 from edgecompile.targets.profile import load_target  # noqa: E402

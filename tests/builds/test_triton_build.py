@@ -11,13 +11,14 @@ import pytest
 from edgecompile.audit.elf import read_elf
 from edgecompile.errors import TargetError, UsageError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.options import LoadOptions
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.format.manifest import TRITON, parse_manifest
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.schema import TRITON
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
 from tests.factories.folders import write_model

@@ -11,7 +11,7 @@ import pytest
 
 from edgecompile.bundle.inspection import audit_bundle, judge_target
 from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.schema import Manifest
 from edgecompile.targets.profile import load_target
 
 LIBRARY = """

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.cli.terminal.output import write_json, write_text
+from edgecompile.cli.terminal.output import write_json
+from edgecompile.files import write_text
 from tests.cli.command import run
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.evaluation import expected_cost
-from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan
+from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.buckets.shipped import ShippedPlan
 from edgecompile.drift.drift import chance_distance, check_drift, judge_drift, length_distance
 from edgecompile.drift.report import MIN_CALLS, Thresholds

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.golden import write_case
 from tests.runtime.bundles import LENGTHS, ORIN, RECIPE, DummyBundle, pack_weights
+from tests.runtime.golden_files import write_case
 
 FOLDER = "code/jetson-orin/"
 DEVICE = "name=Orin;cc=8.7;sm=8;memory=8589934592;integrated=1;driver=12060"

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.golden import write_case
 from tests.fake_gpu.numpy_engine import embed
 from tests.hostile.toy import build_libraries, find_compiler, make_toy_bundle
 from tests.runtime.bundles import LENGTHS, make_case
 from tests.runtime.generations import make_generative, put_generations
+from tests.runtime.golden_files import write_case
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "tests-triton"

@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from edgecompile.runtime.format.golden import write_case
 from tests.fake_gpu.bundles import GpuBundle, run_eager
 from tests.fake_gpu.rig import REPOSITORY, Rig
 from tests.finish.outcome import WHOLE, check_served, serve
+from tests.runtime.golden_files import write_case
 
 
 def spoil(bundle: GpuBundle, bucket: int, by: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgecompile.runtime.format.manifest import BucketSpec, Extent, Manifest, TensorSpec, Tolerance
+from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, TensorSpec, Tolerance
 
 WORDS, POSITIONS = 1000, 512
 

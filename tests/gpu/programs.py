@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.schema import Manifest
 from tests.gpu.torch_engine import Program
 
 #: From the fastest on. "aoti-hidden" is "aoti" whose link hides what static libraries export: a

@@ -23,7 +23,7 @@ from edgecompile.runtime.call.inputs import InputChecker, make_inputs
 from edgecompile.runtime.call.results import ResultMaker
 from edgecompile.runtime.errors import GpuError
 from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.gpu.cuda import Cuda
 from edgecompile.runtime.gpu.engines import DEFAULT, REDUCE_OVERHEAD
 from edgecompile.runtime.gpu.programs import GpuPrograms, pad_everything

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from edgecompile.runtime.errors import GpuError
-from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.gpu.engines import Sizes
 
 #: Takes the inputs and gives the outputs, both in the order of the manifest.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from edgecompile.runtime.model import VARIANT_VARIABLE
+from edgecompile.runtime.cpu.host import VARIANT_VARIABLE
 from tests.hostile.toy import (
     ToyLibraries,
     build_libraries,

@@ -177,7 +177,12 @@ def test_joint_counts(tmp_path: Path) -> None:
         tmp_path,
         stats_document({5: 9}, sizes=sizes([5, 1], [0, 1, 1], [5, 1, -3], [5, 1, 2], [5, 1, 2])),
     )
-    for text in ("cells[0]: isn't", "cells[1][0]: 0 isn't", "cells[2][2]: -3 isn't", "5, 1 occur twice"):
+    for text in (
+        "cells[0]: isn't",
+        "cells[1][0]: 0 isn't",
+        "cells[2][2]: -3 isn't",
+        "5, 1 occur twice",
+    ):
         assert text in message
     wrong = stats_document({5: 1}, sizes={**sizes([5, 1, 1]), "axes": ["batch", "length"]})
     assert "'batch', not the length axis" in refused(tmp_path, wrong)

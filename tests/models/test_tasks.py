@@ -11,7 +11,7 @@ import pytest
 from edgecompile.cli.options.model import _read_image_size
 from edgecompile.errors import ModelError
 from edgecompile.loaders.load import load_model
-from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits
 from edgecompile.models.tasks import TASK_NAMES, choose_task
 

@@ -13,7 +13,7 @@ from edgecompile.errors import VerificationError
 from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.onnx.check import OnnxReport, check_onnx
 from edgecompile.onnx.weights import write_onnx
-from edgecompile.runtime.format.manifest import Tolerance
+from edgecompile.runtime.format.schema import Tolerance
 from tests.onnx_graphs import Array, f32, graph_of
 
 BUCKETS = [

@@ -34,7 +34,8 @@ from edgecompile.errors import (
 )
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.folders.position_limits import max_positions, stored_positions
-from edgecompile.models.loaded import LoadOptions, ModelSource
+from edgecompile.models.loaded import ModelSource
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.samples import SampleTexts
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.plan import plan

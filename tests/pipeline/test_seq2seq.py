@@ -17,7 +17,8 @@ from click.testing import CliRunner
 
 from edgecompile.errors import PlanError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import LoadedModel, LoadOptions
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.options import LoadOptions
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest

@@ -20,18 +20,12 @@ from edgecompile.lengths.joint import JointDistribution
 from edgecompile.models.loaded import ModelSource
 from edgecompile.report import plots
 from edgecompile.report.canvas import VARIABLES
-from edgecompile.report.pages import (
-    Drawing,
-    Section,
-    Table,
-    bench_section,
-    build_header,
-    build_page,
-    plan_section,
-    render_page,
-)
+from edgecompile.report.page import Drawing, Section, Table, render_page
+from edgecompile.report.pages import bench_section, build_header, build_page
 from edgecompile.report.pages import verify_section as make_verify_section
-from edgecompile.runtime.format.manifest import Tolerance, parse_manifest
+from edgecompile.report.plan_section import plan_section
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.schema import Tolerance
 from tests.grids import two_axes
 from tests.runtime.bundles import DummyBundle
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.runtime.format.golden import write_case
+from tests.runtime.golden_files import write_case
 
 LENGTHS = {0: 7, 1: 40}  # of the golden vectors, by bucket
 

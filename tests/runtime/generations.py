@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.runtime.format.golden import write_case
 from tests.runtime.bundles import DELETE, DummyBundle
+from tests.runtime.golden_files import write_case
 
 CONTEXT = {"lo": 8, "hi": 64, "hint": 40}
 INPUTS: list[dict[str, Any]] = [

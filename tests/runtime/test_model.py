@@ -26,7 +26,8 @@ from edgecompile.runtime.errors import (
 )
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.golden import read_case
-from edgecompile.runtime.format.manifest import BucketSpec, Extent, Manifest, parse_manifest
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest
 from tests.runtime.bundles import DummyBundle
 
 Arrays = Any

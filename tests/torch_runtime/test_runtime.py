@@ -31,7 +31,8 @@ from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime.cpu import loaders
-from edgecompile.runtime.format.manifest import TORCH, Manifest, parse_manifest
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.schema import TORCH, Manifest
 from edgecompile.runtime.model import Model, open_bundle
 from edgecompile.targets.profile import load_target
 from tests.conftest import FACTORIES, one_at_a_time

@@ -306,7 +306,8 @@ def load_family(name: str) -> Any:
         ModelError: it can't.
     """
     from edgecompile.loaders.generators.makers import make_causal, make_seq2seq
-    from edgecompile.models.loaded import LoadOptions, ModelSource
+    from edgecompile.models.loaded import ModelSource
+    from edgecompile.models.options import LoadOptions
 
     if name in SOURCES:
         fixed = name == "whisper"
@@ -334,7 +335,7 @@ def build_family(
     Raises:
         EdgecompileError: it can't be exported, compiled or verified.
     """
-    from edgecompile.buckets.plan import AxisRange, Bucket
+    from edgecompile.buckets.ranges import AxisRange, Bucket
 
     limits = loaded.axes["context"]
     context = ("context", AxisRange(limits.lo, limits.hi, limits.lo))
@@ -353,7 +354,7 @@ def build_source_family(loaded: Any, output: Path, work: Path, *, step: Any = No
 
     Sources of up to 12 tokens are padded.
     """
-    from edgecompile.buckets.plan import AxisRange, Bucket
+    from edgecompile.buckets.ranges import AxisRange, Bucket
     from edgecompile.planning.generation_plan import decoder_buckets
 
     encoder = loaded.generation.encoder

@@ -19,7 +19,8 @@ from edgecompile.backends.artifact import TensorStore
 from edgecompile.backends.compilation import compile_buckets
 from edgecompile.backends.inductor_compat import GeneratedCpp
 from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
-from edgecompile.buckets.plan import Bucket, BucketPlan
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.cases import Case
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.verdict import VerifyReport

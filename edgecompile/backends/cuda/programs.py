@@ -26,7 +26,7 @@ from edgecompile.backends.cuda.cubins import (
 from edgecompile.backends.cuda.generate import GeneratedGpu, generate_gpu
 from edgecompile.backends.cuda.installed import TRITON, find_ptxas, ptxas_version
 from edgecompile.backends.missing_kernels import refuse_missing_kernels
-from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import file_sha256, plain_fields

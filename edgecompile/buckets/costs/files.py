@@ -12,8 +12,6 @@ from edgecompile.buckets.costs.grid import CostGrid, CostKind, CostPoint, sort_p
 from edgecompile.errors import CostError
 from edgecompile.lengths.rows import spelled_number, split_cells, strip_comment
 
-__all__ = ["read_costs"]
-
 _LENGTH = "length"
 _COSTS = ("exact_ms", "pad_ms")
 _COLUMNS = (_LENGTH, *_COSTS, "exact_spread_ms", "pad_spread_ms")

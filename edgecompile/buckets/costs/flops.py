@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
 
-__all__ = ["FlopModel", "Quadratic", "fit_quadratic"]
-
 #: Preferred in this order where several explain the counts equally well.
 _POWERS = (1, 2, 0)
 

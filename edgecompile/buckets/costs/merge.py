@@ -12,8 +12,6 @@ import numpy as np
 
 from edgecompile.buckets.costs.grid import MOST_MS, CostGrid, CostPoint, Mode
 
-__all__ = ["merge_modes"]
-
 
 def merge_modes(
     exact_points: Sequence[CostPoint], pad_points: Sequence[CostPoint]

@@ -10,8 +10,6 @@ from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import optional_object
 from edgecompile.runtime.format.text import MAX_CHAT_BYTES
 
-__all__ = ["read_chat"]
-
 _TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 

@@ -18,13 +18,12 @@ from edgecompile.loaders.folders.inputs import find_inputs
 from edgecompile.loaders.folders.pretrained import drop_pooler, load_pretrained, main_input
 from edgecompile.loaders.folders.sentence_modules import SentencePipeline, read_pipeline
 from edgecompile.loaders.input_specs import with_pads
-from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import NamedModule
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
 from edgecompile.models.tasks import SEQ2SEQ_LM, Task, choose_task, reads
 from edgecompile.runtime.format.schema import CAUSAL_LM
-
-__all__ = ["load_folder"]
 
 
 def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:

@@ -16,13 +16,10 @@ from edgecompile.loaders.folders.sentence_modules import (
     SentenceEncoder,
     SentencePipeline,
 )
-from edgecompile.models.loaded import LoadOptions
 from edgecompile.models.modules import NamedModule, name_outputs
-from edgecompile.models.options import POOLING_MODES
+from edgecompile.models.options import POOLING_MODES, LoadOptions
 from edgecompile.models.specs import OutputSpec
 from edgecompile.models.tasks import Task
-
-__all__ = ["Scores", "assemble", "keep_outputs", "label_names", "pipeline_for"]
 
 #: The outputs that a task is about, where the model has them.
 _KEPT: Mapping[str, tuple[str, ...]] = {

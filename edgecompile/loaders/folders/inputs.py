@@ -15,11 +15,9 @@ from typing import Any
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import optional_object
 from edgecompile.loaders.folders.position_limits import max_positions
-from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.models.tasks import Task, reads
-
-__all__ = ["FolderInputs", "audio_inputs", "find_inputs", "limit_length"]
 
 BATCH, LENGTH = "batch", "length"
 HEIGHT, WIDTH = "height", "width"

@@ -16,8 +16,6 @@ from edgecompile.errors import MissingDependencyError, ModelError
 from edgecompile.models.modules import describe_error
 from edgecompile.models.tasks import SEQ2SEQ_LM, Task, architecture_of
 
-__all__ = ["import_transformers", "load_pretrained", "main_input", "quiet"]
-
 # transformers reads these when it is imported. Nothing here may ever reach for a hub.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _ENCODER_HEADS = r"For(Sequence|Token|Audio)Classification$|ForQuestionAnswering$"

@@ -11,11 +11,8 @@ from edgecompile.lengths.texts import wants_lower_case
 from edgecompile.loaders.folders.files import optional_object, read_object
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import TOKENIZER_PARTS
-from edgecompile.runtime.format.manifest import Extent
-from edgecompile.runtime.format.schema import TextSpec
+from edgecompile.runtime.format.schema import Extent, TextSpec
 from edgecompile.runtime.format.text import MAX_PROMPTS, MAX_TOKENIZER_BYTES
-
-__all__ = ["TOKENIZER_PATH", "describe_texts"]
 
 #: Where the tokenizer is in a bundle.
 TOKENIZER_PATH = "tokenizer/tokenizer.json"

@@ -24,17 +24,6 @@ from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.generators.cache import Place
 from edgecompile.runtime.format.schema import GenerationSpec
 
-__all__ = [
-    "SOURCE_WAYS",
-    "WAYS",
-    "Way",
-    "attend_always",
-    "attending",
-    "greedy_of",
-    "own_attention",
-    "placed",
-]
-
 PLACED, MASKED = "edgecompile", "edgecompile_masked"
 
 

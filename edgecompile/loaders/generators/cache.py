@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-__all__ = ["Place", "SourceCache", "WrittenCache", "find_place"]
-
 
 @dataclass(frozen=True)
 class Place:

@@ -19,8 +19,6 @@ from edgecompile.loaders.generators.step import (
 )
 from edgecompile.models.modules import describe_error
 
-__all__ = ["find_step", "short_windows", "trial_tokens"]
-
 _TOKENS = 24
 # A window that a model of any size outgrows within these tokens.
 _WINDOW = 6

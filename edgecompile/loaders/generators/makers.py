@@ -55,14 +55,8 @@ from edgecompile.loaders.generators.step import (
     find_caches,
 )
 from edgecompile.models.examples import make_example
-from edgecompile.models.loaded import (
-    ENCODER,
-    Generation,
-    LoadedModel,
-    LoadOptions,
-    ModelSource,
-    least_context,
-)
+from edgecompile.models.loaded import ENCODER, Generation, LoadedModel, ModelSource, least_context
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.models.tasks import SEQ2SEQ_LM, reads

@@ -7,22 +7,8 @@ from typing import Any
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.generators.step import INPUT, LAST, POSITION, GenerationStep
-from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import InputSpec
-
-__all__ = [
-    "CONTEXT",
-    "LENGTH",
-    "context_limit",
-    "generation_setting",
-    "pad_token",
-    "refuse_unused",
-    "sampling_defaults",
-    "step_inputs",
-    "token_or_none",
-    "tokens_of",
-    "unheeded_settings",
-]
 
 LENGTH, CONTEXT = "length", "context"
 

@@ -23,14 +23,6 @@ from edgecompile.loaders.generators.step import (
 )
 from edgecompile.models.modules import describe_error, named_forward
 
-__all__ = [
-    "Projections",
-    "SourceEncoder",
-    "decoder_alone",
-    "encoder_alone",
-    "find_projections",
-]
-
 
 @dataclass(frozen=True)
 class Projections:

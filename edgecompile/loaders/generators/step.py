@@ -18,18 +18,6 @@ from edgecompile.loaders.generators.attention import Way, placed
 from edgecompile.loaders.generators.cache import SourceCache, WrittenCache, find_place
 from edgecompile.models.modules import describe_error, named_forward
 
-__all__ = [
-    "INPUT",
-    "LAST",
-    "POSITION",
-    "GenerationStep",
-    "KeyValueShape",
-    "cache_shapes",
-    "find_caches",
-    "pair_names",
-    "refuse_caches",
-]
-
 INPUT, POSITION, LAST = "input_ids", "position", "last"
 _TOKENS = 3
 

@@ -26,8 +26,6 @@ from edgecompile.precision import Precision
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import cache_directory, find_toolchain
 
-__all__ = ["MOST_KEPT", "cost_key", "find_kept", "keep_costs"]
-
 #: Files that are kept, the last used ones: some tens of kilobytes each at most.
 MOST_KEPT = 256
 

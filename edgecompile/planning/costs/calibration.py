@@ -21,14 +21,6 @@ from edgecompile.runtime.format.document import shorten
 from edgecompile.runtime.gpu.engines import PLANNED
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = [
-    "CalibratedPoint",
-    "Calibration",
-    "OtherSizes",
-    "check_calibration",
-    "spell_sizes",
-]
-
 CALIBRATION_HINT = (
     "write one on the device: python -m edgecompile.runtime bench BUNDLE --calibrate FILE, with a "
     "bundle of this model"

@@ -6,8 +6,6 @@ from edgecompile.buckets.costs.flops import FlopModel
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.planning.costs.gpu_roofline import WEIGHT_BYTES
 
-__all__ = ["ENGINE_NOTE", "engine_cost"]
-
 #: TensorRT 8.6.0 on a server with an H100 (2026-11-24-tensorrt-8.6.md): seconds that its builder takes to
 #: start, for each call of the model, and for each profile beyond the first as a share of all before.
 _START_S, _CALL_S, _PROFILE_SHARE = 11.0, 0.5, 0.25

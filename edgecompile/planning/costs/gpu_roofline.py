@@ -15,8 +15,6 @@ from edgecompile.errors import CostError
 from edgecompile.planning.costs.roofline import Efficiency, profile_record, roofline
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["LAUNCH_US", "MLPERF_RECORD", "WEIGHT_BYTES", "gpu_curve"]
-
 #: Bytes of a weight.
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 # Of an activation: int8 products leave float16 behind.

@@ -26,8 +26,6 @@ from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 
-__all__ = ["BuiltKit", "MeasuringKit", "build_kit", "choose_sizes", "make_kit"]
-
 # A static program has to be compiled for each size, so there are few: where most traffic lies, in
 # its tail, and the longest.
 _STATIC_QUANTILES = (0.25, 0.6, 0.9)
@@ -152,7 +150,6 @@ def build_kit(
     output: Path,
     *,
     precision: Precision = FP32,
-    force: bool = False,
     step: StepHandle = NULL_STEP,
 ) -> BuiltKit:
     """Exports, compiles and packs a kit; its programs are left for a plan that needs the same.
@@ -163,7 +160,6 @@ def build_kit(
         variants: those of the target's to build for.
         output: the bundle to write.
         precision: of the linears' weights.
-        force: replace a bundle of the same name.
         step: told what is being built.
 
     Raises:
@@ -198,7 +194,6 @@ def build_kit(
         output,
         kit.runs,
         bucket_build_s=build_s,
-        force=force,
     )
     return BuiltKit(path, kit, compiled, _cost(path, profile, compiled, build_s))
 

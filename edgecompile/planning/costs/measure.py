@@ -21,8 +21,6 @@ from edgecompile.errors import CostError, VerificationError
 from edgecompile.planning.costs.calibration import Calibration
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_document
 
-__all__ = ["bench_serving", "calibrate", "measured_costs", "run_calibration"]
-
 
 def run_calibration(bundle: Path, **options: Any) -> Calibration:
     """The result of :func:`calibrate`, checked; the same arguments.
@@ -63,17 +61,11 @@ def calibrate(
 
 
 def bench_serving(
-    bundle: Path,
-    *,
-    threads: int | None = None,
-    variant: str | None = None,
-    seconds: float = 20.0,
-    python: str = sys.executable,
-    tell: Callable[[str], None] = lambda text: None,
+    bundle: Path, threads: int | None, variant: str, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Runs the bundle's ``bench --serving`` on this machine; as :func:`calibrate`."""
-    options = ["--seconds", str(seconds)]
-    return _bench(bundle, "--serving", options, threads, variant, python, tell)
+    options = ["--seconds", "20"]
+    return _bench(bundle, "--serving", options, threads, variant, sys.executable, tell)
 
 
 def _bench(

@@ -15,8 +15,6 @@ from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.errors import CostError
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["ENCODER_RECORD", "Efficiency", "modelled_curve", "profile_record", "roofline"]
-
 # Bytes of a weight.
 _WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 

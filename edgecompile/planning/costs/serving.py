@@ -15,8 +15,6 @@ from edgecompile.server.schedule.batches import Batches
 from edgecompile.server.schedule.costs import CostTable, read_costs
 from edgecompile.server.schedule.streams import Streams, plan_streams
 
-__all__ = ["Serving", "read_serving"]
-
 _HINT = "build it with --profile server, or measure on the server: bench BUNDLE --serving FILE"
 
 

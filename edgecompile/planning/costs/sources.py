@@ -35,8 +35,6 @@ from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.targets.profile import VariantSpec
 
-__all__ = ["Costs", "calibrated_costs", "find_costs", "make_measuring_kit"]
-
 _MODELLED_POINTS = 64
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from ..errors import OutsideBucketsError
-from ..format.manifest import BucketSpec, Extent, Manifest
+from ..format.schema import BucketSpec, Extent, Manifest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -25,7 +25,7 @@ import numpy as np
 from ..errors import InputError
 from ..format.document import shorten
 from ..format.dtypes import BY_NAME
-from ..format.manifest import GenerationSpec, Manifest, TensorSpec
+from ..format.schema import GenerationSpec, Manifest, TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

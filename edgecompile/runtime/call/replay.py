@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 from ..errors import EdgecompileError
 from ..format.compare import compare_arrays
 from ..format.golden import Case, list_cases, read_case
-from ..format.manifest import Manifest, Tolerance
+from ..format.schema import Manifest, Tolerance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,7 @@ import numpy as np
 from ..cpu.tensors import MAX_DIMS, Shape
 from ..errors import InputError, NativeError
 from ..format.document import shorten
-from ..format.manifest import Manifest
+from ..format.schema import Manifest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

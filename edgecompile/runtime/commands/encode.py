@@ -8,8 +8,6 @@ from ..format.document import shorten
 from ..model import open_bundle
 from ..text.encoder import Text, TextOutputs
 
-__all__ = ["encode_bundle", "format_encode", "read_texts"]
-
 _SHOWN = 4  # numbers of a row, and labels of a text
 
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 from ..cpu.host import VARIANT_VARIABLE, choose_variant, describe_host, missing
 from ..errors import BundleError, UnsupportedHostError
 from ..format.folder import BundleFolder
-from ..format.manifest import MANIFEST_NAME, TENSORRT, TRITON, Manifest, Variant
+from ..format.schema import MANIFEST_NAME, TENSORRT, TRITON, Manifest, Variant
 
 _HERE = ("host", "variants", "chosen", "problem", "device_bytes")
 

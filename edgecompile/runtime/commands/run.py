@@ -16,7 +16,7 @@ from ..model import open_bundle
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..format.manifest import Manifest
+    from ..format.schema import Manifest
 
     Arrays = Dict[str, NDArray[Any]]
 

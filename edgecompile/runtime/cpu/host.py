@@ -15,7 +15,7 @@ from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tupl
 
 from ..errors import NativeError, UnsupportedHostError
 from ..format.folder import BundleFolder
-from ..format.manifest import Manifest, Variant
+from ..format.schema import Manifest, Variant
 from . import loaders
 from .libraries import load_library, pin_library
 

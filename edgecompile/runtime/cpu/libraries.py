@@ -14,7 +14,7 @@ from typing import Dict, NamedTuple, Optional, Tuple
 
 from ..errors import DamagedBundleError, NativeError
 from ..format.folder import BundleFolder, file_state, find_hash_damage
-from ..format.manifest import FileEntry
+from ..format.schema import FileEntry
 from ..limits import explain_loading
 
 _RTLD_LOCAL_NOW = os.RTLD_LOCAL | os.RTLD_NOW

@@ -8,7 +8,7 @@ carries it beside this one.
 from typing import TYPE_CHECKING, Dict, Optional, Protocol
 
 from ..errors import LoaderNeededError, UnsupportedHostError
-from ..format.manifest import AOTI_CPU, TENSORRT, TORCH, TRITON, Variant
+from ..format.schema import AOTI_CPU, TENSORRT, TORCH, TRITON, Variant
 
 if TYPE_CHECKING:
     from ..format.folder import BundleFolder

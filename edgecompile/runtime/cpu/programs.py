@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 
 from ..errors import BundleError
 from ..format.folder import BundleFolder
-from ..format.manifest import Variant
+from ..format.schema import Variant
 from ..format.weights import Weights, map_weights
 from .libraries import pin_library
 from .library import Program, RuntimeLibrary, load_runtime

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ..cpu.host import VARIANT_VARIABLE, architecture
 from ..errors import UnsupportedHostError
 from ..format.folder import BundleFolder
-from ..format.manifest import TENSORRT, Manifest, Variant
+from ..format.schema import TENSORRT, Manifest, Variant
 from ..gpu.cache import (
     FinishedEngine,
     cache_root,
@@ -21,8 +21,6 @@ from ..gpu.cache import (
 from .checks import check_device
 from .maker import EngineMaker, Options, Say
 from .shipped import compare_devices
-
-__all__ = ["Options", "choose_variant", "finish_bundle", "format_finish"]
 
 _NOTHING = Options()
 

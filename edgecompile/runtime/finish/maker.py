@@ -20,8 +20,9 @@ from ..errors import (
     SelftestError,
 )
 from ..format.folder import BundleFolder
-from ..format.manifest import Variant
-from ..format.recipe import Recipe, ShippedEngine, read_recipe, sibling
+from ..format.recipe import read_recipe, sibling
+from ..format.recipe_schema import Recipe, ShippedEngine
+from ..format.schema import Variant
 from ..gpu.cache import EngineFolder, FinishedEngine, describe_content, engine_name, is_whole
 from ..gpu.device import DeviceIdentity
 from ..gpu.log import BuildFailure

@@ -9,8 +9,9 @@ from ..call.replay import run_cases
 from ..call.results import ResultMaker
 from ..errors import BundleError, GpuError, ModeError
 from ..format.folder import BundleFolder
-from ..format.manifest import Manifest, Tolerance
-from ..format.recipe import Recipe, read_recipe
+from ..format.recipe import read_recipe
+from ..format.recipe_schema import Recipe
+from ..format.schema import Manifest, Tolerance
 from ..gpu.cache import FinishedEngine
 from ..gpu.cuda import Cuda
 from ..gpu.engines import MODES, REDUCE_OVERHEAD

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Protocol
 import numpy as np
 
 from ..errors import UnsupportedHostError
-from ..format.manifest import TRITON, Manifest
-from ..format.schema import GenerationSpec
+from ..format.schema import TRITON, GenerationSpec, Manifest
 from ..opened import OpenBundle
 from .chunks import ROWS_STEP, Chunk
 

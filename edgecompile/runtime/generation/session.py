@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 import numpy as np
 
 from ..errors import GenerationError, InputError
-from ..format.manifest import AOTI_CPU, GPU_BACKENDS, TRITON
-from ..format.schema import GenerationSpec
+from ..format.schema import AOTI_CPU, GPU_BACKENDS, TRITON, GenerationSpec
 from ..lifetime import Unique
 from ..opened import OpenBundle
 from .caches import Run, make_caches

@@ -8,8 +8,7 @@ from ..call.inputs import as_array
 from ..errors import BundleError, InputError
 from ..format.document import Problems
 from ..format.dtypes import BY_NAME
-from ..format.manifest import Manifest
-from ..format.schema import GenerationSpec, TensorSpec
+from ..format.schema import GenerationSpec, Manifest, TensorSpec
 from .stream import refuse_text
 
 if TYPE_CHECKING:

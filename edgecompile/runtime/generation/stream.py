@@ -19,8 +19,7 @@ import numpy as np
 from ..call.inputs import as_array
 from ..errors import ContextLengthError, InputError
 from ..format.document import shorten
-from ..format.manifest import Manifest
-from ..format.schema import GenerationSpec
+from ..format.schema import GenerationSpec, Manifest
 from ..lifetime import Unique
 from .options import Options
 from .sampling import MAX_SEED, Sampling

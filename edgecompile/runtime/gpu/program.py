@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 import numpy as np
 
 from ..errors import EdgecompileError, GpuError, InputError
-from ..format.manifest import BucketSpec, Manifest, TensorSpec
+from ..format.schema import BucketSpec, Manifest, TensorSpec
 from .buffers import Buffers, CacheMemory, Span
 from .engines import Context, Sizes
 from .lane import GpuLane

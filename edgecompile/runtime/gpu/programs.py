@@ -13,7 +13,7 @@ from typing import Any, Deque, Dict, List, Optional, Sequence
 
 from ..call.inputs import InputChecker, make_inputs
 from ..errors import EdgecompileError, GpuError, ModeError
-from ..format.manifest import BucketSpec, Manifest
+from ..format.schema import BucketSpec, Manifest
 from .buffers import CacheMemory
 from .cuda import Cuda, check_not_forked
 from .engines import DEFAULT, MODES, PLANNED, REDUCE_OVERHEAD, Engine

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from ..errors import GpuError, UnfinishedBundleError
 from ..format.document import shorten
-from ..format.manifest import Manifest
+from ..format.schema import Manifest
 from .cache import FinishedEngine
 from .cuda import Cuda
 from .device import tensorrt_version

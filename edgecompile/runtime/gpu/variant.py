@@ -2,8 +2,9 @@
 
 from ..errors import GpuError, UnfinishedBundleError
 from ..format.folder import BundleFolder
-from ..format.manifest import Variant
-from ..format.recipe import Recipe, read_recipe
+from ..format.recipe import read_recipe
+from ..format.recipe_schema import Recipe
+from ..format.schema import Variant
 from .cache import EngineFolder, FinishedEngine, describe_content
 from .cuda import Cuda
 from .device import describe_device

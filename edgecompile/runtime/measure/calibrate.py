@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 from ..call.inputs import make_inputs
 from ..errors import BundleError, InputError
 from ..format.document import json_type, shorten
-from ..format.manifest import Extent, Manifest
 from ..format.output import check_output, write_output
+from ..format.schema import Extent, Manifest
 from ..model import open_bundle
 from ..stats.counters import percentile
 from ..stats.file import format_time

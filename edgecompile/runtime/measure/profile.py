@@ -8,7 +8,7 @@ from ..call.inputs import make_inputs
 from ..cpu.library import ProfileRow, RuntimeLibrary
 from ..errors import InputError, UnsupportedHostError
 from ..format.dtypes import BY_CODE
-from ..format.manifest import TORCH
+from ..format.schema import TORCH
 from ..model import open_bundle
 from .rounds import check_budget
 from .workload import plan_runs

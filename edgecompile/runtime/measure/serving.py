@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ..call.inputs import make_inputs
 from ..errors import InputError
-from ..format.manifest import Manifest
 from ..format.output import check_output, write_output
+from ..format.schema import Manifest
 from ..model import Model, open_bundle
 from ..stats.file import format_time
 from .rounds import check_budget

@@ -5,7 +5,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from ..errors import InputError
 from ..format.document import shorten
-from ..format.manifest import Manifest
+from ..format.schema import Manifest
 
 MAX_LENGTHS_BYTES = 256 << 20
 

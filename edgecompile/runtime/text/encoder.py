@@ -29,8 +29,6 @@ from ..lifetime import Unique
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Text", "TextEncoder", "TextOutputs", "TokenizedText", "open_tokenizer"]
-
 #: A text, or two of them that go in together, such as a question and where its answer may stand.
 Text = Union[str, Tuple[str, str]]
 

@@ -5,7 +5,7 @@ import threading
 from typing import Dict, Tuple
 
 from ..errors import GpuError
-from ..format.manifest import FileEntry
+from ..format.schema import FileEntry
 from ..format.weights import Constant, Weights
 from .driver import Driver
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ..cpu.libraries import pin_library
 from ..errors import BundleError, GpuError
 from ..format.folder import BundleFolder
-from ..format.manifest import Manifest, Variant
+from ..format.schema import Manifest, Variant
 from ..gpu.engines import Sizes
 from ..gpu.program import largest_shape
 from .constants import DeviceConstants, release_constants

@@ -9,7 +9,7 @@ from ..cpu.libraries import PinnedLibrary, find_loaded, load_library
 from ..cpu.tensors import NativeTensor, fill_tensor
 from ..errors import GpuError, NativeError
 from ..format.dtypes import BY_CODE, BY_NAME
-from ..format.manifest import TensorSpec
+from ..format.schema import TensorSpec
 from ..format.weights import Constant
 from ..gpu.engines import Sizes
 from ..limits import explain_loading, no_memory

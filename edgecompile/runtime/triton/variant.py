@@ -6,7 +6,7 @@ from typing import Optional, Tuple
 from ..cpu.libraries import pin_library
 from ..errors import GpuUnavailableError
 from ..format.folder import BundleFolder
-from ..format.manifest import GpuSpec, Variant
+from ..format.schema import GpuSpec, Variant
 from ..format.weights import map_weights
 from ..gpu.engines import REDUCE_OVERHEAD
 from ..gpu.programs import GpuPrograms, pad_everything

@@ -10,8 +10,6 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["METHODS", "SERVICE", "message"]
-
 PACKAGE = "inference"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
 #: Each takes a message NAMERequest and answers NAMEResponse.

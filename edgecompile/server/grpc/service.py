@@ -25,8 +25,6 @@ from edgecompile.server.protocol.datatypes import NAMES
 from edgecompile.server.room import SMALL, Room
 from edgecompile.server.serving import Repository, ServedModel
 
-__all__ = ["InferenceService", "start"]
-
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,

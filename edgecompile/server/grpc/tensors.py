@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from edgecompile.server.errors import BadRequest, TooLarge
 from edgecompile.server.protocol.datatypes import DTYPES, NAMES
 
-__all__ = ["FIELDS", "read_inputs", "write_outputs"]
-
 #: The field of InferTensorContents that has a datatype's values. FP16 has none.
 FIELDS = {
     "BOOL": "bool_contents",

@@ -36,8 +36,6 @@ from edgecompile.server.http.state import State
 from edgecompile.server.serving import Repository
 from edgecompile.server.settings import Settings
 
-__all__ = ["App"]
-
 _log = logging.getLogger("edgecompile.server")
 
 #: Headers of a request at most.

@@ -22,8 +22,6 @@ from uvicorn.server import ServerState
 from edgecompile.server.http.app import App
 from edgecompile.server.settings import Limits
 
-__all__ = ["Listener"]
-
 _log = logging.getLogger("edgecompile.server")
 #: Seconds between two looks at all connections.
 _SWEEP = 1.0

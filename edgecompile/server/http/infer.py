@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgecompile.server.answers import Answer, TextAnswer
 from edgecompile.server.errors import NotReady, Unprocessable
 from edgecompile.server.http.messages import JSON, Request, Response
 from edgecompile.server.http.state import State
 from edgecompile.server.protocol.documents import dump
 from edgecompile.server.protocol.v2 import check_texts, describe, format_answer, read_request
-from edgecompile.server.serving import Answer, ServedModel, TextAnswer
+from edgecompile.server.serving import ServedModel
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = b"application/octet-stream"

@@ -8,9 +8,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from edgecompile.server.serving import Answer, Repository, TextAnswer
-
-__all__ = ["Metrics"]
+from edgecompile.server.answers import Answer, TextAnswer
+from edgecompile.server.serving import Repository
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

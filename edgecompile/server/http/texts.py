@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgecompile import __version__
+from edgecompile.server.answers import TextAnswer
 from edgecompile.server.errors import UnknownModel
 from edgecompile.server.http.infer import stack, timing
 from edgecompile.server.http.messages import Request, Response
@@ -16,7 +17,7 @@ from edgecompile.server.protocol.texts import (
     shorten_rows,
     to_scores,
 )
-from edgecompile.server.serving import ServedModel, TextAnswer
+from edgecompile.server.serving import ServedModel
 
 
 class TextRoutes:

@@ -13,8 +13,6 @@ from edgecompile.runtime.errors import InputError
 from edgecompile.server.schedule.costs import read_document
 from edgecompile.server.settings import Limits, Settings
 
-__all__ = ["Arguments", "add_options", "read_arguments"]
-
 _MAX_KEYS_BYTES = 1 << 20
 _LIMITS = {
     "body_bytes": ("BYTES", "take bodies of at most BYTES"),

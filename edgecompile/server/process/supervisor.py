@@ -24,8 +24,6 @@ from edgecompile.server.errors import StartError
 from edgecompile.server.journal import Suspects
 from edgecompile.server.process.arguments import Arguments
 
-__all__ = ["Supervisor"]
-
 _log = logging.getLogger("edgecompile.server")
 _BACKLOG = 2048
 #: Seconds without a word after which a worker that was ready counts as dead.

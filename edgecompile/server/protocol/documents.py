@@ -15,8 +15,6 @@ orjson: Any = None
 with contextlib.suppress(ImportError):
     import orjson
 
-__all__ = ["dump", "load_object"]
-
 
 def load_object(body: bytes | memoryview) -> dict[str, Any]:
     """The object that a body holds.

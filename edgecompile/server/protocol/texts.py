@@ -8,20 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.text.encoder import Text, TokenizedText
 from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
 from edgecompile.server.protocol.documents import kind
-
-__all__ = [
-    "Item",
-    "embedding_output",
-    "number",
-    "read_items",
-    "scores_output",
-    "shorten_rows",
-    "to_scores",
-]
 
 #: A text, or one of token ids.
 Item = Text | TokenizedText

@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgecompile.runtime.format.manifest import Manifest
-from edgecompile.runtime.format.schema import TensorSpec
+from edgecompile.runtime.format.schema import Manifest, TensorSpec
 from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
 from edgecompile.server.protocol.datatypes import BYTES, DTYPES, NAMES
 from edgecompile.server.protocol.documents import dump, kind, load_object
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
-
-__all__ = ["EXTENSIONS", "InferRequest", "describe", "format_answer", "read_request"]
 
 EXTENSIONS = ("binary_tensor_data", "parameters")
 #: 2^63 microseconds.

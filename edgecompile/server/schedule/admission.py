@@ -14,8 +14,6 @@ from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
 from edgecompile.server.schedule.streams import Streams
 
-__all__ = ["Admission"]
-
 #: Of learning how late jobs are: small enough that a lucky hundred don't count.
 _STEP = 0.05
 #: Seconds without a run after which what runs taught says no more how fast the machine is.

@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgecompile.runtime.errors import InputError
-from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.measure.serving import batch_axis
-
-__all__ = ["INDEPENDENT", "Batches"]
 
 #: What ``plan.server.rows`` says where no row of a batch changes with those beside it.
 INDEPENDENT = "independent"

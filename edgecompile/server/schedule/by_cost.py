@@ -10,8 +10,6 @@ from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Choice, Job, total_rows
 from edgecompile.server.schedule.streams import Streams
 
-__all__ = ["PATIENCE", "ByCost", "urgency"]
-
 #: A request without a deadline is as urgent as one that came with so many seconds.
 PATIENCE = 1.0
 

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 
 from edgecompile.server.schedule.costs import CostTable
 
-__all__ = ["compose", "composed_seconds"]
-
 
 def compose(
     costs: CostTable, threads: int, lengths: Sequence[int], rows: Sequence[int] | None = None

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CostTable", "Speed", "read_costs", "read_document"]
-
 #: What measurements can't tell: of many that differ by less, chance would choose.
 MARGIN = 0.05
 

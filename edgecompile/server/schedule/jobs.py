@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Choice", "Job", "Policy", "Refused", "Run", "TooLate", "total_rows"]
-
 
 @dataclass(eq=False)
 class Job:

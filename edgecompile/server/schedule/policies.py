@@ -9,8 +9,6 @@ from itertools import islice
 
 from edgecompile.server.schedule.jobs import Choice, Job
 
-__all__ = ["InOrder", "OneByOne", "SameLength", "SortedWindow"]
-
 
 class OneByOne:
     """No batches: the oldest request alone, on so many threads.

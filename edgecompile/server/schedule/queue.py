@@ -12,8 +12,6 @@ from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run
 from edgecompile.server.schedule.streams import Cores
 
-__all__ = ["Queue"]
-
 
 class Queue:
     """Jobs go in with ``offer``, come out in runs with ``next``, and are over with ``end``.

@@ -38,8 +38,6 @@ from edgecompile.server.schedule.streams import Cores, Streams, plan_streams
 from edgecompile.server.schedule.threads import Threads
 from edgecompile.server.schedule.traffic import Traffic
 
-__all__ = ["Scheduler"]
-
 _log = logging.getLogger("edgecompile.server")
 
 Inputs = Mapping[str, NDArray[Any]]

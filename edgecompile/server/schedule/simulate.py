@@ -17,16 +17,6 @@ from edgecompile.server.schedule.policies import InOrder, OneByOne, SameLength, 
 from edgecompile.server.schedule.queue import Queue
 from edgecompile.server.schedule.streams import Cores, Streams, plan_streams
 
-__all__ = [
-    "POLICIES",
-    "Outcome",
-    "Request",
-    "draw_trace",
-    "make_queue",
-    "offline_seconds",
-    "simulate",
-]
-
 #: By name: what they are.
 POLICIES = {
     "by-cost": "batches of least cost by the table, threads by load, admission by predicted finish",

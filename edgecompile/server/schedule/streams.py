@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from edgecompile.server.schedule.costs import CostTable
 
-__all__ = ["Cores", "Streams", "plan_streams"]
-
 
 @dataclass(frozen=True)
 class Streams:

@@ -13,8 +13,6 @@ from edgecompile.server.schedule.simulate import (
     simulate,
 )
 
-__all__ = ["LOADS", "saturate", "sweep"]
-
 #: Shares of what our rule answers at most, where no rates are given.
 LOADS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5)
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["Threads"]
-
 
 class Threads:
     """``count`` threads, started here, which take calls in the order in which they came."""

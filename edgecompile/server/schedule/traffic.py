@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 from edgecompile.runtime import Model
 from edgecompile.runtime.call.dispatch import Dispatcher
 from edgecompile.runtime.errors import InputError
-from edgecompile.runtime.format.manifest import Extent
+from edgecompile.runtime.format.schema import Extent
 from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.runtime.stats.counters import Stats
 from edgecompile.runtime.stats.file import StatsWriter
 
 if TYPE_CHECKING:
     from edgecompile.runtime.format.output import Path
-
-__all__ = ["Traffic", "drift_distance"]
 
 
 class Traffic:

@@ -17,7 +17,7 @@ from edgecompile.errors import MissingDependencyError, ModelError  # noqa: E402
 from edgecompile.export.export import export_model  # noqa: E402
 from edgecompile.export.padding.check import check_padding  # noqa: E402
 from edgecompile.loaders.load import load_model  # noqa: E402
-from edgecompile.models.loaded import LoadOptions  # noqa: E402
+from edgecompile.models.options import LoadOptions  # noqa: E402
 from edgecompile.models.specs import AxisLimits  # noqa: E402
 from tests.factories.folders import (  # noqa: E402
     HIDDEN,

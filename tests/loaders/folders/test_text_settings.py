@@ -19,7 +19,7 @@ from edgecompile.loaders.folders.text_settings import TOKENIZER_PATH, describe_t
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import InputSpec
-from edgecompile.runtime.format.manifest import Extent, Manifest, Tolerance
+from edgecompile.runtime.format.schema import Extent, Manifest, Tolerance
 from edgecompile.runtime.model import open_bundle
 from edgecompile.runtime.text.encoder import TextEncoder
 from tests.factories.folders import write_model, write_pipeline, write_tokenizer

@@ -18,7 +18,8 @@ from edgecompile.export.export import export_model
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.models.loaded import LoadedModel, LoadOptions
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.options import LoadOptions
 from edgecompile.planning.generation_plan import prompt_lengths, refused_prompts
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest

@@ -11,7 +11,8 @@ import pytest
 
 from edgecompile.runtime.call.inputs import InputChecker, make_inputs
 from edgecompile.runtime.errors import InputError
-from edgecompile.runtime.format.manifest import Manifest, TensorSpec, parse_manifest
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.schema import Manifest, TensorSpec
 from tests.runtime.bundles import DummyBundle
 
 

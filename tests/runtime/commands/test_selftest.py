@@ -11,9 +11,9 @@ import pytest
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.commands.selftest import format_selftest, run_selftest
 from edgecompile.runtime.errors import DamagedBundleError
-from edgecompile.runtime.format.golden import write_case
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.model import open_bundle
+from tests.runtime.golden_files import write_case
 
 
 def test_the_bundles_own_vectors(native_bundle: str) -> None:

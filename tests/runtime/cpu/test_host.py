@@ -20,7 +20,7 @@ from edgecompile.runtime.cpu.host import (
 )
 from edgecompile.runtime.errors import DamagedBundleError, NativeError, UnsupportedHostError
 from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.manifest import Manifest, Variant
+from edgecompile.runtime.format.schema import Manifest, Variant
 from tests.runtime.bundles import DummyBundle
 
 HOST = Host(arch="x86-64", features=frozenset({"avx2", "fma"}), glibc=(2, 36))

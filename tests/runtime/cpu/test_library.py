@@ -18,7 +18,7 @@ from edgecompile.runtime.cpu.libraries import pin_library
 from edgecompile.runtime.cpu.library import Program, load_runtime
 from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor
 from edgecompile.runtime.errors import NativeError
-from edgecompile.runtime.format.manifest import Variant
+from edgecompile.runtime.format.schema import Variant
 from tests.runtime.bundles import change_libraries
 
 HEADER = Path(edgecompile.runtime.__file__).parent / "native" / "base" / "edgecompile_abi.h"

@@ -14,7 +14,8 @@ from edgecompile.runtime.finish.attempts import (
     merge_profiles,
 )
 from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.recipe import Recipe, ShapeRange, parse_recipe
+from edgecompile.runtime.format.recipe import parse_recipe
+from edgecompile.runtime.format.recipe_schema import Recipe, ShapeRange
 from tests.runtime.bundles import DummyBundle
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.finish.build import BuildJob, Phases, build_engine
-from edgecompile.runtime.format.recipe import ShapeRange
+from edgecompile.runtime.format.recipe_schema import ShapeRange
 from edgecompile.runtime.gpu.log import BuildFailure, BuildLog
 from tests.fake_gpu.build import MODULES
 from tests.fake_gpu.bundles import make_onnx

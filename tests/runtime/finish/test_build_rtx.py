@@ -18,7 +18,7 @@ import pytest
 
 from edgecompile.onnx.weights import write_onnx
 from edgecompile.runtime.finish.build import BuildJob
-from edgecompile.runtime.format.recipe import ShapeRange
+from edgecompile.runtime.format.recipe_schema import ShapeRange
 from tests.onnx_graphs import graph_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]

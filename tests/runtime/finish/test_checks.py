@@ -17,8 +17,10 @@ from edgecompile.runtime.errors import (
     WrongDeviceError,
 )
 from edgecompile.runtime.finish.checks import check_device, check_disk, check_memory
-from edgecompile.runtime.format.manifest import Manifest, parse_manifest
-from edgecompile.runtime.format.recipe import Recipe, parse_recipe
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.recipe import parse_recipe
+from edgecompile.runtime.format.recipe_schema import Recipe
+from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.targets.jetpack import load_jetpack
 from tests.runtime.bundles import DummyBundle

@@ -32,13 +32,13 @@ from edgecompile.runtime.errors import (
     UnsupportedHostError,
 )
 from edgecompile.runtime.finish.finish import finish_bundle
-from edgecompile.runtime.format.golden import write_case
 from edgecompile.runtime.measure.bench import run_bench
 from edgecompile.runtime.measure.calibrate import calibrate_bundle
 from edgecompile.runtime.measure.profile import profile_bundle
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.bundles import DEVICE, TABLE, GpuBundle, run_eager
 from tests.runtime.bundles import ORIN, RECIPE
+from tests.runtime.golden_files import write_case
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,7 +10,7 @@ import pytest
 
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.errors import InputError
-from edgecompile.runtime.format.manifest import Extent
+from edgecompile.runtime.format.schema import Extent
 from edgecompile.runtime.measure.serving import (
     Point,
     batch_axis,

@@ -20,7 +20,8 @@ import pytest
 
 from edgecompile.runtime.commands.encode import encode_bundle, format_encode, read_texts
 from edgecompile.runtime.errors import InputError, TokenizerError, TokenizersMissingError
-from edgecompile.runtime.format.manifest import Manifest, parse_manifest
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.text.encoder import TextEncoder, TextOutputs
 from tests.runtime.bundles import DOCUMENT
 from tests.runtime.texts import TEXT, TOKENIZER, a_tokenizer
