@@ -166,7 +166,7 @@ def render(found: Mapping[str, Any]) -> str:
 
 Six buckets for two variants take **{ratio:.2f}** of the time of one bucket for one variant (mark
 {GRID_MARK:g}). `edgecompile build` with nothing changed takes **{again:.1f} s** (mark {AGAIN_MARK:g};
-the first time {found["command"]["first_s"]:.1f} s). One changed bucket made anew: {changed or "nothing"}.
+the first time {found["command"]["first_s"]:.1f} s). One changed bucket made again: {changed or "nothing"}.
 
 {table}
 

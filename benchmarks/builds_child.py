@@ -2,7 +2,7 @@
 
     builds_child.py MODEL TARGET PLAN.json WORK OUTPUT.ecb
 
-Prints one JSON object: seconds by stage, which programs were made anew, and what they took.
+Prints one JSON object: seconds by stage, which programs were made again, and what they took.
 """
 
 from __future__ import annotations

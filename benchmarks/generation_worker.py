@@ -106,7 +106,7 @@ def compiled(folder: Path, threads: int, context: int) -> Generate:
         return int(out.logits[0, -1].argmax())
 
     def begin(prompt: list[int]) -> int:
-        # One cache for all texts: another one would be compiled anew.
+        # One cache for all texts: another one would be compiled again.
         if "cache" in state:
             state["cache"].reset()
         else:

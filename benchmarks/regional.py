@@ -148,7 +148,7 @@ def compile_parts(clock: Clock, generated: GeneratedCpp, variant: VariantSpec, c
     for name, part in parts.items():
         for kind in ("plain", "making headers", "with headers"):
             os.environ[VARIABLE] = "0" if kind == "plain" else "1"
-            # Objects anew each time; the headers stay.
+            # New objects each time; the headers stay.
             objects = cache / name / kind
             objects.mkdir(parents=True)
             headers = cache / name / "headers"

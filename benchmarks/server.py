@@ -1,4 +1,4 @@
-"""What the server takes beside the model: CPU a request, latency at idle, and under an open load.
+"""The costs of the server beside the model: CPU a request, latency at idle, and under an open load.
 
     benchmarks/run server [--bundle BUNDLE] [--rounds 5]
 

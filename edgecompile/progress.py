@@ -32,7 +32,7 @@ class StepHandle(Protocol):
 
 
 class Progress(Protocol):
-    """Who is told about the steps and their outcome. Called from one thread."""
+    """Gets the steps and their outcome. Called from one thread."""
 
     def step(self, title: str) -> AbstractContextManager[StepHandle]:
         """Opens a step; leaving the context ends it, an exception marks it as failed.

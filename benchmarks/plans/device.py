@@ -54,7 +54,7 @@ def largest_error(job, models):
 
 
 def run_round(job, models, number):
-    """Every policy runs the same inputs in the same order; who comes when is drawn anew."""
+    """Every policy runs the same inputs in the same order; who comes when is drawn each time."""
     order = list(job["lengths"])
     draw = random.Random("{} {}".format(job["seed"], number))
     draw.shuffle(order)

@@ -1,4 +1,4 @@
-"""What an image stands on: a system with Python, and the packages that the server imports."""
+"""The base of an image: a system with Python, and the packages that the server imports."""
 
 from __future__ import annotations
 

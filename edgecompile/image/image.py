@@ -65,7 +65,7 @@ class ImageRequest:
         push: a repository with a tag, or None.
         annotations: further ones, or others than the image's own.
         plain_http: whether registries are asked without TLS.
-        refresh: make the base and its packages anew.
+        refresh: make the base and its packages again.
         force: replace an image layout of this name.
     """
 

@@ -142,10 +142,20 @@ def make_parser(
     selftest = add("selftest", _selftest, "Check all hashes and the golden vectors.", "full")
     selftest.add_argument("--cases", metavar="DIR", help="run the <bucket>-<case>.npz of a folder")
     bench = add("bench", _bench, "Measure time per length, cold start and memory.", "auto")
-    bench.add_argument("--lengths", metavar="FILE", help="text: a length, or length,count, a line")
-    bench.add_argument("--seconds", metavar="S", type=float, default=10.0, help="default: 10")
-    bench.add_argument("--cold-runs", metavar="N", type=int, default=5, help="default: 5")
-    bench.add_argument("--seed", metavar="N", type=int, default=0, help="default: 0")
+    bench.add_argument("--lengths", metavar="FILE", help="read a length, or length,count, a line")
+    bench.add_argument(
+        "--seconds",
+        metavar="S",
+        type=float,
+        default=10.0,
+        help="measure for S seconds (default: 10)",
+    )
+    bench.add_argument(
+        "--cold-runs", metavar="N", type=int, default=5, help="start N fresh processes (default: 5)"
+    )
+    bench.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="set the random seed (default: 0)"
+    )
     bench.add_argument(
         "--calibrate",
         metavar="FILE",
@@ -184,8 +194,12 @@ def make_parser(
         "--prompt", metavar="NAME", help="put this prompt of the bundle before each text"
     )
     finish = add("finish", _finish, "Build this device's TensorRT engine and test it.", "full")
-    finish.add_argument("--workspace", metavar="BYTES", type=int, help="memory for kernels to try")
-    finish.add_argument("--level", metavar="N", type=int, choices=range(6), help="of optimization")
+    finish.add_argument(
+        "--workspace", metavar="BYTES", type=int, help="give kernels BYTES to be tried with"
+    )
+    finish.add_argument(
+        "--level", metavar="N", type=int, choices=range(6), help="optimize at this level"
+    )
     finish.add_argument(
         "--force",
         action="store_true",

@@ -1,4 +1,4 @@
-"""What a model answers, and how long that took."""
+"""Answers of a model, and their times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request can be answered with instead of a result: a status, a code and a message.
+"""Answers to a request instead of a result: a status, a code and a message.
 
 Each protocol writes them in its own form; none of them says anything about the server's files.
 """
@@ -140,7 +140,7 @@ class StartError(EdgecompileError):
 
 
 def translate(error: EdgecompileError) -> ServerError:
-    """What a client is told of an error of the runtime."""
+    """The answer to a client for an error of the runtime."""
     if isinstance(error, InputError):
         return BadRequest(str(error))
     if isinstance(error, TokenizerError):

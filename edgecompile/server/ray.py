@@ -108,7 +108,7 @@ class Replica:
             raise RuntimeError(stuck)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What :class:`Backlog` is told."""
+        """The figures for :class:`Backlog`."""
         return {"backlog_s": self._model.scheduler.backlog}
 
 

@@ -1,4 +1,4 @@
-"""What every protocol calls: the models of one worker, by name and version."""
+"""The models that every protocol calls: those of one worker, by name and version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server may be told to do otherwise, with defaults that are safe."""
+"""Settings of a server, with defaults that are safe."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 typedef struct {
   unsigned char* bytes; /* the whole file */
   size_t count;
-  ecr_tensor* tensors; /* their data lies in bytes, their names are owned */
+  ecr_tensor* tensors; /* their data is in bytes, their names are owned */
 } npz_file;
 
 /* Returns 0, or -1 with a message on standard error. Free the file with npz_free. */

@@ -1,4 +1,4 @@
-"""What the demo feeds the model: real texts, and their tokens.
+"""Inputs of the demo: real texts, and their tokens.
 
 Runs in the build environment; the device has no tokenizer and gets token ids.
 

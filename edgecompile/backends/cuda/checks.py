@@ -1,4 +1,4 @@
-"""What can be known of a GPU's program without a GPU: its graph, run on the CPU, against the model's.
+"""Checks of a GPU's program without a GPU: its graph is run on the CPU, against the model's.
 
 Run as a module it does the same with the kernels of ours in Triton's interpreter. That is a process of its
 own: the interpreter leaves Triton's compiler unusable.

@@ -1,4 +1,4 @@
-"""What is generated for one program: host code and kernels."""
+"""The generated code of one program: host code and kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to be installed on a host that compiles for GPUs: Triton, and NVIDIA's assembler."""
+"""Requirements of a host that compiles for GPUs: Triton, and NVIDIA's assembler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What this machine can run, and which variant of a bundle fits it best.
+// This machine, and which variant of a bundle fits it best.
 #pragma once
 
 #include <optional>

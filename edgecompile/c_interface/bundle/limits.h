@@ -1,5 +1,5 @@
-// What the system refuses a sound bundle: open files, permission, memory, running code from a
-// mount. Told apart from damage, whose cure, another copy of the bundle, helps against none of
+// Limits that the system sets to a sound bundle: open files, permission, memory, running code from
+// a mount. Told apart from damage, whose cure, another copy of the bundle, helps against none of
 // these.
 #pragma once
 

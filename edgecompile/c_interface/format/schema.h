@@ -1,4 +1,4 @@
-// What a manifest says; FORMAT.md is normative. Axes are named by their position.
+// The contents of a manifest; FORMAT.md is normative. Axes are named by their position.
 #pragma once
 
 #include <cstdint>

@@ -39,7 +39,7 @@ def find_place(length: Any, context: Any, position: Tensor, last: Tensor) -> Pla
     """Where ``length`` tokens from ``position`` on stand, the real ones up to ``last``.
 
     Padding stands where the last real token does, and no value of ``position`` or ``last`` leads
-    out of the context: what native code writes must lie within the cache, whatever it is told.
+    out of the context: what native code writes must be within the cache, whatever it is given.
     """
     if isinstance(length, int) and length == 1:
         position = position.clamp(max=context - 1)

@@ -1,4 +1,4 @@
-"""What an engine of TensorRT takes on its device: seconds to build, and disk."""
+"""The costs of an engine of TensorRT on its device: seconds to build, and disk."""
 
 from __future__ import annotations
 

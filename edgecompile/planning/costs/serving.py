@@ -1,4 +1,4 @@
-"""What a bundle, or a measurement of it, says to those who plan a server."""
+"""Reads what a server is planned by from a bundle, or from a measurement of it."""
 
 from __future__ import annotations
 

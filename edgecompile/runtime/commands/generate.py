@@ -53,7 +53,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=int,
         help="set the random seed; the same one gives the same text",
     )
-    add("--greedy", action="store_true", help="always take the likeliest token")
+    add("--greedy", action="store_true", help="take the likeliest token each time")
     add(
         "--stop",
         metavar="N,N,...",

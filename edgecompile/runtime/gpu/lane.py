@@ -1,4 +1,4 @@
-"""What all buckets of a model share on a GPU: a stream, and the turns on it."""
+"""The lane that all buckets of a model share on a GPU: a stream, and the turns on it."""
 
 import threading
 from typing import Optional

@@ -1,4 +1,4 @@
-"""What TensorRT 10 and 11 have beyond the calls that all releases share; see releases.py."""
+"""Calls of TensorRT 10 and 11 beyond those that all releases share; see releases.py."""
 
 from typing import TYPE_CHECKING, Callable, Mapping, Optional, Sequence, Tuple
 

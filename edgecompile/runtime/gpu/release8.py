@@ -1,4 +1,4 @@
-"""What TensorRT 8 (8.6 of JetPack 6.0) has in the place of release10's calls; see releases.py.
+"""TensorRT 8's calls (8.6 of JetPack 6.0) in the place of release10's; see releases.py.
 
 Its builder chooses precisions: a network whose values all say float32 is computed in float16 where it is
 faster. One pinned value is enough for all of a transformer to stay float32, and float16 beside int8 ends

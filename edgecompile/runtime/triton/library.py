@@ -110,7 +110,7 @@ class GpuLibrary:
             text = "{}: has ABI version {}, this loader knows version {} [native-abi]"
             raise NativeError(
                 text.format(label, version, ABI_VERSION),
-                "use the runtime that lies in the bundle's own runtime/ folder",
+                "use the runtime in the bundle's own runtime/ folder",
             )
         self.native = library
         self.check(library.ec_cuda_load_driver(driver.path.encode()), "loading the driver")

@@ -52,7 +52,7 @@ class InferenceService:
         elements: how many a request's inputs may have together.
         slo: seconds that are the deadline of calls which bring none; None: they have none.
         room: for the messages of all calls under way; None: without a limit.
-        count: is told of each call's method and status, as HTTP has it.
+        count: gets each call's method and status, as HTTP has it.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class CompletionRoutes:
             raise Unprocessable(f"{model.name} generates nothing\nhint: it isn't a language model")
         prompt = await generator.read(asked.generation)
         pieces = generator.run(prompt, asked.generation)
-        # What is wrong with the options is told before the status is.
+        # What is wrong with the options is reported before the status is sent.
         first = await anext(pieces)
         frame = Frame(
             f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",

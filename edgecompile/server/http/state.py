@@ -1,4 +1,4 @@
-"""What the application and its handlers share."""
+"""The state that the application shares with its handlers."""
 
 from __future__ import annotations
 

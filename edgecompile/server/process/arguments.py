@@ -113,7 +113,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30,
         metavar="SECONDS",
-        help="then give requests under way SECONDS to end",
+        help="give requests under way SECONDS to end after that",
     )
     defaults = Limits()
     for name, (metavar, text) in _LIMITS.items():

@@ -28,7 +28,7 @@ _log = logging.getLogger("edgecompile.server")
 _BACKLOG = 2048
 #: Seconds without a word after which a worker that was ready counts as dead.
 _SILENCE = 10.0
-#: Seconds until a worker that died before it was ready is started anew: doubled each time.
+#: Seconds until a worker that died before it was ready is started again: doubled each time.
 _FIRST_DELAY, _LAST_DELAY = 0.1, 30.0
 
 
@@ -50,7 +50,7 @@ class _Child:
         self.journal = suspects.new_file()
         command += ["--sockets", ",".join(map(str, numbers)), "--report", str(write)]
         command += ["--journal", str(self.journal), *["--spare"] * spare, "--"]
-        # The very package that runs here, whatever lies in the working directory.
+        # The very package that runs here, whatever is in the working directory.
         root = str(Path(edgecompile.__file__).parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}

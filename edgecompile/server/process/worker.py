@@ -94,7 +94,7 @@ class Worker:
         self._successor = False
 
     async def serve(self) -> int:
-        """Opens and proves the bundles, serves until it is told to end, and drains."""
+        """Opens and proves the bundles, serves until its parent ends it, and drains."""
         loop = asyncio.get_running_loop()
         settings = self._asked.settings
         # Probes are answered from the beginning, once all bundles are open and their names known.

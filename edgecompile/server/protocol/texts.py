@@ -1,4 +1,4 @@
-"""What the text protocols share: lists of texts or token ids, and which output is meant."""
+"""The shared parts of the text protocols: lists of texts or token ids, and which output is meant."""
 
 from __future__ import annotations
 

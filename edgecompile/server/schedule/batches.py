@@ -1,4 +1,4 @@
-"""How requests lie in one run of a model: joined along the batch axis, filled up along the length."""
+"""The layout of requests in one run of a model: joined along the batch axis, filled up along the length."""
 
 from __future__ import annotations
 

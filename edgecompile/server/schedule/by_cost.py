@@ -24,7 +24,7 @@ def urgency(job: Job) -> tuple[int, float]:
 class ByCost:
     """Composes what waits, and runs the batch with the most urgent request.
 
-    What waits is composed anew when something came, as long as that is little; else once for
+    Waiting requests are composed again when one came, as long as that is little; else once for
     ``WINDOW`` requests, all of whose batches run before the next ones are composed.
 
     Attributes:

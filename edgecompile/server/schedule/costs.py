@@ -1,4 +1,4 @@
-"""What a batch costs: seconds by threads, rows and length, from measured points and what is seen."""
+"""The costs of a batch: seconds by threads, rows and length, from measured points and what is seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits and what runs."""
+"""Requests that wait, and those that run."""
 
 from __future__ import annotations
 

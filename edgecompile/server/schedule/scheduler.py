@@ -246,7 +246,7 @@ class Scheduler:
             self._look_idle()
 
     def _expire(self, job: Job) -> None:
-        """A deadline passed: whoever waits still is told so, however long the runs before it take."""
+        """A deadline passed: requests that still wait are refused, however long the runs before it take."""
         if self._queue.cancel(job):
             self._give_up(job)
             self._look_idle()

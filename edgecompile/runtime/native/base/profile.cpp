@@ -1,4 +1,4 @@
-// What kernels did and how long it took, while somebody measures.
+// Counts of kernels and their times, while somebody measures.
 #include "base/profile.h"
 
 #include <mutex>

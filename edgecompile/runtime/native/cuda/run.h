@@ -4,7 +4,7 @@
 // tells which memory the program asks for, in which order, and when it gives it back. From that
 // follows one block for everything; a real run of the same shapes asks for the same and gets it
 // there, without an allocator. All work is queued on one stream, so that memory given back may be
-// used anew at once.
+// used again at once.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What this machine can do at most, for comparison with what kernels do.
+// The peaks of this machine, for comparison with what kernels do.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>

@@ -28,7 +28,7 @@ void require_numbers(const Numbers& numbers, int64_t count, int64_t least, const
   }
 }
 
-// What both operators are told. `padding` has 2·spatial elements.
+// The settings of both operators. `padding` has 2·spatial elements.
 struct Settings {
   Numbers kernel, stride, padding, dilation;
   bool transposed;

@@ -1,4 +1,4 @@
-// What the rest of the runtime needs to know of the OpenMP regions of compiled models.
+// The interface of the rest of the runtime to the OpenMP regions of compiled models.
 #pragma once
 
 namespace ec {

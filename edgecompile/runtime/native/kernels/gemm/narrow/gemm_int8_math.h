@@ -136,7 +136,7 @@ struct Int8Math {
     asm volatile("" : "+x"(acc));
 #endif
   }
-  // Sums of neighbours, within 128 bits first: crossing them is dear. Then every other pair of
+  // Sums of neighbours, within 128 bits first: crossing them is slow. Then every other pair of
   // columns comes from the one register, the others from the other.
   EC_INLINE static vi32 total(const Acc (&acc)[2]) {
     constexpr int n = kFloatLanes;
