@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
+from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.folders.chat import read_chat
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.planning.request import PlanRequest
 from edgecompile.server.chat import Chat
 from edgecompile.server.errors import BadRequest, Unprocessable
+from tests.factories.folders import write_model, write_tokenizer
+from tests.server.asgi import call, run, serving
 
 #: As those of well-known models are written: ChatML, Llama's, and one with loops, macros and dates.
 TEMPLATES = {
@@ -82,6 +88,38 @@ def test_the_text_is_that_of_transformers(tmp_path: Path, name: str) -> None:
             messages, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=True
         )
         assert chat.render(messages) == wanted
+
+
+@pytest.mark.slow
+def test_a_build_packs_the_template_of_its_folder(tmp_path: Path) -> None:
+    """From a folder to a chat's prompt: as many tokens as transformers makes of it."""
+    transformers = pytest.importorskip("transformers")
+    folder = write_model(tmp_path / "model", "gpt2", "LMHeadModel")
+    write_tokenizer(folder)
+    template = "{{ bos_token }}{% for m in messages %} {{ m.role }} {{ m.content }}{% endfor %} the"
+    write(folder, None, chat_template_jinja=template)
+    request = BuildRequest(
+        str(folder),
+        "cpu-x86-64-v3",
+        PlanRequest(LengthDistribution.from_samples([3, 9]), max_length=16, quick=True),
+        output=tmp_path / "chat.ecb",
+    )
+    bundle = build(request).bundle_path
+    own = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    messages = [{"role": "user", "content": "the cat sat"}]
+    wanted = own.apply_chat_template(
+        messages, chat_template=template, tokenize=False, bos_token="<s>"
+    )
+    assert wanted == "<s> user the cat sat the"
+
+    async def ask() -> None:
+        async with serving(bundle) as app:
+            body = {"model": "chat", "messages": messages, "max_tokens": 1}
+            reply = await call(app, "POST", "/v1/chat/completions", body)
+            count = len(own(wanted, add_special_tokens=False).input_ids)
+            assert reply.json["usage"]["prompt_tokens"] == count
+
+    run(ask())
 
 
 def test_templates_are_found_where_transformers_looks(tmp_path: Path) -> None:
