@@ -299,12 +299,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _how(options: argparse.Namespace) -> Dict[str, Any]:
     """How a bundle is to be opened and run, as every kind of measurement takes it."""
-    return {
-        **_opening(options),
-        "seconds": options.seconds,
-        "seed": options.seed,
-        "say": _say,
-    }
+    how = {"seconds": options.seconds, "seed": options.seed, "say": _say}
+    return {**_opening(options), **how}
 
 
 def _lengths(options: argparse.Namespace) -> Optional[Dict[int, int]]:
@@ -348,10 +344,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from .measure.calibrate import calibrate_bundle, format_calibration
 
     report = calibrate_bundle(
-        options.bundle,
-        options.calibrate,
-        cold_runs=options.cold_runs,
-        **_how(options),
+        options.bundle, options.calibrate, cold_runs=options.cold_runs, **_how(options)
     )
     _show(options, report, format_calibration(report))
     return 0
@@ -388,18 +381,10 @@ def _coldstart(options: argparse.Namespace) -> int:
     from .measure.coldstart import cold_load, cold_start
 
     if options.loads:
-        loads = cold_load(
-            options.bundle,
-            **_opening(options),
-        )
-        print(json.dumps(loads))
+        print(json.dumps(cold_load(options.bundle, **_opening(options))))
         return 0
     report = cold_start(
-        options.bundle,
-        options.length,
-        options.since,
-        time.monotonic_ns(),
-        **_opening(options),
+        options.bundle, options.length, options.since, time.monotonic_ns(), **_opening(options)
     )
     print(json.dumps(report))
     return 0
