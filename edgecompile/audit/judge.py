@@ -8,7 +8,7 @@ one that built it: the loader's refusals, illegal instructions, and code that is
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -97,6 +97,13 @@ class AuditVerdict:
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types."""
         return {"ok": self.ok, **plain_fields(self)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> AuditVerdict:
+        """What :meth:`to_json` gave, but for what a disassembly showed."""
+        fields = {name: value for name, value in data.items() if name not in ("ok", "instructions")}
+        findings = tuple(Finding(**item) for item in data["findings"])
+        return AuditVerdict(**{**fields, "findings": findings, "needed": tuple(data["needed"])})
 
 
 def require(verdicts: Iterable[AuditVerdict]) -> None:

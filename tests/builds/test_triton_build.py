@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgecompile.audit.elf import read_elf
-from edgecompile.errors import TargetError, UsageError
+from edgecompile.errors import AuditError, TargetError, UsageError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.models.options import LoadOptions
 from edgecompile.pipeline.build import build
@@ -110,6 +111,22 @@ def test_the_same_build_gives_the_same_bytes(
     # The objects come from the cache; Inductor, Triton and ptxas run again.
     again = build(request(tiny_model, tmp_path, "cuda-sm90", "fp16"))
     assert again.sha256 == built.sha256
+
+
+@pytest.mark.slow
+def test_kernels_that_were_refused_are_refused_again(
+    built: BuildResult, tiny_model: Path, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    shutil.copytree(built.bundle_path.parent / "work", work)
+    (work / "built.json").unlink()
+    described = work / "artifacts" / "triton-x86-64" / "bucket-0.json"
+    artifact = json.loads(described.read_text())
+    finding = {"severity": "error", "rule": "registers", "what": "too many", "cure": ""}
+    artifact["lowering"]["audit"]["findings"].append(finding)
+    described.write_text(json.dumps(artifact))
+    with pytest.raises(AuditError, match=r"kernels \(sm_90\):\n *registers: too many"):
+        build(request(tiny_model, tmp_path, "cuda-sm90", "fp16"))
 
 
 def test_a_gpu_that_triton_has_no_code_for_is_answered_in_words(tmp_path: Path) -> None:

@@ -71,12 +71,12 @@ def compile_for_gpu(
     """
     gpu = profile.gpu
     assert gpu is not None
-    facts, ptxas = gpu.facts, find_ptxas(gpu.ptxas)
+    ptxas = find_ptxas(gpu.ptxas)
     natives = {arch: build_gpu_runtime(arch, folder / arch) for arch in profile.archs}
     store = TensorStore(folder / "tensors")
     tasks = [
         _Task(
-            program, bucket, index, gpu, precision, ptxas, store, folder, natives,
+            program, bucket, index, profile.name, gpu, precision, ptxas, store, folder, natives,
             keys[index] if keys else uuid.uuid4().hex, saved[index] if saved else None,
         )
         for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True))
@@ -103,9 +103,9 @@ def compile_for_gpu(
                     vectorised=False,
                 )
             )
-        if made is not None:
-            private = (str(folder.resolve()), str(Path.home()), tempfile.gettempdir() + "/")
-            verdicts.append(audit_kernels(made.kernels, facts, profile.name, private))
+        # Of a reused program, too: stored with the artifact, whose hash was compared.
+        kernels = next(iter(artifacts.values()))[-1].lowering["audit"]
+        verdicts.append(AuditVerdict.from_json(kernels))
     for arch, native in natives.items():
         verdicts.append(judge(native.path, baseline(arch), profile, vectorised=False))
     require(verdicts)
@@ -143,6 +143,7 @@ class _Task:
     exported: ExportedModel
     bucket: Bucket
     index: int
+    target: str
     gpu: GpuSpec
     precision: str
     ptxas: Path
@@ -158,6 +159,7 @@ class _Task:
         parts = [
             self.export_key,
             self.bucket.program_json(),
+            self.target,
             plain_fields(self.gpu),
             self.precision,
             self.natives[arch].sha256,
@@ -211,8 +213,11 @@ class _Task:
             int(name.replace(".", "")) for name in self.gpu.cubins or (self.gpu.compute_capability,)
         ]
         kernels = assemble(generated.kernels, archs, self.ptxas)
+        private = (str(self.folder.resolve()), str(Path.home()), tempfile.gettempdir() + "/")
+        audit = audit_kernels(kernels, self.gpu.facts, self.target, private)
         lowering = {
             **generated.lowering,
+            "audit": audit.to_json(),
             "kernels": [item.to_json() for item in kernels],
             "checks": [item.to_json() for item in found],
         }
