@@ -5,14 +5,18 @@ for every compute capability asked for. The rewritten graph runs on the CPU besi
 precision. Nothing runs on a GPU.
 
     python -m tests.zoo.gpu_coverage --sm 87,90 --resume --json FILE
-    python -m tests.zoo.gpu_coverage --step 6            every sixth of them, a sample
+
+FILE is written after each, so that a run may be ended and go on later; what comes first is a sample of all groups.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
+import resource
+import shutil
 import sys
 import time
 import traceback
@@ -27,6 +31,7 @@ from edgecompile.backends.cuda.cubins import assemble, find_ptxas
 from edgecompile.backends.cuda.generate import generate_gpu
 from edgecompile.backends.generated import extern_calls
 from edgecompile.errors import EdgecompileError
+from edgecompile.files import write_json
 from edgecompile.precision import COSINES
 from edgecompile.targets.gpu import GpuFacts
 from edgecompile.toolchain.native import native_sources
@@ -44,56 +49,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.gpu_coverage", description=__doc__)
     parser.add_argument("--sm", default="87,90", help="compute capabilities, with commas between")
     parser.add_argument("--precision", default="fp16", choices=("fp16", "bf16", "fp32"))
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these architectures")
-    parser.add_argument("--step", type=int, default=1, help="take every so manieth of them")
-    parser.add_argument("--resume", action="store_true", help="keep what is known")
-    parser.add_argument("--work", type=Path, default=Path(".zoo-gpu"), help="results and logs")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these, known ones again")
+    parser.add_argument("--resume", action="store_true", help="keep what FILE has")
+    parser.add_argument("--work", type=Path, default=Path(".zoo-gpu"), help="logs and exports")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counts and results here")
     parser.add_argument("--seconds", type=float, default=1e9, help="start none after so long")
     options = parser.parse_args(arguments)
     archs = sorted(map(int, options.sm.split(",")))
-    names = options.only or list(ENTRIES)[:: options.step]
-    results = options.work / "results"
-    results.mkdir(parents=True, exist_ok=True)
-    known = {path.stem for path in results.glob("*.json")} if options.resume else set()
-    todo, start = [name for name in names if name not in known], time.perf_counter()
+    file = options.json or options.work / "results.json"
+    models: dict[str, Any] = {}
+    if options.resume and file.is_file():
+        models = json.loads(file.read_text())["models"]
+    todo = options.only or [name for name in in_order() if name not in models]
+    start = time.perf_counter()
 
     def action(name: str) -> dict[str, Any]:
         torch.set_num_threads(1)
         if time.perf_counter() - start > options.seconds:
             return {"status": "unknown"}
-        return cover(name, archs, options.precision, options.work / "build" / name)
+        work = options.work / "build" / name
+        try:
+            return cover(name, archs, options.precision, work)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
     _warm_up()
+    record: dict[str, Any] = {}
     limits = Limits(memory=24 << 30)
     for child in run_children(todo, action, options.work / "logs", limits=limits):
         found = child.result or {"status": "crashed", "reason": child.death}
-        found["seconds"] = round(child.seconds, 1)
-        if found["status"] != "unknown":
-            (results / f"{child.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-            print(
-                child.name,
-                found["status"],
-                found.get("reason", "")[:200],
-                file=sys.stderr,
-                flush=True,
-            )
-    models = {p.stem: json.loads(p.read_text()) for p in sorted(results.glob("*.json"))}
-    models = {name: found for name, found in models.items() if name in names}
+        if found["status"] == "unknown":
+            continue
+        models[child.name] = found
+        record = {
+            "sm": archs,
+            "precision": options.precision,
+            "of": len(ENTRIES),
+            "tried": len(models),
+            "counts": dict(Counter(found["status"] for found in models.values())),
+            "missing": dict(Counter(m for f in models.values() for m in f.get("missing", ()))),
+            "models": dict(sorted(models.items())),
+        }
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, record)
+        line = f"[{len(models)}/{len(ENTRIES)}] {child.name} {found['status']}"
+        print(line, found.get("reason", "")[:200], file=sys.stderr, flush=True)
     counts = Counter(found["status"] for found in models.values())
-    tried = sum(counts.values()) - counts["unexported"]
-    record = {
-        "sm": archs,
-        "precision": options.precision,
-        "of": len(names),
-        "counts": dict(counts),
-        "missing": Counter(m for f in models.values() for m in f.get("missing", ())),
-        "models": models,
-    }
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps({key: record[key] for key in ("counts", "missing")}))
+    print(json.dumps({key: record.get(key) for key in ("tried", "of", "counts", "missing")}))
+    tried = len(models) - counts["unexported"]
     return 0 if tried and counts["compiled"] >= 0.9 * tried else 1
+
+
+def in_order() -> list[str]:
+    """The zoo's names so that what comes first is a sample of every group, as large as its share."""
+    groups: dict[str, list[str]] = {}
+    for name, entry in ENTRIES.items():
+        groups.setdefault(entry.group, []).append(name)
+    places = []
+    for names in groups.values():
+        # Neighbours are alike, so those of a group are mixed, always in the same way.
+        names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
+        places += [(number / len(names), name) for number, name in enumerate(names)]
+    return [name for _, name in sorted(places)]
 
 
 def cover(name: str, archs: Sequence[int], precision: str, work: Path) -> dict[str, Any]:
@@ -110,6 +127,10 @@ def cover(name: str, archs: Sequence[int], precision: str, work: Path) -> dict[s
     except Exception as error:
         return {"status": "unexported", "reason": str(error)[:500]}
     found: dict[str, Any] = {}
+    seconds = {"load and export": _busy()}
+
+    def passed(step: str) -> None:
+        seconds[step] = round(_busy() - sum(seconds.values()), 1)
 
     def check(module: torch.fx.GraphModule) -> None:
         inputs = exported.example({axis: extent.hint for axis, extent in bucket.axes})
@@ -119,11 +140,14 @@ def cover(name: str, archs: Sequence[int], precision: str, work: Path) -> dict[s
     gpu, ptxas = GpuFacts(archs[0], 16, _SHARED, _THREADS, _L2), find_ptxas()
     try:
         code = generate_gpu(exported, bucket, gpu, precision, ptxas, check=check)
+        passed("generate")
         called = {call.symbol for call in extern_calls(code.wrapper)}
         found["missing"] = sorted(called - _runtime())
         found["kernels"] = len(code.kernels)
         found["lowering"] = {k: v for k, v in code.lowering["counts"].items() if v}
         images = assemble(code.kernels, archs, ptxas)
+        passed("assemble")
+        found["cpu_s"] = seconds
         found["bytes"] = sum(len(image.container()) for image in images)
     except EdgecompileError as error:
         return found | {"status": "failed", "reason": error.message[:800]}
@@ -135,6 +159,12 @@ def cover(name: str, archs: Sequence[int], precision: str, work: Path) -> dict[s
     if not found["cosine"] >= COSINES.get(precision, 0.999999):
         return found | {"status": "wrong", "reason": f"cosine {found['cosine']}"}
     return found | {"status": "compiled"}
+
+
+def _busy() -> float:
+    """Seconds of CPU time of this process and its children: those of the clock tell of others' work."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return round(sum(item.ru_utime + item.ru_stime for item in used), 1)
 
 
 def _runtime() -> set[str]:
