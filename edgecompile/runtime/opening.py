@@ -140,7 +140,7 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
         UnsupportedHostError: no variant can run on this machine.
         BundleError, NativeError, GpuError, FinishError, SelftestError: it can't be opened.
     """
-    without = {**_judge_gpu(folder.manifest, host, request), **request.without}
+    without = judge_backends(folder, host, request)
     variant, refused = choose_variant(folder.manifest, host, request.variant, without)
     programs: Union[Programs, GpuPrograms]
     if variant.backend == TRITON:
@@ -162,15 +162,9 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
             except UnfinishedBundleError:
                 if not request.finish:
                     raise
-                from .finish.finish import finish_bundle
-                from .finish.maker import Options
-
-                finish_bundle(folder.path, Options(variant=variant.name))
+                _finish(folder, variant)
                 programs = open_gpu_variant(folder, variant, request.mode)
         except (GpuUnavailableError, UnfinishedBundleError) as error:
-            instead = _serve_meanwhile(folder.manifest, host, request, error, without)
-            if instead is not None:
-                return open_programs(folder, host, instead)
             if request.after(error) is None:
                 _add_hint(error, folder, host)
             raise
@@ -189,13 +183,25 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
     return Opened(variant, refused, programs)
 
 
+def judge_backends(folder: BundleFolder, host: Host, request: Request) -> Dict[str, str]:
+    """The backends and variants that aren't taken on this machine's GPU, each with the reason.
+
+    Raises:
+        BundleError, GpuError, FinishError, SelftestError: that can't be found out.
+    """
+    if request.variant is not None:
+        return dict(request.without)
+    without = {**_judge_gpu(folder.manifest, host, request), **request.without}
+    return {**_judge_engine(folder, host, request, without), **without}
+
+
 def _judge_gpu(manifest: Manifest, host: Host, request: Request) -> Dict[str, str]:
     """Why this machine's GPU can't run some variants, by name, where it can run others.
 
     Where it can't run any, that is left to who opens one: its error says more.
     """
     found = [x for x in manifest.variants if x.backend == TRITON and not missing(x, host)]
-    if len(found) < 2 or request.variant is not None or TRITON in request.without:
+    if len(found) < 2 or TRITON in request.without:
         return {}
     from .triton.variant import find_refusal
 
@@ -205,29 +211,45 @@ def _judge_gpu(manifest: Manifest, host: Host, request: Request) -> Dict[str, st
     return {name: error.message for name, error in refusals.items() if error is not None}
 
 
-def _serve_meanwhile(
-    manifest: Manifest,
-    host: Host,
-    request: Request,
-    error: EdgecompileError,
-    without: Mapping[str, str],
-) -> Optional[Request]:
-    """The variant that needs no finishing, where the GPU can run one; None: raise the error."""
-    if request.variant is not None or TENSORRT in request.without or TRITON in request.without:
-        return None
-    reason = "isn't ready: {}".format(error.message)
-    given = {**without, TENSORRT: reason}
-    try:
-        other, _ = choose_variant(manifest, host, None, given)
-    except UnsupportedHostError:
-        return None
-    if other.backend != TRITON:
-        return None
+def _judge_engine(
+    folder: BundleFolder, host: Host, request: Request, without: Mapping[str, str]
+) -> Dict[str, str]:
+    """Why TensorRT's engine isn't taken where programs of Triton's kernels can run: it isn't finished
+    here, or ``finish`` measured that it is slower."""
+    fitting = [
+        item
+        for item in folder.manifest.variants
+        if item.name not in without and item.backend not in without and not missing(item, host)
+    ]
+    engines = [item for item in fitting if item.backend == TENSORRT]
+    if not engines or all(item.backend != TRITON for item in fitting):
+        return {}  # before what takes time to be imported
+    from .gpu.variant import explain_slower, find_engine, find_rival, read_comparison
     from .triton.variant import find_refusal
 
-    if find_refusal(other) is not None:
-        return None
-    return dataclasses.replace(request, without={**request.without, TENSORRT: reason})
+    variant = max(engines, key=lambda item: item.rank)
+    rival = find_rival(fitting, variant)
+    if rival is None or find_refusal(rival) is not None:
+        return {}
+    try:
+        try:
+            found = find_engine(folder, variant)
+        except UnfinishedBundleError:
+            if not request.finish:
+                raise
+            _finish(folder, variant)
+            found = find_engine(folder, variant)
+    except (GpuUnavailableError, UnfinishedBundleError) as error:
+        return {TENSORRT: "isn't ready: {}".format(error.message)}
+    slower = explain_slower(variant, rival, read_comparison(folder.manifest, rival, found) or {})
+    return {TENSORRT: slower} if slower else {}
+
+
+def _finish(folder: BundleFolder, variant: Variant) -> None:
+    from .finish.finish import finish_bundle
+    from .finish.maker import Options
+
+    finish_bundle(folder.path, Options(variant=variant.name))
 
 
 def _add_hint(error: EdgecompileError, folder: BundleFolder, host: Host) -> None:

@@ -71,6 +71,7 @@ REPORT: dict[str, Any] = {
         ],
         "modes": [str],
     },
+    "compared": type(None),
     "attempts": [
         {
             "settings": str,

@@ -1,12 +1,14 @@
 """The ``info`` command: a bundle's contents, and the parts that fit this machine."""
 
+import contextlib
 import os
 from typing import Any, Dict, List, Optional
 
 from ..cpu.host import VARIANT_VARIABLE, choose_variant, describe_host, missing
-from ..errors import BundleError, UnsupportedHostError
+from ..errors import BundleError, EdgecompileError, UnsupportedHostError
 from ..format.folder import BundleFolder
 from ..format.schema import MANIFEST_NAME, TENSORRT, TRITON, Manifest, Variant
+from ..opening import Request, judge_backends
 
 _HERE = ("host", "variants", "chosen", "problem", "device_bytes")
 
@@ -74,15 +76,19 @@ def _judge_host(folder: BundleFolder, wanted: Optional[str]) -> Dict[str, Any]:
     manifest = folder.manifest
     host = describe_host(folder)
     chosen, problem = None, None
+    without: Dict[str, str] = {}
+    with contextlib.suppress(EdgecompileError):  # whoever opens it learns more
+        without = judge_backends(folder, host, Request(variant=wanted))
     try:
-        chosen, _ = choose_variant(manifest, host, wanted)
+        chosen, _ = choose_variant(manifest, host, wanted, without)
     except UnsupportedHostError as error:
         problem = error.message
     variants = []
     for item in manifest.variants:
         reasons = missing(item, host)
-        verdict = "; ".join(reasons) or _ready(folder, item)
-        if chosen is not None and chosen is not item and not reasons:
+        unfit = without.get(item.name) or without.get(item.backend)
+        verdict = "; ".join(reasons) or unfit or _ready(folder, item)
+        if chosen is not None and chosen is not item and not reasons and not unfit:
             why = "was asked for" if chosen.name == wanted else "ranks higher"
             verdict += ", but {} {}".format(chosen.name, why)
         variants.append(

@@ -4,13 +4,16 @@ Whatever moment it is killed at, running it again goes on from what was whole; g
 what lies where, maker.py does the work.
 """
 
+import json
 import os
 import platform
+import subprocess
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ..children import child_command
 from ..cpu.host import VARIANT_VARIABLE, architecture
-from ..errors import UnsupportedHostError
+from ..errors import EngineCacheError, UnsupportedHostError
 from ..format.folder import BundleFolder
 from ..format.schema import TENSORRT, Manifest, Variant
 from ..gpu.cache import (
@@ -18,6 +21,7 @@ from ..gpu.cache import (
     cache_root,
     is_whole,
 )
+from ..gpu.variant import describe_rival, find_rival, read_comparison
 from .checks import check_device
 from .maker import EngineMaker, Options, Say
 from .shipped import compare_devices
@@ -67,15 +71,58 @@ def _finish(maker: EngineMaker) -> Tuple[str, FinishedEngine]:
     for note in check_device(maker.recipe, maker.identity, maker.options.force):
         maker.note(note)
     engine, _ = _finished(maker)
-    if engine is None:
-        with maker.engines.locked(maker.say) as lock:
-            # Whoever held it before may have done the work.
-            engine, reason = _finished(maker)
-            if engine is None:
-                _tell_why(maker, reason)
-                return "finished", maker.make(lock)
-    maker.say("finished already: {}".format(engine.path))
-    return "already finished", engine
+    rival = find_rival(maker.manifest.variants, maker.variant)
+    if engine is not None and (rival is None or _compared(maker, rival, engine) is not None):
+        maker.say("finished already: {}".format(engine.path))
+        return "already finished", engine
+    with maker.engines.locked(maker.say) as lock:
+        # Whoever held it before may have done the work.
+        engine, reason = _finished(maker)
+        state = "already finished"
+        if engine is not None:
+            maker.say("finished already: {}".format(engine.path))
+        else:
+            _tell_why(maker, reason)
+            state, engine = "finished", maker.make(lock)
+        if rival is not None and _compared(maker, rival, engine) is None:
+            engine = _compare(maker, rival, engine, lock)
+    return state, engine
+
+
+def _compared(
+    maker: EngineMaker, rival: Variant, engine: FinishedEngine
+) -> Optional[Dict[str, float]]:
+    return read_comparison(maker.manifest, rival, engine)
+
+
+def _compare(
+    maker: EngineMaker, rival: Variant, engine: FinishedEngine, lock: int
+) -> FinishedEngine:
+    """The engine, its stamp with the times of runs beside those of the programs that need none."""
+    maker.say("measuring it beside the variant {}".format(rival.name))
+    command, where = child_command("edgecompile.runtime.measure.variants")
+    command += [os.path.abspath(maker.folder.path), maker.variant.name, rival.name]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=[lock], **where
+        )
+        report = json.loads(done.stdout)
+    except (OSError, ValueError):
+        report = {"error": "the process that measures gave no answer"}
+    if "error" in report:
+        maker.note("not measured beside {}: {}".format(rival.name, report["error"]))
+        return engine
+    for name, count in report["wrong"].items():
+        if count:
+            text = "the variant {} fails {} golden vectors and isn't compared"
+            maker.note(text.format(name, count))
+    entries = dict(engine.stamp)
+    compared = {"rival": describe_rival(maker.manifest, rival), "ms": report["ms"]}
+    maker.engines.write_stamp({**entries, "compared": compared}, tested=True)
+    found, reason = maker.engines.read_stamp()
+    if found is None:
+        raise EngineCacheError("the engine is gone again: {}".format(reason))
+    return found
 
 
 def _finished(maker: EngineMaker) -> Tuple[Optional[FinishedEngine], str]:
@@ -124,6 +171,7 @@ def _report(maker: EngineMaker, state: str, engine: FinishedEngine) -> Dict[str,
         "profile_of": list(engine.profile_of),
         "built": engine.stamp.get("built"),
         "selftest": engine.stamp.get("selftest"),
+        "compared": engine.stamp.get("compared"),
         "attempts": maker.attempts,
         "notes": maker.notes,
         "others": {"count": len(others), "bytes": size},
@@ -180,4 +228,8 @@ def format_finish(report: Mapping[str, Any]) -> List[str]:
                 len(tested.get("cases", [])), ", ".join(tested.get("modes", []))
             )
         )
+    if report["compared"]:
+        times = report["compared"]["ms"].items()
+        runs = ", ".join("{} {:.3f} ms".format(name, ms) for name, ms in times)
+        lines.append("a run, mean of the buckets: " + runs)
     return lines

@@ -1,10 +1,15 @@
-"""Opens a bundle's variant for a GPU: finds the engine that was finished here and loads it."""
+"""Opens a bundle's variant for a GPU: finds the engine that was finished here and loads it.
+
+A bundle may have a rival of it, programs of Triton kernels. ``finish`` measures both, and the engine's stamp
+says what came of it.
+"""
+
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ..errors import GpuError, UnfinishedBundleError
 from ..format.folder import BundleFolder
 from ..format.recipe import read_recipe
-from ..format.recipe_schema import Recipe
-from ..format.schema import Variant
+from ..format.schema import TRITON, Manifest, Variant
 from .cache import EngineFolder, FinishedEngine, describe_content
 from .cuda import Cuda
 from .device import describe_device
@@ -38,7 +43,7 @@ def open_gpu_variant(
         # Before anything is built: it can be told from the bundle alone.
         manifest = pad_everything(manifest, recipe.padding)
     cuda = Cuda.load()
-    engine = _find(folder, variant, recipe, cuda)
+    engine = find_engine(folder, variant)
     programs = GpuPrograms(
         cuda, load_engine(cuda, engine, manifest), manifest, engine.profile_of, mode
     )
@@ -52,8 +57,17 @@ def open_gpu_variant(
     return programs
 
 
-def _find(folder: BundleFolder, variant: Variant, recipe: Recipe, cuda: Cuda) -> FinishedEngine:
-    identity = describe_device(cuda)
+def find_engine(folder: BundleFolder, variant: Variant) -> FinishedEngine:
+    """The engine of a variant that was finished on this device as it is now; isn't loaded.
+
+    Raises:
+        GpuUnavailableError: libcudart, ``tensorrt`` or a GPU is missing.
+        UnfinishedBundleError: there is none.
+        GpuError: CUDA reported a failure.
+        BundleError: the recipe is damaged.
+    """
+    recipe = read_recipe(folder, variant)
+    identity = describe_device(Cuda.load())
     kept = EngineFolder(describe_content(folder.manifest, variant, recipe), identity)
     engine, why = kept.read_stamp()
     if engine is None:
@@ -66,10 +80,46 @@ def _find(folder: BundleFolder, variant: Variant, recipe: Recipe, cuda: Cuda) ->
     return engine
 
 
+def find_rival(variants: Sequence[Variant], variant: Variant) -> Optional[Variant]:
+    """Of ``variants`` that of Triton kernels for the same machines that ranks highest, or None."""
+    found = [x for x in variants if x.backend == TRITON and x.arch == variant.arch]
+    return max(found, key=lambda item: item.rank, default=None)
+
+
+def describe_rival(manifest: Manifest, rival: Variant) -> Dict[str, Any]:
+    """What a comparison with it is about: its name, and the hashes of its programs."""
+    return {"name": rival.name, "programs": [manifest.files[x].sha256 for x in rival.programs]}
+
+
+def read_comparison(
+    manifest: Manifest, rival: Variant, engine: FinishedEngine
+) -> Optional[Dict[str, float]]:
+    """Mean milliseconds of a run by variant, as ``finish`` measured them; None: it didn't yet.
+
+    A variant that doesn't reproduce the golden vectors isn't in it.
+    """
+    found = engine.stamp.get("compared")
+    if not isinstance(found, dict) or found.get("rival") != describe_rival(manifest, rival):
+        return None
+    times = found.get("ms")
+    if not isinstance(times, dict) or not all(isinstance(x, float) for x in times.values()):
+        return None
+    return dict(times)
+
+
+def explain_slower(variant: Variant, rival: Variant, times: Mapping[str, float]) -> str:
+    """That an engine is slower than its rival; "" where it isn't, or one of them wasn't measured."""
+    own, other = times.get(variant.name), times.get(rival.name)
+    if own is None or other is None or own <= other:
+        return ""
+    text = "is slower here: a run takes {:.3f} ms, of {} {:.3f}, as finish measured"
+    return text.format(own, rival.name, other)
+
+
 def judge_gpu_variant(folder: BundleFolder, variant: Variant) -> str:
     """The entry of ``info`` for a variant that fits this machine's CPU; loads no engine."""
     try:
-        engine = _find(folder, variant, read_recipe(folder, variant), Cuda.load())
+        engine = find_engine(folder, variant)
     except (GpuError, UnfinishedBundleError) as error:
         return error.message
     return "finished: {}".format(engine.path)
