@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from edgecompile.targets.gpu import GpuFacts
 
 #: With its index: a device without one makes Inductor ask which is the current one.
 DEVICE = torch.device("cuda", 0)
+
+#: Methods of tensors whose bindings for Python ask torch's guard of the device, which a fake one hasn't got:
+#: their operators don't.
+UNGUARDED: Mapping[str, Callable[..., Tensor]] = {
+    "__invert__": lambda self: torch.ops.aten.bitwise_not(self),
+    "contiguous": lambda self, **options: torch.ops.aten.contiguous(self, **options),
+    "copy_": lambda self, *args, **options: torch.ops.aten.copy_(self, *args, **options),
+}
 
 
 def properties_of(gpu: GpuFacts) -> types.SimpleNamespace:

@@ -34,8 +34,8 @@ from torch.fx import GraphModule
 from torch.utils import _triton
 from torch.utils._pytree import tree_map_only
 
+from edgecompile.backends.cuda import described
 from edgecompile.backends.cuda.code import Kernel, RawCode
-from edgecompile.backends.cuda.described import DEVICE, IdleDriver, inductor_options, properties_of
 from edgecompile.backends.cuda.tiles import Product, Tile
 from edgecompile.errors import CompileError
 from edgecompile.targets.gpu import GpuFacts
@@ -77,7 +77,7 @@ def move_to_gpu(module: GraphModule, kwargs: Mapping[str, Tensor]) -> OnGpu:
     def fake(tensor: Tensor) -> Tensor:
         with mode:
             return torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=described.DEVICE
             )
 
     def fake_constant(tensor: Tensor) -> Tensor:
@@ -101,8 +101,8 @@ def move_to_gpu(module: GraphModule, kwargs: Mapping[str, Tensor]) -> OnGpu:
             continue
         for node in part.graph.nodes:
             if node.kwargs.get("device") is not None:
-                node.kwargs = {**node.kwargs, "device": DEVICE}
-            node.args = tree_map_only(torch.device, lambda _: DEVICE, node.args)
+                node.kwargs = {**node.kwargs, "device": described.DEVICE}
+            node.args = tree_map_only(torch.device, lambda _: described.DEVICE, node.args)
             if "val" in node.meta:
                 node.meta["val"] = tree_map_only(FakeTensor, fake, node.meta["val"])
         part.recompile()
@@ -140,7 +140,7 @@ def run_inductor(
     made: dict[str, Any] = {}
     with device_free(gpu, folder, ptxas), _caught(made), _choosing(choose), torch.no_grad():
         torch._inductor.aot_compile(
-            program.module, (), dict(program.kwargs), options=inductor_options()
+            program.module, (), dict(program.kwargs), options=described.inductor_options()
         )
     constants = {
         name: program.real[name] if name in program.real else _real(tensor, name)
@@ -163,20 +163,20 @@ def _real(tensor: Any, name: str) -> Tensor:
 @contextmanager
 def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
     """Lets Inductor and Triton generate code for ``gpu`` as if it were the current device."""
-    properties, capability = properties_of(gpu), divmod(gpu.compute_capability, 10)
+    properties, capability = described.properties_of(gpu), divmod(gpu.compute_capability, 10)
     device_interface.get_interface_for_device("cpu")  # registers the real ones, once
     lazy_init = joint_graph.lazy_init
     deduce = joint_graph.UniformValueConstantFolder._deduce_value
 
     def deduce_on_cpu(self: Any, node: torch.fx.Node) -> Any:
-        if "device" not in node.kwargs:
-            return deduce(self, node)
         kept = node.kwargs
-        node.kwargs = {**kept, "device": torch.device("cpu")}
+        if "device" in kept:
+            node.kwargs = {**kept, "device": torch.device("cpu")}
         try:
-            return deduce(self, node)
+            value = deduce(self, node)
         finally:
             node.kwargs = kept
+        return getattr(value, "ec_real", value)  # of a constant that is one number
 
     from triton.runtime.driver import driver
 
@@ -203,6 +203,7 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
         # Small constants are written into kernels.
         (FakeTensor, "tolist", lambda self: self.ec_real.tolist()),
         (FakeTensor, "item", lambda self: self.ec_real.item()),
+        *((torch.Tensor, name, method) for name, method in described.UNGUARDED.items()),
     )
     _forget_device()
     with ExitStack() as stack:
@@ -212,7 +213,7 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
         for owner, name, value in replaced:
             stack.enter_context(patch.object(owner, name, value))
         stack.enter_context(_until_ptx())
-        driver.set_active(IdleDriver(gpu.compute_capability))
+        driver.set_active(described.IdleDriver(gpu.compute_capability))
         try:
             yield
         finally:

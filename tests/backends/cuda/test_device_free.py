@@ -173,6 +173,32 @@ def test_a_small_program_becomes_kernels_and_a_wrapper(tmp_path: Path) -> None:
     assert str(tmp_path) not in "".join(kernel.ptx for kernel in raw.kernels)
 
 
+class Asking(torch.nn.Module):
+    """What torch decomposes by methods that ask for the device, and a constant of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([0.5]))
+        self.table = torch.nn.Parameter(torch.randn(1, 4, 4, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[:, 1::2] = x[:, ::2]
+        y = torch.where(torch.logical_not(x > 0), x, y) * self.scale
+        positions = self.table.permute(0, 3, 1, 2)
+        return y + torch.nn.functional.interpolate(positions, size=(6, 6), mode="bicubic").sum()
+
+
+def test_no_method_asks_for_the_device(tmp_path: Path) -> None:
+    program = device_free.move_to_gpu(
+        exported(Asking(), x=torch.randn(8, 32)), {"x": torch.randn(8, 32)}
+    )
+    raw = device_free.run_inductor(program, H100, lambda *_: 0, tmp_path, installed.find_ptxas())
+    # The number stands in the code.
+    assert set(raw.constants) == {"table"} and raw.kernels
+    assert torch.Tensor.contiguous is torch._C.TensorBase.contiguous
+
+
 def test_a_constant_that_nobody_knows_is_a_defect() -> None:
     with pytest.raises(CompileError, match="made the constant x"):
         device_free._real(None, "x")

@@ -203,6 +203,41 @@ def test_numbers_made_as_tensors_are_written_as_such() -> None:
     assert torch.ops.aten.full.default in targets(graph)
 
 
+class Counts(nn.Module):
+    """How many tokens each of 6 experts gets; and of numbers that lie between bins or outside."""
+
+    def forward(self, order: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        counts = torch.histc(order.float(), bins=6, min=0, max=5)
+        return counts.cumsum(0), torch.histc(x.float(), bins=7, min=-1, max=2)
+
+
+def test_histograms_are_exact() -> None:
+    # More than float16 can count one by one.
+    order = torch.arange(5000) % 6
+    length = torch.export.Dim("length", min=2, max=8192)
+    example = {"order": order, "x": torch.randn(4, 50)}
+    graph, report = check(
+        Counts(), example, shapes={"order": {0: length}, "x": None}, interpret=False
+    )
+    assert report.counts["counts"] == 2
+    assert torch.ops.aten.histc.default not in targets(graph)
+    for n in (2, 4001):
+        order = torch.randint(6, (n,))
+        got, want = graph(order=order, x=example["x"]), Counts()(order, example["x"])
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+class Rows(nn.Module):
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        return torch.index_select(x, -1, places)
+
+
+def test_places_are_picked() -> None:
+    example = {"x": torch.randn(2, 3, 9), "places": torch.tensor([4, 0, 4])}
+    graph, report = check(Rows(), example, "fp32", interpret=False)
+    assert report.counts["selections"] == 1 and torch.ops.aten.index.Tensor in targets(graph)
+
+
 class Step(nn.Module):
     """A decoder's step over caches that the caller owns."""
 

@@ -52,6 +52,29 @@ def lower_operators(low: Lowering, gpu: GpuFacts) -> None:
         replace_results(low.gm, node, _sorted(low, node, x, dim, k, bool(largest)))
         return True
 
+    def count(node: Node) -> bool | str:
+        x, bins, lo, hi = arguments_of(node).values()
+        if not lo < hi:
+            return "its range comes from the values"
+
+        def run(x: Tensor) -> Tensor:
+            value = x.reshape(-1, 1).to(torch.float32)
+            place = ((value - lo) / (hi - lo) * bins).floor().clamp(max=bins - 1)
+            place = torch.where((value >= lo) & (value <= hi), place, -1)
+            return (place == torch.arange(bins)).sum(0).to(x.dtype)
+
+        replace_results(low.gm, node, inline(low.gm, node, run, [x], symbolic=True))
+        return True
+
+    def pick(node: Node) -> bool | str:
+        x, dim, index = arguments_of(node).values()
+        value, places = value_of(x), value_of(index)
+        if value is None or not value.dim() or places is None or places.dim() != 1:
+            return "it isn't rows by a list of places"
+        # What Inductor makes of index_select itself asks for the GPU.
+        replace(low.gm, node, aten.index.Tensor, (x, [None] * (dim % value.dim()) + [index]))
+        return True
+
     def group(node: Node) -> bool | str:
         x, w, ends, *rest = arguments_of(node).values()
         rows, matrices = value_of(x), value_of(w)
@@ -69,6 +92,8 @@ def lower_operators(low: Lowering, gpu: GpuFacts) -> None:
 
     low.each("grouped", {n.target for n in low.gm.graph.nodes if str(n.target) in GROUPED}, group)
     low.each("attentions", {CACHED_ATTENTION}, attend)
+    low.each("counts", {aten.histc.default}, count)
+    low.each("selections", {aten.index_select.default}, pick)
     low.each("recurrences", {PLAIN}, recur)
     low.each("sorts", _SORTS, sort)
     low.each("sorts", {aten.topk.default}, select)
