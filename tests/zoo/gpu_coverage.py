@@ -30,7 +30,7 @@ import torch
 from edgecompile.backends.cuda.cubins import assemble, find_ptxas
 from edgecompile.backends.cuda.generate import generate_gpu
 from edgecompile.backends.generated import extern_calls
-from edgecompile.errors import EdgecompileError
+from edgecompile.errors import EdgecompileError, MissingKernelError
 from edgecompile.files import write_json
 from edgecompile.precision import COSINES
 from edgecompile.targets.gpu import GpuFacts
@@ -149,6 +149,10 @@ def cover(name: str, archs: Sequence[int], precision: str, work: Path) -> dict[s
         passed("assemble")
         found["cpu_s"] = seconds
         found["bytes"] = sum(len(image.container()) for image in images)
+    except MissingKernelError as error:
+        lines = error.message.splitlines()[1:]
+        names = [line.split(",")[0].strip() for line in lines]
+        return found | {"status": "missing", "missing": names, "reason": "; ".join(lines)[:800]}
     except EdgecompileError as error:
         return found | {"status": "failed", "reason": error.message[:800]}
     except Exception as error:
