@@ -13,7 +13,7 @@ from edgecompile.precision import FP32, TOLERANCES, min_cosine
 from edgecompile.runtime.format.schema import TRITON, GpuSpec, Manifest, Variant
 
 #: Variants for a GPU come before those for CPUs, and behind an engine of TensorRT.
-RANK = 900
+RANK = 800
 
 
 def add_gpu_programs(

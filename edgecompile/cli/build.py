@@ -71,11 +71,12 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
 )
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "torch-tensorrt", "triton"]),
+    type=click.Choice(["auto", "torch-tensorrt", "triton", "both"]),
     default="auto",
     help="Build a GPU's engine on the device, from the bundle's ONNX (auto); or on this machine, for "
     "its own GPU (torch-tensorrt); the bundle holds the ONNX for other machines as well. Or compile "
-    "its programs here, without TensorRT and for every GPU of the target's kind (triton).",
+    "its programs here, without TensorRT and for every GPU of the target's kind (triton); or have these "
+    "beside the ONNX (both): they serve until the engine is built, and then what measured faster.",
 )
 @click.option(
     "--profile",

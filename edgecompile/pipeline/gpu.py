@@ -2,15 +2,20 @@
 
 With Triton that is everything: the device only loads the programs. No TensorRT engine can be built
 elsewhere than on the GPU that runs it: the bundle holds the ONNX, checked against eager, and a recipe that
-the device finishes. Either way there is a program for the machine's own cores to fall back to.
+the device finishes. A bundle may have both. Either way there is a program for the machine's own cores to fall
+back to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from edgecompile.backends.cuda.compiled import GpuPrograms
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.staging import Staging
+from edgecompile.export.program import ExportedModel
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import text_samples
 from edgecompile.narrowing.choice import ResolvedPrecision
@@ -29,7 +34,7 @@ from edgecompile.pipeline.stages import (
     prove_padding,
 )
 from edgecompile.planning.generation_plan import refuse_two_parts
-from edgecompile.planning.options import TORCH_TENSORRT, TRITON
+from edgecompile.planning.options import BOTH, TORCH_TENSORRT, TRITON
 from edgecompile.planning.planning import Planned
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32
@@ -102,10 +107,14 @@ def build_for_gpu(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
             "convert with torch-tensorrt",
             lambda _: build_engine(exported[0], buckets, precision, here, work / "torch-tensorrt"),
         )
+    programs = None
+    if options.backend == BOTH:
+        own = export_programs(run, subject.whole, buckets)
+        programs = _compile_for_gpu(run, subject, own, buckets, precision, work)
     run.notes.add(*rtx_notes(rtx), *engine_notes(engine))
     packed = contents(run, subject, planned, compiled, ResolvedPrecision(FP32, samples=samples))
     gpu = GpuParts(run.profile, jetpack, artifact, rtx, engine)
-    return pack(run, replace(packed, gpu=gpu), staging)
+    return pack(run, replace(packed, gpu=gpu, programs=programs), staging)
 
 
 def _with_padding(
@@ -126,8 +135,6 @@ def _with_padding(
 
 def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
     """As :func:`build_for_gpu`, with programs that need no TensorRT and nothing to finish."""
-    from edgecompile.backends.cuda.programs import compile_for_gpu  # Triton is an extra
-
     options = run.options
     precision = options.precision_for(run.profile)
     subject = find_subject(run, model, work)
@@ -139,19 +146,7 @@ def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Pat
             run.notes.add(f"The GPU runs without CUDA graphs, which pad: {unpadded}")
     buckets = planned.plan.buckets
     exported = export_programs(run, subject.whole, buckets)
-    programs = run.stage(
-        "compile for the GPU",
-        lambda step: compile_for_gpu(
-            exported,
-            buckets,
-            run.profile,
-            precision,
-            work / "artifacts",
-            keys=[subject.whole.key(bucket) for bucket in buckets],
-            saved=[subject.whole.place(bucket) for bucket in buckets],
-            step=step,
-        ),
-    )
+    programs = _compile_for_gpu(run, subject, exported, buckets, precision, work)
     # Of a model that generates every bucket has its own program: those of prompts begin at two tokens.
     served = buckets if generates else (planned.scope.whole_bucket,)
     own = exported
@@ -165,3 +160,28 @@ def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Pat
         samples = text_samples(model, options.texts, planned.plan.max_length)
     packed = contents(run, subject, planned, compiled, ResolvedPrecision(FP32, samples=samples))
     return pack(run, replace(packed, programs=programs), staging)
+
+
+def _compile_for_gpu(
+    run: Run,
+    subject: Subject,
+    exported: Sequence[ExportedModel],
+    buckets: Sequence[Bucket],
+    precision: str,
+    work: Path,
+) -> GpuPrograms:
+    from edgecompile.backends.cuda.programs import compile_for_gpu  # Triton is an extra
+
+    return run.stage(
+        "compile for the GPU",
+        lambda step: compile_for_gpu(
+            exported,
+            buckets,
+            run.profile,
+            precision,
+            work / "artifacts",
+            keys=[subject.whole.key(bucket) for bucket in buckets],
+            saved=[subject.whole.place(bucket) for bucket in buckets],
+            step=step,
+        ),
+    )

@@ -42,7 +42,7 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.seq2seq import refuse_auto
 from edgecompile.planning.generation_plan import refuse_generation, refuse_two_parts
-from edgecompile.planning.options import TRITON
+from edgecompile.planning.options import BOTH, TRITON
 from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
 from edgecompile.planning.scope import longest_served
 from edgecompile.progress import StepHandle
@@ -156,11 +156,11 @@ def _check_options(preflight: Preflight, request: BuildRequest, profile: TargetP
     if request.load.task == SEQ2SEQ_LM:
         with preflight.finding():
             refuse_auto(request.plan.precision_for(profile))
-    if profile.gpu is not None and request.plan.backend == TRITON:
+    if profile.gpu is not None and request.plan.backend in (TRITON, BOTH):
         with preflight.finding():
             need_triton()
             find_ptxas(profile.gpu.ptxas)
-    elif profile.gpu is not None:
+    if profile.gpu is not None and request.plan.backend != TRITON:
         with preflight.finding():
             find_jetpack(profile, request.plan.jetpack)
         with preflight.finding():

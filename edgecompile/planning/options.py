@@ -15,9 +15,10 @@ from edgecompile.units import parse_bytes, parse_duration
 MODES = ("auto", "exact", "pad")
 #: What makes a GPU's engine: the device, from the bundle's ONNX; or torch-tensorrt, here and now, for
 #: the very GPU of this machine.
-#: Or nothing does: Triton's kernels are compiled here, for any GPU of the target's kind.
-AUTO, TORCH_TENSORRT, TRITON = "auto", "torch-tensorrt", "triton"
-BACKENDS = (AUTO, TORCH_TENSORRT, TRITON)
+#: Or nothing does: Triton's kernels are compiled here, for any GPU of the target's kind; or both, and the
+#: device takes what is faster.
+AUTO, TORCH_TENSORRT, TRITON, BOTH = "auto", "torch-tensorrt", "triton", "both"
+BACKENDS = (AUTO, TORCH_TENSORRT, TRITON, BOTH)
 #: What the bundle is for: single runs, or a server that runs requests together.
 DEVICE, SERVER = "device", "server"
 PROFILES = (DEVICE, SERVER)
@@ -95,7 +96,8 @@ class BuildOptions:
         seed: random seed of verification inputs.
         backend: what runs on a GPU: an engine of TensorRT that the device builds (``"auto"``) or this
             machine does (``"torch-tensorrt"``); or programs that are compiled here, without
-            TensorRT (``"triton"``).
+            TensorRT (``"triton"``); or such programs beside the recipe of an engine, of which the
+            device takes what is there and measured faster (``"both"``).
         jetpack: the JetPack release of a Jetson; None: the first that the target names.
         emulation: verify variants that this machine can't run under qemu, where it is installed.
         keep_tokenizer: put the model's tokenizer into the bundle, if it has one.

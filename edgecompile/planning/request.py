@@ -17,6 +17,7 @@ from edgecompile.models.samples import SampleTexts
 from edgecompile.planning.options import (
     AUTO,
     BACKENDS,
+    BOTH,
     SERVER,
     TRITON,
     BuildOptions,
@@ -127,9 +128,10 @@ class PlanRequest(PlanOptions, BuildOptions):
                 f"Target {profile.name} has a GPU: `profile` server is for CPUs",
                 hint="leave it out",
             )
-        known = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
-        if profile.gpu is not None and self.backend == TRITON:
-            known = TRITON_PRECISIONS
+        known: tuple[str, ...] = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
+        if profile.gpu is not None and self.backend in (TRITON, BOTH):
+            others = TRITON_PRECISIONS if self.backend == TRITON else known
+            known = tuple(name for name in TRITON_PRECISIONS if name in others)
             _ = profile.gpu.facts
         of_torch = self.runtime != NATIVE and not gpu
         for option, value, choices in (
@@ -140,7 +142,11 @@ class PlanRequest(PlanOptions, BuildOptions):
         ):
             if value not in choices:
                 names = [choice for choice in choices if choice is not None]
-                cause = " with `runtime` torch" if of_torch and option == "precision" else ""
+                cause = ""
+                if option == "precision" and (of_torch or self.backend in (TRITON, BOTH)):
+                    cause = " with " + (
+                        "`runtime` torch" if of_torch else f"`backend` {self.backend}"
+                    )
                 raise UsageError(
                     f"Target {profile.name} does not support `{option}` {value}{cause}",
                     hint=f"choose {' or '.join(names)}"

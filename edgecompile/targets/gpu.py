@@ -26,6 +26,8 @@ _LIMITS: Mapping[str, tuple[int, int]] = {
     "8.9": (99, 1536),
     "9.0": (227, 2048),
 }
+#: Multiprocessors where a profile doesn't say: those of the smaller Orin modules.
+_MULTIPROCESSORS = 8
 #: KiB of the second-level cache where a profile doesn't say.
 _L2_KIB = 4096
 
@@ -92,7 +94,7 @@ class GpuSpec:
         threads = min(_LIMITS[name][1] for name in archs)
         return GpuFacts(
             compute_capability=int(self.compute_capability.replace(".", "")),
-            multiprocessors=self.sm_count or 1,
+            multiprocessors=self.sm_count or _MULTIPROCESSORS,
             shared_memory=shared << 10,
             threads=threads,
             l2=(self.l2_kib or _L2_KIB) << 10,

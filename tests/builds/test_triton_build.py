@@ -18,7 +18,9 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.recipe import read_recipe
 from edgecompile.runtime.format.schema import TRITON
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
@@ -138,10 +140,12 @@ def test_a_gpu_that_triton_has_no_code_for_is_answered_in_words(tmp_path: Path) 
 
 
 def test_precisions_and_targets_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UsageError, match="does not support `precision` int8"):
-        PlanRequest(LENGTHS, backend="triton", precision="int8").check_target(
-            load_target("cuda-sm90")
-        )
+    for backend, precision in (("triton", "int8"), ("both", "int8"), ("both", "bf16")):
+        text = f"does not support `precision` {precision} with `backend` {backend}"
+        with pytest.raises(UsageError, match=text):
+            PlanRequest(LENGTHS, backend=backend, precision=precision).check_target(
+                load_target("cuda-sm90")
+            )
     with pytest.raises(UsageError, match="does not support `backend` triton"):
         PlanRequest(LENGTHS, backend="triton").check_target(load_target("cpu-x86-64"))
 
@@ -194,12 +198,21 @@ def test_every_architecture_in_one_bundle(tiny_model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_orins_get_jetpacks_assembler(tiny_model: Path, tmp_path: Path) -> None:
+def test_orins_get_jetpacks_assembler_and_a_recipe_beside(tiny_model: Path, tmp_path: Path) -> None:
     need_triton()
     need_aarch64_compiler()
-    result = build(request(tiny_model, tmp_path, "cuda-sm87", "fp32"))
+    asked = request(tiny_model, tmp_path, "jetson-orin", "fp32")
+    result = build(replace(asked, plan=replace(asked.plan, backend="both")))
     manifest = parse_manifest((result.bundle_path / "manifest.json").read_bytes())
-    gpu = manifest.variants[-1]
+    engine, gpu, cpu = sorted(manifest.variants, key=lambda variant: -variant.rank)
+    assert [engine.backend, gpu.backend, cpu.backend] == ["tensorrt", "triton", "aoti-cpu"]
     assert manifest.built_by["gpu"].endswith("ptxas V12.6.85")
     assert gpu.gpu is not None and gpu.gpu.precision == "fp32-gpu"
-    assert "fp32-gpu" in manifest.weights
+    assert "fp32-gpu" in manifest.weights and gpu.gpu.compute_capabilities == ("8.7",)
+    assert read_elf(result.bundle_path / gpu.programs[0]).machine == "aarch64"
+    folder = BundleFolder(str(result.bundle_path))
+    recipe = read_recipe(folder, engine)
+    folder.close()
+    assert recipe.precision == "fp32" and len(recipe.profiles) == len(gpu.programs)
+    reports = {path.name for path in (result.bundle_path / "reports").iterdir()}
+    assert {"gpu.json", "onnx.json", "audit.json"} <= reports

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgecompile.runtime.format.golden import write_case
 from tests.fake_gpu.bundles import FOLDER
 from tests.fake_gpu.numpy_engine import embed
 from tests.fake_gpu.rig import REPOSITORY, Rig
 from tests.fake_gpu.triton_bundle import VARIANT, TritonBundle
 from tests.runtime.bundles import make_case, pack_weights
+from tests.runtime.golden_files import write_case
 
 ENGINE = "jetson-orin"
 RUN = """
@@ -105,7 +105,14 @@ def serve(rig: Rig, *arguments: str) -> tuple[str, dict[str, list[str]]]:
 
 def describe(rig: Rig) -> dict[str, Any]:
     """What ``info`` says."""
-    command = [sys.executable, "-m", "edgecompile.runtime", "info", str(rig.bundle.folder), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "edgecompile.runtime",
+        "info",
+        str(rig.bundle.folder),
+        "--json",
+    ]
     done = subprocess.run(
         command, env=rig.environment, cwd=REPOSITORY, capture_output=True, text=True
     )
