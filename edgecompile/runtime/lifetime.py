@@ -39,7 +39,7 @@ class Lifetime:
         """Adds what is freed first."""
         self._owned.append(free)
 
-    def begin_anew(self) -> None:
+    def after_fork(self) -> None:
         """In a process after a fork, where the calls of other threads don't exist."""
         me = get_ident()
         self._calls = {key: thread for key, thread in list(self._calls.items()) if thread == me}

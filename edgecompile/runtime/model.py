@@ -9,7 +9,6 @@ from .format.folder import BundleFolder
 from .format.schema import TENSORRT
 from .generation.generator import Generator
 from .generation.options import Options
-from .generation.sources import check_encoder
 from .limits import memory_for
 from .opened import OpenBundle
 from .opening import (
@@ -132,6 +131,9 @@ def _open_folder(folder: BundleFolder, request: Request) -> "Model":
     spec = folder.manifest.generation
     try:
         if spec is not None and spec.encoder:
+            # Here, as only such models pay for it when they start.
+            from .generation.sources import check_encoder
+
             inner = folder.open_inner(spec.encoder)
             try:
                 check_encoder(spec, folder.manifest, inner.manifest, inner.path)

@@ -351,12 +351,12 @@ class OpenBundle(Unique):
         """
         self._life.close()
 
-    def _begin_anew(self) -> None:
+    def _after_fork(self) -> None:
         """In a process after a fork, where the threads whose calls were under way don't exist."""
-        self._life.begin_anew()
-        self._programs.begin_anew()
+        self._life.after_fork()
+        self._programs.after_fork()
         self._stats.reset()
-        self._writer.begin_anew()
+        self._writer.after_fork()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -380,11 +380,11 @@ class OpenBundle(Unique):
 _opened: "weakref.WeakSet[OpenBundle]" = weakref.WeakSet()
 
 
-def _begin_anew() -> None:
+def _after_fork() -> None:
     for module in (library, libraries, weights):
-        module.begin_anew()
+        module.after_fork()
     for bundle in list(_opened):
-        bundle._begin_anew()
+        bundle._after_fork()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_after_fork)

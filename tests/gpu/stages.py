@@ -307,7 +307,7 @@ class Check:
         if child == 0:
             text = "ran"
             try:
-                runner.programs.begin_anew()
+                runner.programs.after_fork()
                 runner.run(self.inputs[self.settings.lengths[0]])
             except GpuError as error:
                 text = error.message

@@ -63,7 +63,7 @@ _pinned: Dict[str, PinnedLibrary] = {}
 _lock = threading.Lock()
 
 
-def begin_anew() -> None:
+def after_fork() -> None:
     """In a process after a fork: no thread is pinning."""
     global _lock
     _lock = threading.Lock()

@@ -25,7 +25,7 @@ _loaded: Dict[int, "RuntimeLibrary"] = {}
 _loaded_lock = threading.Lock()
 
 
-def begin_anew() -> None:
+def after_fork() -> None:
     """In a process after a fork: no thread is loading."""
     global _loaded_lock
     _loaded_lock = threading.Lock()

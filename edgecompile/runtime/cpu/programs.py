@@ -60,9 +60,9 @@ class Programs:
         self._weights: Optional[Weights] = weights
         self._concurrency = concurrency
         self._programs: List[Optional[Program]] = [None] * len(folder.manifest.buckets)
-        self.begin_anew()
+        self.after_fork()
 
-    def begin_anew(self) -> None:
+    def after_fork(self) -> None:
         """In a process after a fork: no thread is loading."""
         self._lock = threading.Lock()
 

@@ -205,7 +205,7 @@ _shared: "weakref.WeakValueDictionary[Tuple[int, ...], Weights]" = weakref.WeakV
 _shared_lock = threading.Lock()
 
 
-def begin_anew() -> None:
+def after_fork() -> None:
     """In a process after a fork: no thread is mapping."""
     global _shared_lock
     _shared_lock = threading.Lock()

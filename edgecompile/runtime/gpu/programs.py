@@ -188,7 +188,7 @@ class GpuPrograms:
             raise
         self._lane = lane
 
-    def begin_anew(self) -> None:
+    def after_fork(self) -> None:
         """In a process after a fork, where CUDA can't be used: every run is refused."""
         self._forked = True
         self._lock = threading.Lock()

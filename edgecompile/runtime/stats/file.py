@@ -116,7 +116,7 @@ class StatsWriter:
             raise InputError("{}: can't be written: {}".format(real, error.strerror)) from None
         return real
 
-    def begin_anew(self) -> None:
+    def after_fork(self) -> None:
         """In a process after a fork: its counts are its own, and so must be its file.
 
         A path with ``{pid}`` becomes that of this process. Without it nothing is written, because

@@ -44,13 +44,13 @@ _shared: Dict[Tuple[str, str], DeviceConstants] = {}
 _lock = threading.Lock()
 
 
-def _begin_anew() -> None:
+def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     _shared.clear()  # CUDA isn't there after a fork
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def share_constants(driver: Driver, weights: Weights, entry: FileEntry) -> DeviceConstants:

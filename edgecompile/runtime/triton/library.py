@@ -55,12 +55,12 @@ _loaded: "Dict[int, GpuLibrary]" = {}
 _loaded_lock = threading.Lock()
 
 
-def _begin_anew() -> None:
+def _after_fork() -> None:
     global _loaded_lock
     _loaded_lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def load_gpu_library(pinned: PinnedLibrary, soname: str, driver: Driver) -> "GpuLibrary":

@@ -309,7 +309,7 @@ def test_after_a_fork_runs_are_refused_and_nothing_is_given_back(make: Make) -> 
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        rig.programs.begin_anew()
+        rig.programs.after_fork()
         lines = []
         try:
             rig.run(5)

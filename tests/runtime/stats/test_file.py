@@ -147,13 +147,13 @@ def test_after_a_fork(
     monkeypatch.setattr(os, "getpid", lambda: 123456)
     monkeypatch.chdir("/")
     assert writer._lock.acquire()  # as a thread of the parent may have at the fork
-    writer.begin_anew()
+    writer.after_fork()
     record(stats)
     writer.finish()
     assert read(tmp_path / "x-123456")["runs"] == 1 and writer.error is None
 
     writer.schedule(tmp_path / "x", 1)
-    writer.begin_anew()
+    writer.after_fork()
     writer.finish()
     writer.tick(time.perf_counter_ns() + 10**12)
     assert not (tmp_path / "x").exists()
