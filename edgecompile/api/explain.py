@@ -142,6 +142,7 @@ def explain(
         raise UsageError(
             f"precision {precision} is for CPUs; {profile.name} has a GPU", hint="leave it out"
         )
+    subject.check()
     request = ExplainRequest(
         target=profile,
         precision=Precision(precision),

@@ -42,6 +42,17 @@ class Subject:
         """Whether only this process has it."""
         return not isinstance(self.model, str)
 
+    def check(self) -> None:
+        """Refuses what is no model before anything is loaded.
+
+        Raises:
+            ModelError: see :func:`edgecompile.loaders.load.check_model`.
+        """
+        if not self.in_memory:
+            from edgecompile.loaders.load import check_model
+
+            check_model(self.model, self.options)
+
 
 def find_subject(
     model: Any,

@@ -12,7 +12,6 @@ from edgecompile import checks
 from edgecompile.api.models import Subject, kept_state, require_lengths
 from edgecompile.api.options import BuildOptions, PlanOptions, read_batch, read_target
 from edgecompile.api.traffic import Sources
-from edgecompile.loaders.load import check_model
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import Progress
@@ -58,8 +57,7 @@ def requested(
         checks.flag("force", force),
     )
     request.check_target(without_gpu)
-    if not subject.in_memory:
-        check_model(subject.model, request.load)
+    subject.check()
     with ExitStack() as stack:
         stack.enter_context(kept_state(subject.model))
         if sources.given:

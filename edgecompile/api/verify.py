@@ -130,6 +130,7 @@ def verify(
         subject = None
         if model is not None:
             subject = find_subject(model, example_inputs, axes, options)
+            subject.check()
         with listener.step("hash the files") as step:
             folder.check_hashes()
             step.note(f"{len(manifest.files)} files as recorded")
