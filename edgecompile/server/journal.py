@@ -13,12 +13,12 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from edgecompile.server.errors import Quarantined
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: A request that ran in so many workers when they died is refused.
 MOST_DEATHS = 2
@@ -34,6 +34,8 @@ _FREE = bytes(_DIGEST)
 
 def digest(model: str, inputs: Mapping[str, NDArray[Any]]) -> bytes:
     """What tells requests apart: the model's name, and all of the inputs."""
+    import numpy as np  # in workers alone: the supervisor does without
+
     found = hashlib.blake2b(model.encode(), digest_size=_DIGEST)
     for name in sorted(inputs):
         array = np.ascontiguousarray(inputs[name])

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from edgecompile.runtime.errors import InputError
-from edgecompile.server.schedule.costs import read_document
 from edgecompile.server.settings import Limits, Settings
 
 _MAX_KEYS_BYTES = 1 << 20
@@ -155,6 +154,9 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
         problems.append(f"--threads is {options.threads}, must be from 1 on")
     if options.slo is not None and not 0 < options.slo < 1e9:
         problems.append(f"--slo is {options.slo}, must be milliseconds over 0")
+    if options.costs:
+        # Here, as it loads numpy, which the help can do without.
+        from edgecompile.server.schedule.costs import read_document
     for path in options.costs:
         try:
             read_document(path)
