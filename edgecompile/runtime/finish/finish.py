@@ -72,7 +72,9 @@ def _finish(maker: EngineMaker) -> Tuple[str, FinishedEngine]:
         maker.note(note)
     engine, _ = _finished(maker)
     rival = find_rival(maker.manifest.variants, maker.variant)
-    if engine is not None and (rival is None or _compared(maker, rival, engine) is not None):
+    if engine is not None and (
+        rival is None or read_comparison(maker.manifest, rival, engine) is not None
+    ):
         maker.say("finished already: {}".format(engine.path))
         return "already finished", engine
     with maker.engines.locked(maker.say) as lock:
@@ -84,15 +86,9 @@ def _finish(maker: EngineMaker) -> Tuple[str, FinishedEngine]:
         else:
             _tell_why(maker, reason)
             state, engine = "finished", maker.make(lock)
-        if rival is not None and _compared(maker, rival, engine) is None:
+        if rival is not None and read_comparison(maker.manifest, rival, engine) is None:
             engine = _compare(maker, rival, engine, lock)
     return state, engine
-
-
-def _compared(
-    maker: EngineMaker, rival: Variant, engine: FinishedEngine
-) -> Optional[Dict[str, float]]:
-    return read_comparison(maker.manifest, rival, engine)
 
 
 def _compare(

@@ -4,14 +4,14 @@ import json
 import os
 import subprocess
 import time
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, List, Optional
 
 from ..call.inputs import make_inputs
 from ..children import child_command
 from ..cpu import loaders
 from ..errors import NativeError
 from ..model import open_bundle
-from ..stats.counters import percentile
+from ..stats.counters import median_ms
 from .workload import plan_runs
 
 
@@ -99,7 +99,7 @@ def measure_cold_start(
     extra = [] if length is None else ["--length", str(length)]
     results = _start(path, extra, count=count, **how)
     medians = {
-        key: _median(item[key] for item in results)
+        key: median_ms(item[key] for item in results)
         for key in ("start_ms", "open_ms", "run_ms", "total_ms")
     }
     memory = results[-1]["memory"]
@@ -119,13 +119,9 @@ def measure_cold_loads(path: str, *, count: int, **how: Any) -> Dict[str, float]
     results = _start(path, ["--loads"], count=count, **how)
     loads = [ms for item in results for ms in item["load_ms"][1:] or item["load_ms"]]
     return {
-        "open_ms": _median(item["open_ms"] for item in results),
+        "open_ms": median_ms(item["open_ms"] for item in results),
         "load_ms": sum(loads) / len(loads),
     }
-
-
-def _median(values: Iterable[float]) -> float:
-    return percentile(sorted(round(ms * 1e6) for ms in values), 50) / 1e6
 
 
 def _start(

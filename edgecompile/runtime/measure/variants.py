@@ -14,7 +14,7 @@ from ..call.replay import run_cases
 from ..errors import EdgecompileError
 from ..gpu.engines import PLANNED
 from ..model import Model, open_bundle
-from ..stats.counters import percentile
+from ..stats.counters import median_ms
 from .rounds import measure_rounds
 from .workload import plan_runs
 
@@ -66,7 +66,7 @@ def _measure(models: Sequence[Model], seconds: float) -> List[float]:
         least=LEAST_ROUNDS,
         seed=0,
     )
-    medians = [percentile(sorted(round(t * 1e6) for t in x), 50) / 1e6 for x in samples]
+    medians = [median_ms(x) for x in samples]
     count = len(inputs)
     return [sum(medians[start : start + count]) / count for start in range(0, len(medians), count)]
 

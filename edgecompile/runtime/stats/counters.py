@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import Counter, deque
 from operator import itemgetter
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from ..format.schema import Extent, Manifest
 
@@ -303,3 +303,8 @@ def percentile(ascending: List[int], percent: float) -> float:
     low = int(position)
     high = min(low + 1, len(ascending) - 1)
     return ascending[low] + (ascending[high] - ascending[low]) * (position - low)
+
+
+def median_ms(values: Iterable[float]) -> float:
+    """The median of times in milliseconds, linear between neighbours."""
+    return percentile(sorted(round(ms * 1e6) for ms in values), 50) / 1e6

@@ -157,11 +157,12 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
     if options.costs:
         # Here, as it loads numpy, which the help can do without.
         from edgecompile.server.schedule.costs import read_document
-    for path in options.costs:
-        try:
-            read_document(path)
-        except (OSError, ValueError) as error:
-            problems.append(f"--costs {path}: {error}")
+
+        for path in options.costs:
+            try:
+                read_document(path)
+            except (OSError, ValueError) as error:
+                problems.append(f"--costs {path}: {error}")
     keys = () if options.api_keys is None else _read_keys(options.api_keys, problems)
     bundles = [_split(item) for item in options.bundles]
     for called, path in bundles:
