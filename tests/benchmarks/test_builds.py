@@ -39,6 +39,6 @@ def test_the_record_holds_the_marks() -> None:
     )
     assert text.startswith("# Building, 2026-01-02")
     assert "**3.25** of the time" in text and "takes **1.5 s**" in text
-    assert "made anew: x86-64-v3/bucket-2, x86-64-v4/bucket-2." in text
+    assert "made again: x86-64-v3/bucket-2, x86-64-v4/bucket-2." in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 2 + len(names) and len({line.count("|") for line in table}) == 1
