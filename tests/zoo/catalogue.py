@@ -5,6 +5,7 @@ PYTHONPATH=. edgecompile build tests/zoo/catalogue.py:bert --lengths … --targe
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 from edgecompile.loaders.factory_specs import ModelSpec
@@ -12,7 +13,7 @@ from tests.zoo.entry import Entry
 from tests.zoo.torch_entries import TORCH_ENTRIES
 from tests.zoo.transformers_entries import TRANSFORMERS_ENTRIES
 
-__all__ = ["ENTRIES"]
+__all__ = ["ENTRIES", "in_order"]
 
 ENTRIES: dict[str, Entry] = {entry.name: entry for entry in (*TRANSFORMERS_ENTRIES, *TORCH_ENTRIES)}
 
@@ -22,3 +23,16 @@ def __getattr__(name: str) -> Callable[[], ModelSpec]:
     if name in ENTRIES:
         return ENTRIES[name].make
     raise AttributeError(f"the zoo has no {name}")
+
+
+def in_order() -> list[str]:
+    """The zoo's names so that what comes first is a sample of every group, as large as its share."""
+    groups: dict[str, list[str]] = {}
+    for name, entry in ENTRIES.items():
+        groups.setdefault(entry.group, []).append(name)
+    places = []
+    for names in groups.values():
+        # Neighbours are alike, so those of a group are mixed, always in the same way.
+        names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
+        places += [(number / len(names), name) for number, name in enumerate(names)]
+    return [name for _, name in sorted(places)]
