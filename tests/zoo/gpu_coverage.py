@@ -43,6 +43,7 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.pipeline.packing import Contents, pack_bundle
 from edgecompile.runtime.gpu.engines import MODES
 from edgecompile.targets.profile import TargetProfile, load_target
+from edgecompile.toolchain.gpu_native import build_gpu_runtime
 from edgecompile.toolchain.native import build_probe
 from tests.zoo.catalogue import ENTRIES, in_order
 from tests.zoo.children import Limits, run_children
@@ -87,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shutil.rmtree(work, ignore_errors=True)
 
     _warm_up()
+    for arch in profile.archs:
+        build_gpu_runtime(arch, options.work / arch)  # once, not by every child at the same time
     record: dict[str, Any] = {}
     limits = Limits(memory=24 << 30)
     for child in run_children(

@@ -39,7 +39,10 @@ def lower_attention(low: Lowering, gpu: GpuFacts) -> None:
         graph, lift = low.gm.graph, 4 - q.dim()
         with graph.inserting_before(node):
             if bound["enable_gqa"] or lift == 0:
-                tensors[1:] = [_ungrouped(x, q) for x in tensors[1:]]
+                grouped = [_ungrouped(x, q) for x in tensors[1:]]
+                # Both or neither: the kernel reads keys and values with one number of heads.
+                if grouped[0] is not tensors[1] and grouped[1] is not tensors[2]:
+                    tensors[1:] = grouped
             for _ in range(lift):
                 tensors = [graph.call_function(aten.unsqueeze.default, (x, 0)) for x in tensors]
             mask = _narrowest(bound["attn_mask"])
