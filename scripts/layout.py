@@ -151,26 +151,39 @@ def code_lines(path: Path) -> int:
     )
 
 
+def sizes() -> dict[str, dict[str, int]]:
+    """Files of code in each folder, and the lines of the long ones."""
+    files = code_files()
+    folders = Counter(str(path.parent.relative_to(REPOSITORY)) for path in files)
+    lengths = {str(p.relative_to(REPOSITORY)): len(p.read_text().splitlines()) for p in files}
+    return {
+        "files_per_folder": dict(folders.most_common()),
+        "files_over_400_lines": {name: n for name, n in sorted(lengths.items()) if n > 400},
+    }
+
+
+def code_files() -> list[Path]:
+    """Python, C and C++ of the package."""
+    return [path for path in PACKAGE.rglob("*") if path.suffix in NATIVE | {".py"}]
+
+
 def count() -> dict[str, Any]:
     """All figures."""
     known = modules()
-    files = [p for p in PACKAGE.rglob("*") if p.suffix in NATIVE | {".py"}]
-    folders = Counter(str(path.parent.relative_to(REPOSITORY)) for path in files)
     areas: Counter[str] = Counter()
-    for path in files:
+    for path in code_files():
         parts = path.relative_to(PACKAGE).parts
         areas["native" if "native" in parts else parts[0] if len(parts) > 1 else "."] += code_lines(
             path
         )
-    lengths = {str(p.relative_to(REPOSITORY)): len(p.read_text().splitlines()) for p in files}
     ways = {"load": ("load",), "load and lazy": ("load", "lazy"), "all": STRENGTHS}
+    graphs = {way: graph(known, strengths) for way, strengths in ways.items()}
     return {
-        "files_per_folder": dict(folders.most_common()),
-        "files_over_400_lines": {name: n for name, n in sorted(lengths.items()) if n > 400},
+        **sizes(),
         "code_lines": dict(areas.most_common()),
-        "arrows_between_packages": sum(map(len, by_package(graph(known)).values())),
-        "cycles_of_packages": {way: cycles(by_package(graph(known, s))) for way, s in ways.items()},
-        "cycles_of_modules": {way: cycles(graph(known, s)) for way, s in ways.items()},
+        "arrows_between_packages": sum(map(len, by_package(graphs["all"]).values())),
+        "cycles_of_packages": {way: cycles(by_package(whole)) for way, whole in graphs.items()},
+        "cycles_of_modules": {way: cycles(whole) for way, whole in graphs.items()},
     }
 
 

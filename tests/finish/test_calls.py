@@ -1,6 +1,11 @@
-"""finish where a call of TensorRT or CUDA fails."""
+"""finish where a call of TensorRT or CUDA fails.
+
+A call of each stage is tried in every run, the others in ``slow`` ones.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -18,6 +23,7 @@ RUN_CALLS = [
     "set_tensor_address",
     "execute_async_v3",
 ]
+TIMING_CALLS = ["create_timing_cache", "set_timing_cache", "get_timing_cache"]
 CUDA_CALLS = [
     "cudaGetDeviceCount:1",
     "cudaGetDevice:1",
@@ -39,6 +45,16 @@ CUDA_CALLS = [
     "cudaGraphInstantiateWithFlags:1",
     "cudaGraphLaunch:1",
 ]
+#: What scripts/test tries of them.
+QUICK = {
+    *("build_serialized_network", "deserialize_cuda_engine", "execute_async_v3"),
+    *("get_timing_cache", "cudaGetDeviceProperties:1", "cudaMalloc:1", "cudaGraphLaunch:1"),
+}
+
+
+def most_slow(names: list[str]) -> list[Any]:
+    """The names as parameters, ``slow`` where they aren't in ``QUICK``."""
+    return [pytest.param(n, marks=() if n in QUICK else (pytest.mark.slow,)) for n in names]
 
 
 def test_operators_that_tensorrt_lacks_are_all_listed(rig: Rig) -> None:
@@ -50,8 +66,8 @@ def test_operators_that_tensorrt_lacks_are_all_listed(rig: Rig) -> None:
     assert rig.names() == []
 
 
-@pytest.mark.parametrize("how", ["", "raise"])
-@pytest.mark.parametrize("name", [*BUILD_CALLS, *RUN_CALLS])
+@pytest.mark.parametrize("how", ["", pytest.param("raise", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", most_slow([*BUILD_CALLS, *RUN_CALLS]))
 def test_a_call_of_tensorrt_that_fails(rig: Rig, name: str, how: str) -> None:
     done = rig.finish(FAKE_TRT_FAIL=f"{name}:1:{how}")
     assert done.code in (29, 60, 62) and "error: " in done.stderr
@@ -65,12 +81,12 @@ def test_a_call_of_tensorrt_that_fails(rig: Rig, name: str, how: str) -> None:
     check_served(rig, [3], ("default",))
 
 
-@pytest.mark.parametrize("name", ["create_timing_cache", "set_timing_cache", "get_timing_cache"])
+@pytest.mark.parametrize("name", most_slow(TIMING_CALLS))
 def test_a_timing_cache_that_fails_costs_time_alone(rig: Rig, name: str) -> None:
     assert rig.finish(FAKE_TRT_FAIL=f"{name}:*").report["state"] == "finished"
 
 
-@pytest.mark.parametrize("call", CUDA_CALLS)
+@pytest.mark.parametrize("call", most_slow(CUDA_CALLS))
 def test_a_call_of_cuda_that_fails(rig: Rig, call: str) -> None:
     done = rig.finish(FAKE_CUDART_FAIL=call)
     if done.code == 0:
