@@ -170,3 +170,9 @@ class RegistryError(ImageError):
     """A registry of images can't be reached, or refuses."""
 
     exit_code = 52
+
+
+class ClusterError(EdgecompileError):
+    """A Ray cluster can't be reached, loses tasks, or a machine of it has other versions."""
+
+    exit_code = 53

@@ -26,11 +26,13 @@ def installation_id() -> str:
         for name, text in os.environ.items()
         if name.startswith("TORCH") and not name.endswith(("_DIR", "_HOME"))
     }
-    parts = [sys.version, sorted(packages), variables, _own_files()]
+    parts = [sys.version, sorted(packages), variables, own_files_id()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _own_files() -> str:
+@cache
+def own_files_id() -> str:
+    """Identifies the content of edgecompile's own files."""
     root = Path(edgecompile.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):

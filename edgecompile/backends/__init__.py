@@ -8,5 +8,9 @@ from edgecompile.runtime.format.schema import TORCH
 NATIVE = "native"
 RUNTIMES = (NATIVE, TORCH)
 
+#: Where programs are compiled: on this machine, or on those of a Ray cluster.
+LOCAL, RAY = "local", "ray"
+PLACES = (LOCAL, RAY)
+
 #: The only library that a program needs beside the system's where torch is the runtime.
 LIBTORCH = "libtorch_cpu.so"

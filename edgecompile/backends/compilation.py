@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgecompile.audit.judge import AuditVerdict, baseline, judge, require
-from edgecompile.backends import LIBTORCH, NATIVE
+from edgecompile.backends import LIBTORCH, LOCAL, NATIVE, RAY
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
 from edgecompile.backends.inductor_torch import InductorTorchBackend, foreign_symbols
@@ -86,6 +87,7 @@ def compile_buckets(
     precision: Precision = FP32,
     runtime: str = NATIVE,
     jobs: int | None = None,
+    on: str = LOCAL,
     only_known: bool = False,
     step: StepHandle = NULL_STEP,
 ) -> CompiledModel:
@@ -102,12 +104,14 @@ def compile_buckets(
         precision: of the linears' weights.
         runtime: one of :data:`edgecompile.backends.RUNTIMES`.
         jobs: programs to compile side by side; None: one for each CPU.
+        on: one of :data:`edgecompile.backends.PLACES`.
         only_known: compile nothing: every program must be left from an earlier call.
         step: gets the progress.
 
     Raises:
         CompileError, ToolchainError: something could not be built; with ``only_known``, programs are
             missing, have changed or were compiled from something else.
+        MissingDependencyError, ClusterError: of ``on="ray"``.
         AuditError: a library isn't fit for the target; names every problem of every library.
     """
     chosen = tuple(profile.variants if variants is None else variants)
@@ -145,15 +149,11 @@ def compile_buckets(
         )
     backend = InductorTorchBackend() if runtime == TORCH else InductorCpuBackend()
     artifacts: dict[str, list[Artifact]] = {v.name: [] for v in chosen}
-    with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
-        try:
-            made = pool.map(lambda task, a: a or backend.compile_program(task), tasks, known)
-            for done, artifact in enumerate(made, 1):
-                artifacts[artifact.variant].append(artifact)
-                step.update(done, len(tasks), f"bucket {artifact.bucket}, {artifact.variant}")
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    compile_tasks = _compile_on_ray if on == RAY else _compile_here
+    with closing(compile_tasks(tasks, known, backend, folder, jobs)) as made:
+        for done, artifact in enumerate(made, 1):
+            artifacts[artifact.variant].append(artifact)
+            step.update(done, len(tasks), f"bucket {artifact.bucket}, {artifact.variant}")
     verdicts = [
         judge(path, baseline(arch), profile, vectorised=False) for arch, path in probes.items()
     ]
@@ -186,6 +186,38 @@ def compile_buckets(
         precision=precision,
         runtime=runtime,
     )
+
+
+def _compile_here(
+    tasks: Sequence[ProgramTask],
+    known: Sequence[Artifact | None],
+    backend: InductorCpuBackend | InductorTorchBackend,
+    folder: Path,
+    jobs: int | None,
+) -> Generator[Artifact, None, None]:
+    """What is known already, and the rest compiled in threads, in the order of the tasks."""
+    with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
+        try:
+            yield from pool.map(lambda task, a: a or backend.compile_program(task), tasks, known)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _compile_on_ray(
+    tasks: Sequence[ProgramTask],
+    known: Sequence[Artifact | None],
+    backend: InductorCpuBackend | InductorTorchBackend,
+    folder: Path,
+    jobs: int | None,
+) -> Generator[Artifact, None, None]:
+    """As :func:`_compile_here`, on a cluster, which is asked only where something isn't known."""
+    from edgecompile.backends.remote import compile_on_ray
+
+    new = [task for task, a in zip(tasks, known, strict=True) if a is None]
+    with closing(compile_on_ray(new, backend, folder, jobs)) as made:
+        for artifact in known:
+            yield artifact or next(made)
 
 
 def _exports(library: Path, variant: VariantSpec, native: NativeRuntime | None) -> frozenset[str]:

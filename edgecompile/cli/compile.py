@@ -9,6 +9,7 @@ import click
 
 from edgecompile.cli.options.common import (
     jobs_option,
+    on_option,
     plan_file_option,
     runtime_option,
     target_option,
@@ -43,6 +44,7 @@ Example:
 )
 @runtime_option
 @jobs_option
+@on_option
 @output_options
 @click.pass_obj
 def command(
@@ -54,6 +56,7 @@ def command(
     precision: str | None,
     runtime: str,
     jobs: int | None,
+    on: str,
 ) -> None:
     """Compile the exported programs for every variant of the target.
 
@@ -65,9 +68,9 @@ def command(
     from edgecompile.planning.request import PlanRequest
 
     # Before the plan, which a GPU's build doesn't leave.
-    BuildRequest(None, target).check_stage()
+    BuildRequest(None, target, PlanRequest(None, on=on)).check_stage()
     chosen = read_plan(plan_file or work_dir / "plan.json")
-    plan = PlanRequest(None, plan=chosen, precision=precision, runtime=runtime, jobs=jobs)
+    plan = PlanRequest(None, plan=chosen, precision=precision, runtime=runtime, jobs=jobs, on=on)
     request = BuildRequest(None, target, plan, work_dir=work_dir)
     from edgecompile.pipeline.single import compile_exports
 

@@ -285,6 +285,7 @@ class _Trials:
             variants=[self.variant],
             precision=precision,
             jobs=self.subject.request.jobs,
+            on=self.subject.request.on,
         )
         runs = [(0, sizes) for sizes in self.sizes]
         return stage_kit(self.exports.model, [self.bucket], compiled, path, runs, force=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edgecompile.backends import RAY
 from edgecompile.bundle.names import bundle_name, bundle_path
 from edgecompile.errors import UsageError
+from edgecompile.machines.cluster import need_ray
 from edgecompile.models.options import LoadOptions
 from edgecompile.planning.options import SERVER, TORCH_TENSORRT
 from edgecompile.planning.request import PlanRequest
@@ -66,12 +68,14 @@ class BuildRequest:
         Raises:
             TargetError: there is none of that name.
             UsageError: an option doesn't fit it.
-            MissingDependencyError: torch-tensorrt isn't installed.
+            MissingDependencyError: torch-tensorrt or Ray isn't installed.
         """
         profile = load_target(self.target)
         self.plan.check_target(profile)
         if without_gpu and profile.gpu is not None:
             raise UsageError(f"Target {self.target} has a GPU: {without_gpu}")
+        if self.plan.on == RAY:
+            need_ray()
         if self.plan.backend == TORCH_TENSORRT:
             from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt
 

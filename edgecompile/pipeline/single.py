@@ -93,6 +93,7 @@ def compile_exports(
             precision=precision,
             runtime=run.options.runtime,
             jobs=run.options.jobs,
+            on=run.options.on,
             step=step,
         ),
     )

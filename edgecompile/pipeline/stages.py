@@ -127,6 +127,7 @@ def compile_programs(
             precision=precision,
             runtime=run.options.runtime,
             jobs=run.options.jobs,
+            on=run.options.on,
             step=step,
         ),
     )

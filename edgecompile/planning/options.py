@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from edgecompile import checks
-from edgecompile.backends import NATIVE, RUNTIMES
+from edgecompile.backends import LOCAL, NATIVE, PLACES, RUNTIMES
 from edgecompile.units import parse_bytes, parse_duration
 
 MODES = ("auto", "exact", "pad")
@@ -93,6 +93,8 @@ class BuildOptions:
         runtime: runs the programs on a CPU: ``"native"``, or ``"torch"`` on hosts that have it.
         threads: threads to measure with; None: every CPU that the process may use.
         jobs: programs to compile at once; None: one for each CPU.
+        on: where programs for CPUs are compiled: here (``"local"``), or on the machines of the Ray
+            cluster at RAY_ADDRESS (``"ray"``).
         seed: random seed of verification inputs.
         backend: what runs on a GPU: an engine of TensorRT that the device builds (``"auto"``) or this
             machine does (``"torch-tensorrt"``); or programs that are compiled here, without
@@ -115,6 +117,7 @@ class BuildOptions:
     runtime: str = NATIVE
     threads: int | None = None
     jobs: int | None = None
+    on: str = LOCAL
     seed: int = 0
     backend: str = AUTO
     jetpack: str | None = None
@@ -127,6 +130,7 @@ class BuildOptions:
         checks.choice("runtime", self.runtime, RUNTIMES)
         checks.whole("threads", self.threads)
         checks.whole("jobs", self.jobs)
+        checks.choice("on", self.on, PLACES)
         checks.seed(self.seed)
         checks.choice("backend", self.backend, BACKENDS)
         checks.choice("profile", self.profile, PROFILES)

@@ -73,6 +73,14 @@ jobs_option = number_option(
     "--jobs", "-j", help="Compile N programs at once. Default: one for each CPU."
 )
 
+on_option = click.option(
+    "--on",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    help="Compile programs for CPUs on this machine (local), or on the machines of the Ray cluster at "
+    "RAY_ADDRESS (ray); costs are measured here.",
+)
+
 seed_option = number_option("--seed", least=0, default=0, help="Set the random seed.")
 
 bundle_option = file_option(

@@ -15,6 +15,7 @@ from edgecompile.cli.options.common import (
     max_length_option,
     mode_option,
     number_option,
+    on_option,
     runtime_option,
     seed_option,
     threads_option,
@@ -136,5 +137,6 @@ plan_options = add_options(
     runtime_option,
     threads_option,
     jobs_option,
+    on_option,
     seed_option,
 )

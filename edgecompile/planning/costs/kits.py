@@ -182,6 +182,7 @@ def build_kit(
         precision=precision,
         runtime=subject.request.runtime,
         jobs=subject.request.jobs,
+        on=subject.request.on,
         step=step,
     )
     programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]
