@@ -441,6 +441,7 @@ class TestDemo:
         assert [line.split()[-2:] for line in lines[1:]] == [["1.00", "0.60"], ["0.60", "1.00"]]
         assert len({len(line) for line in lines}) == 1
 
+    @pytest.mark.slow
     def test_summary_of_a_real_benchmark(self, tiny_bundle: Path, tiny_model: Path) -> None:
         pytest.importorskip("torch")
         from edgecompile.bench.bench import bench_bundle

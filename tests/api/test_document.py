@@ -24,6 +24,7 @@ def test_groups_of_options_are_complete() -> None:
         assert set(re.findall(r"`(\w+)`", held)) == fields - {"batch", "max_length"}
 
 
+@pytest.mark.slow
 def test_the_examples_run(
     tiny_model: Path,
     tmp_path: Path,

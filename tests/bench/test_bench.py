@@ -145,6 +145,7 @@ def test_a_record_for_people(report: BenchReport) -> None:
         assert len({line.count("|") for line in table.splitlines()}) == 1
 
 
+@pytest.mark.slow
 def test_a_bundle_alone_and_against_another(tiny_bundle: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.ecb"
     other.symlink_to(tiny_bundle)

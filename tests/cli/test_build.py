@@ -151,7 +151,9 @@ def test_a_quick_build_and_a_build_from_a_plan(files: Path, tiny_model: Path) ->
     assert refused.exit_code == 34 and "made for the target cpu-any" in refused.stderr
 
 
-@pytest.mark.parametrize("name", ["unmasked_mean", "token_mlp"])
+@pytest.mark.parametrize(
+    "name", ["unmasked_mean", pytest.param("token_mlp", marks=pytest.mark.slow)]
+)
 def test_the_stages_take_no_plan_s_word_on_padding(files: Path, name: str) -> None:
     model, target = f"{tiny_models.__file__}:{name}", ("--target", "cpu-x86-64-v3")
     one = {"lo": 1, "hi": 24, "mode": "pad", "axes": {"batch": {"lo": 1, "hi": 1}}}

@@ -13,13 +13,15 @@ from tests.finish.outcome import check_served
     ("environment", "text"),
     [
         ({"FAKE_TRT_VERSION": "10.7.0"}, "tensorrt was 10.3.0, is 10.7.0"),
-        (
+        pytest.param(
             {"FAKE_CUDART_DEVICE": "name=Orin;cc=8.7;sm=8;memory=8589934592;driver=12080"},
             "driver was 12.6, is 12.8",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             {"FAKE_CUDART_DEVICE": "name=Orin;cc=8.7;sm=16;memory=8589934592;integrated=1"},
             "sm_count was 8, is 16",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -100,7 +102,14 @@ def test_a_bundle_without_such_a_variant(rig: Rig) -> None:
     assert rig.finish("--variant", "x").code == 23
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "weights.fp16", "recipe.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.onnx",
+        pytest.param("weights.fp16", marks=pytest.mark.slow),
+        pytest.param("recipe.json", marks=pytest.mark.slow),
+    ],
+)
 def test_damaged_files_of_the_bundle(rig: Rig, name: str) -> None:
     rig.bundle.write()
     path = rig.bundle.folder / FOLDER / name

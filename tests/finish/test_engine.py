@@ -120,6 +120,7 @@ def test_an_engine_that_tensorrt_refuses_now_is_built_anew(rig: Rig) -> None:
     check_served(rig, [3], ("default",))
 
 
+@pytest.mark.slow
 def test_an_untested_engine_that_tensorrt_refuses_is_built_anew(rig: Rig) -> None:
     assert rig.finish(FAKE_TRT_FAIL="create_execution_context:1").code == 62  # for want of memory
     assert rig.names() == ["built.json", "engine"]
@@ -131,7 +132,10 @@ def test_an_untested_engine_that_tensorrt_refuses_is_built_anew(rig: Rig) -> Non
     assert len(rig.calls("build_serialized_network")) == 2
 
 
-@pytest.mark.parametrize(("how", "state"), [("segv", "finished"), ("kill", "already finished")])
+@pytest.mark.parametrize(
+    ("how", "state"),
+    [("segv", "finished"), pytest.param("kill", "already finished", marks=pytest.mark.slow)],
+)
 def test_an_engine_that_ends_whoever_opens_it(rig: Rig, how: str, state: str) -> None:
     assert rig.finish().code == 0
     (rig.folder / "counts").mkdir()

@@ -16,7 +16,7 @@ def with_buckets(rig: Rig) -> None:
     rig.bundle.add_bucket(81, 96)
 
 
-@pytest.mark.parametrize("how", ["log", "kill"])
+@pytest.mark.parametrize("how", ["log", pytest.param("kill", marks=pytest.mark.slow)])
 def test_fewer_profiles_where_memory_runs_out(rig: Rig, how: str) -> None:
     with_buckets(rig)
     # Enough for the least workspace, the low level and two profiles, as the fake counts.
@@ -47,7 +47,14 @@ def test_memory_that_does_for_nothing(rig: Rig) -> None:
     assert rig.finish().report["state"] == "finished"
 
 
-@pytest.mark.parametrize("how", ["kill", "segv", "abort"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "kill",
+        pytest.param("segv", marks=pytest.mark.slow),
+        pytest.param("abort", marks=pytest.mark.slow),
+    ],
+)
 def test_a_builder_that_dies_once(rig: Rig, how: str) -> None:
     (rig.folder / "counts").mkdir()
     done = rig.finish(

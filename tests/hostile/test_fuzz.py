@@ -153,6 +153,7 @@ def check(report: Report, count: int) -> None:
     assert report.largest.value < MEMORY_MIB / 2 + ROOM_MIB
 
 
+@pytest.mark.slow
 def test_hostile_bundles() -> None:
     check(fuzz(1, QUICK), QUICK)
 

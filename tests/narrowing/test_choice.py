@@ -85,7 +85,7 @@ def test_drawn_inputs_reach_from_the_shortest_to_the_longest(
     assert add_drawn(real, model, 32, count=6).lengths[-2:] == (26, 32)
 
 
-@pytest.mark.parametrize("mode", ["exact", "pad"])
+@pytest.mark.parametrize("mode", ["exact", pytest.param("pad", marks=pytest.mark.slow)])
 def test_narrowing_costs_what_its_precision_says(
     model: LoadedModel, texts: SampleTexts, tmp_path: Path, mode: str
 ) -> None:

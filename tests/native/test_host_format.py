@@ -50,7 +50,13 @@ N_HEADERS = 300
 Compile = Callable[[str], bytes]
 
 
-@pytest.fixture(scope="module", params=sorted(MACHINES))
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name == NATIVE_ARCH else (pytest.mark.slow,))
+        for name in sorted(MACHINES)
+    ],
+)
 def machine(request: pytest.FixtureRequest) -> Machine:
     return MACHINES[str(request.param)]
 

@@ -79,6 +79,7 @@ def test_nodes_say_where_they_come_from_and_nothing_tells_of_the_machine(
     assert b"modeling_bert" not in plain.path.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_same_model_gives_the_same_bytes(
     bert: LoadedModel, plain: OnnxArtifact, tmp_path: Path
 ) -> None:
@@ -111,7 +112,14 @@ def test_a_bert_in_int8(bert: LoadedModel, tmp_path: Path) -> None:
     assert len([name for name in whole if "zero" not in name]) == made.int8.quantized
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param("fp32", marks=pytest.mark.slow),
+        "fp16",
+        pytest.param("int8", marks=pytest.mark.slow),
+    ],
+)
 def test_a_bert_for_tensorrt_8(bert: LoadedModel, tmp_path: Path, precision: str) -> None:
     made = build_onnx(bert, BUCKETS, precision, OnnxTarget("8.6", 17), None, tmp_path)
     assert made.check.ok and made.check.padding and made.opset == 17
@@ -136,7 +144,9 @@ def test_a_bert_for_tensorrt_8(bert: LoadedModel, tmp_path: Path, precision: str
         assert bool(made.float32) == bool(made.kept) and not products & {*made.float32}
 
 
-@pytest.mark.parametrize("target", [TARGET, OnnxTarget("8.6", 17)])
+@pytest.mark.parametrize(
+    "target", [TARGET, pytest.param(OnnxTarget("8.6", 17), marks=pytest.mark.slow)]
+)
 def test_positions_counted_from_a_mask(tmp_path: Path, target: OnnxTarget) -> None:
     """RoBERTa's positions are sums of whole numbers, which TensorRT's CumSum doesn't take."""
     write_model(tmp_path / "model", "roberta", "Model")

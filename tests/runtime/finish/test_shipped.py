@@ -80,11 +80,17 @@ def make_engine(
     return (folder / "engine.plan").read_bytes()
 
 
+#: The engine of every rig, made once.
+_MADE: list[bytes] = []
+
+
 @pytest.fixture
 def rig(tmp_path: Path, fake_cudart_path: Path) -> Rig:
     """A fake device; its bundle brings an engine of one profile that was built on it."""
     rig = Rig(tmp_path, fake_cudart_path)
-    ship(rig, make_engine(rig))
+    if not _MADE:
+        _MADE.append(make_engine(rig))
+    ship(rig, _MADE[0])
     return rig
 
 
@@ -137,10 +143,10 @@ def test_what_people_are_told(rig: Rig) -> None:
     ("key", "value"),
     [
         ("driver", "12.4"),
-        ("tensorrt", "10.3.1"),
-        ("name", "Another"),
-        ("sm_count", 9),
-        ("integrated", False),
+        pytest.param("tensorrt", "10.3.1", marks=pytest.mark.slow),
+        pytest.param("name", "Another", marks=pytest.mark.slow),
+        pytest.param("sm_count", 9, marks=pytest.mark.slow),
+        pytest.param("integrated", False, marks=pytest.mark.slow),
     ],
 )
 def test_another_device_builds_its_own(rig: Rig, key: str, value: object) -> None:
@@ -151,7 +157,14 @@ def test_another_device_builds_its_own(rig: Rig, key: str, value: object) -> Non
     assert f"{key} was {value}, is " in note
 
 
-@pytest.mark.parametrize("option", [("--force",), ("--level", "1"), ("--workspace", "99999999")])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--force",),
+        pytest.param(("--level", "1"), marks=pytest.mark.slow),
+        pytest.param(("--workspace", "99999999"), marks=pytest.mark.slow),
+    ],
+)
 def test_one_that_is_asked_for_is_built(rig: Rig, option: tuple[str, ...]) -> None:
     assert rig.finish().report["built"]["profiles"] == 1
     done = rig.finish(*option)
