@@ -280,7 +280,9 @@ class Scheduler:
             try:
                 with self._journal.running(keys):
                     joined = self._layout.join([job.payload.inputs for job in jobs])
-                    outputs = self._model.run(joined, threads=threads)
+                    # Its own number of threads needs no telling, which costs two calls of native code.
+                    own = threads == self._cpus
+                    outputs = self._model.run(joined, threads=0 if own else threads)
                 for key in keys if suspects else ():
                     self._journal.clear(key)
                 return list(self._layout.split(outputs, [(job.rows, job.length) for job in jobs]))
