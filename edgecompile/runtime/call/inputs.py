@@ -197,6 +197,26 @@ class InputChecker:
         return good
 
 
+class CheckedInputs(Dict[str, "NDArray[Any]"]):
+    """Inputs that a checker found good; a run of the same bundle takes them as they are.
+
+    Attributes:
+        checker: the one that did.
+        arrays: in the manifest's order.
+        sizes: of every axis.
+    """
+
+    def __init__(
+        self,
+        checker: "InputChecker",
+        specs: Sequence[TensorSpec],
+        arrays: "Sequence[NDArray[Any]]",
+        sizes: Dict[str, int],
+    ) -> None:
+        super().__init__((spec.name, array) for spec, array in zip(specs, arrays))
+        self.checker, self.arrays, self.sizes = checker, tuple(arrays), sizes
+
+
 def as_array(value: object) -> "NDArray[Any]":
     """``value`` as a plain array; as ``np.asarray``, but nothing is lost silently.
 

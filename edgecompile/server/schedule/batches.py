@@ -64,10 +64,10 @@ class Batches:
         rows = sizes.get(self._rows, 1) if self._rows is not None else 1
         return rows, sizes.get(self._length, 1) if self._length is not None else 1
 
-    def join(self, requests: Sequence[Arrays]) -> dict[str, NDArray[Any]]:
+    def join(self, requests: Sequence[Arrays]) -> Arrays:
         """The inputs of one run: the requests' rows below each other, filled up to the longest."""
         if len(requests) == 1:
-            return dict(requests[0])
+            return requests[0]
         result = {}
         for item in self._inputs:
             arrays = [request[item.name] for request in requests]

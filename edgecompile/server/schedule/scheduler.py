@@ -207,16 +207,15 @@ class Scheduler:
         jobs = []
         for inputs in requests:
             try:
-                arrays = self._model.check_inputs(inputs)
+                arrays = self._model.check_once(inputs)
             except InputError as error:
                 outside = isinstance(error, OutsideBucketsError)
                 self.traffic.refuse(self._layout.sizes(inputs) if outside else None)
                 raise translate(error) from None
             if self._journal.suspects():
                 self._journal.check(self._key(arrays))
-            sizes = self._layout.sizes(arrays)
-            rows, length = self._layout.measure(sizes)
-            request = _Request(arrays, sizes, outputs, loop.create_future())
+            rows, length = self._layout.measure(arrays.sizes)
+            request = _Request(arrays, arrays.sizes, outputs, loop.create_future())
             jobs.append(Job(length, rows, now, deadline, priority, request))
         try:
             self._queue.offer(jobs, now)
