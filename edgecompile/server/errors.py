@@ -65,13 +65,6 @@ class WrongMethod(ServerError):
     allow = ""
 
 
-class TooSlow(ServerError):
-    """The request didn't arrive in the time it is given."""
-
-    status = 408
-    code = "request_timeout"
-
-
 class TooLarge(ServerError):
     """The request has more bytes, elements or texts than the server takes."""
 

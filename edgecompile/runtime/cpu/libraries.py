@@ -10,12 +10,15 @@ library. Therefore descriptors stay open for the life of the process, one per di
 import ctypes
 import os
 import threading
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..errors import DamagedBundleError, NativeError
 from ..format.folder import BundleFolder, file_state, find_hash_damage
 from ..format.schema import FileEntry
 from ..limits import explain_loading
+
+#: A native function's name, result and arguments.
+Function = Tuple[str, Any, Tuple[Any, ...]]
 
 _RTLD_LOCAL_NOW = os.RTLD_LOCAL | os.RTLD_NOW
 
@@ -134,3 +137,40 @@ def find_loaded(soname: str) -> Optional[ctypes.CDLL]:
         return ctypes.CDLL(soname, mode=_RTLD_LOCAL_NOW | os.RTLD_NOLOAD)
     except OSError:
         return None
+
+
+def bind_functions(
+    library: ctypes.CDLL,
+    label: str,
+    functions: Sequence[Function],
+    abi: Tuple[str, int],
+    optional: Sequence[Function] = (),
+) -> Set[str]:
+    """Declares a library's functions, and returns which of the ``optional`` ones it lacks.
+
+    Args:
+        abi: the function that tells the version of its interface, and the version wanted.
+
+    Raises:
+        NativeError: it lacks a function that isn't optional, or has another version.
+    """
+    absent = []
+    for name, result, arguments in (*functions, *optional):
+        function = getattr(library, name, None)
+        if function is None:
+            absent.append(name)
+            continue
+        function.restype = result
+        function.argtypes = list(arguments)
+    lacks = {name for name, _, _ in optional}.intersection(absent)
+    absent = [name for name in absent if name not in lacks]
+    if absent:
+        raise NativeError("{}: has no {} [native-functions]".format(label, ", ".join(absent)))
+    version = getattr(library, abi[0])()
+    if version != abi[1]:
+        text = "{}: has ABI version {}, this loader knows version {} [native-abi]"
+        raise NativeError(
+            text.format(label, version, abi[1]),
+            "use the runtime in the bundle's own runtime/ folder",
+        )
+    return lacks

@@ -14,7 +14,7 @@ from ..errors import NativeError
 from ..format.weights import Weights
 from ..limits import explain_loading, no_memory
 from .functions import ABI_VERSION, FUNCTIONS, HANDLE, OPTIONAL, ProfileRow
-from .libraries import PinnedLibrary, find_loaded, load_library
+from .libraries import PinnedLibrary, bind_functions, find_loaded, load_library
 from .tensors import NativeTensor, Shape, fill_tensor, pack_arrays, wrap_tensor
 
 if TYPE_CHECKING:
@@ -56,27 +56,9 @@ class RuntimeLibrary:
 
     def __init__(self, library: ctypes.CDLL, label: str) -> None:
         self.label = label
-        absent = []
-        for name, result, arguments in FUNCTIONS + OPTIONAL:
-            function = getattr(library, name, None)
-            if function is None:
-                absent.append(name)
-                continue
-            function.restype = result
-            function.argtypes = list(arguments)
-        self._lacks = {name for name, _, _ in OPTIONAL}.intersection(absent)
-        absent = [name for name in absent if name not in self._lacks]
-        if absent:
-            raise NativeError(
-                "{}: has no {} [native-functions]".format(self.label, ", ".join(absent))
-            )
-        version = library.ec_abi_version()
-        if version != ABI_VERSION:
-            text = "{}: has ABI version {}, this loader knows version {} [native-abi]"
-            raise NativeError(
-                text.format(self.label, version, ABI_VERSION),
-                "use the runtime in the bundle's own runtime/ folder",
-            )
+        self._lacks = bind_functions(
+            library, label, FUNCTIONS, ("ec_abi_version", ABI_VERSION), OPTIONAL
+        )
         self._library = library
 
     @property

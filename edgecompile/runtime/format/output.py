@@ -1,9 +1,10 @@
 """Files that the runtime writes where its user says: whole or not at all."""
 
 import contextlib
+import json
 import os
 import stat
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Mapping, Union
 
 from ..errors import InputError
 from .document import shorten
@@ -97,6 +98,19 @@ def write_output(path: str, data: bytes, durable: bool = False) -> None:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
+
+
+def write_report(path: str, report: Mapping[str, Any]) -> None:
+    """Writes ``report`` as JSON with ``write_output``.
+
+    Raises:
+        InputError: it can't be written; the old file is still there.
+    """
+    try:
+        data = json.dumps(report, indent=1, allow_nan=False).encode("ascii") + b"\n"
+        write_output(path, data)
+    except OSError as error:
+        raise InputError("{}: can't be written: {}".format(path, error.strerror)) from None
 
 
 def make_private(path: str) -> None:

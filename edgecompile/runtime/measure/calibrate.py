@@ -3,14 +3,13 @@
 docs/runtime.md says what is in the file.
 """
 
-import json
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from ..call.inputs import make_inputs
-from ..errors import BundleError, InputError
+from ..errors import BundleError
 from ..format.document import json_type, shorten
-from ..format.output import check_output, write_output
+from ..format.output import check_output, write_report
 from ..format.schema import Extent, Manifest
 from ..model import open_bundle
 from ..stats.counters import percentile
@@ -108,11 +107,7 @@ def calibrate_bundle(
         "points": [_summarise(manifest, point, times) for point, times in zip(points, samples)],
     }
     report.update(start)
-    data = json.dumps(report, indent=1, allow_nan=False).encode("ascii") + b"\n"
-    try:
-        write_output(target, data)
-    except OSError as error:
-        raise InputError("{}: can't be written: {}".format(target, error.strerror)) from None
+    write_report(target, report)
     say("wrote {}".format(target))
     return report
 

@@ -4,7 +4,6 @@ A run is timed while the other CPUs are busy with runs like it: that is what it 
 enough to do. docs/runtime.md says what is in the file.
 """
 
-import json
 import os
 import random
 import threading
@@ -14,7 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ..call.inputs import make_inputs
 from ..errors import InputError
-from ..format.output import check_output, write_output
+from ..format.output import check_output, write_report
 from ..format.schema import Manifest
 from ..model import Model, open_bundle
 from ..stats.file import format_time
@@ -88,11 +87,7 @@ def measure_serving(
             ],
         }
     if target is not None:
-        data = json.dumps(report, indent=1, allow_nan=False).encode("ascii") + b"\n"
-        try:
-            write_output(target, data)
-        except OSError as error:
-            raise InputError("{}: can't be written: {}".format(target, error.strerror)) from None
+        write_report(target, report)
         say("wrote {}".format(target))
     return report
 

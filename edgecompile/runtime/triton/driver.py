@@ -58,7 +58,6 @@ _OWN: Tuple[Tuple[str, Tuple[Any, ...]], ...] = (
     ("cuMemcpyHtoD_v2", (_ADDRESS, _POINTER, ctypes.c_size_t)),
     ("cuMemcpyHtoDAsync_v2", (_ADDRESS, _POINTER, ctypes.c_size_t, _POINTER)),
     ("cuMemcpyDtoHAsync_v2", (_POINTER, _ADDRESS, ctypes.c_size_t, _POINTER)),
-    ("cuMemcpyDtoDAsync_v2", (_ADDRESS, _ADDRESS, ctypes.c_size_t, _POINTER)),
     ("cuGetErrorName", (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))),
     ("cuGetErrorString", (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))),
 )
@@ -165,10 +164,6 @@ class Driver(Cuda):
     def copy_to_host(self, target: int, source: int, size: int, stream: int) -> None:
         """See ``Cuda.copy_to_host``."""
         self._call("cuMemcpyDtoHAsync_v2", target, source, size, stream)
-
-    def copy_on_device(self, target: int, source: int, size: int, stream: int) -> None:
-        """See ``Cuda.copy_on_device``."""
-        self._call("cuMemcpyDtoDAsync_v2", target, source, size, stream)
 
 
 def start_driver() -> None:

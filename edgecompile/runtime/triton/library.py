@@ -5,9 +5,9 @@ import os
 import threading
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..cpu.libraries import PinnedLibrary, find_loaded, load_library
+from ..cpu.libraries import Function, PinnedLibrary, bind_functions, find_loaded, load_library
 from ..cpu.tensors import NativeTensor, fill_tensor
-from ..errors import GpuError, NativeError
+from ..errors import GpuError
 from ..format.dtypes import BY_CODE, BY_NAME
 from ..format.schema import TensorSpec
 from ..format.weights import Constant
@@ -22,8 +22,7 @@ _HANDLE = ctypes.c_void_p
 _OUT_INT64 = ctypes.POINTER(ctypes.c_int64)
 _ADDRESSES = ctypes.POINTER(ctypes.c_uint64)
 _INT32, _INT64 = ctypes.c_int32, ctypes.c_int64
-# name, result, arguments
-_FUNCTIONS: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
+_FUNCTIONS: Tuple[Function, ...] = (
     ("ec_cuda_abi_version", _INT32, ()),
     ("ec_last_error", ctypes.c_char_p, ()),
     ("ec_cuda_last_error", _INT32, ()),
@@ -94,24 +93,7 @@ class GpuLibrary:
     def __init__(self, library: ctypes.CDLL, label: str, driver: Driver) -> None:
         self.label = label
         self.driver = driver
-        absent = []
-        for name, result, arguments in _FUNCTIONS:
-            function = getattr(library, name, None)
-            if function is None:
-                absent.append(name)
-                continue
-            function.restype = result
-            function.argtypes = list(arguments)
-        if absent:
-            text = "{}: has no {} [native-functions]"
-            raise NativeError(text.format(label, ", ".join(absent)))
-        version = library.ec_cuda_abi_version()
-        if version != ABI_VERSION:
-            text = "{}: has ABI version {}, this loader knows version {} [native-abi]"
-            raise NativeError(
-                text.format(label, version, ABI_VERSION),
-                "use the runtime in the bundle's own runtime/ folder",
-            )
+        bind_functions(library, label, _FUNCTIONS, ("ec_cuda_abi_version", ABI_VERSION))
         self.native = library
         self.check(library.ec_cuda_load_driver(driver.path.encode()), "loading the driver")
 
