@@ -123,6 +123,25 @@ def test_a_decoder(precision: str) -> None:
     assert graph.get_buffer("frequency").dtype == torch.float32
 
 
+class RepeatedApart(nn.Module):
+    """Heads repeated for their groups as transformers does it; the keys go through something else then."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def repeat(x: Tensor) -> Tensor:
+            lifted = x[:, :, None].expand(*x.shape[:2], 2, *x.shape[2:])
+            return lifted.reshape(x.shape[0], 4, *x.shape[2:])
+
+        keys, values = repeat(k).tanh(), repeat(v)
+        return nn.functional.scaled_dot_product_attention(q, keys, values)
+
+
+def test_keys_and_values_keep_one_number_of_heads() -> None:
+    torch.manual_seed(1)
+    q, k, v = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    _, report = check(RepeatedApart(), {"q": q, "k": k, "v": v})
+    assert report.counts["attentions"] == 1
+
+
 class Tied(nn.Module):
     """One table to read from and to multiply with, and one that is also read as float32."""
 
