@@ -226,7 +226,7 @@ def test_packages_sources_and_variables_count(monkeypatch: pytest.MonkeyPatch) -
         changed.setenv("TORCHINDUCTOR_FREEZING", "1")
         others.append(now())
     with monkeypatch.context() as changed:
-        changed.setattr(installation, "_own_files", lambda: "changed")
+        changed.setattr(installation, "own_files_id", lambda: "changed")
         others.append(now())
     with monkeypatch.context() as changed:
         every = installation.metadata.distributions()

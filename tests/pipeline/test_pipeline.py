@@ -355,7 +355,6 @@ def test_padding_that_is_proven_is_told_by_the_bundle(padded: BuildResult) -> No
     assert BucketPlan.from_json(padded.plan.to_json()).padding == "proven"
 
 
-@pytest.mark.slow
 def test_each_answer_is_found_once_and_handed_on(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

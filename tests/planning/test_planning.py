@@ -282,7 +282,6 @@ def test_a_calibration_of_something_else_is_refused(
         plan_with(load_model(str(tiny_model)), tmp_path, "cpu-x86-64-v3", calibration=file)
 
 
-@pytest.mark.slow
 def test_constraints_on_size_and_time_are_told_with_what_lacks(
     tiny_model: Path, tmp_path: Path
 ) -> None:
