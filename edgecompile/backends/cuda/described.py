@@ -14,9 +14,23 @@ from edgecompile.targets.gpu import GpuFacts
 #: With its index: a device without one makes Inductor ask which is the current one.
 DEVICE = torch.device("cuda", 0)
 
+_getitem = Tensor.__getitem__
+
+
+def _get_item(self: Tensor, index: Any) -> Tensor:
+    parts = index if isinstance(index, tuple) else (index,)
+    whole = [isinstance(part, slice) and part == slice(None) for part in parts]
+    tensors = [isinstance(part, Tensor) for part in parts]
+    if self.device != DEVICE or not any(tensors) or not all(map(max, whole, tensors)):
+        return _getitem(self, index)
+    taken = [part if isinstance(part, Tensor) else None for part in parts]
+    return torch.ops.aten.index.Tensor(self, taken)  # type: ignore[no-any-return]
+
+
 #: Methods of tensors whose bindings for Python ask torch's guard of the device, which a fake one hasn't got:
 #: their operators don't.
 UNGUARDED: Mapping[str, Callable[..., Tensor]] = {
+    "__getitem__": _get_item,
     "__invert__": lambda self: torch.ops.aten.bitwise_not(self),
     "contiguous": lambda self, **options: torch.ops.aten.contiguous(self, **options),
     "copy_": lambda self, *args, **options: torch.ops.aten.copy_(self, *args, **options),

@@ -186,6 +186,7 @@ class Asking(torch.nn.Module):
         y[:, 1::2] = x[:, ::2]
         y = torch.where(torch.logical_not(x > 0), x, y) * self.scale
         positions = self.table.permute(0, 3, 1, 2)
+        y = torch.roll(y, -2, 1) + torch.nn.functional.unfold(positions, 3, padding=1).sum()
         return y + torch.nn.functional.interpolate(positions, size=(6, 6), mode="bicubic").sum()
 
 
@@ -197,6 +198,7 @@ def test_no_method_asks_for_the_device(tmp_path: Path) -> None:
     # The number stands in the code.
     assert set(raw.constants) == {"table"} and raw.kernels
     assert torch.Tensor.contiguous is torch._C.TensorBase.contiguous
+    assert torch.Tensor.__getitem__ is torch._C.TensorBase.__getitem__
 
 
 def test_a_constant_that_nobody_knows_is_a_defect() -> None:
