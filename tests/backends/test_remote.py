@@ -42,7 +42,6 @@ def test_a_cluster_makes_the_same(tmp_path: Path) -> None:
     assert elsewhere == [here, here]
     assert "torch" in told["others"] and "not 0.1" in told["others"]
     assert "127.0.0.1:9" in told["nowhere"] and "RAY_ADDRESS" in told["nowhere"]
-    # The first had come to its end, the second was interrupted, and no other one began.
-    ended = {name: text for name, text in told["cancelled"].items() if "-1" in name}
-    assert ended == {"begun-1": "", "ended-1": "KeyboardInterrupt"}
-    assert set(told["cancelled"]) <= {"begun-0", "begun-1", "ended-1", "begun-2", "ended-2"}
+    # The first had come to its end, the second ran; of those that waited none but the third could begin.
+    began = {name for name in told["cancelled"] if name.startswith("begun")}
+    assert {"begun-0", "begun-1", "begun-9"} <= began <= {f"begun-{n}" for n in (0, 1, 2, 9)}
