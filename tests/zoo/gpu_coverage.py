@@ -41,6 +41,7 @@ from edgecompile.export.program import ExportedModel
 from edgecompile.files import write_json
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.pipeline.packing import Contents, pack_bundle
+from edgecompile.runtime.errors import ModeError
 from edgecompile.runtime.gpu.engines import MODES
 from edgecompile.targets.profile import TargetProfile, load_target
 from edgecompile.toolchain.gpu_native import build_gpu_runtime
@@ -48,10 +49,7 @@ from edgecompile.toolchain.native import build_probe
 from tests.zoo.catalogue import ENTRIES, in_order
 from tests.zoo.children import Limits, run_children
 from tests.zoo.worker import Outcome, _Run
-from tests.zoo.zoo import REPOSITORY, _warm_up
-
-#: The exit code of a mode that a bundle doesn't allow.
-_MODE_ERROR = 17
+from tests.zoo.zoo import _warm_up
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         models = json.loads(file.read_text())["models"]
     todo = options.only or [name for name in in_order() if name not in models]
     start = time.perf_counter()
-    profile = _target(archs, options.work)
+    profile = _target(archs)
     bundles = options.work / "bundles" if options.run else None
 
     def action(name: str) -> dict[str, Any]:
@@ -118,23 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if tried and counts["compiled"] + counts["right"] >= 0.9 * tried else 1
 
 
-def _target(archs: Sequence[int], work: Path) -> TargetProfile:
+def _target(archs: Sequence[int]) -> TargetProfile:
     """A target with these compute capabilities on hosts of x86-64; tiles are chosen for the least."""
-    names = [f'"{arch // 10}.{arch % 10}"' for arch in archs]
-    text = (REPOSITORY / "profiles" / "cuda-any.toml").read_text()
-    text = text.replace('"aarch64-neon", ', "")
-    lines = [
-        f"compute_capability = {names[0]}"
-        if line.startswith("compute_capability")
-        else f"cubins = [{', '.join(names)}]"
-        if line.startswith("cubins")
-        else line
-        for line in text.splitlines()
-    ]
-    work.mkdir(parents=True, exist_ok=True)
-    path = work / "zoo-gpu.toml"
-    path.write_text("\n".join(lines).replace('name = "cuda-any"', 'name = "zoo-gpu"') + "\n")
-    return load_target(str(path.resolve()))
+    base = load_target("cuda-any")
+    assert base.gpu is not None
+    names = tuple(f"{arch // 10}.{arch % 10}" for arch in archs)
+    gpu = replace(base.gpu, compute_capability=names[0], cubins=names)
+    hosts = tuple(variant for variant in base.variants if variant.arch == "x86-64")
+    return replace(base, name="zoo-gpu", gpu=gpu, variants=hosts)
 
 
 def cover(
@@ -214,7 +203,7 @@ def _run_on_gpu(bundle: Path) -> dict[str, Any]:
             capture_output=True,
             text=True,
         )
-        if done.returncode == _MODE_ERROR:
+        if done.returncode == ModeError.exit_code:
             continue
         answer = json.loads(done.stdout) if done.stdout.startswith("{") else {}
         if "cases" not in answer:

@@ -19,9 +19,9 @@ _getitem = Tensor.__getitem__
 
 def _get_item(self: Tensor, index: Any) -> Tensor:
     parts = index if isinstance(index, tuple) else (index,)
-    whole = [isinstance(part, slice) and part == slice(None) for part in parts]
-    tensors = [isinstance(part, Tensor) for part in parts]
-    if self.device != DEVICE or not any(tensors) or not all(map(max, whole, tensors)):
+    rest = [part for part in parts if not isinstance(part, Tensor)]
+    all_of_it = all(isinstance(part, slice) and part == slice(None) for part in rest)
+    if self.device != DEVICE or len(rest) == len(parts) or not all_of_it:
         return _getitem(self, index)
     taken = [part if isinstance(part, Tensor) else None for part in parts]
     return torch.ops.aten.index.Tensor(self, taken)  # type: ignore[no-any-return]
