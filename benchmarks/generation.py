@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.generation_worker import CONTENDERS
-from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.identity import load_average
-from edgecompile.models.options import LoadOptions
-from edgecompile.pipeline.build import build
-from edgecompile.pipeline.request import BuildRequest
-from edgecompile.planning.request import PlanRequest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 #: GPT-2 as it was published, which transformers has as defaults; and a tiny one.
@@ -42,6 +37,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=5, help="interleaved (default 5)")
     add("--threads", type=int, default=2, help="of each contender (default 2)")
     add("--precision", default="fp32", help="of the bundle (default fp32)")
+    add("--model", type=Path, help="a folder, instead of a GPT-2 made here")
+    add("--bundle", type=Path, help="of that model, instead of one that is built here")
+    add("--device", default="cpu", help="of torch: cpu, or cuda in float16 (default cpu)")
     add("--work", type=Path, default=REPOSITORY / "generation-bench", help="where files are left")
     add("--output", type=Path, help="write the figures here, too, as JSON")
     return parser.parse_args(arguments)
@@ -67,6 +65,12 @@ def make_model(size: str, folder: Path) -> Path:
 
 def make_bundle(model: Path, options: argparse.Namespace) -> Path:
     """The model, built for prompts of these lengths."""
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.models.options import LoadOptions
+    from edgecompile.pipeline.build import build
+    from edgecompile.pipeline.request import BuildRequest
+    from edgecompile.planning.request import PlanRequest
+
     output = model.with_name(f"{model.name}-{options.precision}.ecb")
     if not output.exists():
         longest = max(options.prompts)
@@ -93,12 +97,12 @@ def make_bundle(model: Path, options: argparse.Namespace) -> Path:
 class Contender:
     """A process that generates when it is asked to."""
 
-    def __init__(self, kind: str, path: Path, threads: int, context: int) -> None:
+    def __init__(self, kind: str, path: Path, threads: int, context: int, device: str) -> None:
         self.kind = kind
         count = str(threads)
         script = Path(__file__).with_name("generation_worker.py")
         self._process = subprocess.Popen(
-            [sys.executable, str(script), kind, str(path), count, str(context)],
+            [sys.executable, str(script), kind, str(path), count, str(context), device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -132,14 +136,21 @@ def main() -> int:
     options = parse_arguments()
     size = "tiny" if options.tiny else "gpt2-124m"
     options.work.mkdir(parents=True, exist_ok=True)
-    model = make_model(size, options.work / size)
-    bundle = make_bundle(model, options)
-    context = int(json.loads((model / "config.json").read_text())["n_positions"])
-    vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
+    model = options.model or make_model(size, options.work / size)
+    bundle = options.bundle or make_bundle(model, options)
+    config = json.loads((model / "config.json").read_text())
+    context = int(config.get("n_positions") or config["max_position_embeddings"])
+    vocabulary = int(config["vocab_size"])
     random = np.random.default_rng(1)
     prompts = [random.integers(3, vocabulary, length).tolist() for length in options.prompts]
     contenders = [
-        Contender(kind, bundle if kind == "edgecompile" else model, options.threads, context)
+        Contender(
+            kind,
+            bundle if kind == "edgecompile" else model,
+            options.threads,
+            context,
+            options.device,
+        )
         for kind in options.against
     ]
     steps: dict[tuple[str, int], list[float]] = {}

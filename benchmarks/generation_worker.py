@@ -1,5 +1,7 @@
 """One contender of benchmarks/run generation, in a process of its own.
 
+    python generation_worker.py CONTENDER MODEL_OR_BUNDLE THREADS CONTEXT DEVICE
+
 Reads ``{"prompt": [ids], "tokens": N}`` a line, answers ``{"tokens": [ids], "first_ms", "step_ms"}``:
 milliseconds to the first token, and of each further one. Between two lines it sleeps.
 """
@@ -34,21 +36,22 @@ def timed(begin: Callable[[list[int]], int], advance: Callable[[int, int], int])
     return generate
 
 
-def load(folder: Path, threads: int) -> Any:
-    """The model, as transformers loads it."""
+def load(folder: Path, threads: int, device: str = "cpu") -> Any:
+    """The model, as transformers loads it: float32 on a CPU, float16 on a GPU."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    return AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True).eval().float()
+    model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True).eval()
+    return model.float() if device == "cpu" else model.half().to(device)
 
 
-def edgecompile(bundle: Path, threads: int, _: int) -> Generate:
+def edgecompile(bundle: Path, threads: int, _: int, device: str) -> Generate:
     """The shipped runtime."""
     from edgecompile.runtime import open_bundle
 
-    model = open_bundle(bundle, threads=threads)
+    model = open_bundle(bundle, threads=threads) if device == "cpu" else open_bundle(bundle)
 
     def generate(prompt: list[int], count: int) -> tuple[list[int], list[float]]:
         marks = [time.perf_counter()]
@@ -61,17 +64,17 @@ def edgecompile(bundle: Path, threads: int, _: int) -> Generate:
     return generate
 
 
-def eager(folder: Path, threads: int, _: int) -> Generate:
+def eager(folder: Path, threads: int, _: int, device: str) -> Generate:
     """torch with transformers' own cache, which grows."""
     import torch
     from transformers import DynamicCache
 
-    model = load(folder, threads)
+    model = load(folder, threads, device)
     state: dict[str, Any] = {}
 
     def run(tokens: list[int]) -> int:
         out = model(
-            input_ids=torch.tensor([tokens]),
+            input_ids=torch.tensor([tokens], device=device),
             past_key_values=state["cache"],
             use_cache=True,
             logits_to_keep=1,
@@ -85,19 +88,20 @@ def eager(folder: Path, threads: int, _: int) -> Generate:
     return timed(begin, lambda token, _: run([token]))
 
 
-def compiled(folder: Path, threads: int, context: int) -> Generate:
-    """torch.compile with a static cache; prompts run eagerly, as transformers does it."""
+def compiled(folder: Path, threads: int, context: int, device: str) -> Generate:
+    """torch.compile with a static cache; prompts run eagerly, as transformers does it. On a GPU with graphs."""
     import torch
     from transformers import StaticCache
 
-    model = load(folder, threads)
-    step = torch.compile(model.forward, fullgraph=True, dynamic=False)
+    model = load(folder, threads, device)
+    mode = None if device == "cpu" else "reduce-overhead"
+    step = torch.compile(model.forward, fullgraph=True, dynamic=False, mode=mode)
     state: dict[str, Any] = {}
 
     def run(forward: Any, tokens: list[int], position: int) -> int:
-        places = torch.arange(position, position + len(tokens))
+        places = torch.arange(position, position + len(tokens), device=device)
         out = forward(
-            input_ids=torch.tensor([tokens]),
+            input_ids=torch.tensor([tokens], device=device),
             position_ids=places[None],
             past_key_values=state["cache"],
             use_cache=True,
@@ -160,8 +164,8 @@ def export_onnx(folder: Path, target: Path, threads: int) -> None:
     program.save(str(target))
 
 
-def onnxruntime(folder: Path, threads: int, _: int) -> Generate:
-    """ONNX Runtime; what it gives as the present stays its own and is the next past."""
+def onnxruntime(folder: Path, threads: int, _: int, device: str) -> Generate:
+    """ONNX Runtime on a CPU; what it gives as the present stays its own and is the next past."""
     import onnxruntime as ort
 
     target = folder / "decoder.onnx"
@@ -193,7 +197,7 @@ def onnxruntime(folder: Path, threads: int, _: int) -> Generate:
     return timed(begin, lambda token, _: run([token]))
 
 
-CONTENDERS: dict[str, Callable[[Path, int, int], Generate]] = {
+CONTENDERS: dict[str, Callable[[Path, int, int, str], Generate]] = {
     "edgecompile": edgecompile,
     "eager": eager,
     "onnxruntime": onnxruntime,
@@ -203,8 +207,8 @@ CONTENDERS: dict[str, Callable[[Path, int, int], Generate]] = {
 
 def main() -> None:
     """Serves requests until its input ends."""
-    kind, path, threads, context = sys.argv[1:]
-    generate = CONTENDERS[kind](Path(path), int(threads), int(context))
+    kind, path, threads, context, device = sys.argv[1:]
+    generate = CONTENDERS[kind](Path(path), int(threads), int(context), device)
     for line in sys.stdin:
         request = json.loads(line)
         tokens, times = generate(request["prompt"], request["tokens"])

@@ -1,13 +1,14 @@
-"""Times a bundle of Triton kernels on a GPU, beside eager PyTorch and torch.compile, in one run.
+"""Times a bundle for a GPU beside eager PyTorch, torch.compile and TensorRT, in one run.
 
-    python -m benchmarks.gpu BUNDLE [--torch WIDTH,LAYERS,HEADS] [--lengths 16,...] [--batches 1,8]
+    python -m benchmarks.gpu BUNDLE [--torch FOLDER] [--beside PYTHON,BUNDLE] [--lengths 16,...] [--batches 1,8]
 
 Two clocks. "call": numpy arrays in, numpy arrays out, as a program calls it. "device": inputs and outputs
 stay on the GPU, and each run is waited for. All engines take turns, round by round, and each figure is the
-median of all rounds, in microseconds. torch's models are encoders of the given sizes with weights of their
-own; a bundle of that architecture is what they can be compared with. Where a bundle's runs are graphs, each
-is captured for the very sizes. ``--smoke`` runs golden vectors in every mode instead and compares graphs
-with plain runs bit by bit. Needs numpy, and torch with CUDA unless --torch is left out.
+median of all rounds, in microseconds. torch's model is that of a folder's config.json, in float16 with
+weights of its own. A bundle beside it, such as TensorRT's, is run by a Python of its own, which takes its turns
+with the rest. Where a bundle's runs are graphs, each is captured for the very sizes. ``--smoke`` runs golden
+vectors in every mode instead and compares graphs with plain runs bit by bit. Needs numpy; with --torch, torch with
+CUDA and transformers.
 """
 
 from __future__ import annotations
@@ -19,26 +20,32 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu_engines import (
+    Beside,
+    captured,
+    open_models,
+    own_engines,
+    serve,
+    take_turns,
+    torch_engines,
+    waiting,
+)
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.call.inputs import InputChecker
 from edgecompile.runtime.call.inputs import make_inputs as make_arrays
 from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.errors import EdgecompileError, GpuError, ModeError
-from edgecompile.runtime.gpu.engines import DEFAULT, MODES, PLANNED
+from edgecompile.runtime.gpu.engines import DEFAULT, MODES
 from edgecompile.runtime.gpu.program import GpuProgram
 from edgecompile.runtime.model import Model
 
-Call = Callable[[], Any]
 LENGTHS = (16, 32, 64, 128, 256, 512)
-#: Runs of a process before the first one that counts; torch compiles in them.
-WARMUPS = 12
 COLD = """
 import json, sys, time
 started = time.perf_counter()
@@ -65,7 +72,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("bundle", help="with a variant for this GPU")
     add("--lengths", type=_numbers, default=LENGTHS, help="in tokens, with commas between them")
     add("--batches", type=_numbers, default=(1, 8), help="those that the bundle takes are run")
-    add("--torch", type=_numbers, default=(), metavar="WIDTH,LAYERS,HEADS", help="time torch, too")
+    add("--torch", type=Path, metavar="FOLDER", help="time torch with this model, too")
+    add("--beside", action="append", default=[], metavar="PYTHON,BUNDLE", help="time it, too")
+    add("--serve", action="store_true", help="answer another process of this program")
     add("--rounds", type=int, default=60, help="runs of each engine at each size (default 60)")
     add("--cold", type=int, default=5, help="starts of processes (default 5)")
     add("--smoke", action="store_true", help="check results, time nothing")
@@ -90,21 +99,6 @@ def axis_sizes(model: Model, length: int, batch: int) -> dict[str, int] | None:
         sizes[axis] = batch
     fits = any(bucket.contains(sizes) for bucket in manifest.buckets)
     return sizes if fits else None
-
-
-@contextmanager
-def captured(program: GpuProgram) -> Iterator[int]:
-    """A graph of the program's last run without its copies."""
-    cuda, stream = program._cuda, program._lane.stream
-    cuda.begin_capture(stream)
-    program._context.enqueue(stream)
-    graph = cuda.end_capture(stream)
-    executable = cuda.instantiate(graph)
-    cuda.destroy_graph(graph)
-    try:
-        yield executable
-    finally:
-        cuda.destroy_executable(executable)
 
 
 def smoke(path: str) -> dict[str, Any]:
@@ -153,121 +147,34 @@ def smoke(path: str) -> dict[str, Any]:
     return report
 
 
-def own_engines(models: dict[str, Model], sizes: dict[str, int]) -> tuple[dict[str, Call], Any]:
-    """The bundle's ways to run at some sizes, and what closes them."""
-    inputs = make_arrays(next(iter(models.values())).manifest, sizes, 7)
-    engines: dict[str, Call] = {
-        f"call: {mode}": lambda model=model: model.run(inputs)  # type: ignore[misc]
-        for mode, model in models.items()
-    }
-    plain = models[DEFAULT]
-    plain.run(inputs)
-    program = plain._programs.get(plain._dispatcher.choose(sizes))
-    assert isinstance(program, GpuProgram)
-    cuda, stream, context = program._cuda, program._lane.stream, program._context
-
-    def run_plain() -> None:
-        context.enqueue(stream)
-        cuda.synchronize(stream)
-
-    held = captured(program)
-    executable = held.__enter__()
-
-    def run_graph() -> None:
-        cuda.launch(executable, stream)
-        cuda.synchronize(stream)
-
-    engines["device: plain"], engines["device: graph"] = run_plain, run_graph
-    engines["host: plain"] = lambda: context.enqueue(stream)
-    engines["host: graph"] = lambda: cuda.launch(executable, stream)
-
-    def close() -> None:
-        cuda.synchronize(stream)
-        held.__exit__(None, None, None)
-
-    return engines, close
-
-
-def torch_engines(shape: Sequence[int]) -> Callable[[int, int], dict[str, Call]]:
-    """Gives torch's ways to run at a length and a batch size."""
-    import torch
-
-    from benchmarks.gpu_encoder import Encoder
-
-    torch.manual_seed(0)
-    eager = Encoder(*shape).to(torch.float16).cuda().eval()
-    dynamic = torch.compile(eager, dynamic=True)
-    graphs = torch.compile(eager, dynamic=False, mode="reduce-overhead")
-    torch._dynamo.config.cache_size_limit = 64
-
-    def engines(length: int, batch: int) -> dict[str, Call]:
-        ids = np.ones((batch, length), np.int64)
-        here = [torch.from_numpy(x).cuda() for x in (ids, np.ones_like(ids))]
-        result: dict[str, Call] = {}
-        for name, model in (("eager", eager), ("compile", dynamic), ("reduce-overhead", graphs)):
-
-            def on_device(model: Any = model) -> None:
-                with torch.no_grad():
-                    model(*here)
-                torch.cuda.synchronize()
-
-            def whole(model: Any = model) -> Any:
-                with torch.no_grad():
-                    given = [torch.from_numpy(x).cuda() for x in (ids, ids)]
-                    return model(*given).cpu().numpy()
-
-            result[f"torch device: {name}"], result[f"torch call: {name}"] = on_device, whole
-        return result
-
-    return engines
-
-
-def take_turns(engines: dict[str, Call], rounds: int, settle: Call) -> dict[str, float]:
-    """The median of each engine, in microseconds; ``settle`` waits for what is only queued."""
-    for call in engines.values():
-        for _ in range(WARMUPS):
-            call()
-        settle()
-    times: dict[str, list[float]] = {name: [] for name in engines}
-    for _ in range(rounds):
-        for name, call in engines.items():
-            call()  # each finds the caches as it left them itself
-            settle()
-            started = time.perf_counter()
-            call()
-            times[name].append((time.perf_counter() - started) * 1e6)
-            settle()
-    return {name: round(statistics.median(taken), 1) for name, taken in times.items()}
-
-
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every figure."""
     report: dict[str, Any] = {"bundle": os.path.basename(arguments.bundle), "sizes": []}
     report["cold"] = cold_starts(arguments.bundle, arguments.cold)
     print(report["cold"], flush=True)
     others = torch_engines(arguments.torch) if arguments.torch else None
-    models = {mode: open_bundle(arguments.bundle, mode=mode) for mode in (DEFAULT, PLANNED)}
-    try:
-        models["reduce-overhead"] = open_bundle(arguments.bundle, mode="reduce-overhead")
-    except EdgecompileError as error:
-        report["reduce-overhead"] = str(error)
+    beside = [Beside(text) for text in arguments.beside]
+    models = open_models(arguments.bundle)
     report["info"] = models[DEFAULT].info
-    lane = models[DEFAULT]._programs._lane  # type: ignore[union-attr]
+    settle, seen = waiting(models[DEFAULT]), []
     for batch in arguments.batches:
         for length in arguments.lengths:
             sizes = axis_sizes(models[DEFAULT], length, batch)
-            if sizes is None:
+            if sizes is None or sizes in seen:
                 continue
+            seen.append(sizes)
             engines, close = own_engines(models, sizes)
+            for other in beside:
+                engines.update(other.engines(sizes))
             if others is not None:
-                engines.update(others(length, batch))
-            figures = take_turns(
-                engines, arguments.rounds, lambda: lane.cuda.synchronize(lane.stream)
-            )
+                engines.update(others(make_arrays(models[DEFAULT].manifest, sizes, 7)))
+            figures = take_turns(engines, arguments.rounds, settle)
             close()
-            report["sizes"].append({"length": length, "batch": batch, "us": figures})
-            print(length, batch, figures, flush=True)
+            report["sizes"].append({"sizes": sizes, "us": figures})
+            print(sizes, figures, flush=True)
             save(report, arguments.json)  # whoever ends it early has what there is
+    for other in beside:
+        other.close()
     for model in models.values():
         model.close()
     return report
@@ -309,6 +216,9 @@ def cold_starts(path: str, count: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs it."""
     options = parse_arguments(arguments)
+    if options.serve:
+        serve(options.bundle)
+        return 0
     report = smoke(options.bundle) if options.smoke else measure(options)
     text = save(report, options.json)
     if options.smoke or options.json is None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu import DEFAULT, own_engines, take_turns
+from benchmarks.gpu_engines import DEFAULT, own_engines, take_turns, waiting
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
 from tests.zoo.catalogue import ENTRIES, in_order
@@ -36,7 +36,6 @@ def measure(path: Path, compiled: bool, lock: Path, rounds: int) -> dict[str, An
         sizes = {axis: extent.hint or extent.hi for axis, extent in bucket.axes.items()}
         row["sizes"] = sizes
         engines, close = own_engines({DEFAULT: model}, sizes)
-        lane = model._programs._lane  # type: ignore[union-attr]
         try:
             engines = {name: call for name, call in engines.items() if name.startswith("device")}
             arrays = make_inputs(model.manifest, sizes, 7)
@@ -46,7 +45,7 @@ def measure(path: Path, compiled: bool, lock: Path, rounds: int) -> dict[str, An
                 row["torch"] = f"{type(error).__name__}: {error}"[:300]
             with lock.open("w") as held:
                 fcntl.flock(held, fcntl.LOCK_EX)
-                row["us"] = take_turns(engines, rounds, lambda: lane.cuda.synchronize(lane.stream))
+                row["us"] = take_turns(engines, rounds, waiting(model))
         finally:
             close()
     return row

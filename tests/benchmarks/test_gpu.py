@@ -22,14 +22,18 @@ def test_it_times_every_size_that_the_bundle_takes(
 ) -> None:
     path, output = triton_bundle.write(), tmp_path / "report.json"
     options = ["--lengths", "3,50,99", "--batches", "1,2,3", "--rounds", "2", "--cold", "1"]
-    assert main([path, *options, "--json", str(output)]) == 0
+    beside = ["--beside", f"{sys.executable},{path}"]
+    assert main([path, *options, *beside, "--json", str(output)]) == 0
     report = json.loads(output.read_text())
-    sizes = [(row["length"], row["batch"]) for row in report["sizes"]]
+    sizes = [(row["sizes"]["length"], row["sizes"]["batch"]) for row in report["sizes"]]
     assert sizes == [(3, 1), (50, 1), (3, 2), (50, 2)]
-    assert set(report["sizes"][0]["us"]) == {
+    ways = (
         "call: default", "call: planned", "call: reduce-overhead",
         "device: plain", "device: graph", "host: plain", "host: graph",
-    }  # fmt: skip
+    )  # fmt: skip
+    name = Path(path).stem
+    assert set(report["sizes"][0]["us"]) == {*ways, *(f"{name} {way}" for way in ways)}
+    assert all(figure > 0 for row in report["sizes"] for figure in row["us"].values())
     assert 0 < report["cold"]["answer_ms"] <= report["cold"]["process_ms"]
     assert report["cold"]["libraries"] == ["libfake_cuda.so"] or report["cold"]["process_ms"] > 0
 
