@@ -265,6 +265,7 @@ def example(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_models_of_the_examples_load_and_agree(example: Path) -> None:
     torch = pytest.importorskip("torch")
     from edgecompile.loaders.load import load_model
@@ -428,6 +429,7 @@ class TestDemo:
         read = demo_inputs.read_docstrings
         assert sorted(read(source)) == ["C c.", "M.", "f"]
 
+    @pytest.mark.slow
     def test_docstrings_of_the_standard_library(self, tmp_path: Path) -> None:
         demo_inputs.write_docstrings(tmp_path / "out.txt")
         lines = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")

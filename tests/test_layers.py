@@ -158,6 +158,7 @@ def test_light_modules_load_no_framework() -> None:
     assert {module: names for module, names in heavy.items() if names} == {}
 
 
+@pytest.mark.slow
 def test_building_for_cpus_needs_no_onnx() -> None:
     """onnx is an extra, of targets with a GPU and of benchmarks."""
     gpu = "edgecompile.pipeline.gpu"

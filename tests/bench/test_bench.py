@@ -46,6 +46,7 @@ def report(
     )
 
 
+@pytest.mark.slow
 def test_everything_measured_has_its_figures(report: BenchReport) -> None:
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert list(document["contenders"]) == [SUBJECT, "eager", "onnxruntime"]
@@ -68,6 +69,7 @@ def test_everything_measured_has_its_figures(report: BenchReport) -> None:
     assert document["contenders"][SUBJECT]["max_abs_error"] > 0, "it isn't eager that was run"
 
 
+@pytest.mark.slow
 def test_a_bundle_needs_less_than_torch(report: BenchReport) -> None:
     ours, eager, _ = report.results
     assert ours.memory is not None and eager.memory is not None
@@ -75,6 +77,7 @@ def test_a_bundle_needs_less_than_torch(report: BenchReport) -> None:
     assert ours.bytes < 0.1 * eager.bytes
 
 
+@pytest.mark.slow
 def test_ratios_are_of_rounds(report: BenchReport) -> None:
     means = {item.name: item.times.round_means_ms for item in report.results}
     for name, row in report.ratios.items():
@@ -88,6 +91,7 @@ def test_ratios_are_of_rounds(report: BenchReport) -> None:
     assert best_by_precision(report) == {"fp32": best} and best_alike(report) is best
 
 
+@pytest.mark.slow
 def test_the_best_of_each_precision(report: BenchReport) -> None:
     """A narrow bundle is compared with narrow contenders first, and with all."""
     narrow = replace(report.subject, precision="int8-mixed-0123abcd")
@@ -111,6 +115,7 @@ def test_the_best_of_each_precision(report: BenchReport) -> None:
     assert "None of them computes in int8." in render_record(lonely, "Lonely")
 
 
+@pytest.mark.slow
 def test_all_run_the_same_lengths(report: BenchReport) -> None:
     # The quantiles of the sample, its longest cut to what the bundle takes.
     assert [list(row) for row in report.by_length.values()] == [[3, 5, 31, 32]] * 3
@@ -118,6 +123,7 @@ def test_all_run_the_same_lengths(report: BenchReport) -> None:
     assert report.notes == ("16.7 % of the lengths are over 32 and were cut to it",)
 
 
+@pytest.mark.slow
 def test_the_report_says_how_it_was_made(report: BenchReport, tiny_model: Path) -> None:
     text = json.dumps(report.to_json())
     assert str(tiny_model.parent) not in text, "paths of this machine"
@@ -131,6 +137,7 @@ def test_the_report_says_how_it_was_made(report: BenchReport, tiny_model: Path) 
     assert report.subject.facts["variant"].startswith("x86-64") or report.machine["architecture"]
 
 
+@pytest.mark.slow
 def test_a_record_for_people(report: BenchReport) -> None:
     text = render_record(report, "A title", remarks=["A remark."])
     assert text.startswith("# A title\n\n")

@@ -146,6 +146,7 @@ def idle(command: tuple[str, ...] = (sys.executable, str(WORKER), "bundle")) -> 
     return Baseline("it", command, {"path": "/no/such.ecb", "threads": 1, "torch": False})
 
 
+@pytest.mark.slow
 def test_errors_of_a_process_are_reported() -> None:
     baseline = eager_baseline("/no/such.pt2", read_of_nothing(), 1)
     with WorkerProcess(baseline, 1) as worker:
@@ -189,6 +190,7 @@ def test_processes_end_with_their_driver() -> None:
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_what_a_model_prints_spoils_nothing(tmp_path: Path) -> None:
     source = tmp_path / "talkative.py"
     source.write_text(TALKATIVE)

@@ -187,6 +187,7 @@ def test_a_saved_program_counts_by_its_bytes(tmp_path: Path) -> None:
     assert [hash_tree(path) != first for _ in flipped(tmp_path)] == [True]
 
 
+@pytest.mark.slow
 def test_files_of_any_size_are_hashed_whole(tmp_path: Path) -> None:
     """A hole, but for the last byte behind two gibibytes."""
     found = []

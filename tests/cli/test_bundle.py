@@ -54,6 +54,7 @@ def test_a_narrow_terminal_cuts_no_name(tiny_bundle: Path, monkeypatch: pytest.M
     assert sha256 in re.sub(r"\s+", "", text)
 
 
+@pytest.mark.slow
 def test_inspect_for_a_target(tiny_bundle: Path, files: Path) -> None:
     def ask(target: str) -> dict[str, Any]:
         result = run("inspect", str(tiny_bundle), "--target", target, "--audit", "--json")

@@ -205,6 +205,7 @@ def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
         read_sizes(path)
 
 
+@pytest.mark.slow
 def test_line_numbers_and_counts_hold_across_blocks(tmp_path: Path) -> None:
     # Rows of different widths, so that blocks end within rows; 2 MB in all.
     rng = random.Random(1)

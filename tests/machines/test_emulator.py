@@ -71,6 +71,7 @@ def test_a_foreign_bundle_passed_its_golden_vectors(made: BuildResult) -> None:
     assert manifest["axes"]["length"]["hi"] == 40
 
 
+@pytest.mark.slow
 def test_its_own_hosts_runs_are_the_same(made: BuildResult, arm64_python: str) -> None:
     """The C interface under qemu, and an emulated Python: the same outputs bit for bit."""
     from tests.emulation import report_of, selftest

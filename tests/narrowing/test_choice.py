@@ -149,6 +149,7 @@ def chosen(model: LoadedModel, folder: Path, samples: Samples, max_error: float)
     return choose_precision(subject, samples)
 
 
+@pytest.mark.slow
 def test_sensitive_layers_are_kept_until_the_bound_holds(
     model: LoadedModel, texts: SampleTexts, tmp_path: Path
 ) -> None:

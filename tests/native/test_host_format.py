@@ -42,6 +42,8 @@ from tests.runtime.generations import (
 )
 from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 
+pytestmark = pytest.mark.slow
+
 PROBE_PATH = "code/x86-64/libecprobe.so"
 N_MUTATIONS = 1500
 N_HEADERS = 300

@@ -256,6 +256,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_has_no_dynamic_export_gets_padded_buckets(tmp_path: Path) -> None:
     source = tmp_path / "step_by_step.py"
     source.write_text(STEP_BY_STEP)
@@ -274,6 +275,7 @@ def test_a_model_that_has_no_dynamic_export_gets_padded_buckets(tmp_path: Path) 
                 np.testing.assert_allclose(got[name], value.numpy(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_variable_for_the_variant_does_not_reach_the_build(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +357,7 @@ def test_padding_that_is_proven_is_told_by_the_bundle(padded: BuildResult) -> No
     assert BucketPlan.from_json(padded.plan.to_json()).padding == "proven"
 
 
+@pytest.mark.slow
 def test_each_answer_is_found_once_and_handed_on(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

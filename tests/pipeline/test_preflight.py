@@ -232,6 +232,7 @@ def test_a_folder_of_temporary_files_that_cant_be_written_is_named(
     assert error.hint is not None and "TMPDIR" in error.hint
 
 
+@pytest.mark.slow
 def test_torch_leaves_nothing_among_the_temporary_files(tiny_model: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

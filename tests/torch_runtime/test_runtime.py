@@ -163,6 +163,7 @@ def test_the_bundle_starts_by_itself_and_on_the_host(spectral: Path) -> None:
         assert json.loads(done.stdout)["variant"] == "x86-64-v3"
 
 
+@pytest.mark.slow
 def test_bench_starts_processes_that_have_torch(plain: Path) -> None:
     done = run_module(plain, "bench", str(plain), "--seconds", "0", "--cold-runs", "1", "--json")
     assert done.returncode == 0, done.stderr

@@ -417,6 +417,7 @@ def test_without_transformers_the_cure_is_named(
     assert "edgecompile[hf]" in (failure.value.hint or "")
 
 
+@pytest.mark.slow
 def test_loading_prints_nothing_and_opens_no_connection(bert: Path) -> None:
     code = (
         "import socket, sys\n"

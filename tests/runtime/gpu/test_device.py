@@ -115,6 +115,7 @@ def test_control_characters_of_a_device_tree(orin: tuple[Cuda, Path]) -> None:
     assert describe_device(orin[0], "1").model == "Jetson[2J Orin"
 
 
+@pytest.mark.slow
 def test_free_memory_counts_the_page_cache_where_it_is_shared(orin: tuple[Cuda, Path]) -> None:
     cuda, root = orin
     block = cuda.malloc(4 << 30)

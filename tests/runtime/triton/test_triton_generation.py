@@ -182,10 +182,10 @@ def test_a_text_lost_its_turn(fake_driver: FakeCudart, decoder: str) -> None:
         "cuMemAlloc_v2",
         "cuMemHostAlloc",
         "cuMemsetD8Async",
-        "cuStreamSynchronize",
+        pytest.param("cuStreamSynchronize", marks=pytest.mark.slow),
         "cuMemcpyHtoDAsync_v2",
         "cuLaunchKernel",
-        "cuGraphLaunch",
+        pytest.param("cuGraphLaunch", marks=pytest.mark.slow),
     ],
 )
 def test_each_call_may_fail(
