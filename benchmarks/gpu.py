@@ -6,7 +6,8 @@ Two clocks. "call": numpy arrays in, numpy arrays out, as a program calls it. "d
 stay on the GPU, and each run is waited for. All engines take turns, round by round, and each figure is the
 median of all rounds, in microseconds. torch's model is that of a folder's config.json, in float16 with
 weights of its own. A bundle beside it, such as TensorRT's, is run by a Python of its own, which takes its turns
-with the rest. Where a bundle's runs are graphs, each is captured for the very sizes. ``--smoke`` runs golden
+with the rest. Where a bundle's runs are graphs, each is captured for the very sizes. With ``--multiprocessors``, the bundle runs on a part of the GPU (a green context),
+the others on all of it. ``--smoke`` runs golden
 vectors in every mode instead and compares graphs with plain runs bit by bit. Needs numpy; with --torch, torch with
 CUDA and transformers.
 """
@@ -34,6 +35,7 @@ from benchmarks.gpu_engines import (
     serve,
     take_turns,
     torch_engines,
+    use_part,
     waiting,
 )
 from edgecompile.runtime import open_bundle
@@ -74,6 +76,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--batches", type=_numbers, default=(1, 8), help="those that the bundle takes are run")
     add("--torch", type=Path, metavar="FOLDER", help="time torch with this model, too")
     add("--beside", action="append", default=[], metavar="PYTHON,BUNDLE", help="time it, too")
+    add(
+        "--multiprocessors", type=int, default=0, metavar="N", help="give the bundle N of the GPU's"
+    )
     add("--serve", action="store_true", help="answer another process of this program")
     add("--rounds", type=int, default=60, help="runs of each engine at each size (default 60)")
     add("--cold", type=int, default=5, help="starts of processes (default 5)")
@@ -216,6 +221,8 @@ def cold_starts(path: str, count: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs it."""
     options = parse_arguments(arguments)
+    if options.multiprocessors:
+        use_part(options.multiprocessors)
     if options.serve:
         serve(options.bundle)
         return 0

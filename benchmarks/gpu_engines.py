@@ -17,6 +17,7 @@ import numpy as np
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.call.inputs import make_inputs as make_arrays
 from edgecompile.runtime.errors import GpuError, ModeError
+from edgecompile.runtime.gpu.cuda import Cuda
 from edgecompile.runtime.gpu.engines import DEFAULT, MODES
 from edgecompile.runtime.gpu.program import GpuProgram
 from edgecompile.runtime.model import Model
@@ -176,6 +177,13 @@ def open_models(path: str) -> dict[str, Model]:
         except ModeError:
             continue
     return models
+
+
+def use_part(multiprocessors: int) -> None:
+    """Lets bundles that are opened from now on run on a part of the GPU."""
+    from benchmarks.engines.engine import make_stream
+
+    Cuda.stream = lambda _: make_stream(multiprocessors)  # type: ignore[method-assign]
 
 
 def waiting(model: Model) -> Call:
