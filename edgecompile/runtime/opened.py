@@ -52,9 +52,8 @@ class OpenBundle(Unique):
         self._fallback = fallback
         self._programs = opened.programs
         self._checker = InputChecker(manifest)
-        self._generates = manifest.generation is not None
         # A mode may pad more than the manifest says, and that counts as padding.
-        self._dispatcher = Dispatcher(opened.programs.manifest)
+        self._dispatcher = Dispatcher(opened.programs.manifest, manifest)
         self._results = ResultMaker(manifest)
         self._encoder: Optional[OpenBundle] = None
         self._stats = Stats(opened.programs.manifest)
@@ -294,9 +293,8 @@ class OpenBundle(Unique):
             else:
                 self._dispatcher.check(bucket, sizes)
             program = self._programs.get(bucket)
-            if self._generates:
-                self._checker.check_rows(arrays, sizes, self._dispatcher.padded_sizes(bucket))
-            padded = self._dispatcher.pad(bucket, arrays, sizes)
+            fill = self._checker.choose_fill(arrays, sizes, self._dispatcher.fills(bucket))
+            padded = self._dispatcher.pad(bucket, arrays, sizes, fill)
             outputs = self._results.run(program, padded, sizes, out)
         except OutsideBucketsError:
             # What doesn't fit a bucket of the caller's choice may well fit another one.

@@ -5,7 +5,7 @@ one before a padded one; of equals the one with the smallest product of upper en
 that any bucket pads, then the tightest in the length axis, then in the other axes, then the first.
 """
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 class Dispatcher:
     """The buckets of a manifest in the order in which they are preferred."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, built: Optional[Manifest] = None) -> None:
+        """``built``: the bundle's manifest, where ``manifest`` pads more than its programs need."""
         self._manifest = manifest
         axis = manifest.length_axis
-        self._fills: List[Dict[str, int]] = [
-            {name: bucket.axes[name].hi for name in bucket.padded(axis)}
-            for bucket in manifest.buckets
-        ]
+        self._fills = _fills(manifest)
+        self._least = self._fills if built is None else _fills(built)
         # Python sorts False before True: the length axis is the first.
         self._axes = sorted(manifest.axes, key=lambda name: (name != axis, name))
         self._padded = manifest.padded_axes()
@@ -74,18 +73,27 @@ class Dispatcher:
                 return "{} must be at least {}".format(axis, extent.lo)
         return "the sizes are in a gap between the buckets; build the bundle with these lengths"
 
-    def padded_sizes(self, index: int) -> Dict[str, int]:
-        """The sizes that bucket ``index`` fills its padded axes up to; {} if it doesn't pad."""
-        return dict(self._fills[index])
+    def fills(self, index: int) -> List[Mapping[str, int]]:
+        """The sizes that bucket ``index`` fills its padded axes up to; {} if it doesn't pad.
+
+        The first ones are preferred; behind them are those that its program can't do without.
+        """
+        own, least = self._fills[index], self._least[index]
+        return [own] if own == least else [own, least]
 
     def pad(
-        self, index: int, arrays: Sequence["NDArray[Any]"], sizes: Mapping[str, int]
+        self,
+        index: int,
+        arrays: Sequence["NDArray[Any]"],
+        sizes: Mapping[str, int],
+        fill: Optional[Mapping[str, int]] = None,
     ) -> List["NDArray[Any]"]:
         """Inputs as the program of bucket ``index`` takes them.
 
-        Along every padded axis they are filled up at the end with the input's pad value.
+        Along every padded axis they are filled up at the end with the input's pad value, to ``fill``,
+        one of ``fills``; None: to the preferred sizes.
         """
-        fill = self._fills[index]
+        fill = self._fills[index] if fill is None else fill
         if all(sizes[axis] == size for axis, size in fill.items()):
             return list(arrays)
         result = []
@@ -109,6 +117,11 @@ class Dispatcher:
         sizes = {axis: extent.hint or extent.hi for axis, extent in bucket.axes.items()}
         sizes.update(self._fills[index])
         return sizes
+
+
+def _fills(manifest: Manifest) -> List[Dict[str, int]]:
+    axis = manifest.length_axis
+    return [{name: x.axes[name].hi for name in x.padded(axis)} for x in manifest.buckets]
 
 
 def _tightness(extent: Extent) -> Tuple[int, int]:

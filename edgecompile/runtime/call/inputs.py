@@ -15,6 +15,7 @@ from typing import (
     FrozenSet,
     List,
     Mapping,
+    NoReturn,
     Optional,
     Sequence,
     Tuple,
@@ -102,26 +103,31 @@ class InputChecker:
             shape = [sizes[dim] if isinstance(dim, str) else dim or 0 for dim in spec.shape]
             arrays.insert(index, np.full(shape, spec.default, self._dtypes[index]))
 
-    def check_rows(
+    def choose_fill(
         self,
         arrays: Sequence["NDArray[Any]"],
         sizes: Mapping[str, int],
-        filled: Mapping[str, int],
-    ) -> None:
-        """Checks which rows a generative program will write and read; others have none.
+        fills: Sequence[Mapping[str, int]],
+    ) -> Mapping[str, int]:
+        """What axes are padded to: the first of ``fills`` with which a generative program's rows lie
+        within its caches; others have none.
 
         Args:
             arrays, sizes: of ``check``.
-            filled: what axes are padded to.
+            fills: of ``Dispatcher.fills``.
 
         Raises:
             InputError: the rows lie outside the caches, or the last token outside the input.
         """
-        if self._caches is not None:
-            named = {spec.name: array for spec, array in zip(self._specs, arrays)}
-            problems = self._caches.check_rows(named, sizes, filled)
-            if problems:
-                _raise(problems)
+        if self._caches is None:
+            return fills[0]
+        named = {spec.name: array for spec, array in zip(self._specs, arrays)}
+        problems: List[str] = []
+        for fill in fills:
+            problems = self._caches.check_rows(named, sizes, fill)
+            if not problems:
+                return fill
+        _raise(problems)
 
     def _check_names(self, inputs: Mapping[str, Any], problems: List[str]) -> None:
         import difflib
@@ -263,7 +269,7 @@ def _check_bounds(spec: TensorSpec, array: "NDArray[Any]", problems: List[str]) 
     )
 
 
-def _raise(problems: List[str]) -> None:
+def _raise(problems: List[str]) -> NoReturn:
     lines = problems[:MAX_LISTED]
     if len(problems) > MAX_LISTED:
         lines.append("... and {} more".format(len(problems) - MAX_LISTED))

@@ -2,7 +2,8 @@
 
 A prompt is run in chunks, each by one program. Tokens may be filled up behind their end, since the
 rows that this writes are overwritten before they are seen; so a chunk that is in no bucket's
-range takes the next longer program, if the context has the room.
+range takes the next longer program, if the context has the room. On a GPU a mode fills up every program, where
+there is the room: elsewhere it takes the tokens as they are.
 """
 
 from typing import Dict, NamedTuple, Optional, Tuple
@@ -26,9 +27,13 @@ class Chunk(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """A bucket as it runs: any length from ``lo`` to ``hi``, equal where it pads."""
+    """A bucket as it runs: any length from ``lo`` to ``hi``, equal where it pads.
+
+    Where the context has no room for ``lo`` tokens, from ``least``.
+    """
 
     bucket: int
+    least: int
     lo: int
     hi: int
     least_rows: int
@@ -39,14 +44,23 @@ class ChunkPlanner:
     """The buckets of a generative manifest; holds no state of a generation."""
 
     def __init__(
-        self, manifest: Manifest, spec: GenerationSpec, rows_step: int = ROWS_STEP
+        self,
+        manifest: Manifest,
+        spec: GenerationSpec,
+        rows_step: int = ROWS_STEP,
+        built: Optional[Manifest] = None,
     ) -> None:
-        """``rows_step``: by how many rows the views of the caches grow."""
+        """Args:
+        manifest: its buckets are what runs.
+        spec: of the model.
+        rows_step: by how many rows the views of the caches grow.
+        built: the bundle's manifest, where ``manifest`` pads more than its programs need.
+        """
         self.max_context = spec.max_context
         self._rows_step = rows_step
         self._programs = [
-            _program(i, item, spec.length_axis, spec.context_axis)
-            for i, item in enumerate(manifest.buckets)
+            _program(i, item, own, spec.length_axis, spec.context_axis)
+            for i, (item, own) in enumerate(zip(manifest.buckets, (built or manifest).buckets))
         ]
         # The least computed length first; of equals an exact one, which other lengths fit, too.
         self._programs.sort(key=lambda item: (item.hi, -item.lo, item.bucket))
@@ -58,13 +72,17 @@ class ChunkPlanner:
         least. ``position + left`` mustn't be more than ``max_context``: then there always is one,
         as every bundle has a program for one token.
         """
-        best: Optional[Chunk] = None
+        best: Optional[Tuple[Tuple[int, int], Chunk]] = None
         for item in self._programs:
             chunk = self._fit(item, position, left)
-            if chunk is not None and (best is None or _rank(chunk) > _rank(best)):
-                best = chunk
+            if chunk is None:
+                continue
+            # One that is filled up goes before one that has no room for it.
+            rank = chunk.taken, -max(chunk.length, item.lo)
+            if best is None or rank > best[0]:
+                best = rank, chunk
         assert best is not None
-        return best
+        return best[1]
 
     def _fit(self, item: _Program, position: int, left: int) -> Optional[Chunk]:
         taken = min(left, item.hi)
@@ -72,22 +90,20 @@ class ChunkPlanner:
         end = position + length
         if end > item.most_rows:
             # An exact program can take fewer tokens where the context ends.
-            length = taken = item.most_rows - position
-            if taken < item.lo:
+            length = taken = min(taken, item.most_rows - position)
+            if taken < item.least:
                 return None
-            end = item.most_rows
+            end = position + length
         rounded = -(-end // self._rows_step) * self._rows_step
         return Chunk(item.bucket, taken, length, min(max(rounded, item.least_rows), item.most_rows))
 
 
-def _rank(chunk: Chunk) -> Tuple[int, int]:
-    return chunk.taken, -chunk.length
-
-
-def _program(index: int, bucket: BucketSpec, length_axis: str, context_axis: str) -> _Program:
+def _program(
+    index: int, bucket: BucketSpec, built: BucketSpec, length_axis: str, context_axis: str
+) -> _Program:
     length, context = bucket.axes[length_axis], bucket.axes[context_axis]
-    lo = length.hi if bucket.mode == "pad" else length.lo
-    return _Program(index, lo, length.hi, context.lo, context.hi)
+    lo, least = (length.hi if x.mode == "pad" else length.lo for x in (bucket, built))
+    return _Program(index, least, lo, length.hi, context.lo, context.hi)
 
 
 def chunk_sizes(spec: GenerationSpec, chunk: Chunk) -> Dict[str, int]:

@@ -59,7 +59,9 @@ class Session(Unique, Generator):
         self._bundle = bundle
         self._spec = spec
         self._caches = make_caches(bundle, spec)
-        self._planner = ChunkPlanner(self._caches.manifest, spec, self._caches.rows_step)
+        self._planner = ChunkPlanner(
+            self._caches.manifest, spec, self._caches.rows_step, bundle.manifest
+        )
         self._lock = threading.Lock()
         # A weak one, so that both go, and the caches, with the last who refers to them.
         self._turn: Optional[weakref.ReferenceType[TokenStream]] = None

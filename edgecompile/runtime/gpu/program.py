@@ -71,7 +71,7 @@ class GpuProgram:
             index: the bucket's number.
             zero_copy: let the GPU reach into the CPU's memory.
             most_graphs: of so many shapes that come often, the runs become graphs.
-            graph_after: so many runs of one shape are often.
+            graph_after: so many runs of the bucket's largest shapes are often; of others 8 are.
             caches: of a text: these inputs are there already and aren't given. Without them, a
                 generative program's caches are inputs that come back changed.
 
@@ -101,6 +101,7 @@ class GpuProgram:
         self._buffers: Optional[Buffers] = None
         try:
             largest = {spec.name: largest_shape(spec, bucket) for spec in self._specs}
+            self._largest = tuple(largest.values())
             outputs = self._reshape(largest)
             _check_outputs(self.label, manifest, bucket, outputs)
             dtypes = {
@@ -274,7 +275,7 @@ class GpuProgram:
             self._kept.move_to_end(given)
             return
         count = self._seen.get(given, 0) + 1
-        if count < self._graph_after:
+        if count < (self._graph_after if given == self._largest else GRAPH_AFTER):
             if len(self._seen) >= _MOST_COUNTED:
                 self._seen.clear()
             self._seen[given] = count

@@ -25,7 +25,7 @@ def test_the_fixture(manifest: Manifest) -> None:
     chooser = Dispatcher(manifest)
     choices = {n: chooser.choose({"batch": 1, "length": n}) for n in (1, 32, 33, 64)}
     assert choices == {1: 0, 32: 0, 33: 1, 64: 1}
-    assert chooser.padded_sizes(0) == {} and chooser.padded_sizes(1) == {"length": 64}
+    assert chooser.fills(0) == [{}] and chooser.fills(1) == [{"length": 64}]
     assert chooser.hint_sizes(0) == {"batch": 1, "length": 16}
     assert chooser.hint_sizes(1) == {"batch": 1, "length": 64}
 
@@ -138,7 +138,7 @@ def test_padding_several_axes(manifest: Manifest) -> None:
         manifest, inputs=inputs, outputs=outputs, buckets=(joint(1, 8, 1, 4),)
     )
     chooser = Dispatcher(changed)
-    assert chooser.padded_sizes(0) == {"length": 8, "batch": 4}
+    assert chooser.fills(0) == [{"length": 8, "batch": 4}]
     assert chooser.hint_sizes(0) == {"batch": 4, "length": 8}
     arrays = [
         np.arange(6).reshape(2, 3),

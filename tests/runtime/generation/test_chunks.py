@@ -8,6 +8,7 @@ import pytest
 
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.generation.chunks import Chunk, ChunkPlanner
+from edgecompile.runtime.gpu.programs import pad_everything
 from tests.runtime.bundles import DummyBundle
 from tests.runtime.generations import bucket, make_generative
 
@@ -25,7 +26,9 @@ def plan_chunks(planner: ChunkPlanner, position: int, count: int) -> list[Chunk]
     return chunks
 
 
-def planner(bundle: DummyBundle, *buckets: tuple[str, int, int]) -> ChunkPlanner:
+def planner(
+    bundle: DummyBundle, *buckets: tuple[str, int, int], padded: bool = False
+) -> ChunkPlanner:
     make_generative(bundle)
     document = bundle.document
     document["buckets"] = [bucket(*item) for item in buckets]
@@ -38,6 +41,9 @@ def planner(bundle: DummyBundle, *buckets: tuple[str, int, int]) -> ChunkPlanner
     document["variants"][0]["programs"] = [programs[0] for _ in buckets]
     manifest = parse_manifest(json.dumps(bundle.listed()).encode())
     assert manifest.generation is not None
+    if padded:
+        everything = pad_everything(manifest, False)
+        return ChunkPlanner(everything, manifest.generation, MOST, manifest)
     return ChunkPlanner(manifest, manifest.generation)
 
 
@@ -66,6 +72,27 @@ def test_at_the_end_of_the_context_nothing_is_filled_up_beyond_it(bundle: DummyB
     assert plan_chunks(made, MOST - 64, 3) == [Chunk(1, 3, 64, MOST)]
     assert plan_chunks(made, MOST - 63, 3) == [Chunk(0, 1, 1, MOST)] * 3
     assert plan_chunks(made, MOST - 1, 1) == [Chunk(0, 1, 1, MOST)]
+
+
+def test_where_a_mode_pads_and_the_context_has_no_room_tokens_run_as_they_are(
+    bundle: DummyBundle,
+) -> None:
+    made = planner(
+        bundle,
+        ("exact", 1, 1),
+        ("exact", 2, 32),
+        ("exact", 33, 500),
+        ("pad", 501, 600),
+        padded=True,
+    )
+    assert plan_chunks(made, 100, 37) == [Chunk(2, 37, 500, MOST)]
+    assert plan_chunks(made, 200, 37) == [Chunk(2, 37, 37, MOST)]
+    assert plan_chunks(made, 200, 20) == [Chunk(1, 20, 32, MOST)]
+    assert plan_chunks(made, MOST - 40, 40) == [Chunk(2, 40, 40, MOST)]
+    assert plan_chunks(made, MOST - 31, 31) == [Chunk(1, 31, 31, MOST)]
+    # What the bundle pads takes nothing else.
+    assert [c.bucket for c in plan_chunks(made, 0, 600)] == [3]
+    assert [c.bucket for c in plan_chunks(made, 60, 580)] == [2, 2]
 
 
 @pytest.mark.parametrize("count", range(1, MOST + 1, 37))

@@ -378,7 +378,7 @@ def test_what_cannot_be_padded(bundle: DummyBundle) -> None:
 def test_padding_goes_along_every_axis(manifest: Manifest) -> None:
     padded = pad_everything(manifest, True)
     assert [item.mode for item in padded.buckets] == ["pad", "pad"]
-    assert Dispatcher(padded).padded_sizes(0) == {"batch": 2, "length": 32}
+    assert Dispatcher(padded).fills(0) == [{"batch": 2, "length": 32}]
     # Without a length axis, too.
     batch = dataclasses.replace(manifest, length_axis=None)
-    assert Dispatcher(pad_everything(batch, True)).padded_sizes(1) == {"batch": 2, "length": 64}
+    assert Dispatcher(pad_everything(batch, True)).fills(1) == [{"batch": 2, "length": 64}]

@@ -17,7 +17,7 @@ from edgecompile.runtime import open_bundle
 from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.errors import GpuError, InputError, ModelClosedError
 from tests.fake_gpu.build import FakeCudart
-from tests.fake_gpu.triton_bundle import TritonDecoder, generate
+from tests.fake_gpu.triton_bundle import TritonDecoder, generate, put_case
 
 ROWS, KEY, VALUE = 64, 6, 8
 #: Bytes of a text's caches: two of float32.
@@ -142,6 +142,40 @@ def test_runs_with_caches_of_the_callers(fake_driver: FakeCudart, decoder: str) 
             next(stream)
         rest = [*stream.tokens, *stream]
         assert rest == generate([3, 4], 30)
+
+
+def test_what_filled_up_does_not_fit_the_caches_runs_as_it_is(
+    fake_driver: FakeCudart, tmp_path: Path
+) -> None:
+    bundle = TritonDecoder(tmp_path / "exact.ecb")
+    bundle.bundle.document["buckets"][1]["mode"] = "exact"
+    put_case(bundle, 1, length=5, rows=12)
+    path = bundle.write()
+    report = run_selftest(path, mode="reduce-overhead")
+    assert report["ok"], report
+    with open_bundle(path, mode="reduce-overhead") as model:
+        chat = model.session()
+        text = [7] * 52
+        text += chat.generate(text, max_new_tokens=1, eos=())
+        before = [entry["runs"] for entry in model.stats["buckets"]]
+        text += [4, 5, 6, 7]
+        assert chat.generate(text, max_new_tokens=1, eos=()) == generate(text, 1)
+        runs = [entry["runs"] for entry in model.stats["buckets"]]
+        assert [a - b for a, b in zip(runs, before, strict=True)] == [0, 1]
+        # Those of the whole bucket and of one token alone are graphs.
+        assert model.info["graphs"] == 2
+
+
+def test_a_bundle_that_pads_says_that_it_does_not_fit(
+    fake_driver: FakeCudart, tmp_path: Path
+) -> None:
+    bundle = TritonDecoder(tmp_path / "pad.ecb")
+    put_case(bundle, 1, length=5, rows=12)
+    report = run_selftest(bundle.write(), mode="reduce-overhead")
+    errors = [case["error"] for case in report["cases"] if not case["ok"]]
+    assert (
+        len(errors) == 1 and "5 tokens (padded to 16) doesn't lie within the 12 rows" in errors[0]
+    )
 
 
 def test_the_selftest_replays_texts(fake_driver: FakeCudart, decoder: str) -> None:
