@@ -28,7 +28,7 @@ def add_gpu_programs(
         padding: whether it was shown that padding changes nothing.
     """
     label = weights_label(programs.precision)
-    constants = merge_constants([a for items in programs.artifacts.values() for a in items])
+    constants = merge_constants([a for arch in programs.artifacts for a in programs.of(arch)])
     weights = writer.add_weights(constants, programs.store, label)
     gpu = GpuSpec(
         compute_capabilities=programs.capabilities,
@@ -62,6 +62,10 @@ def _variant(writer: BundleWriter, programs: GpuPrograms, arch: str, gpu: GpuSpe
         writer.add_file(artifact.library, f"{folder}/bucket-{index}.so")
         for index, artifact in enumerate(programs.artifacts[arch])
     ]
+    alternatives = tuple(
+        tuple(writer.add_file(item.library, f"{folder}/{item.library.name}") for item in items)
+        for items in programs.alternatives.get(arch, ())
+    )
     return Variant(
         name=name,
         arch=arch,
@@ -72,6 +76,7 @@ def _variant(writer: BundleWriter, programs: GpuPrograms, arch: str, gpu: GpuSpe
         runtime=runtime,
         programs=tuple(paths),
         gpu=gpu,
+        alternatives=alternatives,
     )
 
 

@@ -122,7 +122,8 @@ def audit_bundle(
             native = bundle / variant.runtime
             verdicts.append(_judge(native, spec, wanted, vectorised=known))
             soname, exports = _offered(native)
-        for program in variant.programs:
+        more = [path for paths in variant.alternatives for path in paths]
+        for program in (*variant.programs, *more):
             path = bundle / program
             if variant.backend == TORCH:
                 exports = _unversioned(path)

@@ -35,7 +35,7 @@ DEVICE_COMMANDS = ("selftest", "run", "encode", "generate")
 #: Commands that are in a folder of their own.
 _FOLDERS = {"image": "server", "serve": "server", "simulate": "server"}
 #: It has these too, for the device itself.
-_ON_DEVICE = ("finish", "info")
+_ON_DEVICE = ("finish", "info", "tune")
 
 _HELP = """Compile a PyTorch model ahead of time for the sequence lengths that its traffic really has.
 

@@ -79,6 +79,13 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
     "beside the ONNX (both): they serve until the engine is built, and then what measured faster.",
 )
 @click.option(
+    "--alternatives",
+    type=click.IntRange(0, 3),
+    default=0,
+    help="Pack so many further programs for each bucket of a GPU (--backend triton or both), with other "
+    "tiles: `tune` on the device takes the fastest. About 1 MB each.",
+)
+@click.option(
     "--profile",
     type=click.Choice(["device", "server"]),
     default="device",
@@ -119,6 +126,7 @@ def command(
     load: LoadOptions,
     jetpack: str | None,
     backend: str,
+    alternatives: int,
     profile: str,
     work_dir: Path | None,
     keep_work: bool,
@@ -147,6 +155,7 @@ def command(
         plan["build_options"],
         jetpack=jetpack,
         backend=backend,
+        alternatives=alternatives,
         profile=profile,
         keep_tokenizer=keep_tokenizer,
         emulation=not no_emulation,

@@ -182,6 +182,7 @@ def _compile_for_gpu(
             work / "artifacts",
             keys=[subject.whole.key(bucket) for bucket in buckets],
             saved=[subject.whole.place(bucket) for bucket in buckets],
+            alternatives=run.options.alternatives,
             step=step,
         ),
     )

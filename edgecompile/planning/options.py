@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from edgecompile import checks
 from edgecompile.backends import LOCAL, NATIVE, PLACES, RUNTIMES
+from edgecompile.errors import UsageError
 from edgecompile.units import parse_bytes, parse_duration
 
 MODES = ("auto", "exact", "pad")
@@ -19,6 +20,8 @@ MODES = ("auto", "exact", "pad")
 #: device takes what is faster.
 AUTO, TORCH_TENSORRT, TRITON, BOTH = "auto", "torch-tensorrt", "triton", "both"
 BACKENDS = (AUTO, TORCH_TENSORRT, TRITON, BOTH)
+#: Of programs for a GPU: as many as there are rules for their tiles beside the first.
+MOST_ALTERNATIVES = 3
 #: What the bundle is for: single runs, or a server that runs requests together.
 DEVICE, SERVER = "device", "server"
 PROFILES = (DEVICE, SERVER)
@@ -100,6 +103,8 @@ class BuildOptions:
             machine does (``"torch-tensorrt"``); or programs that are compiled here, without
             TensorRT (``"triton"``); or such programs beside the recipe of an engine, of which the
             device takes what is there and measured faster (``"both"``).
+        alternatives: further programs for each bucket of a GPU, with other tiles, of which the device's
+            ``tune`` takes the fastest (0 to 3); each takes about as long to build as the first, and 1 MB of the bundle.
         jetpack: the JetPack release of a Jetson; None: the first that the target names.
         emulation: verify variants that this machine can't run under qemu, where it is installed.
         keep_tokenizer: put the model's tokenizer into the bundle, if it has one.
@@ -120,6 +125,7 @@ class BuildOptions:
     on: str = LOCAL
     seed: int = 0
     backend: str = AUTO
+    alternatives: int = 0
     jetpack: str | None = None
     emulation: bool = True
     keep_tokenizer: bool = True
@@ -133,6 +139,10 @@ class BuildOptions:
         checks.choice("on", self.on, PLACES)
         checks.seed(self.seed)
         checks.choice("backend", self.backend, BACKENDS)
+        if (checks.whole("alternatives", self.alternatives, 0) or 0) > MOST_ALTERNATIVES:
+            raise UsageError(
+                f"alternatives is {self.alternatives}", hint=f"give 0 to {MOST_ALTERNATIVES}"
+            )
         checks.choice("profile", self.profile, PROFILES)
         if self.jetpack is not None:
             checks.instance("jetpack", self.jetpack, str, 'a release, such as "6.2"')

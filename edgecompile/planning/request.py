@@ -133,6 +133,11 @@ class PlanRequest(PlanOptions, BuildOptions):
             others = TRITON_PRECISIONS if self.backend == TRITON else known
             known = tuple(name for name in TRITON_PRECISIONS if name in others)
             _ = profile.gpu.facts
+        if self.alternatives and self.backend not in (TRITON, BOTH):
+            raise UsageError(
+                "`alternatives` are of the programs that `backend` triton makes",
+                hint="leave it out, or choose `backend` triton or both",
+            )
         of_torch = self.runtime != NATIVE and not gpu
         for option, value, choices in (
             ("precision", precision, (FP32.name,) if of_torch else known),

@@ -9,6 +9,12 @@ from typing import Any, Dict, List, Optional, Sequence, Type
 
 from .. import __version__
 from .commands.generate import add_options as add_generate_options
+from .commands.options import (
+    add_bench_options,
+    add_encode_options,
+    add_finish_options,
+    add_tune_options,
+)
 from .errors import EdgecompileError, InputError, SelftestError
 from .format.document import shorten
 from .limits import no_memory
@@ -127,7 +133,7 @@ def make_parser(
         sub.add_argument("--json", action="store_true", help="print one JSON object")
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
         sub.add_argument("--variant", metavar="NAME", help="use this variant, not the best one")
-        if name not in ("info", "finish"):
+        if name not in ("info", "finish", "tune"):
             sub.add_argument("--threads", metavar="N", type=int, help="use N threads for a run")
             sub.add_argument(
                 "--verify",
@@ -142,33 +148,7 @@ def make_parser(
     selftest = add("selftest", _selftest, "Check all hashes and the golden vectors.", "full")
     selftest.add_argument("--cases", metavar="DIR", help="run the <bucket>-<case>.npz of a folder")
     bench = add("bench", _bench, "Measure time per length, cold start and memory.", "auto")
-    bench.add_argument("--lengths", metavar="FILE", help="read a length, or length,count, a line")
-    bench.add_argument(
-        "--seconds",
-        metavar="S",
-        type=float,
-        default=10.0,
-        help="measure for S seconds (default: 10)",
-    )
-    bench.add_argument(
-        "--cold-runs", metavar="N", type=int, default=5, help="start N fresh processes (default: 5)"
-    )
-    bench.add_argument(
-        "--seed", metavar="N", type=int, default=0, help="set the random seed (default: 0)"
-    )
-    bench.add_argument(
-        "--calibrate",
-        metavar="FILE",
-        help="time every bucket instead, and write a calibration for edgecompile plan",
-    )
-    bench.add_argument(
-        "--serving",
-        metavar="FILE",
-        help="time batches on parts of the CPUs instead, and write their costs for a server",
-    )
-    bench.add_argument(
-        "--profile", action="store_true", help="show which kernels take the time instead"
-    )
+    add_bench_options(bench)
     generate = add("generate", _generate, "Generate text after prompts, as it is made.", "auto")
     add_generate_options(generate)
     run = add("run", _run, "Run inputs of a file once.", "auto")
@@ -180,31 +160,11 @@ def make_parser(
     )
     run.add_argument("--output", metavar="FILE", help="write the outputs as .npz")
     encode = add("encode", _encode, "Run texts, with the bundle's tokenizer.", "auto")
-    encode.add_argument(
-        "--text",
-        metavar="TEXT",
-        action="append",
-        default=[],
-        help="run this text; may be given several times",
-    )
-    encode.add_argument(
-        "--file", metavar="FILE", help="read one text per line; - reads standard input"
-    )
-    encode.add_argument(
-        "--prompt", metavar="NAME", help="put this prompt of the bundle before each text"
-    )
+    add_encode_options(encode)
     finish = add("finish", _finish, "Build this device's TensorRT engine and test it.", "full")
-    finish.add_argument(
-        "--workspace", metavar="BYTES", type=int, help="give kernels BYTES to be tried with"
-    )
-    finish.add_argument(
-        "--level", metavar="N", type=int, choices=range(6), help="optimize at this level"
-    )
-    finish.add_argument(
-        "--force",
-        action="store_true",
-        help="build again, also against predictions or for another GPU",
-    )
+    add_finish_options(finish)
+    tune = add("tune", _tune, "Choose the programs that are fastest on this GPU.", "full")
+    add_tune_options(tune)
     cold = add("coldstart", _coldstart, "One cold start, for bench.", "auto")
     cold.add_argument("--since", type=int, required=True)
     cold.add_argument("--length", type=int)
@@ -374,6 +334,20 @@ def _finish(options: argparse.Namespace) -> int:
     )
     report = finish_bundle(options.bundle, asked, say=_say)
     _show(options, report, format_finish(report))
+    return 0
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from .measure.tune import format_tune, tune_bundle
+
+    report = tune_bundle(
+        options.bundle,
+        variant=options.variant,
+        seconds=options.seconds,
+        force=options.force,
+        say=_say,
+    )
+    _show(options, report, format_tune(report))
     return 0
 
 

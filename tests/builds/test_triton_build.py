@@ -18,10 +18,12 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.errors import SelftestError
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.recipe import read_recipe
 from edgecompile.runtime.format.schema import TRITON
+from edgecompile.runtime.measure.tune import tune_bundle
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
 from tests.factories.folders import write_model
@@ -106,6 +108,33 @@ def test_inspect_shows_what_it_had(built: BuildResult) -> None:
     assert "fp16; machine code for 9.0; checked without one by audit, graph, interpreter" in text
 
 
+def test_alternatives_are_packed_and_tuned(
+    fake_driver: FakeCudart, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the fake of the driver, where kernels compute nothing, so that every program is wrong."""
+    need_triton()
+    monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / "cache"))
+    result = build(request(tiny_model, tmp_path, "cuda-sm90", "fp16", alternatives=2))
+    manifest = parse_manifest((result.bundle_path / "manifest.json").read_bytes())
+    gpu = manifest.variants[-1]
+    # Its products are so small that nothing smaller is offered than what the model chose.
+    assert gpu.alternatives == (("code/triton-x86-64/bucket-0-larger.so",),)
+    others = gpu.alternatives[0]
+    hashes = [manifest.files[path].sha256 for path in (*gpu.programs, *others)]
+    assert len(set(hashes)) == 2
+    # The weights are there once.
+    assert set(manifest.weights) == {"fp32", "fp16"}
+    report = json.loads((result.bundle_path / "reports" / "gpu.json").read_text())
+    assert [item["tiles"] for item in report["alternatives"][0]] == ["larger"]
+    audit = json.loads((result.bundle_path / "reports" / "audit.json").read_text())
+    libraries = {item["library"] for item in audit if item["ok"]}
+    assert {Path(path).name for path in others} <= libraries
+    with pytest.raises(SelftestError, match="no program of bucket 0 reproduces"):
+        tune_bundle(str(result.bundle_path), seconds=0.0)
+    with open_bundle(result.bundle_path) as model:
+        assert model.info["tuned"] is None
+
+
 @pytest.mark.slow
 def test_the_same_build_gives_the_same_bytes(
     built: BuildResult, tiny_model: Path, tmp_path: Path
@@ -146,6 +175,12 @@ def test_precisions_and_targets_that_do_not_fit_are_refused() -> None:
             PlanRequest(LENGTHS, backend=backend, precision=precision).check_target(
                 load_target("cuda-sm90")
             )
+    with pytest.raises(
+        UsageError, match="`alternatives` are of the programs that `backend` triton"
+    ):
+        PlanRequest(LENGTHS, alternatives=1).check_target(load_target("cuda-sm90"))
+    with pytest.raises(UsageError, match="alternatives is 4"):
+        PlanRequest(LENGTHS, backend="triton", alternatives=4)
     with pytest.raises(UsageError, match="does not support `backend` triton"):
         PlanRequest(LENGTHS, backend="triton").check_target(load_target("cpu-x86-64"))
 

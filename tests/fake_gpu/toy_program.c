@@ -4,9 +4,13 @@
  *
  * TOY_FAULT makes it misbehave: 1 gives a strided output, 2 the same tensor twice, 3 a view that
  * has to be copied, 4 asks for other memory than in its rehearsal, 5 has one output less, 6 names
- * no kernel that exists. */
+ * no kernel that exists, 7 computes something else. TOY_REPEAT makes it slow: one of its kernels
+ * runs so many times, with the same result. */
 #ifndef TOY_FAULT
 #define TOY_FAULT 0
+#endif
+#ifndef TOY_REPEAT
+#define TOY_REPEAT 1
 #endif
 enum { TOY_INPUTS = 2 };
 #if TOY_FAULT == 5
@@ -63,10 +67,15 @@ API int AOTInductorModelContainerRunSingleThreaded(void* self, handle* inputs, s
 #endif
   for (int i = 0; i < 6; i++)
     if (ec_aoti_torch_get_data_ptr(tensors[i], &data[i])) goto end;
+#if TOY_FAULT == 7
+  data[1] = data[0];
+#endif
   void* products[] = {&data[0], &data[1], &data[2], &count};
   void* floats[] = {&data[1], &data[3], &count};
   void* pairs[] = {&data[2], &data[3], &data[4], &count};
   void* sums[] = {&data[2], &data[3], &model->weights, &data[5], &batch, &length};
+  for (int i = 1; i < TOY_REPEAT; i++)
+    if (launch(model, 0, stream, products)) goto end;
   if (launch(model, 0, stream, products) || launch(model, 1, stream, floats) ||
       launch(model, 2, stream, pairs) || launch(model, 3, stream, sums))
     goto end;

@@ -112,6 +112,15 @@ class TritonBundle:
         spec: dict[str, Any] = self.variant["gpu"]
         return spec
 
+    def add_alternatives(self, *defines: str, bucket: int | None = None) -> None:
+        """Another program of a bucket, or of each, compiled with these macros."""
+        lists = self.variant.setdefault("alternatives", [[], []])
+        program = build_program(build_gpu_runtime(), *defines, name=self.source)
+        for index in range(2) if bucket is None else (bucket,):
+            path = f"code/{VARIANT}/bucket-{index}-{len(lists[index]) + 1}.so"
+            lists[index].append(path)
+            self.bundle.files[path] = program
+
     def write(self) -> str:
         """Writes it; its path."""
         return self.bundle.write()
@@ -135,21 +144,25 @@ class TritonDecoder(TritonBundle):
         make_generative(self.bundle)
         self.bundle.document["generation"]["defaults"] = {"max_new_tokens": 20}
         for index, length in ((0, 1), (1, 5)):
-            inputs = {
-                "input_ids": np.full((1, length), 7),
-                "position": np.array([3]),
-                "last": np.array([length - 1]),
-                "key": np.ones((40, 2, 3), np.float32),
-                "value": np.full((40, 2, 4), 2, np.float32),
-            }
-            token = next_token([1] * 3 + [7] * length)
-            logits = -np.abs(np.arange(VOCABULARY) - token)[None].astype(np.float32)
-            path = f"golden/{index}-hint.npz"
-            self.bundle.files[path] = write_case(inputs, {"logits": logits})
+            put_case(self, index, length)
         cases = [[9], [1, 5], list(range(30, 50))]
         put_generations(
             self.bundle, {"cases": [{"prompt": x, "tokens": generate(x, 8)} for x in cases]}
         )
+
+
+def put_case(decoder: TritonDecoder, bucket: int, length: int, rows: int = 40) -> None:
+    """The golden vector of a bucket: tokens at place 3 of caches of so many rows."""
+    inputs = {
+        "input_ids": np.full((1, length), 7),
+        "position": np.array([3]),
+        "last": np.array([length - 1]),
+        "key": np.ones((rows, 2, 3), np.float32),
+        "value": np.full((rows, 2, 4), 2, np.float32),
+    }
+    token = next_token([1] * 3 + [7] * length)
+    logits = -np.abs(np.arange(VOCABULARY) - token)[None].astype(np.float32)
+    decoder.bundle.files[f"golden/{bucket}-hint.npz"] = write_case(inputs, {"logits": logits})
 
 
 def generate(prompt: Sequence[int], count: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgecompile.audit.judge import AuditVerdict
@@ -21,6 +21,7 @@ class GpuPrograms:
     Attributes:
         natives: runtime library by architecture of the host.
         artifacts: programs by architecture, in the order of the buckets.
+        alternatives: by architecture, for each bucket programs that compute the same with other tiles.
         store: the tensors that they read.
         audit: verdicts on kernels and libraries.
         precision: of weights and activations.
@@ -39,14 +40,20 @@ class GpuPrograms:
     ptx: str | None
     driver: int
     compiler: str
+    alternatives: Mapping[str, tuple[tuple[Artifact, ...], ...]] = field(default_factory=dict)
+
+    def of(self, arch: str) -> list[Artifact]:
+        """All programs for an architecture."""
+        more = self.alternatives.get(arch, ())
+        return [*self.artifacts[arch], *(item for items in more for item in items)]
 
     @property
     def checks(self) -> tuple[str, ...]:
         """What the programs were held against on the build host, by name; ``audit`` is one."""
         made = [
             {item["kind"] for item in artifact.lowering["checks"]}
-            for artifacts in self.artifacts.values()
-            for artifact in artifacts
+            for arch in self.artifacts
+            for artifact in self.of(arch)
         ]
         return ("audit", *sorted(set.intersection(*made)))
 
@@ -57,7 +64,8 @@ class GpuPrograms:
 
     def to_json(self) -> dict[str, Any]:
         """What a report says of them."""
-        some = next(iter(self.artifacts.values()))
+        arch, some = next(iter(self.artifacts.items()))
+        more = self.alternatives.get(arch, ())
         return {
             "precision": self.precision,
             "compute_capabilities": list(self.capabilities),
@@ -66,5 +74,9 @@ class GpuPrograms:
             "compiler": self.compiler,
             "programs": [
                 {name: item.lowering[name] for name in ("kernels", "checks")} for item in some
+            ],
+            "alternatives": [
+                [{name: item.lowering[name] for name in ("tiles", "kernels")} for item in items]
+                for items in more
             ],
         }

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from edgecompile.backends.cuda.code import Kernel
 from edgecompile.backends.cuda.device_free import move_to_gpu, run_inductor
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
-from edgecompile.backends.cuda.tiles import choose_tile
+from edgecompile.backends.cuda.tiles import RULES, choose_tile
 from edgecompile.backends.generated import name_by_content, temporary_folder
 from edgecompile.backends.inductor_compat import (
     GENERATING,
@@ -63,6 +63,7 @@ def generate_gpu(
     ptxas: Path,
     *,
     check: Callable[[GraphModule], None] = lambda module: None,
+    rule: str = RULES[0],
 ) -> GeneratedGpu:
     """Generates a program's code; takes :data:`~edgecompile.backends.inductor_compat.GENERATING`.
 
@@ -73,6 +74,7 @@ def generate_gpu(
         precision: ``fp32``, ``bf16`` or ``fp16``: of weights and activations.
         ptxas: the assembler that the PTX is for.
         check: is given the graph, lowered and still on the CPU; raises where it computes wrongly.
+        rule: how the tiles of products are chosen.
 
     Raises:
         CompileError: Inductor or Triton failed, or fixed a size that varies.
@@ -98,7 +100,8 @@ def generate_gpu(
         known = 0 if environment is None else len(environment.guards)
         with temporary_folder() as folder, equal_sizes_copied():
             try:
-                raw = run_inductor(program, gpu, partial(choose_tile, gpu), Path(folder), ptxas)
+                choose = partial(choose_tile, gpu, rule=rule)
+                raw = run_inductor(program, gpu, choose, Path(folder), ptxas)
             except CompileError:
                 raise
             except Exception as error:

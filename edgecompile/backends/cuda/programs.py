@@ -8,7 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from edgecompile.backends.cuda.cubins import (
 )
 from edgecompile.backends.cuda.generate import GeneratedGpu, generate_gpu
 from edgecompile.backends.cuda.installed import TRITON, find_ptxas, ptxas_version
+from edgecompile.backends.cuda.tiles import RULES
 from edgecompile.backends.missing_kernels import refuse_missing_kernels
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError
@@ -48,6 +49,7 @@ def compile_for_gpu(
     *,
     keys: Sequence[str] = (),
     saved: Sequence[Path] = (),
+    alternatives: int = 0,
     step: StepHandle = NULL_STEP,
 ) -> GpuPrograms:
     """Compiles every bucket for the GPU of a target, and audits what comes out.
@@ -57,10 +59,12 @@ def compile_for_gpu(
         buckets: what to compile.
         profile: the target; it has a GPU.
         precision: ``fp32``, ``bf16`` or ``fp16``.
-        folder: gets ``triton-<arch>/bucket-N.so``, the runtime libraries and tensors.
+        folder: gets ``triton-<arch>/bucket-N.so``, ``bucket-N-<rule>.so``, the runtime libraries and tensors.
         keys: what identifies each export; with them, programs that an earlier call left there are
             reused.
         saved: the folders of the exports; with them, kernels of ours are tried in Triton's interpreter.
+        alternatives: how many further programs of each bucket, with tiles that other rules choose
+            (:data:`~edgecompile.backends.cuda.tiles.RULES`). Those that come out as an earlier one are dropped.
         step: gets the progress.
 
     Raises:
@@ -74,48 +78,46 @@ def compile_for_gpu(
     ptxas = find_ptxas(gpu.ptxas)
     natives = {arch: build_gpu_runtime(arch, folder / arch) for arch in profile.archs}
     store = TensorStore(folder / "tensors")
-    tasks = [
-        _Task(
+    rules = RULES[: 1 + alternatives]
+    made: dict[str, list[list[Artifact]]] = {arch: [] for arch in natives}
+    verdicts: list[AuditVerdict] = []
+    for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True)):
+        first = _Task(
             program, bucket, index, profile.name, gpu, precision, ptxas, store, folder, natives,
             keys[index] if keys else uuid.uuid4().hex, saved[index] if saved else None,
-        )
-        for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True))
-    ]  # fmt: skip
-    artifacts: dict[str, list[Artifact]] = {arch: [] for arch in natives}
-    verdicts: list[AuditVerdict] = []
-    for done, task in enumerate(tasks):
-        step.update(done, len(tasks), f"bucket {task.index}")
-        known = {arch: task.find_known(arch) for arch in natives}
-        made = task.make() if None in known.values() else None
-        for arch, native in natives.items():
-            artifact = known[arch]
-            if made is not None:
-                artifact = task.link(arch, made)
-            assert artifact is not None
-            artifacts[arch].append(artifact)
-            verdicts.append(
-                judge(
-                    artifact.library,
-                    baseline(arch),
-                    profile,
-                    allowed_needed=(native.path.name,),
-                    runtime_exports=native.exports,
-                    vectorised=False,
-                )
-            )
-        # Of a reused program, too: stored with the artifact, whose hash was compared.
-        kernels = next(iter(artifacts.values()))[-1].lowering["audit"]
-        verdicts.append(AuditVerdict.from_json(kernels))
+        )  # fmt: skip
+        known: set[str] = set()
+        for items in made.values():
+            items.append([])
+        for number, rule in enumerate(rules):
+            text = f"bucket {index}" + (f", alternative {number}" if number else "")
+            step.update(index * len(rules) + number, len(buckets) * len(rules), text)
+            task = replace(first, rule=rule)
+            # The graph is the same with every tile, so it is checked once.
+            checks = next(iter(made.values()))[index][0].lowering["checks"] if number else None
+            artifacts = task.compile(checks)
+            some = next(iter(artifacts.values()))
+            if some.lowering["code"] in known:
+                continue
+            known.add(some.lowering["code"])
+            for arch, artifact in artifacts.items():
+                made[arch][index].append(artifact)
+                verdicts.append(_judge_program(artifact, arch, natives[arch], profile))
+            # Of a reused program, too: stored with the artifact, whose hash was compared.
+            verdicts.append(AuditVerdict.from_json(some.lowering["audit"]))
     for arch, native in natives.items():
         verdicts.append(judge(native.path, baseline(arch), profile, vectorised=False))
     require(verdicts)
     every = [
-        item for artifact in next(iter(artifacts.values())) for item in artifact.lowering["kernels"]
+        item
+        for artifacts in next(iter(made.values()))
+        for artifact in artifacts
+        for item in artifact.lowering["kernels"]
     ]
     later = all(item["ptx"] is not None for item in every)
     return GpuPrograms(
         natives,
-        {arch: tuple(items) for arch, items in artifacts.items()},
+        {arch: tuple(programs[0] for programs in items) for arch, items in made.items()},
         store,
         tuple(verdicts),
         precision,
@@ -123,6 +125,22 @@ def compile_for_gpu(
         gpu.compute_capability if later else None,
         LEAST_DRIVER,
         f"triton {TRITON}, ptxas {ptxas_version(ptxas)}",
+        {arch: tuple(tuple(programs[1:]) for programs in items) for arch, items in made.items()}
+        if alternatives
+        else {},
+    )
+
+
+def _judge_program(
+    artifact: Artifact, arch: str, native: NativeRuntime, profile: TargetProfile
+) -> AuditVerdict:
+    return judge(
+        artifact.library,
+        baseline(arch),
+        profile,
+        allowed_needed=(native.path.name,),
+        runtime_exports=native.exports,
+        vectorised=False,
     )
 
 
@@ -152,6 +170,7 @@ class _Task:
     natives: Mapping[str, NativeRuntime]
     export_key: str
     saved: Path | None
+    rule: str = RULES[0]
 
     def key(self, arch: str) -> str:
         """Identifies everything that shapes the library."""
@@ -162,6 +181,7 @@ class _Task:
             self.target,
             plain_fields(self.gpu),
             self.precision,
+            self.rule,
             self.natives[arch].sha256,
             [toolchain.cxx, toolchain.version],
             [TRITON, ptxas_version(self.ptxas)],
@@ -170,7 +190,21 @@ class _Task:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def output(self, arch: str) -> Path:
-        return self.folder / f"{PREFIX}{arch}" / f"bucket-{self.index}.so"
+        rule = "" if self.rule == RULES[0] else f"-{self.rule}"
+        return self.folder / f"{PREFIX}{arch}" / f"bucket-{self.index}{rule}.so"
+
+    def compile(self, checks: Sequence[Mapping[str, Any]] | None) -> dict[str, Artifact]:
+        """The program by architecture, those of an earlier process included.
+
+        Args:
+            checks: of the same program with other tiles, whose graph isn't checked again.
+        """
+        found = [(arch, self.find_known(arch)) for arch in self.natives]
+        known = {arch: artifact for arch, artifact in found if artifact is not None}
+        if len(known) == len(found):
+            return known
+        made = self.make(checks)
+        return {arch: self.link(arch, made) for arch in self.natives}
 
     def find_known(self, arch: str) -> Artifact | None:
         """What an earlier process left, if it has this key and is whole."""
@@ -181,7 +215,7 @@ class _Task:
         whole = all(self.store.path(tensor).is_file() for tensor in artifact.constants.values())
         return artifact if artifact.key == self.key(arch) and whole else None
 
-    def make(self) -> _Made:
+    def make(self, checks: Sequence[Mapping[str, Any]] | None) -> _Made:
         """Generates and assembles; refuses what the runtime lacks before anything is compiled."""
         ranges, start = self.exported.ranges, time.perf_counter()
         ends = [{axis: span[end] for axis, span in ranges.items()} for end in (0, 1)]
@@ -201,11 +235,17 @@ class _Task:
         ]
         check, found = check_graph(self.exported, sizes, self.precision)
         generated = generate_gpu(
-            self.exported, self.bucket, self.gpu.facts, self.precision, self.ptxas, check=check
+            self.exported,
+            self.bucket,
+            self.gpu.facts,
+            self.precision,
+            self.ptxas,
+            check=check if checks is None else lambda module: None,
+            rule=self.rule,
         )
         for native in self.natives.values():
             refuse_missing_kernels(generated.wrapper, generated.modules, native.exports)
-        if self.saved is not None:
+        if self.saved is not None and checks is None:
             kernels_checked = check_kernels(self.saved, few, self.precision, self.gpu.facts)
             found += [] if kernels_checked is None else [kernels_checked]
         generating = time.perf_counter() - start
@@ -219,7 +259,9 @@ class _Task:
             **generated.lowering,
             "audit": audit.to_json(),
             "kernels": [item.to_json() for item in kernels],
-            "checks": [item.to_json() for item in found],
+            "checks": [item.to_json() for item in found] if checks is None else list(checks),
+            "tiles": self.rule,
+            "code": _digest(generated.wrapper, kernels),
         }
         assembling = time.perf_counter() - start - generating
         return _Made(generated, kernels, lowering, {"generate": generating, "assemble": assembling})
@@ -249,3 +291,11 @@ class _Task:
         )
         artifact.save()
         return artifact
+
+
+def _digest(wrapper: str, kernels: Sequence[Assembled]) -> str:
+    """Tells programs with unlike code apart."""
+    digest = hashlib.sha256(wrapper.encode())
+    for item in kernels:
+        digest.update(item.container())
+    return digest.hexdigest()

@@ -113,13 +113,35 @@ def cycles(product: Product, tile: Tile, gpu: GpuFacts) -> float:
     return waves * (_FRAME + _LATENCY + math.ceil(product.k / tile.k) * step + store)
 
 
-def choose_tile(gpu: GpuFacts, product: Product, tiles: Sequence[Tile]) -> int:
+#: How a program's tiles may be chosen: by the model; or as the model's next best among larger ones, among
+#: smaller ones, or among those of equal size with other steps, stages or warps.
+RULES = ("model", "larger", "smaller", "steps")
+
+
+def choose_tile(
+    gpu: GpuFacts, product: Product, tiles: Sequence[Tile], rule: str = RULES[0]
+) -> int:
     """The index of the tile with which the model makes the product fastest; of equals the first.
 
-    Where none fits the target, the smallest.
+    Where none fits the target, the smallest. Another rule than the first takes the fastest of those that it
+    allows beside this one, and this one where it allows none that fits.
     """
     costs = [cycles(product, tile, gpu) for tile in tiles]
     best = min(range(len(tiles)), key=costs.__getitem__)
     if math.isinf(costs[best]):
         return min(range(len(tiles)), key=lambda i: tiles[i].shared_memory(product.width))
-    return best
+    others = [
+        index
+        for index, tile in enumerate(tiles)
+        if math.isfinite(costs[index]) and _allowed(rule, tile, tiles[best])
+    ]
+    return min(others, key=costs.__getitem__, default=best)
+
+
+def _allowed(rule: str, tile: Tile, best: Tile) -> bool:
+    area, chosen = tile.m * tile.n, best.m * best.n
+    if rule == "larger":
+        return area > chosen
+    if rule == "smaller":
+        return area < chosen
+    return rule == "steps" and tile != best and (tile.m, tile.n) == (best.m, best.n)

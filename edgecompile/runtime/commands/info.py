@@ -108,7 +108,7 @@ def _ready(folder: BundleFolder, variant: Variant) -> str:
     if variant.backend == TRITON:
         from ..triton.variant import judge_triton_variant
 
-        return judge_triton_variant(variant)
+        return judge_triton_variant(folder.manifest, variant)
     if variant.backend != TENSORRT:
         return "runs here"
     from ..gpu.variant import judge_gpu_variant

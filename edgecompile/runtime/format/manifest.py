@@ -28,6 +28,7 @@ from .signature import SignatureReader
 from .text import read_labels, read_text
 
 MAX_MANIFEST_BYTES = 4 << 20
+MAX_ALTERNATIVES = 8
 _GLIBC = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -241,6 +242,8 @@ class _VariantReader:
                 parts["programs"] = self._programs(entry.at("programs"))
                 if backend == TRITON:
                     parts["gpu"] = self._gpu(entry.at("gpu").object())
+                    if entry.find("alternatives"):
+                        parts["alternatives"] = self._alternatives(entry.find("alternatives"))
             elif backend == TENSORRT:
                 parts["recipe"] = entry.at("recipe").path(self.files)
             result.append(
@@ -262,6 +265,16 @@ class _VariantReader:
             text = "{} programs for {} buckets".format(len(field.value), self.n_buckets)
             field.refuse("variant-programs", text)
         return programs
+
+    def _alternatives(self, field: Field) -> Tuple[Tuple[str, ...], ...]:
+        found = [
+            tuple(path.path(self.files) for path in item.items(0, MAX_ALTERNATIVES))
+            for item in field.items(0, 256)
+        ]
+        if isinstance(field.value, list) and len(found) != self.n_buckets:
+            text = "{} lists of alternatives for {} buckets".format(len(found), self.n_buckets)
+            field.refuse("variant-programs", text)
+        return tuple(found)
 
     def _gpu(self, entry: Field) -> Optional[GpuSpec]:
         """What a variant needs of a GPU; None when a problem was noted."""

@@ -180,6 +180,8 @@ class Variant:
     For the backend "aoti-cpu" ``programs`` holds one library per bucket; for "tensorrt" ``recipe``
     is the path of what the device builds its engine from; for "torch" there are ``programs``, and
     ``torch`` is the version that they are for; for "triton" ``programs`` and what they need of a GPU.
+    Of the latter ``alternatives`` may hold, for each bucket, programs that compute the same with other
+    tiles: the device may have measured which one is the fastest.
     Those that don't belong to the backend are empty, all of them where it is another one: this
     runtime can't run it and says so.
     """
@@ -195,6 +197,7 @@ class Variant:
     recipe: str = ""
     torch: str = ""
     gpu: Optional[GpuSpec] = None
+    alternatives: Tuple[Tuple[str, ...], ...] = ()
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest's entry."""
@@ -211,6 +214,8 @@ class Variant:
             entry.update(torch=self.torch, programs=list(self.programs))
         else:
             entry.update(runtime=self.runtime, programs=list(self.programs))
+            if self.alternatives:
+                entry["alternatives"] = [list(item) for item in self.alternatives]
             if self.gpu is not None:
                 entry["gpu"] = self.gpu.to_json()
         entry["rank"] = self.rank

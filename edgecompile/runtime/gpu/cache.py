@@ -90,54 +90,30 @@ def describe_content(manifest: Manifest, variant: Variant, recipe: Recipe) -> Di
     }
 
 
-class EngineFolder:
-    """The folder of one key; it needn't exist."""
+class KeptFolder:
+    """A folder of the cache, which needn't exist, and the lock of who writes to the cache."""
 
-    def __init__(self, content: Mapping[str, Any], identity: DeviceIdentity) -> None:
-        self.content = dict(content)
-        self.identity = identity
-        depends = {"version": STAMP_VERSION, "content": content, "device": identity.key_json()}
-        self.key = digest(depends)
-        root = cache_root()
-        self.path = os.path.join(root, "engines", self.key)
-        # What TensorRT measured holds for every model on this device.
-        name = digest(identity.key_json())[:32] + ".cache"
-        self.timing_cache = os.path.join(root, "timing", name)
+    def __init__(self, path: str) -> None:
+        self.path = path
 
     def join(self, name: str) -> str:
         """The path of a file in it."""
         return os.path.join(self.path, name)
 
     def make(self) -> None:
-        """Makes it and the one of the timing caches, each level for this user alone.
+        """Makes it, each level for this user alone.
 
         Raises:
-            EngineCacheError: that isn't possible, or others may write there.
+            EngineCacheError: that isn't possible.
         """
-        for path in (self.path, os.path.dirname(self.timing_cache)):
-            try:
-                make_private(path)
-            except OSError as error:
-                raise _unusable(path, error) from None
-        open_to = self._open_to()
-        if open_to:
-            text = "{}: others than its owner may write there, and an engine is native code"
-            raise EngineCacheError(text.format(open_to), "chmod go-w {}".format(open_to))
-
-    def _open_to(self) -> str:
-        """The folder of engines, or this one, if group or others may write to it; else ""."""
-        for path in (os.path.dirname(self.path), self.path):
-            with contextlib.suppress(OSError):
-                if os.stat(path).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                    return path
-        return ""
+        _make_private(self.path)
 
     @contextlib.contextmanager
     def locked(self, say: Callable[[str], None]) -> Iterator[int]:
         """Holds the lock, waiting for it; gives its descriptor, which a child may inherit.
 
-        There is one for all engines: who builds measures kernels, and two at once would measure
-        each other and share the memory.
+        There is one for all: who builds or tunes measures kernels, and two at once would measure each
+        other and share the memory.
 
         A child that has the descriptor holds the lock as long as it lives, so that nobody else
         begins while it still works, whatever became of its parent.
@@ -164,7 +140,7 @@ class EngineFolder:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
-                    text = "another process{} finishes an engine: waiting until it is done"
+                    text = "another process{} finishes or tunes a bundle: waiting until it is done"
                     say(text.format(" ({})".format(holder) if holder.isdigit() else ""))
                     fcntl.flock(fd, fcntl.LOCK_EX)
                 if _is_same_file(fd, path):
@@ -178,6 +154,46 @@ class EngineFolder:
                 os.close(fd)
                 raise
             os.close(fd)  # somebody emptied the cache meanwhile
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.join(name))
+
+
+class EngineFolder(KeptFolder):
+    """The folder of one key; it needn't exist."""
+
+    def __init__(self, content: Mapping[str, Any], identity: DeviceIdentity) -> None:
+        self.content = dict(content)
+        self.identity = identity
+        depends = {"version": STAMP_VERSION, "content": content, "device": identity.key_json()}
+        self.key = digest(depends)
+        root = cache_root()
+        super().__init__(os.path.join(root, "engines", self.key))
+        # What TensorRT measured holds for every model on this device.
+        name = digest(identity.key_json())[:32] + ".cache"
+        self.timing_cache = os.path.join(root, "timing", name)
+
+    def make(self) -> None:
+        """Makes it and the one of the timing caches, each level for this user alone.
+
+        Raises:
+            EngineCacheError: that isn't possible, or others may write there.
+        """
+        for path in (self.path, os.path.dirname(self.timing_cache)):
+            _make_private(path)
+        open_to = self._open_to()
+        if open_to:
+            text = "{}: others than its owner may write there, and an engine is native code"
+            raise EngineCacheError(text.format(open_to), "chmod go-w {}".format(open_to))
+
+    def _open_to(self) -> str:
+        """The folder of engines, or this one, if group or others may write to it; else ""."""
+        for path in (os.path.dirname(self.path), self.path):
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    return path
+        return ""
 
     def read_stamp(self, tested: bool = True) -> Tuple[Optional[FinishedEngine], str]:
         """(what the stamp says, ""), or (None, why there is nothing to be used).
@@ -256,10 +272,6 @@ class EngineFolder:
         for name in _names(self.path):
             if name.endswith(".tmp") or (name.startswith("engine-") and name not in keep):
                 self._remove(name)
-
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self.join(name))
 
     def others(self) -> List[Tuple[str, Mapping[str, Any], int]]:
         """(key, stamp or {}, bytes) of the engines of other keys."""
@@ -340,8 +352,15 @@ def _read_foreign(path: str) -> Mapping[str, Any]:
         return {}
 
 
+def _make_private(path: str) -> None:
+    try:
+        make_private(path)
+    except OSError as error:
+        raise _unusable(path, error) from None
+
+
 def _unusable(path: str, error: OSError) -> EngineCacheError:
     return EngineCacheError(
-        "{}: can't be used for engines: {}".format(path, error.strerror or error),
+        "{}: can't be used as the cache: {}".format(path, error.strerror or error),
         "name another folder in the environment variable " + CACHE_VARIABLE,
     )

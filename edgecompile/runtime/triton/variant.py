@@ -1,12 +1,12 @@
 """Opens a bundle's variant of Triton kernels, and tells whether this machine's GPU can run it."""
 
 import os
-from typing import Optional, Tuple
+from typing import TYPE_CHECKING, Optional, Sequence, Tuple
 
 from ..cpu.libraries import pin_library
 from ..errors import GpuUnavailableError
 from ..format.folder import BundleFolder
-from ..format.schema import GpuSpec, Variant
+from ..format.schema import GpuSpec, Manifest, Variant
 from ..format.weights import map_weights
 from ..gpu.engines import REDUCE_OVERHEAD
 from ..gpu.programs import GpuPrograms, pad_everything
@@ -14,6 +14,9 @@ from .constants import release_constants, share_constants
 from .driver import Driver
 from .engine import TritonEngine
 from .library import load_gpu_library
+
+if TYPE_CHECKING:
+    from .tuning import Tuned
 
 
 def find_refusal(variant: Variant) -> Optional[GpuUnavailableError]:
@@ -59,16 +62,41 @@ def _spell(spec: GpuSpec) -> str:
     return ", ".join(names)
 
 
-def judge_triton_variant(variant: Variant) -> str:
+def judge_triton_variant(manifest: Manifest, variant: Variant) -> str:
     """The entry of ``info`` for a variant that fits this machine's CPU."""
     refusal = find_refusal(variant)
-    return (
-        "runs here, on {}".format(Driver.load().device().name) if not refusal else refusal.message
-    )
+    if refusal:
+        return refusal.message
+    driver = Driver.load()
+    text = "runs here, on {}".format(driver.device().name)
+    if not variant.alternatives:
+        return text
+    tuned, why = find_tuned(manifest, variant, driver)
+    if tuned is None:
+        return "{}; {}".format(text, why)
+    counts = [1 + len(x) for x in variant.alternatives]
+    chosen = ["{} of {}".format(number + 1, most) for number, most in zip(tuned.choice, counts)]
+    return "{}; tuned, program by bucket: {}".format(text, ", ".join(chosen))
+
+
+def find_tuned(
+    manifest: Manifest, variant: Variant, driver: Driver
+) -> "Tuple[Optional[Tuned], str]":
+    """(which programs ``tune`` chose on this GPU, ""), or (None, why none of it is used)."""
+    if not variant.alternatives:
+        return None, "there is one program for each bucket"
+    # Here alone: other bundles don't wait for these imports.
+    from .tuning import TuningFolder
+
+    return TuningFolder(manifest, variant, driver).read()
 
 
 def open_triton_variant(
-    folder: BundleFolder, variant: Variant, mode: str, check_weights: bool
+    folder: BundleFolder,
+    variant: Variant,
+    mode: str,
+    check_weights: bool,
+    choice: Optional[Sequence[int]] = None,
 ) -> GpuPrograms:
     """The programs of a variant of the backend ``triton``; none is on the GPU yet.
 
@@ -77,6 +105,8 @@ def open_triton_variant(
         variant: of it.
         mode: one of ``gpu.engines.MODES``.
         check_weights: compare the weights' hash.
+        choice: for each bucket 0 or the number of an alternative; None: what ``tune`` chose on this GPU,
+            else the first programs.
 
     Raises:
         GpuUnavailableError: there is no driver, or no GPU that fits.
@@ -103,6 +133,14 @@ def open_triton_variant(
             refusal.number,
         )
     driver = Driver.load()
+    tuned: Optional[Tuned] = None
+    if choice is None and variant.alternatives:
+        tuned = find_tuned(folder.manifest, variant, driver)[0]
+        choice = None if tuned is None else tuned.choice
+    if choice is not None:
+        from .tuning import with_choice
+
+        variant = with_choice(variant, choice)
     library = load_gpu_library(pinned, os.path.basename(variant.runtime), driver)
     constants = share_constants(driver, weights, manifest.files[name])
     try:
@@ -115,6 +153,6 @@ def open_triton_variant(
     programs = GpuPrograms(driver, engine, manifest, profiles, mode)
     programs.precision = spec.precision
     programs.tolerance, programs.min_cosine = spec.tolerance, spec.min_cosine
-    programs.details = engine.describe()
+    programs.details = {**engine.describe(), "tuned": None if tuned is None else tuned.to_json()}
     programs.keeps_texts = manifest.generation is not None
     return programs

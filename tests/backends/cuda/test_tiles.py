@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from edgecompile.backends.cuda.tiles import Product, Tile, choose_tile, cycles
+from edgecompile.backends.cuda.tiles import RULES, Product, Tile, choose_tile, cycles
 from edgecompile.targets.gpu import GpuFacts
 
 ORIN = GpuFacts(87, 8, 163 << 10, 1536, 2 << 20)
@@ -66,6 +66,23 @@ def test_pipelines_are_preferred_where_the_depth_has_steps() -> None:
 def test_the_choice_does_not_depend_on_the_order_of_equals() -> None:
     product = Product(64, 384, 384)
     assert choose_tile(H100, product, [TILES[3], TILES[3]]) == 0
+
+
+@pytest.mark.parametrize("product", [Product(64, 384, 384), Product(8192, 4096, 4096)])
+def test_other_rules_take_other_tiles_that_fit(product: Product) -> None:
+    best = chosen(product, H100)
+    by = {rule: TILES[choose_tile(H100, product, TILES, rule)] for rule in RULES}
+    assert by["model"] == best
+    assert by["larger"].m * by["larger"].n > best.m * best.n or best.m * best.n == 128 * 256
+    assert by["smaller"].m * by["smaller"].n < best.m * best.n
+    assert by["steps"] != best and (by["steps"].m, by["steps"].n) == (best.m, best.n)
+    assert all(math.isfinite(cycles(product, tile, H100)) for tile in by.values())
+
+
+def test_a_rule_that_allows_nothing_takes_the_best() -> None:
+    tiles = [Tile(16, 32, 32, 1, 1), Tile(64, 64, 64, 3, 4)]
+    product = Product(8192, 4096, 4096)
+    assert choose_tile(H100, product, tiles, "larger") == choose_tile(H100, product, tiles)
 
 
 def test_where_nothing_fits_the_smallest_is_taken() -> None:

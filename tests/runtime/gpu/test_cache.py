@@ -260,7 +260,7 @@ def test_one_at_a_time(engines: EngineFolder) -> None:
 
         with engines.locked(let_go):
             assert said == [
-                f"another process ({child.pid}) finishes an engine: waiting until it is done"
+                f"another process ({child.pid}) finishes or tunes a bundle: waiting until it is done"
             ]
 
 
@@ -283,7 +283,7 @@ def test_a_cache_that_is_a_file(
     monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / depth))
     bundle.add_tensorrt()
     engines = EngineFolder(content_of(bundle), ORIN)
-    text = "can't be used for engines"
+    text = "can't be used as the cache"
     with pytest.raises(EngineCacheError, match=text) as caught, engines.locked(print):
         pass
     assert "EDGECOMPILE_CACHE" in (caught.value.hint or "")

@@ -1,0 +1,70 @@
+"""The options of commands with many of them, beside those that every command has."""
+
+import argparse
+
+
+def add_bench_options(command: argparse.ArgumentParser) -> None:
+    """Those of ``bench``."""
+    add = command.add_argument
+    add("--lengths", metavar="FILE", help="read a length, or length,count, a line")
+    add(
+        "--seconds",
+        metavar="S",
+        type=float,
+        default=10.0,
+        help="measure for S seconds (default: 10)",
+    )
+    add(
+        "--cold-runs", metavar="N", type=int, default=5, help="start N fresh processes (default: 5)"
+    )
+    add("--seed", metavar="N", type=int, default=0, help="set the random seed (default: 0)")
+    add(
+        "--calibrate",
+        metavar="FILE",
+        help="time every bucket instead, and write a calibration for edgecompile plan",
+    )
+    add(
+        "--serving",
+        metavar="FILE",
+        help="time batches on parts of the CPUs instead, and write their costs for a server",
+    )
+    add("--profile", action="store_true", help="show which kernels take the time instead")
+
+
+def add_encode_options(command: argparse.ArgumentParser) -> None:
+    """Those of ``encode``."""
+    add = command.add_argument
+    add(
+        "--text",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="run this text; may be given several times",
+    )
+    add("--file", metavar="FILE", help="read one text per line; - reads standard input")
+    add("--prompt", metavar="NAME", help="put this prompt of the bundle before each text")
+
+
+def add_finish_options(command: argparse.ArgumentParser) -> None:
+    """Those of ``finish``."""
+    add = command.add_argument
+    add("--workspace", metavar="BYTES", type=int, help="give kernels BYTES to be tried with")
+    add("--level", metavar="N", type=int, choices=range(6), help="optimize at this level")
+    add(
+        "--force",
+        action="store_true",
+        help="build again, also against predictions or for another GPU",
+    )
+
+
+def add_tune_options(command: argparse.ArgumentParser) -> None:
+    """Those of ``tune``."""
+    add = command.add_argument
+    add(
+        "--seconds",
+        metavar="S",
+        type=float,
+        default=20.0,
+        help="measure for S seconds (default: 20)",
+    )
+    add("--force", action="store_true", help="measure again")

@@ -1,0 +1,326 @@
+"""``tune``: which of a bundle's programs for a GPU are the fastest on this device.
+
+A bundle may have alternatives of its programs, which compute the same with other tiles. They are tested with the
+golden vectors and timed in turns, and what was chosen is kept for the loader. Whatever moment this is killed
+at, the loader finds the record from before, or none.
+"""
+
+import contextlib
+import os
+import platform
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+
+from ..call.inputs import make_inputs
+from ..call.replay import run_cases
+from ..cpu.host import VARIANT_VARIABLE, Host, architecture, describe_host
+from ..errors import BundleError, InputError, SelftestError, UnsupportedHostError
+from ..format.folder import BundleFolder
+from ..format.schema import TRITON, Manifest, Variant
+from ..gpu.engines import PLANNED
+from ..gpu.program import GRAPH_AFTER
+from ..opened import OpenBundle
+from ..opening import Opened
+from ..stats.counters import median_ms
+from ..stats.file import format_time
+from ..triton.driver import Driver
+from ..triton.tuning import Tuned, TuningFolder, candidates
+from ..triton.variant import find_refusal, open_triton_variant
+from .rounds import check_budget, measure_rounds
+
+Say = Callable[[str], None]
+LEAST_ROUNDS = 20
+#: An alternative has to save this share of the time: less is not told from noise.
+LEAST_GAIN = 0.02
+
+
+def tune_bundle(
+    path: str,
+    *,
+    variant: Optional[str] = None,
+    seconds: float = 20.0,
+    force: bool = False,
+    say: Say = lambda text: None,
+) -> Dict[str, Any]:
+    """Chooses a program for each bucket, unless that was done before on this device.
+
+    Args:
+        path: the bundle.
+        variant: of it; None: that of Triton kernels for this machine that ranks highest.
+        seconds: how long to measure; every run is made at least 20 times.
+        force: measure again.
+        say: gets a line of text for every step.
+
+    Returns:
+        Plain JSON values; docs/gpu.md lists them.
+
+    Raises:
+        BundleError: the bundle is malformed or damaged.
+        UnsupportedHostError: it has no Triton variant for this machine.
+        GpuUnavailableError: there is no driver, or no GPU that fits.
+        InputError: there are no alternatives to choose from, or ``seconds`` is out of its range.
+        SelftestError: no program of a bucket reproduces the golden vectors.
+        EngineCacheError: the cache can't be used.
+        GpuError: CUDA failed otherwise.
+    """
+    check_budget(seconds, 0)
+    started = time.monotonic()
+    folder = BundleFolder(path)
+    try:
+        folder.check_sizes()
+        tuner = _Tuner(folder, choose_variant(folder.manifest, variant), seconds, say)
+        kept = TuningFolder(folder.manifest, tuner.variant, Driver.load())
+        found, why = kept.read()
+        state = "already tuned"
+        if found is None or force:
+            with kept.locked(say):
+                # Whoever held it before may have done the work.
+                found, why = (None, "--force") if force else kept.read()
+                if found is None:
+                    say("measuring: {}".format(why))
+                    kept.tidy()
+                    state, found = "tuned", kept.write(tuner.run())
+    finally:
+        folder.close()
+    report = _report(tuner, kept, found, state)
+    report["seconds"] = time.monotonic() - started
+    return report
+
+
+def choose_variant(manifest: Manifest, wanted: Optional[str]) -> Variant:
+    """The variant of Triton kernels for this machine: the one named, or that of the highest rank.
+
+    Raises:
+        UnsupportedHostError: there is none; names what there is.
+        GpuUnavailableError: there is no driver, or no GPU that fits.
+        InputError: it has no alternatives.
+    """
+    wanted = wanted or os.environ.get(VARIANT_VARIABLE) or None
+    arch = architecture(platform.machine())
+    fitting = [
+        item
+        for item in sorted(manifest.variants, key=lambda item: -item.rank)
+        if item.backend == TRITON and item.arch == arch and wanted in (None, item.name)
+    ]
+    if not fitting:
+        listed = ["{} (backend {})".format(item.name, item.backend) for item in manifest.variants]
+        text = "the bundle has no variant of Triton kernels{} for {}, only {}"
+        named = "" if wanted is None else " called {!r}".format(wanted)
+        raise UnsupportedHostError(
+            text.format(named, arch, ", ".join(listed)),
+            "variants for CPUs have nothing to tune; an engine of TensorRT is built by finish",
+        )
+    refusals = [find_refusal(item) for item in fitting]
+    chosen = next((item for item, error in zip(fitting, refusals) if error is None), None)
+    if chosen is None:
+        assert refusals[0] is not None
+        raise refusals[0]
+    if not any(chosen.alternatives):
+        raise InputError(
+            "the variant {} has one program for each bucket: nothing to choose from".format(
+                chosen.name
+            ),
+            "build the bundle with --alternatives 2, or use it as it is",
+        )
+    return chosen
+
+
+class _Tuner:
+    def __init__(self, folder: BundleFolder, variant: Variant, seconds: float, say: Say) -> None:
+        self.folder, self.manifest, self.variant = folder, folder.manifest, variant
+        self.say, self.seconds = say, seconds
+        self.notes: List[str] = []
+        self._counts = [len(candidates(variant, i)) for i in range(len(variant.programs))]
+
+    def run(self) -> Dict[str, Any]:
+        """Tests and measures everything; what the record has to say."""
+        host = describe_host(self.folder)
+        with contextlib.ExitStack() as stack:
+            models = [
+                stack.enter_context(contextlib.closing(self._open(number, host)))
+                for number in range(max(self._counts))
+            ]
+            right = self._test(models)
+            busy = sum(len(numbers) > 1 for numbers in right)
+            buckets = [
+                self._measure(models, bucket, numbers, self.seconds / max(busy, 1))
+                for bucket, numbers in enumerate(right)
+            ]
+        return {
+            "choice": [item["chosen"] for item in buckets],
+            "buckets": buckets,
+            "notes": self.notes,
+            "mode": PLANNED,
+            "tuned": format_time(time.time()),
+        }
+
+    def _open(self, number: int, host: Host) -> OpenBundle:
+        """The bundle with that candidate of every bucket, or with the first where it has fewer."""
+        own = BundleFolder(self.folder.path)
+        try:
+            if own.manifest_sha256 != self.folder.manifest_sha256:
+                raise BundleError("{}: was exchanged meanwhile".format(own.path))
+            choice = [number if number < count else 0 for count in self._counts]
+            programs = open_triton_variant(own, self.variant, PLANNED, number == 0, choice)
+        except BaseException:
+            own.close()
+            raise
+        return OpenBundle(own, host, Opened(self.variant, {}, programs))
+
+    def _test(self, models: Sequence[OpenBundle]) -> List[List[int]]:
+        """For each bucket the candidates that reproduce its golden vectors."""
+        right: List[List[int]] = [[] for _ in self._counts]
+        for number, model in enumerate(models):
+            self.say("golden vectors: candidate {} of {}".format(number + 1, len(models)))
+            cases = run_cases(model)
+            for bucket, count in enumerate(self._counts):
+                if number >= count:
+                    continue
+                own = [case for case in cases if case["bucket"] == bucket]
+                wrong = [case for case in own if not case["ok"]]
+                if own and not wrong:
+                    right[bucket].append(number)
+                    continue
+                why = wrong[0].get("error") or "it differs" if wrong else "there is none"
+                text = "bucket {}: candidate {} is dropped, its golden vector: {}"
+                self._note(text.format(bucket, number + 1, why))
+        empty = [str(bucket) for bucket, numbers in enumerate(right) if not numbers]
+        if empty:
+            text = "no program of bucket {} reproduces the golden vectors: {}"
+            raise SelftestError(text.format(", ".join(empty), "; ".join(self.notes)))
+        return right
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.say("warning: " + text)
+
+    def _measure(
+        self, models: Sequence[OpenBundle], bucket: int, numbers: Sequence[int], seconds: float
+    ) -> Dict[str, Any]:
+        """The times of a bucket's candidates, and which one is chosen."""
+        sizes = choose_sizes(self.manifest, bucket)
+        entry: Dict[str, Any] = {"bucket": bucket, "sizes": sizes, "chosen": numbers[0], "ms": {}}
+        if len(numbers) < 2:
+            return entry
+        text = "bucket {} ({}): {} candidates"
+        self.say(text.format(bucket, self.manifest.buckets[bucket], len(numbers)))
+        with contextlib.ExitStack() as stack:
+            runs = [
+                stack.enter_context(_prepared(models[number], bucket, item))
+                for number in numbers
+                for item in sizes
+            ]
+            for run in runs:
+                for _ in range(GRAPH_AFTER + 1):  # its graph, where it gets one
+                    run()
+            samples = measure_rounds(
+                len(runs),
+                runs.__getitem__,
+                lambda _, run: run(),
+                seconds=seconds,
+                least=LEAST_ROUNDS,
+                seed=bucket,
+            )
+        medians = [median_ms(item) for item in samples]
+        width = len(sizes)
+        times = [medians[start : start + width] for start in range(0, len(medians), width)]
+        entry["ms"] = {str(number): item for number, item in zip(numbers, times)}
+        entry["chosen"] = choose_fastest(numbers, times)
+        return entry
+
+
+def choose_sizes(manifest: Manifest, bucket: int) -> List[Dict[str, int]]:
+    """The axis sizes that a bucket is measured at: its hint, and the ends of its length axis."""
+    spec, axis = manifest.buckets[bucket], manifest.length_axis
+    hint = {name: item.hint or item.hi for name, item in spec.axes.items()}
+    hint.update({name: spec.axes[name].hi for name in spec.padded(axis)})
+    wanted = [hint]
+    if axis is not None and axis not in spec.padded(axis):
+        wanted += [{**hint, axis: end} for end in (spec.axes[axis].lo, spec.axes[axis].hi)]
+    result: List[Dict[str, int]] = []
+    for sizes in wanted:
+        fitted = manifest.with_room(spec, sizes)
+        if fitted not in result:
+            result.append(fitted)
+    return result
+
+
+def choose_fastest(numbers: Sequence[int], times: Sequence[Sequence[float]]) -> int:
+    """The candidate that takes least, the first one where another saves next to nothing.
+
+    Args:
+        numbers: of the candidates, ascending.
+        times: milliseconds of each at the bucket's hint, which counts twice, and at its ends.
+    """
+
+    def cost(own: Sequence[float]) -> float:
+        shares = [ms / max(first, 1e-9) for ms, first in zip(own, times[0])]
+        return (shares[0] + sum(shares)) / (1 + len(shares))
+
+    costs = [cost(own) for own in times]
+    best = min(range(len(costs)), key=costs.__getitem__)
+    return numbers[best] if costs[best] <= costs[0] * (1 - LEAST_GAIN) else numbers[0]
+
+
+@contextlib.contextmanager
+def _prepared(
+    model: OpenBundle, bucket: int, sizes: Mapping[str, int]
+) -> Iterator[Callable[[], Any]]:
+    """A run of a bucket; of a model that generates over caches that stay on the GPU, as texts do."""
+    manifest = model.manifest
+    inputs = make_inputs(manifest, sizes, 0)
+    spec = manifest.generation
+    if spec is None:
+        checked = model.check_once(inputs)
+        yield lambda: model.run_bucket(bucket, checked)
+        return
+    # In the middle of a text, where it reads as many rows as the hint says.
+    inputs[spec.position][...] = sizes[spec.context_axis] - sizes[spec.length_axis]
+    inputs[spec.last][...] = sizes[spec.length_axis] - 1
+    text = model.hold(model.gpu.take_text)
+    try:
+        program = model.hold(text.get, bucket)
+        arrays = [inputs[item.name] for item in manifest.inputs if item.name not in spec.caches]
+        yield lambda: program.run(arrays)
+    finally:
+        model.gpu.give_back(text)
+
+
+def _report(tuner: _Tuner, kept: TuningFolder, found: Tuned, state: str) -> Dict[str, Any]:
+    return {
+        "ok": True,
+        "state": state,
+        "bundle": tuner.folder.path,
+        "name": tuner.manifest.name,
+        "manifest_sha256": tuner.folder.manifest_sha256,
+        "variant": tuner.variant.name,
+        "device": kept.device,
+        "key": kept.key,
+        "record": found.path,
+        "choice": list(found.choice),
+        "buckets": found.record.get("buckets"),
+        "notes": found.record.get("notes"),
+        "ranges": [str(item) for item in tuner.manifest.buckets],
+    }
+
+
+def format_tune(report: Mapping[str, Any]) -> List[str]:
+    """The report for people, a line each."""
+    text = "{}: {} on {}"
+    lines = [text.format(report["state"], report["variant"], report["device"]["name"])]
+    for entry, spec in zip(report["buckets"] or [], report["ranges"]):
+        lines.append(_format_bucket(entry, spec))
+    lines += ["warning: " + text for text in report["notes"] or []]
+    lines.append("record {}".format(report["record"]))
+    return lines
+
+
+def _format_bucket(entry: Mapping[str, Any], spec: str) -> str:
+    times: Dict[str, List[float]] = entry["ms"]
+    head = "bucket {} ({}): ".format(entry["bucket"], spec)
+    if not times:
+        return head + "candidate {}, there is no other".format(entry["chosen"] + 1)
+    sizes = ", ".join("{} {}".format(axis, size) for axis, size in entry["sizes"][0].items())
+    shown = ["{}: {:.4f}".format(int(number) + 1, ms[0]) for number, ms in times.items()]
+    text = "candidate {}; ms at {}: {}"
+    return head + text.format(entry["chosen"] + 1, sizes, ", ".join(shown))

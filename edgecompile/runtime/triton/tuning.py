@@ -1,0 +1,124 @@
+"""Which of a bundle's programs run on this GPU: its first ones, or those that ``tune`` found faster.
+
+The cache has ``tuned/<key>/choice.json``. The key is a digest of the device, its driver and the programs to
+choose from; neither names nor times are part of it. The file comes by a rename. A choice is of programs of
+the bundle alone, each of which is compared with its hash before it is loaded.
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ..errors import BundleError, EngineCacheError
+from ..format.document import Field, Problems, parse_json
+from ..format.output import write_output
+from ..format.schema import Manifest, Variant
+from ..gpu.cache import KeptFolder, cache_root, digest
+from ..gpu.device import describe_device
+from .driver import Driver
+
+RECORD_VERSION = 1
+_MAX_BYTES = 4 << 20
+_NAME = "choice.json"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found: ``choice`` has for each bucket 0 or the number of an alternative, from 1 on."""
+
+    choice: Tuple[int, ...]
+    path: str
+    record: Mapping[str, Any]
+
+    def to_json(self) -> Dict[str, Any]:
+        """For ``Model.info``, plain JSON values."""
+        return {"choice": list(self.choice), "path": self.path}
+
+
+def candidates(variant: Variant, bucket: int) -> List[str]:
+    """The programs of a bucket: the one that runs unless it was tuned, and its alternatives."""
+    more = variant.alternatives[bucket] if variant.alternatives else ()
+    return [variant.programs[bucket], *more]
+
+
+def with_choice(variant: Variant, choice: Sequence[int]) -> Variant:
+    """The variant with these programs in the place of its first ones."""
+    chosen = [candidates(variant, bucket)[number] for bucket, number in enumerate(choice)]
+    return dataclasses.replace(variant, programs=tuple(chosen))
+
+
+class TuningFolder(KeptFolder):
+    """The record of one variant on this GPU as it is now; it needn't exist."""
+
+    def __init__(self, manifest: Manifest, variant: Variant, driver: Driver) -> None:
+        assert variant.gpu is not None
+        self.device = describe_device(driver, tensorrt="").key_json()
+        del self.device["tensorrt"]
+        self._counts = [len(candidates(variant, bucket)) for bucket in range(len(variant.programs))]
+        used = manifest.weights[variant.gpu.precision]
+        self.content = {
+            "runtime": manifest.files[variant.runtime].sha256,
+            "weights": manifest.files[used].sha256,
+            "programs": [
+                [manifest.files[path].sha256 for path in candidates(variant, bucket)]
+                for bucket in range(len(variant.programs))
+            ],
+        }
+        depends = {"version": RECORD_VERSION, "content": self.content, "device": self.device}
+        self.key = digest(depends)
+        super().__init__(os.path.join(cache_root(), "tuned", self.key))
+
+    def read(self) -> Tuple[Optional[Tuned], str]:
+        """(the record, ""), or (None, why there is nothing to be used)."""
+        path = self.join(_NAME)
+        try:
+            with open(path, "rb") as stream:
+                data = stream.read(_MAX_BYTES + 1)
+        except FileNotFoundError:
+            return None, "not tuned on this device"
+        except OSError as error:
+            return None, "{} can't be read: {}".format(path, error.strerror)
+        try:
+            return self._parse(data, path), ""
+        except BundleError as error:
+            return None, error.message
+
+    def _parse(self, data: bytes, source: str) -> Tuned:
+        problems = Problems(source)
+        document = Field(problems, parse_json(data, source, _MAX_BYTES))
+        version, key = document.at("record_version").integer(), document.at("key").string()
+        count = len(self._counts)
+        choice = document.at("choice").integers(count, count)
+        problems.raise_if_any()
+        fits = all(0 <= item < most for item, most in zip(choice, self._counts))
+        if version != RECORD_VERSION or key != self.key or not fits:
+            raise BundleError("{}: belongs to something else".format(source))
+        return Tuned(choice, source, document.value)
+
+    def write(self, entries: Mapping[str, Any]) -> Tuned:
+        """Writes the record durably; the one before is there until then. Only while the lock is held.
+
+        Raises:
+            EngineCacheError: it can't be written, or read back.
+        """
+        document = {"record_version": RECORD_VERSION, "key": self.key, **entries}
+        document.update(content=self.content, device=self.device)
+        text = json.dumps(document, indent=1, allow_nan=False)
+        try:
+            write_output(self.join(_NAME), text.encode("ascii") + b"\n", durable=True)
+        except OSError as error:
+            text = "{}: can't be written: {}".format(self.join(_NAME), error.strerror)
+            raise EngineCacheError(text) from None
+        self.tidy()
+        found, why = self.read()
+        if found is None:
+            raise EngineCacheError("the record is gone again: {}".format(why))
+        return found
+
+    def tidy(self) -> None:
+        """Removes what killed processes left. Only while the lock is held."""
+        for name in os.listdir(self.path):
+            if name.endswith(".tmp"):
+                self._remove(name)
