@@ -2,7 +2,7 @@
 
 The server of the project is ``python -m edgecompile.server`` (docs/server.md).
 
-    python3 serve.py BUNDLE [--host 127.0.0.1] [--port 8080] [--connections 256]
+    python3 serve.py BUNDLE [--host 127.0.0.1] [--port 8080] [--connections 256] [--patience 8]
 
     POST /run      {"input_ids": [[…]], …} -> {"embedding": [[…]]}; 400 says what is wrong with inputs
                    {"texts": ["…", …]} does the same where the bundle has a tokenizer
@@ -29,8 +29,8 @@ import numpy as np
 from edgecompile.runtime import EdgecompileError, InputError, open_bundle
 
 MAX_BODY = 4 << 20
-#: Seconds in which a request must have come whole, from the end of the one before it on.
-#: `docker stop` kills after 10.
+#: Seconds in which a request must have come whole, from the end of the one before it on, unless
+#: --patience gives others. `docker stop` kills after 10.
 PATIENCE = 8
 METHODS = {"/healthz": ("GET", "HEAD"), "/run": ("POST",)}
 
@@ -60,6 +60,11 @@ def run(model, values):
     }:
         return model.encode_texts(values["texts"])
     return model.run(to_arrays(model, values))
+
+
+def to_lists(value):
+    """An array, or one for each text, as JSON has it."""
+    return value.tolist() if isinstance(value, np.ndarray) else [item.tolist() for item in value]
 
 
 def to_json(value):
@@ -113,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile = Lines(self.timed)
 
     def handle_one_request(self):
-        self.timed.deadline = time.monotonic() + PATIENCE
+        self.timed.deadline = time.monotonic() + self.server.patience
         self.server.waiting.add(self.connection)
         try:
             if self.server.stopping:
@@ -183,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         except EdgecompileError as error:
             return self.answer(500, {"error": str(error)})
         try:
-            told = to_json({name: array.tolist() for name, array in outputs.items()})
+            told = to_json({name: to_lists(value) for name, value in outputs.items()})
         except ValueError:
             return self.answer(
                 500, {"error": "an output holds NaN or infinities, which JSON lacks"}
@@ -194,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(status, to_json(value), **headers)
 
     def send(self, status, body, **headers):
-        self.connection.settimeout(PATIENCE)  # for a client that reads nothing
+        self.connection.settimeout(self.server.patience)  # for a client that reads nothing
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -214,9 +219,10 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     request_queue_size = 1024  # connections that come at once; the system's limit may be less
 
-    def __init__(self, address, model, connections):
+    def __init__(self, address, model, connections, patience=PATIENCE):
         self.model = model
         self.connections = connections
+        self.patience = patience
         self.free = threading.BoundedSemaphore(connections)
         self.waiting = set()  # connections between two requests
         self.stopping = False
@@ -264,10 +270,11 @@ def main():
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: all)")
     parser.add_argument("--port", type=int, default=8080, help="0: any free one")
     parser.add_argument("--connections", type=int, default=256, help="how many at once")
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds for a request")
     options = parser.parse_args()
     address = (options.host, options.port)
     with open_bundle(options.bundle) as model, Server(
-        address, model, options.connections
+        address, model, options.connections, options.patience
     ) as server:
 
         def stop(*_):

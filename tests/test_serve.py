@@ -10,6 +10,7 @@ import runpy
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ class Server(NamedTuple):
 
 
 def start(bundle: Path, python: str, *options: str) -> Server:
+    # A busy machine may let a request, or its answer, wait for longer than a client may in earnest.
+    options = ("--patience", "1e6", *options)
     process = subprocess.Popen(
         [python, str(bundle), str(PROGRAM), str(bundle), "--port", "0", *options],
         stderr=subprocess.PIPE, text=True,
@@ -182,6 +185,23 @@ def test_texts_where_the_bundle_has_a_tokenizer(server: Server) -> None:
     status, told = server.run({"texts": ["a b", "c"]})
     assert status in (200, 400, 500), "the bundle decides"
     assert status == 200 or "token" in told["error"]
+
+
+def test_texts_are_those_of_encode_texts(tiny_bundle: Path) -> None:
+    pytest.importorskip("tokenizers")
+    texts = ["the cat sat", "the"]
+    server = start(tiny_bundle, sys.executable)
+    try:
+        status, told = server.run({"texts": texts})
+    finally:
+        server.process.kill()
+        server.process.communicate()
+    with open_bundle(tiny_bundle) as model:
+        expected = model.encode_texts(texts)
+    assert status == 200 and told.keys() == expected.keys()
+    for name, arrays in expected.items():
+        for found, array in zip(told[name], arrays, strict=True):
+            np.testing.assert_allclose(np.array(found, array.dtype), array, atol=1e-5)
 
 
 def test_many_connections_at_once_are_all_answered(server: Server) -> None:
