@@ -11,8 +11,7 @@ import mmap
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.server.errors import Quarantined
@@ -79,23 +78,9 @@ class Journal:
                 f"{HOLD_S / 60:.0f} minutes"
             )
 
-    @contextmanager
-    def running(self, keys: Iterable[bytes]) -> Iterator[None]:
+    def running(self, keys: Sequence[bytes]) -> _Noted:
         """These requests run as long as the context lasts. For any thread."""
-        if self._map is None:
-            yield
-            return
-        held = []
-        for key in keys:
-            if self._free:
-                held.append(slot := self._free.popleft())
-                self._write(slot, key)
-        try:
-            yield
-        finally:
-            for slot in held:
-                self._write(slot, _FREE)
-                self._free.append(slot)
+        return _Noted(self, keys)
 
     def clear(self, key: bytes) -> None:
         """The request ran well: it is no suspect any more."""
@@ -103,10 +88,39 @@ class Journal:
             self._deaths.pop(key)
             self._survived(key)
 
+    def _begin(self, keys: Sequence[bytes]) -> list[int]:
+        held: list[int] = []
+        if self._map is not None:
+            for key in keys:
+                if self._free:
+                    held.append(slot := self._free.popleft())
+                    self._write(slot, key)
+        return held
+
+    def _end(self, held: Sequence[int]) -> None:
+        for slot in held:
+            self._write(slot, _FREE)
+            self._free.append(slot)
+
     def _write(self, slot: int, key: bytes) -> None:
         assert self._map is not None
         at = _RUNNING + slot * _DIGEST
         self._map[at : at + _DIGEST] = key
+
+
+class _Noted:
+    """The context of what runs. One that is never left, as its thread has gone, stays noted."""
+
+    __slots__ = ("_held", "_journal", "_keys")
+
+    def __init__(self, journal: Journal, keys: Sequence[bytes]) -> None:
+        self._journal, self._keys = journal, keys
+
+    def __enter__(self) -> None:
+        self._held = self._journal._begin(self._keys)
+
+    def __exit__(self, *failure: object) -> None:
+        self._journal._end(self._held)
 
 
 class Suspects:
