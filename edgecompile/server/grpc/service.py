@@ -14,7 +14,6 @@ from google.protobuf.message import DecodeError
 
 from edgecompile.server.errors import (
     BadRequest,
-    NotReady,
     ServerError,
     Unauthorized,
     UnknownModel,
@@ -156,8 +155,7 @@ class InferenceService:
                 target.add(name=spec.name, datatype=NAMES[spec.dtype], shape=shape)
 
     async def _ModelInfer(self, request: Any, response: Any, context: Any) -> None:
-        if not self._ready():
-            raise NotReady("the server isn't ready, or is about to end", 1.0)
+        # A server that is about to end isn't ready, and yet takes what still comes.
         model = self._find(request.model_name, request.model_version)
         wanted = [output.name for output in request.outputs] or None
         answer = await model.infer(

@@ -327,6 +327,14 @@ def test_a_server_that_ends_answers_what_has_begun(tiny_bundle: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_server_that_is_about_to_end_takes_what_still_comes(tiny_bundle: Path) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        assert not (await call("ServerReady")).ready
+        assert (await call("ModelInfer", infer(1, 2, 3))).outputs
+
+    ask(tiny_bundle, talk, ready=lambda: False)
+
+
 def test_an_address_that_is_taken_is_told(tiny_bundle: Path) -> None:
     async def run() -> None:
         service = InferenceService(Repository())
