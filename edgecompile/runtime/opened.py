@@ -200,21 +200,17 @@ class OpenBundle(Unique):
         """
         if threads == 0:
             return self._life.hold(self._run, inputs, None, out)
-        return self._life.hold(self._run_with, threads, inputs, out)
+        return self._life.hold(self.with_threads, threads, self._run, inputs, None, out)
 
-    def _run_with(
-        self,
-        threads: int,
-        inputs: Mapping[str, Any],
-        out: "Optional[Mapping[str, NDArray[Any]]]",
-    ) -> "Dict[str, NDArray[Any]]":
+    def with_threads(self, threads: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Calls ``work``; what it runs in this thread has so many threads, as ``run`` says."""
         check_threads(threads)
         runtime = self._runtime
         if runtime is None or not runtime.sets_run_threads:
-            return self._run(inputs, None, out)
+            return work(*arguments)
         runtime.set_run_threads(threads)
         try:
-            return self._run(inputs, None, out)
+            return work(*arguments)
         finally:
             runtime.set_run_threads(0)
 

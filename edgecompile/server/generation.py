@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +19,8 @@ from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.server.chat import Chat, Message, open_chat
 from edgecompile.server.errors import BadRequest, Overloaded, translate
 from edgecompile.server.journal import Journal, digest
+from edgecompile.server.schedule.streams import Cores
+from edgecompile.server.schedule.threads import Threads
 
 #: Prompts of so many characters are tokenized on the event loop: a thread costs more.
 _SHORT = 2000
@@ -46,8 +50,19 @@ class Generation:
     options: dict[str, Any]
 
 
+@dataclass(eq=False)
+class _Step:
+    """The next token of a text; the future gets it, or None where the text has ended."""
+
+    stream: TokenStream
+    key: bytes
+    token: asyncio.Future[int | None]
+
+
 class Generator:
     """Generates with one language model. One thread makes the tokens of all texts, in turns.
+
+    A token is a run like any other: it has those of the model's threads for which CPUs are free.
 
     Args:
         model: an open bundle.
@@ -55,6 +70,7 @@ class Generator:
         waiting: how many more may wait.
         clock: seconds that only go on.
         journal: where it is noted what runs; None: nowhere.
+        cores: the CPUs that it shares with other models; None: as many as the model's threads.
     """
 
     def __init__(
@@ -64,6 +80,7 @@ class Generator:
         waiting: int = 1024,
         clock: Callable[[], float] = time.monotonic,
         journal: Journal | None = None,
+        cores: Cores | None = None,
     ) -> None:
         self._model = model
         self._clock = clock
@@ -73,7 +90,15 @@ class Generator:
         self._places = asyncio.Semaphore(texts)
         self._room = texts + waiting
         self._inside = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="generate")
+        info = model.info
+        self._cpus = int(info.get("threads") or 1)
+        self._fewest = 1 if info["run_threads"] else self._cpus
+        enough = cores is not None and cores.count >= self._fewest
+        self._cores = cores if cores is not None and enough else Cores(self._cpus)
+        self._cores.share(self._begin)
+        self._steps: deque[_Step] = deque()
+        self._busy = False
+        self._thread = Threads(1)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._tokenizer: Any = None
         self._chat: Chat | None = None
@@ -151,14 +176,13 @@ class Generator:
     ) -> AsyncIterator[Piece]:
         from tokenizers.decoders import DecodeStream
 
-        loop = asyncio.get_running_loop()
         tokenizer = self.tokenizer()
         decoded = DecodeStream(skip_special_tokens=True)
         held = _Held(generation.stop)
         try:
             stream = self._model.stream(prompt, **generation.options)
             while True:
-                token = await loop.run_in_executor(self._thread, self._step, stream, key)
+                token = await self._next(stream, key)
                 if token is None:
                     break
                 ended = stream.finish_reason == "eos"
@@ -176,18 +200,53 @@ class Generator:
         except EdgecompileError as error:
             raise translate(error) from None
 
-    def _step(self, stream: TokenStream, key: bytes) -> int | None:
+    def _next(self, stream: TokenStream, key: bytes) -> asyncio.Future[int | None]:
+        """The text's next token, once it has its turn and CPUs; None: it has ended."""
+        step = _Step(stream, key, asyncio.get_running_loop().create_future())
+        self._steps.append(step)
+        self._begin()
+        return step.token
+
+    def _begin(self) -> None:
+        """Begins the next step, if one can begin."""
+        while self._steps and self._steps[0].token.cancelled():
+            self._steps.popleft()
+        if self._steps and not self._busy and self._cores.free >= self._fewest:
+            step, threads = self._steps.popleft(), min(self._cores.free, self._cpus)
+            self._cores.free -= threads
+            self._busy = True
+            self._thread.run(
+                partial(self._run_step, step, threads), partial(self._end, step, threads)
+            )
+
+    def _run_step(self, step: _Step, threads: int) -> int | Exception | None:
         self.running_since = self._clock()
         try:
-            with self._journal.running([key]):
-                return next(stream, None)
+            with self._journal.running([step.key]):
+                if threads == self._cpus:
+                    return next(step.stream, None)
+                token: int | None = self._model.with_threads(threads, next, step.stream, None)
+                return token
+        except Exception as error:
+            return error
         finally:
             self.running_since = None
 
+    def _end(self, step: _Step, threads: int, token: int | Exception | None) -> None:
+        self._busy = False
+        self._cores.free += threads
+        if not step.token.done():
+            if isinstance(token, Exception):
+                step.token.set_exception(token)
+            else:
+                step.token.set_result(token)
+        self._cores.freed(self._begin)
+
     def close(self) -> None:
         """Ends its threads."""
+        self._cores.leave(self._begin)
         self._tokenizing.shutdown()
-        self._thread.shutdown()
+        self._thread.close()
 
 
 class _Held:

@@ -60,7 +60,9 @@ class ServedModel:
         self.ready = False
         self.generator: Generator | None = None
         if model.manifest.generation is not None:
-            self.generator = Generator(model, limits.generations, limits.queue, clock, journal)
+            texts, queue = limits.generations, limits.queue
+            shared = self.scheduler.cores
+            self.generator = Generator(model, texts, queue, clock, journal, shared)
         self._outputs = frozenset(item.name for item in model.manifest.outputs)
         self._encoder: TextEncoder | None = None
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")

@@ -15,6 +15,10 @@ import pytest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.server.generation import _Held
+from edgecompile.server.http.app import App
+from edgecompile.server.schedule.streams import Cores
+from edgecompile.server.serving import Repository, ServedModel
+from edgecompile.server.settings import Settings
 from tests.generative import replace_files
 from tests.server.asgi import Reply, call, run, serving
 
@@ -240,6 +244,48 @@ def test_a_client_that_goes_away_ends_its_text(speaking_bundle: Path) -> None:
                 await task
             assert not generator._inside
             assert (await call(app, "POST", "/v1/completions", body())).status == 200
+
+    run(ask())
+
+
+def test_tokens_take_their_turn_on_the_cpus(
+    speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = words(expected(speaking_bundle, 8))
+
+    async def ask() -> None:
+        cores = Cores(2)
+        model = ServedModel(open_bundle(speaking_bundle, threads=2), cores=cores)
+        generator = model.generator
+        assert generator is not None
+        model.ready, app = True, App(Repository([model]), Settings())
+        free, threads = list[int](), list[int]()
+        step, part = generator._run_step, model.model.with_threads
+
+        def run_step(*given: Any) -> Any:
+            free.append(cores.free)
+            return step(*given)
+
+        def with_threads(count: int, *given: Any) -> Any:
+            threads.append(count)
+            return part(count, *given)
+
+        monkeypatch.setattr(generator, "_run_step", run_step)
+        monkeypatch.setattr(model.model, "with_threads", with_threads)
+        cores.free = 0  # other models run
+        task = asyncio.create_task(call(app, "POST", "/v1/completions", body()))
+        while not generator._steps:
+            await asyncio.sleep(0)
+        assert not free
+        for count in (1, 2):
+            cores.free = count
+            cores.freed(generator._begin)
+            reply = await task
+            assert wanted.startswith(reply.json["choices"][0]["text"]) and cores.free == count
+            assert {*free} == {0} and {*threads} == {1}, "the rest of the CPUs"
+            task = asyncio.create_task(call(app, "POST", "/v1/completions", body()))
+        await task
+        await model.close()
 
     run(ask())
 

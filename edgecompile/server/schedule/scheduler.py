@@ -33,6 +33,7 @@ from edgecompile.server.schedule.costs import CostTable, Speed, read_costs
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
 from edgecompile.server.schedule.policies import OneByOne
 from edgecompile.server.schedule.queue import Queue
+from edgecompile.server.schedule.short import ShortSizes
 from edgecompile.server.schedule.simulate import make_queue
 from edgecompile.server.schedule.streams import Cores, Streams, plan_streams
 from edgecompile.server.schedule.threads import Threads
@@ -55,6 +56,7 @@ class Scheduler:
     """Runs the requests of one model. Everything but its runs happens on one event loop.
 
     Attributes:
+        cores: the CPUs, perhaps shared with other models.
         streams: how the CPUs are divided; None without costs.
         traffic: the requests, counted.
         batches: how many runs had so many rows.
@@ -98,9 +100,10 @@ class Scheduler:
         self._layout = Batches(model.manifest, plan)
         self._cpus = int(model.info.get("threads") or 1)
         self._queue = self._make_queue(queue, plan, policy, cores)
-        self._cores = self._queue.cores
-        self._cores.share(self._pump)
+        self.cores = self._queue.cores
+        self.cores.share(self._pump)
         self._closed = False
+        self._short = ShortSizes()
         self._threads = Threads(self._cpus)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -227,12 +230,14 @@ class Scheduler:
             if refused.retry_after is None:
                 raise TooLarge(refused.message) from None
             raise Overloaded(refused.message, refused.retry_after) from None
-        for job in jobs:
-            timer = None
-            if deadline is not None:
-                timer = loop.call_later(max(0.0, deadline - now), self._expire, job)
-            job.payload.future.add_done_callback(partial(self._left, job, timer))
         self._pump()
+        for job in jobs:
+            future: asyncio.Future[Answer] = job.payload.future
+            if not future.done():
+                timer = None
+                if deadline is not None:
+                    timer = loop.call_later(max(0.0, deadline - now), self._expire, job)
+                future.add_done_callback(partial(self._left, job, timer))
         return [job.payload.future for job in jobs]
 
     def _left(
@@ -266,9 +271,23 @@ class Scheduler:
             if run is None:
                 self._look_idle()
                 return
-            self._idle.clear()
             self.batches[run.rows] = self.batches.get(run.rows, 0) + 1
-            self._threads.run(partial(self._run, run.jobs, run.threads), partial(self._done, run))
+            if self._is_short(run):
+                ended = self._finish(run, self._run(run.jobs, run.threads))
+                self.cores.loop_rests = 2 * ended - run.began
+            else:
+                self._idle.clear()
+                work = partial(self._run, run.jobs, run.threads)
+                self._threads.run(work, partial(self._done, run))
+
+    def _is_short(self, run: Run) -> bool:
+        """Whether the event loop does a run itself: that costs less than to wake a thread up.
+
+        One request of sizes that were short, and half of the loop's time at most: with more to do,
+        threads answer more, as they run side by side, and what waits meanwhile can share a run.
+        """
+        alone = len(run.jobs) == 1 and run.began >= self.cores.loop_rests
+        return alone and self._short.has(run.jobs[0].payload.sizes)
 
     def _run(self, jobs: Sequence[Job], threads: int) -> list[dict[str, NDArray[Any]] | Exception]:
         """Each request's outputs, or why it has none. Where a batch fails, each one runs alone, so
@@ -294,9 +313,16 @@ class Scheduler:
         return digest(self._model.manifest.name, inputs) if self._journal.notes else b""
 
     def _done(self, run: Run, results: list[dict[str, NDArray[Any]] | Exception]) -> None:
+        self._finish(run, results)
+        self.cores.freed(self._pump)
+
+    def _finish(self, run: Run, results: list[dict[str, NDArray[Any]] | Exception]) -> float:
+        """Answers a run's requests; when it ended, by the clock."""
         now = self._clock()
         self._queue.end(run, now)
         took = now - run.began
+        if len(run.jobs) == 1:
+            self._short.see(run.jobs[0].payload.sizes, took)
         for job, result in zip(run.jobs, results, strict=True):
             request: _Request = job.payload
             if not isinstance(result, Exception):
@@ -311,7 +337,7 @@ class Scheduler:
             answer = Answer(result, run.began - job.arrived, took, run.rows)
             request.future.set_result(answer)
         self.traffic.tick(time.perf_counter_ns())
-        self._cores.freed(self._pump)
+        return now
 
     def _look_idle(self) -> None:
         if not self._queue.waiting and not self._queue.running:
@@ -321,7 +347,7 @@ class Scheduler:
         """Refuses further requests and waits for those that are in."""
         self._closed = True
         await self._idle.wait()
-        self._cores.leave(self._pump)
+        self.cores.leave(self._pump)
         self._threads.close()
         self.traffic.finish()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -25,10 +26,12 @@ class Cores:
     Attributes:
         count: all of them.
         free: those that nothing runs on.
+        loop_rests: until when, by the queues' clock, the event loop runs nothing itself.
     """
 
     def __init__(self, count: int) -> None:
         self.count = self.free = count
+        self.loop_rests = -math.inf
         self._begin: list[Callable[[], None]] = []
 
     def share(self, begin: Callable[[], None]) -> None:
