@@ -94,16 +94,19 @@ static int agrees(const char* label, const ecr_signature* signature, const ecr_t
     printf("%s: %s has another type or shape: FAILED\n", label, got->name);
     return 0;
   }
-  double difference = 0, scale = 0;
+  double difference = 0, scale = 0, both = 0, ours = 0, theirs = 0;
   for (int64_t i = 0; i < count_elements(got); ++i) {
     const double a = value_at(got, i), b = value_at(want, i);
+    if (isfinite(a) && isfinite(b)) both += a * b, ours += a * a, theirs += b * b;
     if (a == b || (isnan(a) && isnan(b))) continue;
     difference = fmax(difference, isfinite(a) && isfinite(b) ? fabs(a - b) : INFINITY);
     scale = fmax(scale, isfinite(b) ? fabs(b) : 0);
   }
   const int is_float = got->dtype == ECR_FLOAT32 || got->dtype == ECR_FLOAT64;
   const double limit = is_float ? signature->atol + signature->rtol * scale : 0;
-  const int good = difference <= limit;
+  /* Bundles for GPUs have a least cosine of both. */
+  const double cosine = is_float && theirs > 0 ? both / sqrt(ours * theirs) : 1;
+  const int good = difference <= limit && cosine >= signature->min_cosine;
   printf("%s: %s differs by at most %.3g, limit %.3g: %s\n", label, got->name, difference, limit,
          good ? "ok" : "FAILED");
   return good;

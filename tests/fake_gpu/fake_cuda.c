@@ -10,7 +10,7 @@
 enum { MODULE = EXECUTABLE + 1, FUNCTION };
 enum { BAD_IMAGE = 200, NO_CONTEXT = 201, NOT_FOUND = 500 };
 
-static __thread int current;
+static __thread int current; /* contexts of this thread, one or none is usual */
 static long launches;
 static size_t peak_bytes;
 
@@ -63,6 +63,18 @@ int cuCtxSetCurrent(void* context) {
   ENTER();
   current = context == &launches;
   return leave(current ? OK : fail(INVALID));
+}
+/* There is one context: what was pushed is told by how often. */
+int cuCtxPushCurrent_v2(void* context) {
+  ENTER();
+  if (context != &launches) return leave(fail(INVALID));
+  current++;
+  return leave(OK);
+}
+int cuCtxPopCurrent_v2(void** context) {
+  ENTER();
+  *context = &launches;
+  return leave(current-- > 0 ? OK : fail(INVALID));
 }
 int cuGetErrorName(int number, const char** text) {
   static const char* const names[][2] = {{"1", "CUDA_ERROR_INVALID_VALUE"},
@@ -141,10 +153,12 @@ int cuMemcpyHtoD_v2(address to, const void* from, size_t size) {
 
 /* The kernels that compute. Each has arguments of eight bytes. */
 #define MOST_ARGUMENTS 8
-typedef struct {
+typedef struct call {
   void (*run)(const uint64_t*);
   uint64_t arguments[MOST_ARGUMENTS];
+  struct call* before;
 } call;
+static call* calls;
 
 static int touch(uint64_t at, uint64_t bytes) {
   if (fake_cudart_reaches(P(at), bytes)) return 1;
@@ -287,6 +301,8 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
   launches++;
   if (item->size >= sizeof kernels / sizeof *kernels) return leave(OK);
   call* made = calloc(1, sizeof *made); /* kept: a graph may run it at any time */
+  made->before = calls;
+  calls = made;
   made->run = kernels[item->size].run;
   for (int i = 0; i < kernels[item->size].arguments; i++)
     memcpy(&made->arguments[i], arguments[i], sizeof made->arguments[i]);

@@ -130,7 +130,7 @@ def _call(command: Sequence[str]) -> None:
 
 
 # --- edgecompile_runtime.h
-ABI_VERSION = 1
+ABI_VERSION = 2
 OK, BUNDLE, VERSION, DAMAGED, HOST_STATUS, INPUT, OUTSIDE, NATIVE, CLOSED = 0, *range(20, 27), 28
 
 
@@ -162,6 +162,8 @@ class Options(ctypes.Structure):
         ("verify", ctypes.c_int32),
         ("lazy", ctypes.c_int32),
         ("variant", ctypes.c_char_p),
+        ("mode", ctypes.c_char_p),
+        ("fallback", ctypes.c_char_p),
     )
 
 
@@ -191,6 +193,7 @@ class Signature(ctypes.Structure):
         ("outputs", ctypes.POINTER(Spec)),
         ("atol", ctypes.c_double),
         ("rtol", ctypes.c_double),
+        ("min_cosine", ctypes.c_double),
     )
 
 

@@ -51,7 +51,7 @@ def attempt(limit, room):
     path = sys.argv[1].encode()
     limit(room)
     if host is not None:
-        status = host.ecr_open_versioned(1, path, None, ctypes.byref(handle))
+        status = host.ecr_open_versioned(2, path, None, ctypes.byref(handle))
         if status != 0:
             host.ecr_last_error.restype = ctypes.c_char_p
             text = host.ecr_last_error().decode()

@@ -1,7 +1,6 @@
 // This machine, and which variant of a bundle fits it best.
 #include "bundle/host.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -56,13 +55,10 @@ int32_t count_cpus() {
 
 std::set<std::string> probe_features(const BundleFolder& folder, const std::string& name) {
   const PinnedLibrary& pinned = pin_library(folder, name);
-  void* const address = dlsym(load_library(pinned), "ec_probe");
-  if (address == nullptr) {
-    fail(ECR_NATIVE, pinned.label + ": has no ec_probe [native-functions]");
-  }
+  Functions functions(load_library(pinned));
   int32_t (*probe)(char*, int32_t) = nullptr;
-  static_assert(sizeof probe == sizeof address);
-  std::memcpy(&probe, &address, sizeof address);
+  functions.find(&probe, "ec_probe");
+  functions.check(pinned.label);
   std::string text(kProbeBytes, '\0');
   if (probe(text.data(), kProbeBytes) < 0) {
     fail(ECR_NATIVE, cat(pinned.label, ": the probe needs more than ", kProbeBytes, " bytes"));
@@ -131,23 +127,26 @@ std::vector<std::string> find_lacks(const Variant& variant, const Host& host) {
   // Last, and alone: what fits the machine otherwise is a matter of the loader.
   if (reasons.empty() && variant.backend == kTorchBackend) {
     reasons.push_back(kNeedsTorch);
-  } else if (reasons.empty() &&
-             (variant.backend == kTensorRtBackend || variant.backend == kTritonBackend)) {
-    reasons.push_back(
-        cat("needs the backend ", variant.backend, " of a GPU, which Python's runtime alone has"));
-  } else if (reasons.empty() && variant.backend != kBackend) {
+  } else if (reasons.empty() && variant.backend == kTensorRtBackend) {
+    reasons.push_back("needs the backend tensorrt of a GPU, which Python's runtime alone has");
+  } else if (reasons.empty() && variant.backend != kBackend && variant.backend != kTritonBackend) {
     reasons.push_back(cat("needs the backend ", variant.backend, ", unknown here"));
   }
   return reasons;
 }
 
 size_t choose_variant(const Manifest& manifest, const Host& host,
-                      const std::optional<std::string>& wanted, std::vector<Refusal>* refused) {
+                      const std::optional<std::string>& wanted, const Strings& without,
+                      std::vector<Refusal>* refused) {
   const std::vector<Variant>& variants = manifest.variants;
   std::optional<size_t> best;
   std::optional<size_t> named;
   for (size_t i = 0; i < variants.size(); ++i) {
     std::vector<std::string> reasons = find_lacks(variants[i], host);
+    for (const std::string& key : {variants[i].backend, variants[i].name}) {
+      const auto reason = without.find(key);
+      if (reason != without.end() && reasons.empty()) reasons.push_back(reason->second);
+    }
     if (!reasons.empty()) {
       refused->push_back({variants[i].name, std::move(reasons)});
       continue;

@@ -32,9 +32,11 @@ Host describe_host(const BundleFolder& folder);
 std::vector<std::string> find_lacks(const Variant& variant, const Host& host);
 
 // The variant of the highest rank that the host can run, the first of equals, or the one named
-// `wanted` where a name is given; its position. What can't run goes to `refused`. Throws Error
-// ECR_HOST where there is none.
+// `wanted` where a name is given; its position. `without` has the backends and the variants that
+// can't be used, each with the reason. What can't run goes to `refused`. Throws Error ECR_HOST
+// where there is none.
 size_t choose_variant(const Manifest& manifest, const Host& host,
-                      const std::optional<std::string>& wanted, std::vector<Refusal>* refused);
+                      const std::optional<std::string>& wanted, const Strings& without,
+                      std::vector<Refusal>* refused);
 
 }  // namespace ecr

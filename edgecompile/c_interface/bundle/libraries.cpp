@@ -92,6 +92,27 @@ void* load_library(const PinnedLibrary& library) {
   return handle;
 }
 
+std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+void* Functions::find_symbol(const char* name) {
+  void* const address = dlsym(library_, name);
+  if (address == nullptr) absent_.push_back(name);
+  return address;
+}
+
+void Functions::check(const std::string& label) const {
+  if (absent_.empty()) return;
+  fail(ECR_NATIVE, cat(label, ": has no ", join(absent_), " [native-functions]"));
+}
+
+void check_abi(const std::string& label, int32_t version, int32_t known) {
+  if (version == known) return;
+  fail(ECR_NATIVE,
+       cat(label, ": has ABI version ", version, ", this library knows version ", known,
+           " [native-abi]"),
+       "use the library of the edgecompile that built the bundle");
+}
+
 void* find_loaded(const std::string& soname) {
   void* const handle = dlopen(soname.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (handle == nullptr) dlerror();  // of no interest to whoever asks next

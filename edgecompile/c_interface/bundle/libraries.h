@@ -8,8 +8,13 @@
 // one per distinct content.
 #pragma once
 
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bundle/files.h"
 
@@ -40,5 +45,48 @@ void* load_library(const PinnedLibrary& library);
 // The library that the dynamic loader binds later ones to that need this SONAME, or null. Of
 // several it is the one that was loaded first.
 void* find_loaded(const std::string& soname);
+
+// The last part of a path, which of a runtime library is its SONAME.
+std::string file_name(const std::string& path);
+
+// Functions of a loaded library by their names.
+class Functions {
+ public:
+  explicit Functions(void* library) : library_(library) {}
+  // Null, and noted, where there is none.
+  template <class Function>
+  void find(Function* function, const char* name) {
+    void* const address = find_symbol(name);
+    static_assert(sizeof *function == sizeof address);
+    std::memcpy(function, &address, sizeof address);
+  }
+  const std::vector<std::string>& absent() const { return absent_; }
+  // Throws Error ECR_NATIVE: rule native-functions; it names all that are absent.
+  void check(const std::string& label) const;
+
+ private:
+  void* find_symbol(const char* name);
+  void* library_;
+  std::vector<std::string> absent_;
+};
+
+// Throws Error ECR_NATIVE: rule native-abi.
+void check_abi(const std::string& label, int32_t version, int32_t known);
+
+// A runtime library of the class `Library`, made of its handle, its label and the arguments: loads
+// it, or finds the one of its SONAME that is loaded already, by whomever: programs are bound to
+// that one. Throws what load_library and the constructor do.
+template <class Library, class... Arguments>
+const Library& load_runtime(const PinnedLibrary& pinned, const std::string& soname,
+                            const Arguments&... arguments) {
+  static std::mutex& mutex = *new std::mutex;
+  static auto& loaded = *new std::map<void*, std::unique_ptr<const Library>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  void* handle = find_loaded(soname);
+  if (handle == nullptr) handle = load_library(pinned);
+  std::unique_ptr<const Library>& found = loaded[handle];
+  if (found == nullptr) found = std::make_unique<const Library>(handle, pinned.label, arguments...);
+  return *found;
+}
 
 }  // namespace ecr

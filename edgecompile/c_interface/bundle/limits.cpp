@@ -41,6 +41,11 @@ int try_mapping(const std::string& path) {
 
 }  // namespace
 
+bool is_out_of_memory(const std::string& text) {
+  const std::string end = "out of memory";
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
 void fail_for_memory(const std::string& doing, int64_t needed) {
   std::string text =
       cat(doing, ": ",

@@ -17,6 +17,9 @@ void fail_if_limit(int number, const std::string& where, int64_t needed = 0);
 void fail_if_loading_limit(const std::string& text, const std::string& where,
                            const std::string& path);
 
+// Whether that is what native code said.
+bool is_out_of_memory(const std::string& text);
+
 // Throws Error ECR_MEMORY: `doing` says what takes the memory.
 [[noreturn]] void fail_for_memory(const std::string& doing, int64_t needed = 0);
 

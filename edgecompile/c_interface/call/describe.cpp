@@ -27,25 +27,26 @@ std::string Model::describe() {
   out.open('{');
   for (const char* const key :
        {"name", "format_version", "precision", "built_by", "inputs", "outputs", "axes",
-        "length_axis", "buckets", "generation", "text", "labels", "tolerance"}) {
+        "length_axis", "buckets", "generation", "text", "labels"}) {
     if (const Value* const value = manifest.document.find(key)) out.key(key).value(*value);
   }
   if (!manifest.generation) out.key("generation").raw("null");
   out.key("path").string(folder_.path());
   out.key("manifest_sha256").string(folder_.manifest_sha256());
   out.key("variant").string(variant_->name).key("backend").string(variant_->backend);
-  // No variant for a GPU is run here, so nothing is taken in its place, and no mode is chosen.
-  out.key("fallback").raw("null").key("mode").string("default").key("refused_variants").open('{');
+  out.key("tolerance").open('{').key("atol").raw(cat(tolerance().atol));
+  out.key("rtol").raw(cat(tolerance().rtol)).close('}').key("fallback");
+  fallback_.empty() ? out.raw("null") : out.string(fallback_);
+  out.key("refused_variants").open('{');
   for (const Refusal& item : refused_) {
     out.key(item.name).open('[');
     for (const std::string& reason : item.reasons) out.string(reason);
     out.close(']');
   }
-  out.close('}').key("threads").raw(cat(runtime_->threads()));
-  out.key("concurrency").raw(cat(concurrency_)).key("loaded_buckets").open('[');
-  for (size_t i = 0; i < programs_.size(); ++i) {
-    if (ready_[i].load(std::memory_order_acquire) != nullptr) out.raw(cat(i));
-  }
+  out.close('}');
+  programs_->describe(&out);
+  out.key("loaded_buckets").open('[');
+  for (const size_t bucket : programs_->loaded()) out.raw(cat(bucket));
   out.close(']').key("host");
   write_host(&out, host_);
   out.close('}');

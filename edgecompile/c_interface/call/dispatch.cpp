@@ -33,9 +33,10 @@ using Preference = std::tuple<bool, int64_t, std::vector<int64_t>>;
 
 }  // namespace
 
-Dispatcher::Dispatcher(const Manifest& manifest) : manifest_(manifest) {
+Dispatcher::Dispatcher(const Manifest& manifest, std::vector<Bucket> buckets)
+    : manifest_(manifest), buckets_(std::move(buckets)) {
   std::set<size_t> padded;
-  for (const Bucket& bucket : manifest.buckets) {
+  for (const Bucket& bucket : buckets_) {
     padded.insert(bucket.pad_axes.begin(), bucket.pad_axes.end());
   }
   // The length first, the others by their names.
@@ -45,7 +46,7 @@ Dispatcher::Dispatcher(const Manifest& manifest) : manifest_(manifest) {
     if (manifest.length_axis != i) axes.push_back(i);
   }
   std::vector<Preference> preferences;
-  for (const Bucket& bucket : manifest.buckets) {
+  for (const Bucket& bucket : buckets_) {
     int64_t elements = 1;
     for (const size_t axis : padded) elements = saturating_product(elements, bucket.axes[axis].hi);
     std::vector<int64_t> ends;
@@ -55,7 +56,7 @@ Dispatcher::Dispatcher(const Manifest& manifest) : manifest_(manifest) {
     }
     preferences.emplace_back(bucket.padded, elements, std::move(ends));
   }
-  order_.resize(manifest.buckets.size());
+  order_.resize(buckets_.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
   // Stable: of equals the first of the list.
   std::stable_sort(order_.begin(), order_.end(),
@@ -64,21 +65,21 @@ Dispatcher::Dispatcher(const Manifest& manifest) : manifest_(manifest) {
 
 size_t Dispatcher::choose(const Sizes& sizes) const {
   for (const size_t index : order_) {
-    if (contains(manifest_.buckets[index], sizes)) return index;
+    if (contains(buckets_[index], sizes)) return index;
   }
   std::string text = "no bucket takes the sizes " + sizes_text(sizes);
-  const size_t listed = std::min(manifest_.buckets.size(), kMaxListed);
+  const size_t listed = std::min(buckets_.size(), kMaxListed);
   for (size_t i = 0; i < listed; ++i) {
-    text += cat("\n  bucket ", i, ": ", bucket_text(manifest_, manifest_.buckets[i]));
+    text += cat("\n  bucket ", i, ": ", bucket_text(manifest_, buckets_[i]));
   }
-  if (listed < manifest_.buckets.size()) {
-    text += cat("\n  ... and ", manifest_.buckets.size() - listed, " more");
+  if (listed < buckets_.size()) {
+    text += cat("\n  ... and ", buckets_.size() - listed, " more");
   }
   fail(ECR_OUTSIDE, text, hint(sizes));
 }
 
 void Dispatcher::check(size_t index, const Sizes& sizes) const {
-  const Bucket& bucket = manifest_.buckets[index];
+  const Bucket& bucket = buckets_[index];
   if (contains(bucket, sizes)) return;
   fail(ECR_OUTSIDE, cat("bucket ", index, " (", bucket_text(manifest_, bucket),
                         ") doesn't take the sizes ", sizes_text(sizes)));
@@ -106,9 +107,8 @@ std::string Dispatcher::hint(const Sizes& sizes) const {
   return "the sizes are in a gap between the buckets; build the bundle with these lengths";
 }
 
-std::vector<Array> Dispatcher::pad(size_t index, const std::vector<Array>& arrays,
+std::vector<Array> Dispatcher::pad(const Bucket& bucket, const std::vector<Array>& arrays,
                                    const Sizes& sizes) const {
-  const Bucket& bucket = manifest_.buckets[index];
   Sizes filled = sizes;
   for (const size_t axis : bucket.pad_axes) filled[axis] = bucket.axes[axis].hi;
   std::vector<Array> result;
@@ -131,7 +131,7 @@ std::vector<Array> Dispatcher::pad(size_t index, const std::vector<Array>& array
 }
 
 Sizes Dispatcher::hint_sizes(size_t index) const {
-  const Bucket& bucket = manifest_.buckets[index];
+  const Bucket& bucket = buckets_[index];
   Sizes sizes;
   for (const Extent& extent : bucket.axes) sizes.push_back(extent.hint);
   for (const size_t axis : bucket.pad_axes) sizes[axis] = bucket.axes[axis].hi;

@@ -7,12 +7,30 @@
 
 #include "base/text.h"
 #include "bundle/limits.h"
+#include "call/cpu_programs.h"
+#include "gpu/programs.h"
+#include "gpu/variant.h"
 
 namespace ecr {
 namespace {
 
 constexpr int32_t kMaxThreads = 4096;
 constexpr const char* kVariantVariable = "EDGECOMPILE_VARIANT";
+constexpr const char* kModeVariable = "EDGECOMPILE_MODE";
+constexpr const char* kFallbackVariable = "EDGECOMPILE_FALLBACK";
+
+// What an option or, where that is null, a variable of the environment says. An empty variable is
+// one that isn't set.
+std::optional<std::string> wanted(const char* option, const char* variable) {
+  if (option != nullptr) return option;
+  const char* const value = std::getenv(variable);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+std::string mode_of(const ecr_options& options) {
+  return wanted(options.mode, kModeVariable).value_or(kPlanned);
+}
 
 void check_options(const ecr_options& options) {
   if (options.verify < ECR_VERIFY_AUTO || options.verify > ECR_VERIFY_FULL) {
@@ -25,20 +43,38 @@ void check_options(const ecr_options& options) {
   };
   check("threads", options.threads);
   check("concurrency", options.concurrency);
-}
-
-// An empty variable is one that isn't set.
-std::optional<std::string> wanted_variant(const ecr_options& options) {
-  if (options.variant != nullptr) return options.variant;
-  const char* const variable = std::getenv(kVariantVariable);
-  if (variable == nullptr || *variable == '\0') return std::nullopt;
-  return variable;
+  const std::string fallback = wanted(options.fallback, kFallbackVariable).value_or("cpu");
+  if (fallback != "cpu") fail(ECR_INPUT, cat("fallback is ", quoted(fallback), ", must be cpu"));
+  const std::string mode = mode_of(options);
+  if (mode != kPlanned && mode != kDefault && mode != kReduceOverhead) {
+    fail(ECR_INPUT, cat("mode is ", quoted(mode), ", must be one of ", kPlanned, ", ", kDefault,
+                        ", ", kReduceOverhead));
+  }
 }
 
 // Checks first, so that nothing is opened for options that are refused.
 const std::string& checked(const std::string& path, const ecr_options& options) {
   check_options(options);
   return path;
+}
+
+Strings without_gpu(const std::string& reason) {
+  return {{kTritonBackend, reason}, {kTensorRtBackend, reason}};
+}
+
+// The same error, which says that the bundle has a variant for the CPU, where it does.
+GpuError with_hint(const GpuError& error, const Manifest& manifest, const Host& host) {
+  std::vector<Refusal> unused;
+  size_t other = 0;
+  try {
+    other = choose_variant(manifest, host, std::nullopt, without_gpu(""), &unused);
+  } catch (const Error&) {
+    return error;
+  }
+  return error.retold(
+      error.message,
+      cat(error.hint, error.hint.empty() ? "" : "; ", "or let the CPU run it, with the variant ",
+          manifest.variants[other].name, ": the option fallback, or ", kFallbackVariable, "=cpu"));
 }
 
 std::vector<ecr_spec> make_specs(const Manifest& manifest, const std::vector<TensorSpec>& tensors) {
@@ -74,31 +110,54 @@ Model::Call::~Call() {
 }
 
 Model::Model(const std::string& path, const ecr_options& options)
-    : folder_(checked(path, options)), dispatcher_(folder_.manifest()) {
+    : folder_(checked(path, options)) {
   const Manifest& manifest = folder_.manifest();
   folder_.check_files(options.verify == ECR_VERIFY_FULL);
   host_ = describe_host(folder_);
-  variant_ =
-      &manifest.variants[choose_variant(manifest, host_, wanted_variant(options), &refused_)];
-  concurrency_ = options.concurrency > 0 ? options.concurrency : std::clamp(host_.cpus, 1, 4);
-  // The file name is the SONAME.
-  runtime_ = &RuntimeLibrary::load(pin_library(folder_, variant_->runtime),
-                                   variant_->runtime.substr(variant_->runtime.rfind('/') + 1));
-  if (options.threads > 0) runtime_->set_threads(options.threads);
-  weights_ = map_weights(folder_, manifest.weights.at(manifest.precision),
-                         // Under "full" too: what was hashed may have been exchanged since.
-                         options.verify != ECR_VERIFY_FAST);
-  programs_.resize(manifest.buckets.size());
-  ready_.reset(new std::atomic<const Program*>[manifest.buckets.size()]());
   input_specs_ = make_specs(manifest, manifest.inputs);
   output_specs_ = make_specs(manifest, manifest.outputs);
+  try {
+    open(options, {});
+    return;
+  } catch (const GpuError& error) {
+    // A variant that was asked for by name isn't replaced by another one.
+    const bool replaces =
+        wanted(options.fallback, kFallbackVariable) && !wanted(options.variant, kVariantVariable);
+    if (!replaces && error.code() == ECR_NO_GPU) throw with_hint(error, manifest, host_);
+    if (!replaces) throw;
+    fallback_ = "can't be used here: " + error.message;
+  }
+  open(options, without_gpu(fallback_));
+}
+
+void Model::open(const ecr_options& options, const Strings& without) {
+  const Manifest& manifest = folder_.manifest();
+  const std::optional<std::string> name = wanted(options.variant, kVariantVariable);
+  Strings unusable = without;
+  if (!name && without.empty()) unusable = judge_variants(manifest, host_);
+  refused_.clear();
+  programs_.reset();
+  variant_ = &manifest.variants[choose_variant(manifest, host_, name, unusable, &refused_)];
+  // Under "full" too: what was hashed may have been exchanged since.
+  const bool check_weights = options.verify != ECR_VERIFY_FAST;
+  std::vector<Bucket> buckets = manifest.buckets;
+  if (variant_->gpu) {
+    const std::string mode = mode_of(options);
+    if (mode == kReduceOverhead) buckets = pad_everything(manifest, variant_->gpu->padding);
+    programs_ = std::make_unique<GpuPrograms>(folder_, *variant_, buckets, mode, check_weights);
+  } else {
+    const int32_t concurrency =
+        options.concurrency > 0 ? options.concurrency : std::clamp(host_.cpus, 1, 4);
+    programs_ = std::make_unique<CpuPrograms>(folder_, *variant_, options.threads, concurrency,
+                                              check_weights);
+  }
+  dispatcher_.emplace(manifest, std::move(buckets));
   if (options.lazy == 0) warm_up();
 }
 
 void Model::warm_up() {
-  for (size_t bucket = 0; bucket < programs_.size(); ++bucket) {
-    const Program& loaded = program(bucket);
-    const Sizes sizes = dispatcher_.hint_sizes(bucket);
+  for (size_t bucket = 0; bucket < folder_.manifest().buckets.size(); ++bucket) {
+    const Sizes sizes = dispatcher_->hint_sizes(bucket);
     // Asked before they are made: a system may end a process that asks for more than there is.
     const int64_t needed = input_bytes(folder_.manifest(), sizes);
     const std::string doing = cat("warming up bucket ", bucket);
@@ -109,77 +168,54 @@ void Model::warm_up() {
            "open the bundle without warm-up, or build it for smaller sizes");
     }
     try {
-      loaded.run(make_inputs(folder_.manifest(), sizes));
+      programs_->run(bucket, make_inputs(folder_.manifest(), sizes), output_shapes(sizes), nullptr);
     } catch (const std::bad_alloc&) {
       fail_for_memory(doing, needed);
     }
   }
 }
 
-const Program& Model::program(size_t bucket) {
-  const Program* const ready = ready_[bucket].load(std::memory_order_acquire);
-  if (ready != nullptr) return *ready;
-  const std::lock_guard<std::mutex> lock(load_mutex_);
-  std::unique_ptr<const Program>& slot = programs_[bucket];
-  if (slot == nullptr) {
-    const Manifest& manifest = folder_.manifest();
-    auto loaded = std::make_unique<const Program>(
-        *runtime_, pin_library(folder_, variant_->programs[bucket]), weights_, concurrency_);
-    const auto n_inputs = static_cast<int64_t>(manifest.inputs.size());
-    const auto n_outputs = static_cast<int64_t>(manifest.outputs.size());
-    if (loaded->input_count() != n_inputs || loaded->output_count() != n_outputs) {
-      fail(ECR_BUNDLE, cat(loaded->label(), ": has ", loaded->input_count(), " inputs and ",
-                           loaded->output_count(), " outputs, the manifest has ", n_inputs, " and ",
-                           n_outputs, " [program-signature]"));
-    }
-    slot = std::move(loaded);
-    ready_[bucket].store(slot.get(), std::memory_order_release);
-  }
-  return *slot;
+std::vector<Sizes> Model::output_shapes(const Sizes& sizes) const {
+  std::vector<Sizes> shapes;
+  for (const TensorSpec& spec : folder_.manifest().outputs) shapes.push_back(shape_of(spec, sizes));
+  return shapes;
 }
 
 std::unique_ptr<Outputs> Model::run(const ecr_tensor* inputs, int64_t count,
                                     std::optional<int32_t> wanted) {
   const Call call(this);
   const Manifest& manifest = folder_.manifest();
-  if (wanted && (*wanted < 0 || *wanted >= static_cast<int64_t>(programs_.size()))) {
-    fail(ECR_INPUT, cat("there is no bucket ", *wanted, ", only 0..", programs_.size() - 1));
+  const auto n_buckets = static_cast<int64_t>(manifest.buckets.size());
+  if (wanted && (*wanted < 0 || *wanted >= n_buckets)) {
+    fail(ECR_INPUT, cat("there is no bucket ", *wanted, ", only 0..", n_buckets - 1));
   }
   const CheckedInputs checked_inputs = check_inputs(manifest, inputs, count);
   const Sizes& sizes = checked_inputs.sizes;
   size_t bucket = 0;
   if (wanted) {
     bucket = static_cast<size_t>(*wanted);
-    dispatcher_.check(bucket, sizes);
+    dispatcher_->check(bucket, sizes);
   } else {
-    bucket = dispatcher_.choose(sizes);
+    bucket = dispatcher_->choose(sizes);
   }
+  const Bucket* filled = &dispatcher_->bucket(bucket);
   if (manifest.generation) {
-    const Bucket& chosen = manifest.buckets[bucket];
     const size_t length = manifest.generation->length;
-    check_rows(manifest, checked_inputs, chosen.padded ? chosen.axes[length].hi : sizes[length]);
-  }
-  const Program& loaded = program(bucket);
-  auto result = std::make_unique<Outputs>();
-  result->native = loaded.run(dispatcher_.pad(bucket, checked_inputs.arrays, sizes));
-  const auto n_outputs = static_cast<int64_t>(manifest.outputs.size());
-  if (result->native->count() != n_outputs) {
-    fail(ECR_NATIVE, cat(loaded.label(), ": gave ", result->native->count(),
-                         " outputs, the manifest has ", n_outputs));
-  }
-  bool borrows = false;
-  for (int64_t i = 0; i < n_outputs; ++i) {
-    const TensorSpec& spec = manifest.outputs[static_cast<size_t>(i)];
-    Array array = result->native->take(i, shape_of(spec, sizes), loaded.label());
-    if (array.type != spec.type) {
-      fail(ECR_NATIVE, cat(loaded.label(), ": the output ", spec.name, " has dtype ",
-                           array.type->name, ", the manifest says ", spec.type->name));
+    const auto check = [&](const Bucket& item) {
+      check_rows(manifest, checked_inputs, item.padded ? item.axes[length].hi : sizes[length]);
+    };
+    try {
+      check(*filled);
+    } catch (const Error&) {
+      // A mode may fill up more than the program needs, and the caches have no room for that.
+      filled = &manifest.buckets[bucket];
+      check(*filled);
     }
-    borrows = borrows || array.owned.data() == nullptr;
-    result->names.push_back(spec.name);
-    result->arrays.push_back(std::move(array));
   }
-  if (!borrows) result->native.reset();
+  auto result = std::make_unique<Outputs>();
+  programs_->run(bucket, dispatcher_->pad(*filled, checked_inputs.arrays, sizes),
+                 output_shapes(sizes), result.get());
+  for (const TensorSpec& spec : manifest.outputs) result->names.push_back(spec.name);
   for (size_t i = 0; i < result->arrays.size(); ++i) {
     const Array& array = result->arrays[i];
     ecr_tensor tensor = {};
@@ -191,9 +227,13 @@ std::unique_ptr<Outputs> Model::run(const ecr_tensor* inputs, int64_t count,
     std::copy(array.sizes.begin(), array.sizes.end(), tensor.sizes);
     result->views.push_back(tensor);
   }
-  result->count = n_outputs;
+  result->count = static_cast<int64_t>(result->views.size());
   result->tensors = result->views.data();
   return result;
+}
+
+const Tolerance& Model::tolerance() const {
+  return variant_->gpu ? variant_->gpu->tolerance : folder_.manifest().tolerance;
 }
 
 ecr_signature Model::signature() {
@@ -207,8 +247,9 @@ ecr_signature Model::signature() {
   signature.n_buckets = static_cast<int32_t>(manifest.buckets.size());
   signature.inputs = input_specs_.data();
   signature.outputs = output_specs_.data();
-  signature.atol = manifest.atol;
-  signature.rtol = manifest.rtol;
+  signature.atol = tolerance().atol;
+  signature.rtol = tolerance().rtol;
+  signature.min_cosine = variant_->gpu ? variant_->gpu->min_cosine.value_or(-1) : -1;
   return signature;
 }
 
@@ -219,9 +260,7 @@ void Model::close() {
     closed_ = true;
     idle_.wait(lock, [this] { return running_ == 0; });
   }
-  programs_.clear();
-  weights_.reset();
-  runtime_->trim();
+  programs_.reset();
 }
 
 }  // namespace ecr

@@ -1,7 +1,6 @@
 // A bundle opened for running.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -12,17 +11,9 @@
 #include "bundle/host.h"
 #include "call/dispatch.h"
 #include "call/inputs.h"
-#include "call/program.h"
+#include "call/programs.h"
 
 namespace ecr {
-
-// The outputs of one run and their memory.
-struct Outputs : ecr_outputs {
-  std::vector<ecr_tensor> views;  // what `tensors` points to
-  std::vector<Array> arrays;
-  std::vector<std::string> names;
-  std::unique_ptr<ProgramOutputs> native;
-};
 
 class Model {
  public:
@@ -52,25 +43,22 @@ class Model {
     Model& model_;
   };
 
-  const Program& program(size_t bucket);
+  // Without the backends and variants that can't be used.
+  void open(const ecr_options& options, const Strings& without);
   void warm_up();
+  const Tolerance& tolerance() const;
+  // The manifest's shapes of the outputs.
+  std::vector<Sizes> output_shapes(const Sizes& sizes) const;
 
   BundleFolder folder_;
   Host host_;
   std::vector<Refusal> refused_;
+  std::string fallback_;  // why the CPU runs instead of a GPU; "": it doesn't
   const Variant* variant_ = nullptr;
-  int32_t concurrency_ = 1;
-  const RuntimeLibrary* runtime_ = nullptr;
-  std::shared_ptr<Weights> weights_;
-  Dispatcher dispatcher_;
+  std::unique_ptr<Programs> programs_;
+  std::optional<Dispatcher> dispatcher_;
   std::vector<ecr_spec> input_specs_;
   std::vector<ecr_spec> output_specs_;
-
-  // Programs are made under the mutex, and found without it: loading one doesn't hold up runs of
-  // another.
-  std::mutex load_mutex_;
-  std::vector<std::unique_ptr<const Program>> programs_;
-  std::unique_ptr<std::atomic<const Program*>[]> ready_;
 
   std::mutex state_mutex_;
   std::condition_variable idle_;

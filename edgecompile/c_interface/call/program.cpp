@@ -1,12 +1,7 @@
 // A compiled program through the C ABI of the bundle's runtime library.
 #include "call/program.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
-#include <cstring>
-#include <map>
-#include <mutex>
 
 #include "base/text.h"
 #include "bundle/limits.h"
@@ -16,11 +11,9 @@ namespace {
 
 constexpr int32_t kAbiVersion = 1;
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
+}  // namespace
 
-NativeTensor describe(const ElementType& type, const Sizes& sizes, const uint8_t* data) {
+NativeTensor describe_tensor(const ElementType& type, const Sizes& sizes, const uint8_t* data) {
   NativeTensor tensor;
   // Inputs and constants are only read; the interface has one structure for all.
   tensor.data = const_cast<uint8_t*>(data);
@@ -33,53 +26,34 @@ NativeTensor describe(const ElementType& type, const Sizes& sizes, const uint8_t
   return tensor;
 }
 
-}  // namespace
-
-const RuntimeLibrary& RuntimeLibrary::load(const PinnedLibrary& pinned, const std::string& soname) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& loaded = *new std::map<void*, std::unique_ptr<const RuntimeLibrary>>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  void* handle = find_loaded(soname);
-  if (handle == nullptr) handle = load_library(pinned);
-  auto found = loaded.find(handle);
-  if (found == loaded.end()) {
-    std::unique_ptr<const RuntimeLibrary> library(new RuntimeLibrary(handle, pinned.label));
-    found = loaded.emplace(handle, std::move(library)).first;
+void check_counts(const std::string& label, const Manifest& manifest, int64_t n_inputs,
+                  int64_t n_outputs) {
+  if (n_inputs == static_cast<int64_t>(manifest.inputs.size()) &&
+      n_outputs == static_cast<int64_t>(manifest.outputs.size())) {
+    return;
   }
-  return *found->second;
+  fail(ECR_BUNDLE,
+       cat(label, ": has ", n_inputs, " inputs and ", n_outputs, " outputs, the manifest has ",
+           manifest.inputs.size(), " and ", manifest.outputs.size(), " [program-signature]"));
 }
 
 RuntimeLibrary::RuntimeLibrary(void* handle, const std::string& label) : label_(label) {
-  std::vector<std::string> absent;
-  const auto resolve = [&](auto* function, const char* name) {
-    void* const address = dlsym(handle, name);
-    if (address == nullptr) absent.push_back(name);
-    static_assert(sizeof *function == sizeof address);
-    std::memcpy(function, &address, sizeof address);
-  };
-  resolve(&abi_version_, "ec_abi_version");
-  resolve(&last_error_, "ec_last_error");
-  resolve(&set_num_threads_, "ec_set_num_threads");
-  resolve(&get_num_threads_, "ec_get_num_threads");
-  resolve(&program_open_, "ec_program_open");
-  resolve(&program_run_, "ec_program_run");
-  resolve(&program_input_count_, "ec_program_input_count");
-  resolve(&program_output_count_, "ec_program_output_count");
-  resolve(&program_close_, "ec_program_close");
-  resolve(&outputs_count_, "ec_outputs_count");
-  resolve(&outputs_get_, "ec_outputs_get");
-  resolve(&outputs_free_, "ec_outputs_free");
-  resolve(&trim_, "ec_trim");
-  if (!absent.empty()) {
-    fail(ECR_NATIVE, cat(label_, ": has no ", join(absent), " [native-functions]"));
-  }
-  const int32_t version = abi_version_();
-  if (version != kAbiVersion) {
-    fail(ECR_NATIVE,
-         cat(label_, ": has ABI version ", version, ", this library knows version ", kAbiVersion,
-             " [native-abi]"),
-         "use the library of the edgecompile that built the bundle");
-  }
+  Functions functions(handle);
+  functions.find(&abi_version_, "ec_abi_version");
+  functions.find(&last_error_, "ec_last_error");
+  functions.find(&set_num_threads_, "ec_set_num_threads");
+  functions.find(&get_num_threads_, "ec_get_num_threads");
+  functions.find(&program_open_, "ec_program_open");
+  functions.find(&program_run_, "ec_program_run");
+  functions.find(&program_input_count_, "ec_program_input_count");
+  functions.find(&program_output_count_, "ec_program_output_count");
+  functions.find(&program_close_, "ec_program_close");
+  functions.find(&outputs_count_, "ec_outputs_count");
+  functions.find(&outputs_get_, "ec_outputs_get");
+  functions.find(&outputs_free_, "ec_outputs_free");
+  functions.find(&trim_, "ec_trim");
+  functions.check(label);
+  check_abi(label, abi_version_(), kAbiVersion);
 }
 
 void RuntimeLibrary::set_threads(int32_t count) const {
@@ -89,7 +63,7 @@ void RuntimeLibrary::set_threads(int32_t count) const {
 void RuntimeLibrary::check(int32_t status, const std::string& doing) const {
   if (status == 0) return;
   const std::string text = error_text();
-  if (ends_with(text, "out of memory")) fail_for_memory(cat(label_, ": ", doing));
+  if (is_out_of_memory(text)) fail_for_memory(cat(label_, ": ", doing));
   fail(ECR_NATIVE, cat(label_, ": ", doing, " failed: ", text.empty() ? "no reason" : text));
 }
 
@@ -104,7 +78,7 @@ Program::Program(const RuntimeLibrary& library, const PinnedLibrary& pinned,
   std::vector<NativeTensor> table;
   for (const Constant& constant : weights_->constants()) {
     NativeTensor tensor =
-        describe(*constant.type, constant.shape, weights_->data() + constant.offset);
+        describe_tensor(*constant.type, constant.shape, weights_->data() + constant.offset);
     tensor.name = constant.name.c_str();
     table.push_back(tensor);
   }
@@ -119,7 +93,8 @@ Program::~Program() { library_.program_close_(handle_); }
 
 std::unique_ptr<ProgramOutputs> Program::run(const std::vector<Array>& arrays) const {
   std::vector<NativeTensor> table;
-  for (const Array& array : arrays) table.push_back(describe(*array.type, array.sizes, array.data));
+  for (const Array& array : arrays)
+    table.push_back(describe_tensor(*array.type, array.sizes, array.data));
   ec_outputs* outputs = nullptr;
   library_.check(
       library_.program_run_(handle_, table.data(), static_cast<int64_t>(table.size()), &outputs),

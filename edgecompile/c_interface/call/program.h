@@ -27,13 +27,18 @@ struct NativeTensor {
   int64_t strides[ECR_MAX_DIMS] = {};
 };
 
+// Of a row-major array.
+NativeTensor describe_tensor(const ElementType& type, const Sizes& sizes, const uint8_t* data);
+
+// Throws Error ECR_BUNDLE: rule program-signature.
+void check_counts(const std::string& label, const Manifest& manifest, int64_t n_inputs,
+                  int64_t n_outputs);
+
 // A loaded runtime library; it stays loaded until the process ends.
 class RuntimeLibrary {
  public:
-  // Loads it, or returns the one of its SONAME that is loaded already, by whomever: programs are
-  // bound to that one. Throws Error ECR_NATIVE: rules native-load, native-functions, native-abi;
-  // and what load_library throws.
-  static const RuntimeLibrary& load(const PinnedLibrary& pinned, const std::string& soname);
+  // For load_runtime. Throws Error ECR_NATIVE: rules native-functions, native-abi.
+  RuntimeLibrary(void* handle, const std::string& label);
 
   const std::string& label() const { return label_; }
   int32_t threads() const { return get_num_threads_(); }
@@ -48,7 +53,6 @@ class RuntimeLibrary {
  private:
   friend class Program;
   friend class ProgramOutputs;
-  RuntimeLibrary(void* handle, const std::string& label);
 
   std::string label_;
   int32_t (*abi_version_)() = nullptr;

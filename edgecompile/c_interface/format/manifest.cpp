@@ -61,9 +61,7 @@ class ManifestReader {
                                      "has none for the precision " + quoted(manifest_.precision));
     }
     for (const Field& entry : document_.at("variants").list(1, 64)) read_variant(entry);
-    const Field tolerance = document_.at("tolerance");
-    manifest_.atol = read_tolerance(tolerance.at("atol"));
-    manifest_.rtol = read_tolerance(tolerance.at("rtol"));
+    manifest_.tolerance = read_tolerance(document_.at("tolerance"));
     if (document_.has("generation")) read_generation(document_.at("generation"), &manifest_);
     return std::move(manifest_);
   }
@@ -125,7 +123,8 @@ class ManifestReader {
     if (!glibc.is_null()) variant.glibc = read_version(glibc);
     variant.rank = entry.at("rank").integer();
     if (variant.backend == kTensorRtBackend) read_path(entry.at("recipe"));
-    if (variant.backend == kBackend || variant.backend == kTorchBackend) {
+    const bool is_triton = variant.backend == kTritonBackend;
+    if (variant.backend == kBackend || variant.backend == kTorchBackend || is_triton) {
       if (manifest_.probes.count(variant.arch) == 0) {
         entry.refuse("variant-probe", "no probe for the architecture " + quoted(variant.arch));
       }
@@ -142,14 +141,77 @@ class ManifestReader {
         programs.refuse("variant-programs", cat(variant.programs.size(), " programs for ",
                                                 manifest_.buckets.size(), " buckets"));
       }
+      if (is_triton) {
+        variant.gpu = read_gpu(entry.at("gpu"));
+        if (const std::optional<Field> lists = entry.find("alternatives"))
+          check_alternatives(*lists);
+      }
     }
     manifest_.variants.push_back(std::move(variant));
   }
 
-  static double read_tolerance(const Field& entry) {
-    const Number number = entry.number();
-    if (number.value < 0) entry.refuse("tolerance-range", number.text() + " is negative");
-    return static_cast<double>(number.value);
+  // Programs with other tiles: which one is the fastest on a device is read by Python alone.
+  void check_alternatives(const Field& entry) const {
+    const std::vector<Field> lists = entry.list(0, 256);
+    for (const Field& item : lists) {
+      for (const Field& program : item.list(0, 8)) read_path(program);
+    }
+    if (lists.size() != manifest_.buckets.size()) {
+      entry.refuse("variant-programs", cat(lists.size(), " lists of alternatives for ",
+                                           manifest_.buckets.size(), " buckets"));
+    }
+  }
+
+  GpuSpec read_gpu(const Field& entry) const {
+    GpuSpec spec;
+    for (const Field& item : entry.at("compute_capabilities").list(0, 32)) {
+      spec.capabilities.push_back(read_capability(item));
+    }
+    if (!entry.at("ptx").is_null()) spec.ptx = read_capability(entry.at("ptx"));
+    if (!spec.ptx && spec.capabilities.empty()) {
+      entry.refuse("variant-gpu", "has neither machine code nor PTX");
+    }
+    spec.driver = entry.at("driver").integer();
+    if (spec.driver < 11000 || spec.driver > 99999) {
+      entry.at("driver").refuse("variant-gpu", cat(spec.driver, " isn't within 11000..99999"));
+    }
+    spec.precision = entry.at("precision").name();
+    if (manifest_.weights.count(spec.precision) == 0) {
+      entry.at("precision")
+          .refuse("weights-precision", "no weights for the precision " + quoted(spec.precision));
+    }
+    spec.tolerance = read_tolerance(entry.at("tolerance"));
+    if (const std::optional<Field> cosine = entry.find("min_cosine")) {
+      const Number number = cosine->number();
+      if (number.value < -1 || number.value > 1) {
+        cosine->refuse("tolerance-range", number.text() + " isn't within -1..1");
+      }
+      spec.min_cosine = static_cast<double>(number.value);
+    }
+    spec.padding = entry.at("padding").boolean();
+    if (entry.has("checks")) {
+      for (const Field& item : entry.at("checks").list(0, 16)) item.name();
+    }
+    return spec;
+  }
+
+  static Version read_capability(const Field& entry) {
+    const std::string& text = entry.string();
+    const size_t dot = text.size() < 3 ? 0 : text.size() - 2;
+    if (dot < 1 || dot > 2 || text[dot] != '.' || text[0] == '0' ||
+        !consists_of(text.substr(0, dot) + text.substr(dot + 1), std::string(kDigits, 10))) {
+      entry.refuse("variant-gpu", quoted(text) + " must look like 8.7");
+    }
+    return {std::stoi(text), text.back() - '0'};
+  }
+
+  static Tolerance read_tolerance(const Field& entry) {
+    const auto read = [](const Field& item) {
+      const Number number = item.number();
+      if (number.value < 0) item.refuse("tolerance-range", number.text() + " is negative");
+      return static_cast<double>(number.value);
+    };
+    return {read(entry.at("atol")), read(entry.at("rtol"))};
   }
 
   const Field document_;

@@ -58,8 +58,25 @@ struct Bucket {
   std::vector<size_t> pad_axes;  // what inputs are filled up along; none in exact mode
 };
 
-using Version = std::pair<int64_t, int64_t>;       // of glibc
+using Version = std::pair<int64_t, int64_t>;       // of glibc, of a GPU's abilities
 std::string version_text(const Version& version);  // "2.34"
+
+// An output agrees with what is expected if |got - want| <= atol + rtol * max|want|.
+struct Tolerance {
+  double atol = 0;
+  double rtol = 0;
+};
+
+// What the programs of Triton kernels need of a GPU, and how they compute.
+struct GpuSpec {
+  std::vector<Version> capabilities;  // that there is machine code for
+  std::optional<Version> ptx;         // the least one that there is code for the driver to compile
+  int64_t driver = 0;                 // CUDA's number of the oldest, 12060 for 12.6
+  std::string precision;              // of the weights
+  Tolerance tolerance;
+  std::optional<double> min_cosine;
+  bool padding = false;  // it was verified that padding changes nothing
+};
 
 struct Variant {
   std::string name;
@@ -68,9 +85,10 @@ struct Variant {
   std::vector<std::string> requires_;
   std::optional<Version> glibc;
   int64_t rank = 0;
-  // Of the backend that is run here.
+  // Of the backends that are run here.
   std::string runtime;
   std::vector<std::string> programs;
+  std::optional<GpuSpec> gpu;  // of Triton kernels
 };
 
 struct FileEntry {
@@ -103,8 +121,7 @@ struct Manifest {
   std::vector<Variant> variants;
   Strings probes;
   Strings weights;
-  double atol = 0;
-  double rtol = 0;
+  Tolerance tolerance;
   std::map<std::string, FileEntry> files;
   std::optional<Generation> generation;
 

@@ -29,12 +29,14 @@ extern "C" {
 #endif
 
 /* The version of this header. ecr_open compares it with the library's. */
-#define EC_HOST_ABI_VERSION 1
+#define EC_HOST_ABI_VERSION 2
 #define ECR_MAX_DIMS 8
 
 /* Status codes. */
 enum {
   ECR_OK = 0,
+  ECR_MODE = 17,    /* the bundle can't be run in the mode that was asked for */
+  ECR_NO_GPU = 19,  /* the variant is for a GPU, and the driver or a GPU that fits is missing */
   ECR_BUNDLE = 20,  /* the bundle is missing, malformed or inconsistent */
   ECR_VERSION = 21, /* its format is one that this library doesn't know */
   ECR_DAMAGED = 22, /* a file of it is missing, truncated or differs from its hash */
@@ -43,6 +45,7 @@ enum {
   ECR_OUTSIDE = 25, /* the inputs' sizes lie outside every bucket */
   ECR_NATIVE = 26,  /* native code failed, or could not be loaded */
   ECR_CLOSED = 28,  /* the model is closed, or the handle never was one */
+  ECR_GPU = 29,     /* CUDA failed; the text has its name and number */
   ECR_LOADER = 67,  /* a variant fits this machine, but needs torch, which takes Python */
   ECR_FILES = 69,   /* this process, or the system, has as many files open as it may */
   ECR_INTERNAL = 70,   /* a bug in this library */
@@ -96,9 +99,9 @@ typedef struct {
   /* Threads of one run, 1 to 4096. 0 leaves the number as it is, at first all CPUs that the process
    * may use. Models with the same native runtime library share its threads, so the last number
    * given holds for all of them. */
-  int32_t threads;
+  int32_t threads; /* of a CPU */
   /* Runs of one bucket that may be under way at once, 1 to 4096; further ones wait. 0: up to 4, no
-   * more than the CPUs. */
+   * more than the CPUs. A GPU runs one at a time. */
   int32_t concurrency;
   int32_t verify; /* ECR_VERIFY_... */
   /* 0: every bucket's program is loaded and run once by ecr_open. 1: at its first use. */
@@ -106,6 +109,15 @@ typedef struct {
   /* The variant to use instead of the best one. Null: the environment variable
    * EDGECOMPILE_VARIANT, or the best one. Borrowed for the call. */
   const char* variant;
+  /* How a GPU runs: "planned" replays a CUDA graph in buckets of one shape, as padded ones are, and
+   * queues the runs of others; "default" queues every run; "reduce-overhead" pads each bucket to
+   * its upper end and replays graphs only. Null: the environment variable EDGECOMPILE_MODE, or
+   * "planned". A CPU has one mode. Borrowed for the call. */
+  const char* mode;
+  /* "cpu": take the best variant for the CPU where the GPU's can't be used; ecr_describe says why.
+   * Null: the environment variable EDGECOMPILE_FALLBACK, or none: then that is an error. Borrowed
+   * for the call. */
+  const char* fallback;
 } ecr_options;
 
 /* What one input takes or one output gives. */
@@ -132,6 +144,7 @@ typedef struct {
   /* An output agrees with what eager PyTorch gave if |got - want| <= atol + rtol * max|want|. */
   double atol;
   double rtol;
+  double min_cosine; /* and if the cosine of both isn't less than this; -1: any */
 } ecr_signature;
 
 /* EC_HOST_ABI_VERSION of the library. */
@@ -141,10 +154,11 @@ ECR_API int32_t ecr_abi_version(void);
  * line that begins with "hint: ". Never null. Borrowed until this thread's next failing call. */
 ECR_API const char* ecr_last_error(void);
 
-/* Opens the bundle in the folder `path`: checks the manifest and the files, asks the CPU what it
- * can do, takes the best variant that it can run, maps the weights, and runs every program once. No
- * library is loaded before its SHA-256 was compared. Options may be null. Close the model with
- * ecr_close. Call ecr_open, which passes the version that you compile with. */
+/* Opens the bundle in the folder `path`: checks the manifest and the files, asks the CPU and the
+ * GPU what they can do, takes the best variant, maps the weights or copies them to the GPU, and
+ * runs every program once. No library of it is loaded before its SHA-256 was compared. Options may
+ * be null. Close the model with ecr_close. Call ecr_open, which passes the version that you compile
+ * with. */
 ECR_API int32_t ecr_open_versioned(int32_t abi_version, const char* path,
                                    const ecr_options* options, ecr_model** model);
 static inline int32_t ecr_open(const char* path, const ecr_options* options, ecr_model** model) {

@@ -82,6 +82,11 @@ void Field::check_strings() const {
   for (const Member& member : object()) child(member).string();
 }
 
+bool Field::boolean() const {
+  check_type(Type::kBoolean, "true or false");
+  return std::get<bool>(value_->data);
+}
+
 int64_t Field::integer() const {
   check_type(Type::kInteger, "an integer");
   return value_->integer();

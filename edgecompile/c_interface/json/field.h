@@ -45,6 +45,7 @@ class Field {
   const std::string& name() const;  // 1 to 200 letters, digits and _ . : + -
   void check_name(const std::string& text) const;
   void check_strings() const;  // an object of strings
+  bool boolean() const;
   int64_t integer() const;
   Number number() const;
 

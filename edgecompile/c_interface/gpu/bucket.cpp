@@ -1,0 +1,208 @@
+// Runs of one bucket on a GPU.
+#include "gpu/bucket.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/text.h"
+
+namespace ecr {
+namespace {
+
+constexpr int64_t kAlignment = 256;  // of everything that a program reads and writes
+// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may allocate meanwhile.
+constexpr int kThreadLocal = 1;
+
+}  // namespace
+
+Sizes largest_sizes(const Bucket& bucket) {
+  Sizes sizes;
+  for (const Extent& extent : bucket.axes) sizes.push_back(extent.hi);
+  return sizes;
+}
+
+std::vector<Sizes> input_shapes(const Manifest& manifest, const Sizes& sizes) {
+  std::vector<Sizes> shapes;
+  for (const TensorSpec& spec : manifest.inputs) shapes.push_back(shape_of(spec, sizes));
+  return shapes;
+}
+
+GpuBucket::GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& manifest,
+                     const Bucket& bucket)
+    : lane_(lane), program_(*program), manifest_(manifest) {
+  program_.load(lane_.device.capability);
+  const Sizes largest = largest_sizes(bucket);
+  plan_ = arrange(input_shapes(manifest_, largest));
+  check_outputs(largest);
+  staging_ = std::make_unique<const Staging>(*lane_.driver, plan_.end, lane_.device.integrated);
+}
+
+bool GpuBucket::is_cache(size_t input) const {
+  return manifest_.generation && manifest_.generation->is_cache(manifest_.inputs[input].name);
+}
+
+GpuBucket::Plan GpuBucket::arrange(const std::vector<Sizes>& inputs) {
+  Rehearsal rehearsal = program_.rehearse(inputs);
+  if (rehearsal.scratch_bytes > lane_.scratch_bytes) {
+    throw GpuError(cat("takes ", rehearsal.scratch_bytes, " bytes of scratch memory at ",
+                       join(inputs, sizes_text), ", more than the ", lane_.scratch_bytes,
+                       " of its largest shapes"));
+  }
+  Plan plan;
+  const auto place = [&plan](const TensorSpec& spec, const Sizes& sizes) {
+    const int64_t start = plan.end;
+    const int64_t nbytes = std::max<int64_t>(count_elements(sizes) * spec.type->size, 1);
+    plan.end += (nbytes + kAlignment - 1) / kAlignment * kAlignment;
+    return start;
+  };
+  plan.sources.resize(inputs.size());
+  for (const bool caches : {false, true}) {
+    plan.fetched = plan.end;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (is_cache(i) == caches) plan.sources[i] = place(manifest_.inputs[i], inputs[i]);
+    }
+  }
+  plan.sent = plan.end;
+  for (size_t i = 0; i < rehearsal.outputs.size(); ++i) {
+    plan.targets.push_back(place(manifest_.outputs[i], rehearsal.outputs[i]));
+  }
+  if (staging_ != nullptr && plan.end > staging_->nbytes()) {
+    throw GpuError(cat("inputs and outputs at ", join(inputs, sizes_text), " have ", plan.end,
+                       " bytes, more than the ", staging_->nbytes(), " of the largest shapes"));
+  }
+  plan.inputs = inputs;
+  plan.outputs = std::move(rehearsal.outputs);
+  return plan;
+}
+
+void GpuBucket::check_outputs(const Sizes& largest) const {
+  std::string problems;
+  for (size_t i = 0; i < plan_.outputs.size(); ++i) {
+    const Sizes& shape = plan_.outputs[i];
+    const Sizes wanted = shape_of(manifest_.outputs[i], largest);
+    const bool fits =
+        shape.size() == wanted.size() &&
+        std::equal(shape.begin(), shape.end(), wanted.begin(),
+                   [](int64_t size, int64_t want) { return want < 0 || size == want; });
+    if (fits) continue;
+    const auto size_text = [](int64_t size) { return size < 0 ? std::string("?") : cat(size); };
+    problems += cat(problems.empty() ? "" : "; ", manifest_.outputs[i].name, " has shape ",
+                    sizes_text(shape), ", the manifest says [", join(wanted, size_text), "]");
+  }
+  if (!problems.empty()) throw GpuError(problems);
+}
+
+void GpuBucket::run(const std::vector<Array>& inputs, const std::vector<Sizes>& shapes,
+                    Outputs* result) {
+  std::vector<Sizes> given;
+  for (const Array& array : inputs) given.push_back(array.sizes);
+  if (given != plan_.inputs) {
+    if (has_graph()) throw GpuError("its graph takes other shapes");
+    plan_ = {};  // Until it is known to have worked, no shape counts as set.
+    plan_ = arrange(given);
+  }
+  const auto copy = [this, &inputs](size_t i, bool back) {
+    const size_t nbytes =
+        static_cast<size_t>(count_elements(inputs[i].sizes) * inputs[i].type->size);
+    uint8_t* const here = staging_->host() + plan_.sources[i];
+    if (nbytes == 0) return;
+    // Caches are the caller's to be written to.
+    if (back) std::memcpy(const_cast<uint8_t*>(inputs[i].data), here, nbytes);
+    if (!back) std::memcpy(here, inputs[i].data, nbytes);
+  };
+  for (size_t i = 0; i < inputs.size(); ++i) copy(i, false);
+  run_on_gpu();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (is_cache(i)) copy(i, true);
+  }
+  if (result != nullptr) take_outputs(shapes, result);
+}
+
+void GpuBucket::run_on_gpu() {
+  const Driver& driver = *lane_.driver;
+  try {
+    has_graph() ? driver.launch(executable_.get(), lane_.stream.get()) : queue();
+    driver.synchronize(lane_.stream.get());
+  } catch (const std::exception& failure) {
+    const auto* const known = dynamic_cast<const GpuError*>(&failure);
+    if (known != nullptr && known->sticky()) throw;
+    // Nothing may use the memory any more. A program may only know that CUDA failed: then the wait
+    // tells how.
+    try {
+      driver.synchronize(lane_.stream.get());
+    } catch (const GpuError& error) {
+      if (known != nullptr && known->number == 0) {
+        throw error.retold(cat(known->message, "; ", error.message));
+      }
+    }
+    throw;
+  }
+}
+
+void GpuBucket::queue() {
+  void* const stream = lane_.stream.get();
+  const auto addresses = [this](const std::vector<int64_t>& offsets) {
+    std::vector<uint64_t> result;
+    for (const int64_t offset : offsets) {
+      result.push_back(staging_->device() + static_cast<uint64_t>(offset));
+    }
+    return result;
+  };
+  staging_->send(0, plan_.sent, stream);
+  program_.enqueue(addresses(plan_.sources), addresses(plan_.targets), lane_.scratch.get(),
+                   lane_.scratch_bytes, stream);
+  staging_->fetch(plan_.fetched, plan_.end, stream);
+}
+
+void GpuBucket::capture(const std::vector<Array>& inputs) {
+  run(inputs, {}, nullptr);
+  try {
+    executable_ = record();
+  } catch (const GpuError& error) {
+    throw error.retold("its run can't be captured as a graph: " + error.message,
+                       error.hint.empty() ? "open the bundle with the mode default" : error.hint);
+  }
+}
+
+Owned<void*> GpuBucket::record() {
+  const Driver& driver = *lane_.driver;
+  void* const stream = lane_.stream.get();
+  void* found = nullptr;
+  driver.begin_capture(stream, kThreadLocal);
+  try {
+    queue();
+  } catch (...) {
+    try {
+      driver.end_capture(stream, &found);
+    } catch (const GpuError&) {  // What spoilt the capture says more.
+    }
+    const Owned<void*> graph(driver, driver.destroy_graph, found);
+    throw;
+  }
+  driver.end_capture(stream, &found);
+  const Owned<void*> graph(driver, driver.destroy_graph, found);
+  void* executable = nullptr;
+  driver.instantiate(&executable, graph.get(), 0);
+  return {driver, driver.destroy_executable, executable};
+}
+
+void GpuBucket::take_outputs(const std::vector<Sizes>& shapes, Outputs* result) const {
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const TensorSpec& spec = manifest_.outputs[i];
+    const Sizes& sizes = plan_.outputs[i];
+    if (shapes[i].size() != sizes.size()) {
+      throw GpuError(cat(spec.name, " has ", sizes.size(), " dimensions, the manifest has ",
+                         shapes[i].size()));
+    }
+    Sizes cut = sizes;
+    for (size_t d = 0; d < cut.size(); ++d) {
+      if (shapes[i][d] >= 0) cut[d] = std::min(cut[d], shapes[i][d]);
+    }
+    Array array = make_array(*spec.type, cut);
+    copy_box(array.owned.data(), row_major(cut), staging_->host() + plan_.targets[i],
+             row_major(sizes), cut, spec.type->size);
+    result->arrays.push_back(std::move(array));
+  }
+}
+
+}  // namespace ecr

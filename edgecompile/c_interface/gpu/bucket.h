@@ -1,0 +1,63 @@
+// One bucket on a GPU: its program, its memory and, with a graph, its captured run.
+#pragma once
+
+#include <vector>
+
+#include "call/programs.h"
+#include "gpu/library.h"
+
+namespace ecr {
+
+// What the buckets of a model share. One run is under way at a time, as all use the scratch memory.
+struct Lane {
+  const Driver* driver = nullptr;
+  Device device;
+  Owned<void*> stream;
+  int64_t scratch_bytes = 0;
+  Owned<Address> scratch;
+};
+
+// The sizes of a bucket's axes at their upper ends.
+Sizes largest_sizes(const Bucket& bucket);
+// The shapes of all inputs where axes have these sizes.
+std::vector<Sizes> input_shapes(const Manifest& manifest, const Sizes& sizes);
+
+// Ready to run. Not from two threads at once; the GPU is current on the one that calls.
+class GpuBucket {
+ public:
+  // Loads the kernels, and allocates memory for the bucket's largest shapes. Everything that is
+  // given stays as long as this. Throws GpuError.
+  GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& manifest, const Bucket& bucket);
+
+  // As Programs::run.
+  void run(const std::vector<Array>& inputs, const std::vector<Sizes>& shapes, Outputs* result);
+  // Runs once as usual and once recorded; from now on runs replay that, of these shapes only.
+  void capture(const std::vector<Array>& inputs);
+  int64_t nbytes() const { return staging_->nbytes(); }  // of inputs and outputs
+  bool has_graph() const { return executable_.get() != nullptr; }
+
+ private:
+  // Runs of certain shapes: what they are, and where in the staging memory everything lies: inputs,
+  // caches, which are inputs that come back changed, outputs.
+  struct Plan {
+    std::vector<Sizes> inputs, outputs;
+    std::vector<int64_t> sources, targets;
+    int64_t sent = 0, fetched = 0, end = 0;  // up to where, from where, and all of it
+  };
+  Plan arrange(const std::vector<Sizes>& inputs);
+  void check_outputs(const Sizes& largest) const;
+  bool is_cache(size_t input) const;
+  void queue();
+  void run_on_gpu();
+  Owned<void*> record();
+  void take_outputs(const std::vector<Sizes>& shapes, Outputs* result) const;
+
+  const Lane& lane_;
+  GpuProgram& program_;
+  const Manifest& manifest_;
+  Plan plan_;  // without inputs: none is set
+  std::unique_ptr<const Staging> staging_;
+  Owned<void*> executable_;
+};
+
+}  // namespace ecr

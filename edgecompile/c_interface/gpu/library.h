@@ -1,0 +1,81 @@
+// Binds the native runtime library for GPUs of a bundle (native/cuda/edgecompile_cuda_abi.h).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "call/program.h"
+#include "gpu/memory.h"
+
+extern "C" {
+struct ec_cuda_program;
+}
+
+namespace ecr {
+
+// A loaded runtime library for GPUs; it stays loaded until the process ends.
+class GpuLibrary {
+ public:
+  // For load_runtime. Throws Error ECR_NATIVE: rules native-functions, native-abi; and GpuError.
+  GpuLibrary(void* handle, const std::string& label, const Driver* driver);
+
+  // Throws GpuError with the library's own message if the status isn't 0, and CUDA's number where
+  // there is one; Error ECR_MEMORY where the CPU's memory is lacking.
+  void check(int32_t status, const std::string& doing) const;
+
+ private:
+  friend class GpuProgram;
+
+  std::string label_;
+  const Driver& driver_;
+  int32_t (*abi_version_)() = nullptr;
+  const char* (*last_error_)() = nullptr;
+  int32_t (*last_number_)() = nullptr;
+  int32_t (*load_driver_)(const char*) = nullptr;
+  int32_t (*open_)(const char*, const NativeTensor*, int64_t, ec_cuda_program**) = nullptr;
+  int64_t (*input_count_)(const ec_cuda_program*) = nullptr;
+  int64_t (*output_count_)(const ec_cuda_program*) = nullptr;
+  int32_t (*plan_)(ec_cuda_program*, const NativeTensor*, int64_t, NativeTensor*, int64_t, int64_t*,
+                   int64_t*) = nullptr;
+  int32_t (*load_)(ec_cuda_program*, int32_t) = nullptr;
+  int32_t (*enqueue_)(ec_cuda_program*, const uint64_t*, int64_t, const uint64_t*, int64_t,
+                      uint64_t, int64_t, void*) = nullptr;
+  void (*close_)(ec_cuda_program*) = nullptr;
+};
+
+// What a run of certain inputs will do: its outputs' shapes, scratch memory in bytes, launches.
+struct Rehearsal {
+  std::vector<Sizes> outputs;
+  int64_t scratch_bytes = 0;
+  int64_t launches = 0;
+};
+
+// One compiled bucket; not from two threads at once.
+class GpuProgram {
+ public:
+  // Loads it and binds its constants; the GPU isn't used. Everything that is given stays as long as
+  // this. Throws Error.
+  GpuProgram(const GpuLibrary& library, const PinnedLibrary& pinned, const DeviceWeights& weights,
+             const Manifest& manifest);
+  ~GpuProgram();
+  GpuProgram(const GpuProgram&) = delete;
+  GpuProgram& operator=(const GpuProgram&) = delete;
+
+  const std::string& label() const { return label_; }
+  // Makes these the shapes of the next runs, and tells what those will do. Throws GpuError where
+  // the program refuses them, or its outputs have other types than the manifest's.
+  Rehearsal rehearse(const std::vector<Sizes>& inputs);
+  // Loads the kernels that rehearsals met. Throws GpuError.
+  void load(const Version& capability);
+  // Queues a run on a stream and doesn't wait. Throws GpuError.
+  void enqueue(const std::vector<uint64_t>& inputs, const std::vector<uint64_t>& outputs,
+               Address scratch, int64_t scratch_bytes, void* stream);
+
+ private:
+  const GpuLibrary& library_;
+  const Manifest& manifest_;
+  std::string label_;
+  ec_cuda_program* handle_ = nullptr;
+};
+
+}  // namespace ecr

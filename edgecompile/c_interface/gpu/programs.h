@@ -1,0 +1,48 @@
+// The programs of a variant of Triton kernels, on a GPU.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gpu/bucket.h"
+
+namespace ecr {
+
+// Runs take turns. A bucket of one shape, as padded ones are, replays a graph that was captured for
+// it once, unless the mode is "default"; runs of other buckets are queued each time.
+class GpuPrograms : public Programs {
+ public:
+  // Copies the weights and rehearses every program; kernels are loaded with the first runs.
+  // `buckets` are those of the mode. The folder and the variant stay as long as this. Throws Error:
+  // GpuError where there is no GPU that fits, or CUDA failed.
+  GpuPrograms(const BundleFolder& folder, const Variant& variant, std::vector<Bucket> buckets,
+              const std::string& mode, bool check_weights);
+
+  void run(size_t bucket, const std::vector<Array>& inputs, const std::vector<Sizes>& shapes,
+           Outputs* result) override;
+  std::vector<size_t> loaded() override;
+  void describe(JsonWriter* out) override;
+
+ private:
+  GpuBucket& ready(size_t bucket);
+  bool replays(const Bucket& bucket) const;
+  void check_unbroken() const;
+
+  const BundleFolder& folder_;
+  const Variant& variant_;
+  std::vector<Bucket> specs_;
+  std::string mode_;
+  // What is used by what follows goes last.
+  std::shared_ptr<const DeviceWeights> weights_;
+  Lane lane_;
+  std::vector<std::unique_ptr<GpuProgram>> programs_;
+  std::vector<int64_t> launches_;  // of a run at each bucket's largest shapes
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<GpuBucket>> buckets_;
+  std::optional<GpuError> broken_;  // after which nothing works any more
+};
+
+}  // namespace ecr

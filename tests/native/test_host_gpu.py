@@ -1,0 +1,447 @@
+"""The C interface with variants of Triton kernels: the answers and refusals of the Python runtime.
+
+The programs are written by hand and CUDA's driver is a fake; the runtime library and both loaders are
+real, and use that fake in one process.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgecompile.runtime import open_bundle
+from edgecompile.runtime.errors import EdgecompileError
+from tests.agreement import named_rules
+from tests.fake_gpu.build import FakeCudart
+from tests.fake_gpu.numpy_engine import embed
+from tests.fake_gpu.triton_bundle import TritonBundle, TritonDecoder, make_inputs
+from tests.native import c_host
+from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary, HostModel
+from tests.runtime.bundles import put
+from tests.runtime.format.test_format import GPU, HOSTILE_GPUS
+
+MODE, NO_GPU, GPU_FAILED = 17, 19, 29
+MODES = ("planned", "default", "reduce-overhead")
+
+
+@pytest.fixture(scope="module")
+def library() -> HostLibrary:
+    machine = MACHINES[NATIVE_ARCH]
+    return HostLibrary(
+        c_host.build(machine, "edgecompile_runtime", shared=True, link=["-Wl,-z,nodelete"])
+    )
+
+
+def check(model: HostModel, length: int, batch: int = 1, seed: int = 0) -> None:
+    inputs = make_inputs(length, batch, seed)
+    got = model.run(inputs)
+    for name, want in embed(inputs).items():
+        np.testing.assert_array_equal(got[name], want, err_msg=f"{name} at {length}")
+
+
+def refused(library: HostLibrary, path: str, **options: int | bytes) -> HostError:
+    """The error of opening, which has to be Python's; C may say in which bucket, and has other hints."""
+    with pytest.raises(HostError) as caught:
+        library.open(path, **options)
+    named: Any = {k: v.decode() for k, v in options.items() if isinstance(v, bytes)}
+    with pytest.raises(EdgecompileError) as wanted:
+        open_bundle(path, **named)
+    assert caught.value.status == wanted.value.exit_code
+    assert caught.value.text.partition("\nhint: ")[0].endswith(wanted.value.message)
+    return caught.value
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("integrated", [0, 1])
+def test_every_length_in_every_mode(
+    fake_driver: FakeCudart,
+    library: HostLibrary,
+    triton_bundle: TritonBundle,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    integrated: int,
+) -> None:
+    device = f"name=Orin;cc=9.0;sm=16;memory=8000000;integrated={integrated};driver=12080"
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", device)
+    monkeypatch.setenv("EDGECOMPILE_MODE", mode)  # for both
+    path = triton_bundle.write()
+    with library.open(path) as model, open_bundle(path) as python:
+        launched = fake_driver.library.fake_cuda_launches
+        for length in (1, 7, 32, 33, 64, 5, 32):
+            for batch in (1, 2):
+                inputs = make_inputs(length, batch, seed=length)
+                launched()
+                got = model.run(inputs)
+                ours = launched()
+                want = python.run(inputs)
+                assert ours == launched()
+                for name, array in want.items():
+                    assert got[name].dtype == array.dtype and got[name].shape == array.shape
+                    assert got[name].tobytes() == array.tobytes()
+        told, info = model.describe(), python.info
+    host = told.pop("host"), info.pop("host")
+    assert host[0].items() <= host[1].items() and info.pop("run_threads") is False
+    assert told == info
+    assert told["graphs"] == (2 if mode == "reduce-overhead" else 0)
+    copied = fake_driver.calls("cuMemcpyHtoDAsync_v2") + fake_driver.calls("cuMemcpyDtoHAsync_v2")
+    assert (copied == 0) is bool(integrated)
+
+
+def test_a_bucket_that_the_plan_pads_is_a_graph(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
+) -> None:
+    for bucket in triton_bundle.bundle.document["buckets"]:
+        bucket["axes"]["batch"] = {"lo": 1, "hi": 1, "hint": 1}
+    triton_bundle.bundle.document["axes"]["batch"]["hi"] = 1
+    path = triton_bundle.write()
+    for mode, graphs in (("planned", 1), ("default", 0), ("reduce-overhead", 2)):
+        with library.open(path, mode=mode.encode()) as model:
+            assert model.describe()["graphs"] == graphs
+            before = fake_driver.calls("cuLaunchKernel")
+            for length in (33, 64, 40):
+                check(model, length)
+            one_by_one = fake_driver.calls("cuLaunchKernel") - before
+            assert one_by_one == (0 if graphs else 3 * 4)
+
+
+def test_runs_allocate_nothing(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
+) -> None:
+    with library.open(triton_bundle.write(), mode=b"default") as model:
+        calls = ("cuMemAlloc_v2", "cuMemHostAlloc", "cuModuleLoadDataEx", "cuModuleGetFunction")
+        before = [fake_driver.calls(name) for name in calls]
+        for length in (3, 64, 32, 1, 40):
+            check(model, length)
+        assert [fake_driver.calls(name) for name in calls] == before
+
+
+def test_weights_are_copied_once_for_all_models(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
+) -> None:
+    path = triton_bundle.write()
+    with library.open(path) as first, library.open(path) as second:
+        check(first, 3)
+        check(second, 40)
+        assert fake_driver.calls("cuMemcpyHtoD_v2") == 1
+        first.close()
+        check(second, 3)
+    with library.open(path) as third:
+        check(third, 3)
+    assert fake_driver.calls("cuMemcpyHtoD_v2") == 2
+
+
+def test_threads_share_a_model(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
+) -> None:
+    failures: list[BaseException] = []
+    with library.open(triton_bundle.write(), lazy=1) as model:
+
+        def work(seed: int) -> None:
+            try:
+                for length in (seed + 1, 33 + seed):
+                    check(model, length, seed=seed)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_the_tolerance_is_the_variants(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
+) -> None:
+    triton_bundle.gpu.update(tolerance={"atol": 0.25, "rtol": 0.5}, min_cosine=0.75)
+    path = triton_bundle.write()
+    signature = c_host.Signature()
+    for variant, wanted in ((b"cuda-sm90", (0.25, 0.5, 0.75)), (b"toy", (1e-5, 1e-4, -1.0))):
+        with library.open(path, variant=variant) as model:
+            library.check(library.c.ecr_get_signature(model.handle, ctypes.byref(signature)))
+            assert (signature.atol, signature.rtol, signature.min_cosine) == wanted
+
+
+@pytest.mark.parametrize("fault", [1, 2, 3, 4, 5, 6])
+def test_programs_that_misbehave(
+    fake_driver: FakeCudart, library: HostLibrary, tmp_path: Path, fault: int
+) -> None:
+    """3 is within its rights. What only a run tells isn't told before, as in Python."""
+    path = TritonBundle(tmp_path / "t.ecb", f"TOY_FAULT={fault}").write()
+    answers = []
+    try:
+        for opened in (library.open, open_bundle):
+            try:
+                with opened(path) as model:
+                    for length in (7, 50):
+                        check(model, length, 2)
+                answers.append((0, ""))
+            except HostError as error:
+                answers.append((error.status, error.text.partition("\nhint: ")[0]))
+            except EdgecompileError as error:
+                answers.append((error.exit_code, error.message))
+    finally:
+        if fault == 6:
+            fake_driver.reset()  # its misuse of the fake was asked for
+    (status, text), (wanted, message) = answers
+    assert status == wanted and (status == 0) is (fault == 3)
+    assert text.endswith(message)  # C may say in which bucket
+
+
+def test_caches_are_changed_in_place(
+    fake_driver: FakeCudart, library: HostLibrary, tmp_path: Path
+) -> None:
+    bundle = TritonDecoder(tmp_path / "decoder.ecb")
+    bundle.bundle.document["buckets"][1]["mode"] = "exact"
+    path = bundle.write()
+
+    def inputs(length: int, position: int = 3) -> dict[str, npt.NDArray[Any]]:
+        random = np.random.default_rng(length)
+        return {
+            "input_ids": random.integers(0, 100, (1, length)),
+            "position": np.array([position]),
+            "last": np.array([length - 1]),
+            "key": random.standard_normal((64, 2, 3)).astype(np.float32),
+            "value": random.standard_normal((64, 2, 4)).astype(np.float32),
+        }
+
+    for mode in MODES:
+        with library.open(path, mode=mode.encode()) as model, open_bundle(path, mode=mode) as other:
+            # At 55 there are rows for five tokens, and none for those that a mode would fill in.
+            for length, position in ((1, 3), (5, 3), (16, 3), (5, 3), (5, 55)):
+                ours, theirs, before = (inputs(length, position) for _ in range(3))
+                got, want = model.run(ours), other.run(theirs)
+                assert got["logits"].tobytes() == want["logits"].tobytes()
+                for name in ("key", "value"):
+                    assert ours[name].tobytes() == theirs[name].tobytes()
+                    assert ours[name].tobytes() != before[name].tobytes()
+            with pytest.raises(HostError, match="doesn't lie within the 64 rows"):
+                model.run(inputs(5, 62))
+
+
+# What the machine may lack.
+
+
+def test_without_a_driver(
+    library: HostLibrary,
+    triton_bundle: TritonBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(tmp_path / "libcuda.so.1"))
+    path = triton_bundle.write()
+    error = refused(library, path)
+    assert error.status == NO_GPU and "can't be loaded" in error.text
+    assert "with the variant toy: the option fallback, or EDGECOMPILE_FALLBACK=cpu" in error.text
+    with library.open(path, fallback=b"cpu") as model, open_bundle(path, fallback="cpu") as other:
+        told, info = model.describe(), other.info
+        for key in ("variant", "mode", "fallback", "refused_variants", "tolerance"):
+            assert told[key] == info[key]
+        assert told["variant"] == "toy" and "can't be loaded" in told["fallback"]
+    refused(library, path, variant=b"cuda-sm90", fallback=b"cpu")  # named, so it isn't replaced
+    monkeypatch.setenv("EDGECOMPILE_FALLBACK", "cpu")
+    with library.open(path) as model:
+        assert model.describe()["variant"] == "toy"
+    # A library that is none of CUDA's.
+    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", "libm.so.6")
+    assert "libm.so.6: has no cu" in refused_by_c(library, path)
+    monkeypatch.delenv("EDGECOMPILE_FALLBACK")
+    monkeypatch.delenv("EDGECOMPILE_CUDA_DRIVER")
+    if not Path("/proc/driver/nvidia").exists():
+        assert "there is no NVIDIA driver: libcuda.so.1" in refused(library, path).text
+
+
+def refused_by_c(library: HostLibrary, path: str) -> str:
+    with pytest.raises(HostError) as caught:
+        library.open(path, variant=b"cuda-sm90")
+    assert caught.value.status == NO_GPU
+    return caught.value.text
+
+
+@pytest.mark.parametrize(
+    ("device", "status", "text"),
+    [
+        ("name=Orin;cc=8.7;driver=12060", NO_GPU, "compute capability 9.0, Orin has 8.7"),
+        ("name=B;cc=10.0;driver=13000", NO_GPU, "compute capability 9.0, B has 10.0"),
+        ("name=H;cc=9.0;driver=11080", NO_GPU, "for CUDA 12.0 or newer, that of H is for 11.8"),
+        ("name=H;cc=9.0;driver=12080;memory=100", GPU_FAILED, "136 bytes of weights: "),
+        ("name=H;cc=9.0;driver=12080;memory=1000", GPU_FAILED, "16384 bytes of scratch memory"),
+    ],
+)
+def test_gpus_that_do_not_do(
+    fake_driver: FakeCudart,
+    library: HostLibrary,
+    triton_bundle: TritonBundle,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    status: int,
+    text: str,
+) -> None:
+    path = triton_bundle.write()
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", device)
+    error = refused(library, path)
+    assert error.status == status and text in error.text and "\nhint: " in error.text
+    with library.open(path, fallback=b"cpu") as model:
+        assert model.describe()["variant"] == "toy" and text in model.describe()["fallback"]
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.1;driver=12080")  # runs the same code
+    with library.open(path) as model:
+        check(model, 3)
+
+
+def test_code_for_other_gpus(
+    fake_driver: FakeCudart, library: HostLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PTX serves later ones; and a manifest may promise more than there is."""
+    bundle = TritonBundle(tmp_path / "ptx.ecb", "TOY_PTX")
+    bundle.gpu["ptx"] = "9.0"
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=B;cc=10.0;driver=13000")
+    with library.open(bundle.write()) as model:
+        check(model, 3)
+    bundle = TritonBundle(tmp_path / "t.ecb")
+    bundle.gpu["compute_capabilities"] = ["8.7", "9.0"]
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=Orin;cc=8.7;driver=12060")
+    error = refused(library, bundle.write())
+    assert "are for compute capability 9.0, this GPU has 8.7" in error.text
+
+
+def test_of_two_variants_the_one_for_this_gpu(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
+) -> None:
+    better = copy.deepcopy(triton_bundle.variant)
+    better.update(name="cuda-sm120", rank=70)
+    better["gpu"]["compute_capabilities"] = ["12.0"]
+    triton_bundle.bundle.document["variants"].append(better)
+    path = triton_bundle.write()
+    with library.open(path) as model, open_bundle(path) as python:
+        told = model.describe()
+        assert told["variant"] == "cuda-sm90"
+        assert told["refused_variants"] == python.info["refused_variants"]
+    assert "Fake H100 has 9.0" in refused(library, path, variant=b"cuda-sm120").text
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "visible"),
+    [("cuInit", 100, ""), ("cuInit", 999, None), ("cuDeviceGet", 101, "0")],
+)
+def test_no_gpu_that_may_be_used(
+    fake_driver_path: Path,
+    library: HostLibrary,
+    triton_bundle: TritonBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    number: int,
+    visible: str | None,
+) -> None:
+    # Under a name of its own, as what was loaded once stays loaded.
+    driver = tmp_path / "libcuda-copy.so"
+    driver.write_bytes(fake_driver_path.read_bytes())
+    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(driver))
+    monkeypatch.setenv("FAKE_CUDART_FAIL", f"{call}:1={number}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    text = refused_by_c(library, triton_bundle.write())
+    assert f"{call} failed" in text and f"({number})" in text
+    assert ("nvidia-smi" if visible is None else "CUDA_VISIBLE_DEVICES is") in text
+
+
+# What is asked for.
+
+
+def test_inputs_are_checked_first(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
+) -> None:
+    with library.open(triton_bundle.write(), lazy=1) as model:
+        inputs = make_inputs(7)
+        inputs["input_ids"][0, 3] = 100
+        for given, status in (
+            (inputs, c_host.INPUT),
+            (make_inputs(65), c_host.OUTSIDE),
+            ({"input_ids": inputs["attention_mask"]}, c_host.INPUT),
+        ):
+            with pytest.raises(HostError) as caught:
+                model.run(given)
+            assert caught.value.status == status
+        assert fake_driver.calls("cuLaunchKernel") == 0
+
+
+def test_modes_that_do_not_go(
+    fake_driver: FakeCudart,
+    library: HostLibrary,
+    triton_bundle: TritonBundle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    triton_bundle.gpu["padding"] = False
+    del triton_bundle.bundle.document["inputs"][0]["pad"]
+    triton_bundle.bundle.document["buckets"][1]["mode"] = "exact"
+    path = triton_bundle.write()
+    with pytest.raises(HostError) as caught:
+        library.open(path, mode=b"reduce-overhead")
+    assert caught.value.status == MODE and "input_ids has no pad value" in caught.value.text
+    assert "verify that padding changes nothing; " in caught.value.text
+    with pytest.raises(EdgecompileError) as wanted:
+        open_bundle(path, mode="reduce-overhead")
+    assert wanted.value.message == caught.value.text.partition("\nhint: ")[0]
+    for options in ({"mode": b"fast"}, {"fallback": b"gpu"}):
+        with pytest.raises(HostError) as caught:
+            library.open(path, **options)
+        assert caught.value.status == c_host.INPUT
+    monkeypatch.setenv("EDGECOMPILE_MODE", "fast")
+    with pytest.raises(HostError, match="mode is 'fast', must be one of planned, default, reduce"):
+        library.open(path)
+
+
+@pytest.mark.parametrize("which", ["program", "runtime", "weights"])
+def test_what_was_exchanged_is_not_used(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle, which: str
+) -> None:
+    names = {"program": triton_bundle.programs[1], "runtime": triton_bundle.runtime}
+    name = names.get(which, "weights.fp32")
+    # No process has seen this content before: what was hashed once is kept open.
+    if which != "weights":
+        triton_bundle.bundle.files[name] += f"only here: {which}".encode()
+    path = triton_bundle.write()
+    victim = Path(path) / name
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.unlink()
+    victim.write_bytes(data)
+    assert "file-hash" in refused(library, path).text
+
+
+#: What other tests have no list of: nothing to run, and programs with other tiles.
+MORE_HOSTILE: list[tuple[str, str, Any, str]] = [
+    ("variant-gpu", "gpu.compute_capabilities", [], ""),
+    ("variant-programs", "alternatives", [[]], ""),
+    ("path-listed", "alternatives", [[], ["p.so"]], ""),
+    ("list-size", "alternatives", [["weights.fp32"] * 9, []], ""),
+    ("key-type", "alternatives", [[], {}], ""),
+]
+
+
+@pytest.mark.parametrize("case", range(len(HOSTILE_GPUS) + len(MORE_HOSTILE)))
+def test_hostile_manifests(library: HostLibrary, triton_bundle: TritonBundle, case: int) -> None:
+    bundle = triton_bundle.bundle
+    rule, path, value, _ = [*HOSTILE_GPUS, *MORE_HOSTILE][case]
+    if case < len(HOSTILE_GPUS):
+        triton_bundle.variant["gpu"] = copy.deepcopy(GPU)
+    number = len(bundle.document["variants"]) - 1
+    bundle.document = json.loads(json.dumps(bundle.listed()))
+    put(bundle.document, f"variants.{number}.{path}", "riscv64" if path == "arch" else value)
+    with pytest.raises(HostError) as caught:
+        library.open(bundle.write())
+    with pytest.raises(EdgecompileError) as wanted:
+        open_bundle(str(bundle.folder))
+    assert wanted.value.exit_code == caught.value.status
+    assert rule in named_rules(wanted.value.message)
+    assert caught.value.status == c_host.BUNDLE and named_rules(caught.value.text) == {rule}
