@@ -83,17 +83,18 @@ def generate_gpu(
         module = exported.program.module()
         signature = exported.program.graph_signature
         own = {*signature.parameters, *signature.buffers}
-        report = lower_for_gpu(module, gpu, precision)
-        modules = modules_of_nodes(module)
-        check(module)
-        packed = {name for name, _ in module.named_buffers() if name.startswith(PACKED_PREFIX)}
         ranges = exported.ranges
         sizes = {
             name: min(max(extent.hint, ranges[name][0]), ranges[name][1])
             for name, extent in bucket.axes
             if name in ranges
         }
-        program = move_to_gpu(module, exported.example(sizes))
+        example = exported.example(sizes)
+        report = lower_for_gpu(module, gpu, precision, example)
+        modules = modules_of_nodes(module)
+        check(module)
+        packed = {name for name, _ in module.named_buffers() if name.startswith(PACKED_PREFIX)}
+        program = move_to_gpu(module, example)
         varying = varying_sizes(module)
         environment = next((size.node.shape_env for size, _ in varying), None)
         assume_no_ones(varying)

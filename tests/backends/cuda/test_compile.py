@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from edgecompile.backends.cuda.kernels.attention import attention_kernel
+from edgecompile.backends.cuda.kernels.convolution import convolution_kernel, depthwise_kernel
 from edgecompile.backends.cuda.kernels.grouped import grouped_kernel
 from edgecompile.backends.cuda.kernels.recurrence import recurrence_kernel
 from edgecompile.backends.cuda.kernels.sorting import rank_kernel
@@ -35,6 +37,11 @@ _ATTENTION = {
     "BN": 32,
 }
 _DECODE = {**_ATTENTION, "MASK": 0, "CAUSAL": True, "PLACED": True, "WINDOW": 64, "SOFTCAP": 30.0}
+_FLAT = {
+    **{"C": 64, "N": 64, "KH": 3, "KL": 3, "SH": 1, "SL": 1, "PH": 1, "PL": 1, "DH": 1, "DL": 1},
+    **{"BIAS": True, "RESIDUAL": True, "ACTIVATION": 1, "BM": 64, "BN": 64},
+}
+_CONVOLUTION = {**_FLAT, "GROUPS": 1, "SPLIT": False, "BK": 64}
 _LSTM = {"KIND": 0, "REVERSE": True, "BIAS": True, "BH": 64, "BK": 64}
 
 
@@ -44,7 +51,9 @@ def compiled(
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
     values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature=signature, constexprs=values)
+    # Buffers begin at multiples of 256 bytes.
+    aligned: Any = {(names.index(n),): [["tt.divisibility", 16]] for n in pointers if n in names}
+    source = ASTSource(kernel, signature=signature, constexprs=values, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": 4})
 
 
@@ -63,11 +72,16 @@ def test_kernels_compile(sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (attention_kernel, half("QMY", K="*fp32", V="*fp32", P="*i64"), _DECODE),
         (rank_kernel, half("XV", P="*i64"), {"DESCENDING": True, "BI": 64, "BJ": 64}),
         (grouped_kernel, half("XWY", E="*i32"), {"BM": 32, "BN": 64, "BK": 32}),
+        (convolution_kernel, half("XWBRY"), _CONVOLUTION),
+        (depthwise_kernel, half("XWBRY"), {**_FLAT, "BM": 32}),
         (recurrence_kernel, half("XWBY", S="*fp32", C="*fp32"), _LSTM),
     ):
         made = compiled(kernel, pointers, constants, sm)
         assert made.asm["cubin"][:4] == b"\x7fELF"
         assert f".target sm_{sm}" in made.asm["ptx"]
         assert made.metadata.shared <= 99 << 10  # what every one of these lets a block have
-        if kernel is attention_kernel:
+        if kernel in (attention_kernel, convolution_kernel):
             assert "mma" in made.asm["ptx"]  # tensor cores
+        if kernel is convolution_kernel:
+            # Rows of the image and of the weight come 16 bytes at a time, past the registers.
+            assert set(re.findall(r"cp\.async\.[^;]*?\], (0x\w+)", made.asm["ptx"])) == {"0x10"}

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from edgecompile.backends.cuda.tiles import RULES, Product, Tile, choose_tile, cycles
+from edgecompile.backends.cuda.lowering.tiles import depthwise_tile
+from edgecompile.backends.cuda.tiles import RULES, Product, Tile, choose_split, choose_tile, cycles
 from edgecompile.targets.gpu import GpuFacts
 
 ORIN = GpuFacts(87, 8, 163 << 10, 1536, 2 << 20)
@@ -88,3 +89,26 @@ def test_a_rule_that_allows_nothing_takes_the_best() -> None:
 def test_where_nothing_fits_the_smallest_is_taken() -> None:
     tiny = GpuFacts(80, 1, 1 << 10, 1536, 1 << 20)
     assert TILES[choose_tile(tiny, Product(64, 64, 64), TILES)] == Tile(16, 32, 32, 1, 1)
+
+
+@pytest.mark.parametrize("gpu", [ORIN, H100])
+@pytest.mark.parametrize("width", [2, 4])
+def test_depth_is_shared_where_outputs_are_few(gpu: GpuFacts, width: int) -> None:
+    deep, parts = choose_split(gpu, Product(49, 512, 4608, 1, width))
+    wide, whole = choose_split(gpu, Product(100352, 64, 576, 1, width))
+    assert whole == 1
+    assert parts > 1 or gpu is ORIN  # whose few multiprocessors small tiles fill
+    assert max(deep.shared_memory(width), wide.shared_memory(width)) <= gpu.shared_memory
+    # No part is without a step.
+    steps = math.ceil(4608 / deep.k)
+    assert (parts - 1) * math.ceil(steps / parts) < steps
+
+
+def test_a_shallow_product_is_not_shared() -> None:
+    assert choose_split(H100, Product(49, 512, 32))[1] == 1
+
+
+def test_few_pixels_take_small_blocks_where_channels_are_by_themselves() -> None:
+    assert depthwise_tile(8 * 56 * 56, 144, H100)[:2] == (64, 32)
+    assert depthwise_tile(49, 960, H100)[:2] == (16, 32)
+    assert depthwise_tile(49 * 8, 960, ORIN)[:2] == (64, 32)

@@ -1,16 +1,17 @@
-"""Convolutions as those that Inductor has a template for: in two or three dimensions, not transposed,
-without dilation.
+"""Convolutions to the kernels of ours, with a sum and an activation behind them.
 
 In one dimension there is a second one of size 1. A transposed convolution becomes an ordinary one with
 as many times the channels as it has phases, which are then put side by side: no zero is multiplied.
-A dilated one becomes a product of the taps' inputs, which are put together, or where it is of groups,
-an ordinary one whose weights have zeros between.
+Those in three dimensions go to Inductor's template, which knows no dilation: a dilated one becomes a
+product of the taps' inputs, which are put together, or where it is of groups, an ordinary one whose
+weights have zeros between.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,25 +20,39 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.convolution_ops import Geometry
-from edgecompile.backends.lowering.constants import PACKED_PREFIX
+from edgecompile.backends.cuda.kernels.convolution import ACTIVATIONS, CONVOLUTION, packed_weight
+from edgecompile.backends.cuda.lowering.tiles import convolution_tile
+from edgecompile.backends.lowering.activations import activation_of
+from edgecompile.backends.lowering.constants import PACKED_PREFIX, constant_of, value_of
 from edgecompile.backends.lowering.convolutions import Match, bias_node, constant_node
+from edgecompile.backends.lowering.in_place import ChangesInPlace
 from edgecompile.backends.lowering.inlining import inline
-from edgecompile.backends.lowering.rewriting import erase_chain
+from edgecompile.backends.lowering.rewriting import Lowering, erase_chain
+from edgecompile.targets.gpu import GpuFacts
 
 aten = torch.ops.aten
+
+#: Until :func:`finish_convolutions` knows more.
+_TILE = [32, 32, 32, 4, 2, 1]
+
+#: Computes an ordinary convolution with zeros around: strides, begins and ends of every dimension.
+_Convolve = Callable[[Sequence[int], Sequence[int], Sequence[int]], Tensor]
 
 
 def emit_convolution(gm: GraphModule, match: Match, last: Node) -> None:
     """Puts operators in place of a convolution and of the norm that was folded into it."""
     g, weight = match.geometry, match.weight.tensor
-    dilated = any(d > 1 for d in g.dilation)
+    solid = len(g.kernel) == 3
+    gathered = solid and not g.transposed and g.groups == 1 and max(g.dilation) > 1
+    spread = g.transposed or solid
+    made = _spread(weight, g) if spread and not gathered and max(g.dilation) > 1 else weight
     if g.transposed:
-        made = _phases(_spread(weight, g), g)
-    elif dilated and g.groups == 1:
+        made = _phases(made, g)
+    kernel, dilation = list(made.shape[2:]), [1] * len(g.kernel) if spread else list(g.dilation)
+    if gathered:
         made = weight.movedim(1, -1).flatten(1)
-    else:
-        made = _spread(weight, g) if dilated else weight
-        made = made.unsqueeze(2) if made.dim() == 3 else made
+    elif not solid:
+        made = packed_weight(made.unsqueeze(2) if made.dim() == 3 else made, g.groups)
     with gm.graph.inserting_before(match.node):
         if match.weight.plain and made is weight:
             operand = match.weight.node(gm)
@@ -49,26 +64,35 @@ def emit_convolution(gm: GraphModule, match: Match, last: Node) -> None:
 
     def run(x: Tensor, w: Tensor, *biases: Tensor) -> Tensor:
         b = biases[0] if biases else None
-        if g.transposed:
-            return _transposed(x, w, b, g)
-        if dilated and g.groups == 1:
+        if gathered:
             return _gathered(x, w, b, g)
-        return _plain(_padded(x, g.begins, g.ends), w, b, g.stride, g.groups)
+
+        def convolve(
+            b: Tensor | None, stride: Sequence[int], begins: Sequence[int], ends: Sequence[int]
+        ) -> Tensor:
+            if solid:
+                y: Tensor = aten.conv3d(
+                    _padded(x, begins, ends), w, b, list(stride), [0], [1], g.groups
+                )
+                return y
+            flat = [1] * (4 - x.dim())
+            zero = [0] * len(flat)
+            y = CONVOLUTION(
+                x.unsqueeze(2) if flat else x, w, b, None,
+                [*flat, *kernel], [*flat, *stride], [*zero, *begins, *zero, *ends],
+                [*flat, *dilation], g.groups, 0, _TILE,
+            )  # fmt: skip
+            return y.squeeze(2) if flat else y
+
+        if g.transposed:
+            y = _transposed(x, kernel, g, partial(convolve, None))
+            return y if b is None else y + b.reshape(-1, *[1] * len(kernel))
+        return convolve(b, g.stride, g.begins, g.ends)
 
     (result,) = inline(gm, match.node, run, operands, symbolic=True)
     result.meta = dict(last.meta)
     last.replace_all_uses_with(result)
     erase_chain(gm, match.node, last)
-
-
-def _plain(x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], groups: int) -> Tensor:
-    """A convolution without padding; ``w`` has two spatial dimensions at least."""
-    lift = x.dim() < w.dim()
-    if lift:
-        x, stride = x.unsqueeze(2), (1, *stride)
-    convolve: Any = aten.conv2d if x.dim() == 4 else aten.conv3d
-    y: Tensor = convolve(x, w, b, list(stride), [0], [1], groups)
-    return y.squeeze(2) if lift else y
 
 
 def _padded(x: Tensor, begins: Sequence[int], ends: Sequence[int]) -> Tensor:
@@ -95,13 +119,12 @@ def _phases(weight: Tensor, g: Geometry) -> Tensor:
     split = weight.reshape(n, -1, *(d for pair in zip(taps, g.stride, strict=True) for d in pair))
     count = len(taps)
     order = [0, *(3 + 2 * i for i in range(count)), 1, *(2 + 2 * i for i in range(count))]
-    made = split.permute(order).flatten(0, count).flip(list(range(2, 2 + count)))
-    return made.unsqueeze(2) if count == 1 else made
+    return split.permute(order).flatten(0, count).flip(list(range(2, 2 + count)))
 
 
-def _transposed(x: Tensor, w: Tensor, b: Tensor | None, g: Geometry) -> Tensor:
+def _transposed(x: Tensor, taps: Sequence[int], g: Geometry, convolve: _Convolve) -> Tensor:
+    """The phases' convolution, of ``taps`` each, side by side; without a bias."""
     count, stride = len(g.kernel), g.stride
-    taps = list(w.shape[-count:])
     spans = [d * (k - 1) + 1 for k, d in zip(g.kernel, g.dilation, strict=True)]
     # Outputs that no input reaches, which an output padding may ask for.
     more = [
@@ -109,7 +132,7 @@ def _transposed(x: Tensor, w: Tensor, b: Tensor | None, g: Geometry) -> Tensor:
         for span, end, tap, s in zip(spans, g.ends, taps, stride, strict=True)
     ]
     ends = [tap - 1 + extra for tap, extra in zip(taps, more, strict=True)]
-    y = _plain(_padded(x, [tap - 1 for tap in taps], ends), w, None, [1] * count, g.groups)
+    y = convolve([1] * count, [tap - 1 for tap in taps], ends)
     steps = y.shape[2:]
     y = y.reshape(y.shape[0], -1, *stride, *steps)
     order = [0, 1, *(d for i in range(count) for d in (2 + count + i, 2 + i))]
@@ -119,7 +142,7 @@ def _transposed(x: Tensor, w: Tensor, b: Tensor | None, g: Geometry) -> Tensor:
     for i in range(count):
         full = (x.shape[2 + i] - 1) * stride[i] + spans[i]
         y = aten.slice(y, 2 + i, g.begins[i], full - g.ends[i])
-    return y if b is None else y + b.reshape(-1, *[1] * count)
+    return y
 
 
 def _gathered(x: Tensor, w: Tensor, b: Tensor | None, g: Geometry) -> Tensor:
@@ -136,3 +159,97 @@ def _gathered(x: Tensor, w: Tensor, b: Tensor | None, g: Geometry) -> Tensor:
         parts.append(part)
     assert len(parts) == math.prod(g.kernel)
     return torch.nn.functional.linear(torch.cat(parts, -1), w, b).movedim(-1, 1)
+
+
+def finish_convolutions(low: Lowering, gpu: GpuFacts, hints: Mapping[Any, Any]) -> None:
+    """Takes over sums and activations behind convolutions, and chooses their tiles.
+
+    Args:
+        low: the graph, in the target's precision.
+        gpu: that it is for.
+        hints: what varying sizes are to be taken for, by symbol.
+    """
+    gm, changes, counts = low.gm, ChangesInPlace(low.gm), low.report.counts
+    for node in [n for n in gm.graph.nodes if n.target is CONVOLUTION]:
+        new, end = node, _end_of(node)
+        found = None if _activation(end) else _residual(end)
+        if found is not None and not changes.between(node, found[0]):
+            new = _add(gm, node, end, *found)
+            end = _end_of(new)
+            counts["residuals"] += 1
+        behind = _activation(end)
+        if behind is not None:
+            user, code = behind
+            new.args = (*new.args[:9], code, new.args[10])
+            user.replace_all_uses_with(end)
+            gm.graph.erase_node(user)
+            counts["convolved_activations"] += 1
+        x, w, y = value_of(new.args[0]), constant_of(gm, new.args[1]), value_of(new)
+        assert x is not None and w is not None and y is not None
+        groups: Any = new.args[8]
+        tile = convolution_tile(x, w, y, groups, gpu, hints)
+        new.args = (*new.args[:10], tile)
+
+
+def _end_of(node: Node) -> Node:
+    """The convolution's node, or the one that takes its second dimension of size 1 away."""
+    user = next(iter(node.users), None)
+    lifted = len(node.users) == 1 and user is not None and user.target is aten.squeeze.dim
+    return user if lifted else node  # type: ignore[return-value]
+
+
+def _activation(node: Node) -> tuple[Node, int] | None:
+    """The activation that alone reads a node, with its number."""
+    found = activation_of(node)
+    user = next(iter(node.users), None)
+    if found is not None or user is None or len(node.users) != 1 or user.args[:1] != (node,):
+        return found
+    if user.target in _CLAMPS and (*user.args[1:], *user.kwargs.values()) == (0, 6):
+        return user, ACTIVATIONS["relu6"]
+    if user.target in (aten.relu6.default, aten.relu6_.default):
+        return user, ACTIVATIONS["relu6"]
+    if user.target in (aten.hardswish.default, aten.hardswish_.default):
+        return user, ACTIVATIONS["hardswish"]
+    return None
+
+
+_CLAMPS = {
+    aten.hardtanh.default, aten.hardtanh_.default, aten.clamp.default, aten.clamp_.default,
+}  # fmt: skip
+
+
+def _residual(node: Node) -> tuple[Node, Node] | None:
+    """The sum that alone reads a node, and what is added there, of the same sizes and dtype."""
+    user = next(iter(node.users), None)
+    if user is None or len(node.users) != 1 or len(user.args) != 2 or user.kwargs:
+        return None
+    swapped = user.args[1] is node
+    # A sum in place changes what its first operand is.
+    if user.target is not aten.add.Tensor and (user.target is not aten.add_.Tensor or swapped):
+        return None
+    other = user.args[0 if swapped else 1]
+    mine, value = value_of(node), value_of(other)
+    if other is node or mine is None or value is None or mine.dtype != value.dtype:
+        return None
+    return (user, other) if str(mine.shape) == str(value.shape) else None  # type: ignore[return-value]
+
+
+def _add(gm: GraphModule, node: Node, end: Node, total: Node, other: Node) -> Node:
+    """The convolution, at the place of the sum behind it, with what is added there."""
+    with gm.graph.inserting_before(total):
+        if end is not node:
+            lifted = gm.graph.call_function(aten.unsqueeze.default, (other, 2))
+            value = value_of(other)
+            assert value is not None
+            lifted.meta = {**other.meta, "val": value.unsqueeze(2)}
+            other = lifted
+        new = gm.graph.call_function(CONVOLUTION, (*node.args[:3], other, *node.args[4:]))
+        new.meta = dict(node.meta)
+        result = new
+        if end is not node:
+            result = gm.graph.call_function(aten.squeeze.dim, (new, 2))
+            result.meta = dict(end.meta)
+    total.replace_all_uses_with(result)
+    for gone in dict.fromkeys((total, end, node)):
+        gm.graph.erase_node(gone)
+    return new

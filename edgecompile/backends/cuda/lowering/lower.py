@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.cuda.lowering.attention import lower_attention
-from edgecompile.backends.cuda.lowering.convolutions import emit_convolution
+from edgecompile.backends.cuda.lowering.convolutions import emit_convolution, finish_convolutions
 from edgecompile.backends.cuda.lowering.narrow import narrow_graph
 from edgecompile.backends.cuda.lowering.operators import lower_operators
 from edgecompile.backends.cuda.lowering.products import merge_linears, sum_vectors
+from edgecompile.backends.cuda.lowering.tiles import hints_of
 from edgecompile.backends.generated import ExternCall
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic
 from edgecompile.backends.lowering.complex import lower_complex
@@ -40,7 +43,9 @@ _WRAPPERS = {
 }
 
 
-def lower_for_gpu(gm: GraphModule, gpu: GpuFacts, precision: str) -> LoweringReport:
+def lower_for_gpu(
+    gm: GraphModule, gpu: GpuFacts, precision: str, inputs: Mapping[str, Tensor] | None = None
+) -> LoweringReport:
     """Rewrites ``gm`` in place: a float32 program's module, on the CPU, before anything is made fake.
 
     Args:
@@ -48,6 +53,7 @@ def lower_for_gpu(gm: GraphModule, gpu: GpuFacts, precision: str) -> LoweringRep
         gpu: that it is for.
         precision: ``fp16``, ``bf16`` or ``fp32``: what it computes in. Inputs and outputs keep their
             dtypes; every output becomes a row-major tensor of its own.
+        inputs: of the sizes that tiles are chosen for; None: those that it was exported with.
 
     Raises:
         MissingKernelError: sizes within the program depend on values; lists every such call.
@@ -64,6 +70,7 @@ def lower_for_gpu(gm: GraphModule, gpu: GpuFacts, precision: str) -> LoweringRep
     lower_convolutions(low, emit_convolution)
     if precision in _NARROW:
         narrow_graph(gm, _NARROW[precision])
+    finish_convolutions(low, gpu, hints_of(gm, inputs or {}))
     merge_linears(low)
     sum_vectors(low)
     lower_attention(low, gpu)

@@ -35,7 +35,7 @@ _PRODUCTS = {
     "linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "embedding", "embedding_bag",
     "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "lstm", "gru", "rnn_tanh", "rnn_relu", "recurrence", "_grouped_mm",
-    "grouped_mm_fallback",
+    "grouped_mm_fallback", "gpu_convolution",
 }  # fmt: skip
 
 #: They take operands of different dtypes, by the names of their operators: conversions, comparisons

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
+from edgecompile.backends.cuda.tiles import Product, choose_split
+from edgecompile.backends.lowering.constants import value_of
 from edgecompile.targets.gpu import GpuFacts
 
 
-def size_of(size: int | torch.SymInt) -> int:
-    """A size, or what a varying one was when it was exported."""
+def hints_of(gm: GraphModule, inputs: Mapping[str, Tensor]) -> dict[Any, Any]:
+    """What varying sizes are at some inputs, by symbol."""
+    hints: dict[Any, Any] = {}
+    for node in gm.graph.nodes:
+        value = value_of(node) if node.op == "placeholder" else None
+        if value is None or node.name not in inputs:
+            continue
+        sizes: Any = value.shape
+        for size, known in zip(sizes, inputs[node.name].shape, strict=True):
+            if isinstance(size, torch.SymInt):
+                hints[size.node.expr] = sympy.Integer(known)
+    return hints
+
+
+def size_of(size: int | torch.SymInt, hints: Mapping[Any, Any] | None = None) -> int:
+    """A size; of a varying one what it is by the hints, or was when it was exported."""
     if isinstance(size, int):
         return size
+    known = size.node.expr.xreplace(dict(hints or {}))
+    if known.is_Integer:
+        return int(known)
     hint = size.node.hint
     return int(hint) if hint is not None else 64
 
@@ -44,3 +67,36 @@ def attention_tile(q: Tensor, gpu: GpuFacts) -> tuple[int, int, int, int]:
     while columns > 16 and (rows + 4 * columns) * width * q.element_size() > gpu.shared_memory:
         columns //= 2
     return rows, columns, 2 if rows < 32 else max(4, rows // 16), 2
+
+
+def convolution_tile(
+    x: Tensor, w: Tensor, y: Tensor, groups: int, gpu: GpuFacts, hints: Mapping[Any, Any]
+) -> list[int]:
+    """Pixels, channels out, depth, warps, stages, and programs that share a tile, for a convolution.
+
+    Args:
+        x: the input, [B, C, H, L].
+        w: the weight, packed.
+        y: the output, [B, N, OH, OL].
+        groups: of channels.
+        gpu: that it is for.
+        hints: what varying sizes are to be taken for.
+    """
+    rows = math.prod(size_of(y.shape[dim], hints) for dim in (0, 2, 3))
+    if groups > 1 and int(x.shape[1]) == groups:
+        return [*depthwise_tile(rows, int(y.shape[1]), gpu), 1]
+    outputs, depth = map(int, w.shape)
+    product = Product(rows, outputs // groups, depth, groups, x.element_size())
+    tile, parts = choose_split(gpu, product)
+    return [tile.m, tile.n, tile.k, tile.warps, tile.stages, parts]
+
+
+def depthwise_tile(rows: int, outputs: int, gpu: GpuFacts) -> tuple[int, int, int, int, int]:
+    """Pixels, channels, no depth, warps and stages where each channel is by itself.
+
+    The best of twelve for eight layers of MobileNetV2 on an H100, but for 2 % in the mean and 10 % at most.
+    """
+    pixels, channels = 64, 32
+    while pixels > 16 and -(-rows // pixels) * -(-outputs // channels) < 4 * gpu.multiprocessors:
+        pixels //= 2
+    return pixels, channels, 0, 4, 1
