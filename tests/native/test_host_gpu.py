@@ -19,6 +19,8 @@ import pytest
 
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.gpu.program import GRAPH_AFTER
+from edgecompile.runtime.gpu.programs import MOST_GRAPHS
 from tests.agreement import named_rules
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.numpy_engine import embed
@@ -110,6 +112,51 @@ def test_a_bucket_that_the_plan_pads_is_a_graph(
                 check(model, length)
             one_by_one = fake_driver.calls("cuLaunchKernel") - before
             assert one_by_one == (0 if graphs else 3 * 4)
+
+
+def test_shapes_that_come_often_become_graphs(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
+) -> None:
+    document = triton_bundle.bundle.document
+    for item in (document, *document["buckets"]):
+        item["axes"]["batch"]["hi"] = 3
+    path = triton_bundle.write()
+    with library.open(path, lazy=1) as model, open_bundle(path, warmup=False) as python:
+        for turn in range(GRAPH_AFTER):
+            assert model.describe()["graphs"] == 0
+            for length in (3, 5):
+                check(model, length, seed=turn)
+                python.run(make_inputs(length))
+        assert model.describe()["graphs"] == python.info["graphs"] == 2
+        launches = fake_driver.calls("cuLaunchKernel")
+        for turn in range(5):  # in any order, and without a kernel launched one by one
+            for length in (5, 3, 5):
+                check(model, length, seed=100 + turn)
+        assert fake_driver.calls("cuLaunchKernel") == launches
+        check(model, 7, batch=2)  # others go on as before
+        check(model, 3)
+        for batch in (1, 2, 3):
+            for length in range(1, 33):
+                for turn in range(GRAPH_AFTER):
+                    check(model, length, batch, seed=turn)
+        assert model.describe()["graphs"] == MOST_GRAPHS
+        assert fake_driver.calls("cuGraphExecDestroy") == 3 * 32 - MOST_GRAPHS
+        check(model, 32, batch=3)
+        check(model, 40)
+
+
+def test_runs_go_on_where_no_graph_can_be_made(
+    fake_driver: FakeCudart,
+    library: HostLibrary,
+    triton_bundle: TritonBundle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_CUDART_FAIL", "cuGraphInstantiateWithFlags:1=2")
+    with library.open(triton_bundle.write(), lazy=1) as model:
+        for turn in range(2 * GRAPH_AFTER):
+            check(model, 3, seed=turn)
+        assert model.describe()["graphs"] == 0
+        assert fake_driver.calls("cuGraphInstantiateWithFlags") == 1
 
 
 def test_runs_allocate_nothing(
@@ -226,133 +273,6 @@ def test_caches_are_changed_in_place(
                     assert ours[name].tobytes() != before[name].tobytes()
             with pytest.raises(HostError, match="doesn't lie within the 64 rows"):
                 model.run(inputs(5, 62))
-
-
-# What the machine may lack.
-
-
-def test_without_a_driver(
-    library: HostLibrary,
-    triton_bundle: TritonBundle,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(tmp_path / "libcuda.so.1"))
-    path = triton_bundle.write()
-    error = refused(library, path)
-    assert error.status == NO_GPU and "can't be loaded" in error.text
-    assert "with the variant toy: the option fallback, or EDGECOMPILE_FALLBACK=cpu" in error.text
-    with library.open(path, fallback=b"cpu") as model, open_bundle(path, fallback="cpu") as other:
-        told, info = model.describe(), other.info
-        for key in ("variant", "mode", "fallback", "refused_variants", "tolerance"):
-            assert told[key] == info[key]
-        assert told["variant"] == "toy" and "can't be loaded" in told["fallback"]
-    refused(library, path, variant=b"cuda-sm90", fallback=b"cpu")  # named, so it isn't replaced
-    monkeypatch.setenv("EDGECOMPILE_FALLBACK", "cpu")
-    with library.open(path) as model:
-        assert model.describe()["variant"] == "toy"
-    # A library that is none of CUDA's.
-    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", "libm.so.6")
-    assert "libm.so.6: has no cu" in refused_by_c(library, path)
-    monkeypatch.delenv("EDGECOMPILE_FALLBACK")
-    monkeypatch.delenv("EDGECOMPILE_CUDA_DRIVER")
-    if not Path("/proc/driver/nvidia").exists():
-        assert "there is no NVIDIA driver: libcuda.so.1" in refused(library, path).text
-
-
-def refused_by_c(library: HostLibrary, path: str) -> str:
-    with pytest.raises(HostError) as caught:
-        library.open(path, variant=b"cuda-sm90")
-    assert caught.value.status == NO_GPU
-    return caught.value.text
-
-
-@pytest.mark.parametrize(
-    ("device", "status", "text"),
-    [
-        ("name=Orin;cc=8.7;driver=12060", NO_GPU, "compute capability 9.0, Orin has 8.7"),
-        ("name=B;cc=10.0;driver=13000", NO_GPU, "compute capability 9.0, B has 10.0"),
-        ("name=H;cc=9.0;driver=11080", NO_GPU, "for CUDA 12.0 or newer, that of H is for 11.8"),
-        ("name=H;cc=9.0;driver=12080;memory=100", GPU_FAILED, "136 bytes of weights: "),
-        ("name=H;cc=9.0;driver=12080;memory=1000", GPU_FAILED, "16384 bytes of scratch memory"),
-    ],
-)
-def test_gpus_that_do_not_do(
-    fake_driver: FakeCudart,
-    library: HostLibrary,
-    triton_bundle: TritonBundle,
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    status: int,
-    text: str,
-) -> None:
-    path = triton_bundle.write()
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", device)
-    error = refused(library, path)
-    assert error.status == status and text in error.text and "\nhint: " in error.text
-    with library.open(path, fallback=b"cpu") as model:
-        assert model.describe()["variant"] == "toy" and text in model.describe()["fallback"]
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.1;driver=12080")  # runs the same code
-    with library.open(path) as model:
-        check(model, 3)
-
-
-def test_code_for_other_gpus(
-    fake_driver: FakeCudart, library: HostLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PTX serves later ones; and a manifest may promise more than there is."""
-    bundle = TritonBundle(tmp_path / "ptx.ecb", "TOY_PTX")
-    bundle.gpu["ptx"] = "9.0"
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=B;cc=10.0;driver=13000")
-    with library.open(bundle.write()) as model:
-        check(model, 3)
-    bundle = TritonBundle(tmp_path / "t.ecb")
-    bundle.gpu["compute_capabilities"] = ["8.7", "9.0"]
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=Orin;cc=8.7;driver=12060")
-    error = refused(library, bundle.write())
-    assert "are for compute capability 9.0, this GPU has 8.7" in error.text
-
-
-def test_of_two_variants_the_one_for_this_gpu(
-    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
-) -> None:
-    better = copy.deepcopy(triton_bundle.variant)
-    better.update(name="cuda-sm120", rank=70)
-    better["gpu"]["compute_capabilities"] = ["12.0"]
-    triton_bundle.bundle.document["variants"].append(better)
-    path = triton_bundle.write()
-    with library.open(path) as model, open_bundle(path) as python:
-        told = model.describe()
-        assert told["variant"] == "cuda-sm90"
-        assert told["refused_variants"] == python.info["refused_variants"]
-    assert "Fake H100 has 9.0" in refused(library, path, variant=b"cuda-sm120").text
-
-
-@pytest.mark.parametrize(
-    ("call", "number", "visible"),
-    [("cuInit", 100, ""), ("cuInit", 999, None), ("cuDeviceGet", 101, "0")],
-)
-def test_no_gpu_that_may_be_used(
-    fake_driver_path: Path,
-    library: HostLibrary,
-    triton_bundle: TritonBundle,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    number: int,
-    visible: str | None,
-) -> None:
-    # Under a name of its own, as what was loaded once stays loaded.
-    driver = tmp_path / "libcuda-copy.so"
-    driver.write_bytes(fake_driver_path.read_bytes())
-    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(driver))
-    monkeypatch.setenv("FAKE_CUDART_FAIL", f"{call}:1={number}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    text = refused_by_c(library, triton_bundle.write())
-    assert f"{call} failed" in text and f"({number})" in text
-    assert ("nvidia-smi" if visible is None else "CUDA_VISIBLE_DEVICES is") in text
 
 
 # What is asked for.

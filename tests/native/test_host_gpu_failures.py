@@ -1,10 +1,11 @@
-"""The C interface with a GPU that fails: at each call, for good, and after a fork.
+"""The C interface with a GPU that is missing, another one, or fails: at each call, for good, after a fork.
 
 As test_host_gpu.py, on a fake of CUDA's driver.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from edgecompile.runtime import open_bundle
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.triton_bundle import TritonBundle
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary
-from tests.native.test_host_gpu import GPU_FAILED, MODES, check
+from tests.native.test_host_gpu import GPU_FAILED, MODES, NO_GPU, check, refused
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,135 @@ def library() -> HostLibrary:
         c_host.build(machine, "edgecompile_runtime", shared=True, link=["-Wl,-z,nodelete"])
     )
 
+
+# What the machine may lack.
+
+
+def test_without_a_driver(
+    library: HostLibrary,
+    triton_bundle: TritonBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(tmp_path / "libcuda.so.1"))
+    path = triton_bundle.write()
+    error = refused(library, path)
+    assert error.status == NO_GPU and "can't be loaded" in error.text
+    assert "with the variant toy: the option fallback, or EDGECOMPILE_FALLBACK=cpu" in error.text
+    with library.open(path, fallback=b"cpu") as model, open_bundle(path, fallback="cpu") as other:
+        told, info = model.describe(), other.info
+        for key in ("variant", "mode", "fallback", "refused_variants", "tolerance"):
+            assert told[key] == info[key]
+        assert told["variant"] == "toy" and "can't be loaded" in told["fallback"]
+    refused(library, path, variant=b"cuda-sm90", fallback=b"cpu")  # named, so it isn't replaced
+    monkeypatch.setenv("EDGECOMPILE_FALLBACK", "cpu")
+    with library.open(path) as model:
+        assert model.describe()["variant"] == "toy"
+    # A library that is none of CUDA's.
+    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", "libm.so.6")
+    assert "libm.so.6: has no cu" in refused_by_c(library, path)
+    monkeypatch.delenv("EDGECOMPILE_FALLBACK")
+    monkeypatch.delenv("EDGECOMPILE_CUDA_DRIVER")
+    if not Path("/proc/driver/nvidia").exists():
+        assert "there is no NVIDIA driver: libcuda.so.1" in refused(library, path).text
+
+
+def refused_by_c(library: HostLibrary, path: str) -> str:
+    with pytest.raises(HostError) as caught:
+        library.open(path, variant=b"cuda-sm90")
+    assert caught.value.status == NO_GPU
+    return caught.value.text
+
+
+@pytest.mark.parametrize(
+    ("device", "status", "text"),
+    [
+        ("name=Orin;cc=8.7;driver=12060", NO_GPU, "compute capability 9.0, Orin has 8.7"),
+        ("name=B;cc=10.0;driver=13000", NO_GPU, "compute capability 9.0, B has 10.0"),
+        ("name=H;cc=9.0;driver=11080", NO_GPU, "for CUDA 12.0 or newer, that of H is for 11.8"),
+        ("name=H;cc=9.0;driver=12080;memory=100", GPU_FAILED, "136 bytes of weights: "),
+        ("name=H;cc=9.0;driver=12080;memory=1000", GPU_FAILED, "16384 bytes of scratch memory"),
+    ],
+)
+def test_gpus_that_do_not_do(
+    fake_driver: FakeCudart,
+    library: HostLibrary,
+    triton_bundle: TritonBundle,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    status: int,
+    text: str,
+) -> None:
+    path = triton_bundle.write()
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", device)
+    error = refused(library, path)
+    assert error.status == status and text in error.text and "\nhint: " in error.text
+    with library.open(path, fallback=b"cpu") as model:
+        assert model.describe()["variant"] == "toy" and text in model.describe()["fallback"]
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.1;driver=12080")  # runs the same code
+    with library.open(path) as model:
+        check(model, 3)
+
+
+def test_code_for_other_gpus(
+    fake_driver: FakeCudart, library: HostLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PTX serves later ones; and a manifest may promise more than there is."""
+    bundle = TritonBundle(tmp_path / "ptx.ecb", "TOY_PTX")
+    bundle.gpu["ptx"] = "9.0"
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=B;cc=10.0;driver=13000")
+    with library.open(bundle.write()) as model:
+        check(model, 3)
+    bundle = TritonBundle(tmp_path / "t.ecb")
+    bundle.gpu["compute_capabilities"] = ["8.7", "9.0"]
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=Orin;cc=8.7;driver=12060")
+    error = refused(library, bundle.write())
+    assert "are for compute capability 9.0, this GPU has 8.7" in error.text
+
+
+def test_of_two_variants_the_one_for_this_gpu(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
+) -> None:
+    better = copy.deepcopy(triton_bundle.variant)
+    better.update(name="cuda-sm120", rank=70)
+    better["gpu"]["compute_capabilities"] = ["12.0"]
+    triton_bundle.bundle.document["variants"].append(better)
+    path = triton_bundle.write()
+    with library.open(path) as model, open_bundle(path) as python:
+        told = model.describe()
+        assert told["variant"] == "cuda-sm90"
+        assert told["refused_variants"] == python.info["refused_variants"]
+    assert "Fake H100 has 9.0" in refused(library, path, variant=b"cuda-sm120").text
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "visible"),
+    [("cuInit", 100, ""), ("cuInit", 999, None), ("cuDeviceGet", 101, "0")],
+)
+def test_no_gpu_that_may_be_used(
+    fake_driver_path: Path,
+    library: HostLibrary,
+    triton_bundle: TritonBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    number: int,
+    visible: str | None,
+) -> None:
+    # Under a name of its own, as what was loaded once stays loaded.
+    driver = tmp_path / "libcuda-copy.so"
+    driver.write_bytes(fake_driver_path.read_bytes())
+    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(driver))
+    monkeypatch.setenv("FAKE_CUDART_FAIL", f"{call}:1={number}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    text = refused_by_c(library, triton_bundle.write())
+    assert f"{call} failed" in text and f"({number})" in text
+    assert ("nvidia-smi" if visible is None else "CUDA_VISIBLE_DEVICES is") in text
+
+
+# What may fail at any moment.
 
 CALLS = (
     "cuMemAlloc_v2", "cuMemHostAlloc", "cuMemcpyHtoD_v2", "cuStreamCreate", "cuModuleLoadDataEx",

@@ -12,6 +12,9 @@ namespace {
 constexpr int64_t kAlignment = 256;  // of everything that a program reads and writes
 // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may allocate meanwhile.
 constexpr int kThreadLocal = 1;
+// After so many runs of one shape a graph of it pays: it takes about as long as three of them.
+constexpr int kGraphAfter = 8;
+constexpr size_t kMostCounted = 4096;
 
 }  // namespace
 
@@ -28,8 +31,8 @@ std::vector<Sizes> input_shapes(const Manifest& manifest, const Sizes& sizes) {
 }
 
 GpuBucket::GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& manifest,
-                     const Bucket& bucket)
-    : lane_(lane), program_(*program), manifest_(manifest) {
+                     const Bucket& bucket, size_t most_graphs)
+    : lane_(lane), program_(*program), manifest_(manifest), most_graphs_(most_graphs) {
   program_.load(lane_.device.capability);
   const Sizes largest = largest_sizes(bucket);
   plan_ = arrange(input_shapes(manifest_, largest));
@@ -96,32 +99,62 @@ void GpuBucket::run(const std::vector<Array>& inputs, const std::vector<Sizes>& 
                     Outputs* result) {
   std::vector<Sizes> given;
   for (const Array& array : inputs) given.push_back(array.sizes);
-  if (given != plan_.inputs) {
-    if (has_graph()) throw GpuError("its graph takes other shapes");
-    plan_ = {};  // Until it is known to have worked, no shape counts as set.
-    plan_ = arrange(given);
-  }
-  const auto copy = [this, &inputs](size_t i, bool back) {
+  const Plan& plan = find_plan(given);
+  const auto copy = [this, &inputs, &plan](size_t i, bool back) {
     const size_t nbytes =
         static_cast<size_t>(count_elements(inputs[i].sizes) * inputs[i].type->size);
-    uint8_t* const here = staging_->host() + plan_.sources[i];
+    uint8_t* const here = staging_->host() + plan.sources[i];
     if (nbytes == 0) return;
     // Caches are the caller's to be written to.
     if (back) std::memcpy(const_cast<uint8_t*>(inputs[i].data), here, nbytes);
     if (!back) std::memcpy(here, inputs[i].data, nbytes);
   };
   for (size_t i = 0; i < inputs.size(); ++i) copy(i, false);
-  run_on_gpu();
+  run_on_gpu(plan);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (is_cache(i)) copy(i, true);
   }
-  if (result != nullptr) take_outputs(shapes, result);
+  if (result != nullptr) take_outputs(plan, shapes, result);
+  if (most_graphs_ != 0 && plan.graph.get() == nullptr) keep_often(given);
 }
 
-void GpuBucket::run_on_gpu() {
+const GpuBucket::Plan& GpuBucket::find_plan(const std::vector<Sizes>& inputs) {
+  const auto kept = std::find_if(kept_.begin(), kept_.end(),
+                                 [&inputs](const Plan& plan) { return plan.inputs == inputs; });
+  if (kept != kept_.end()) {
+    kept_.splice(kept_.begin(), kept_, kept);
+    return kept_.front();
+  }
+  if (inputs != plan_.inputs) {
+    if (plan_.graph.get() != nullptr) throw GpuError("its graph takes other shapes");
+    plan_ = {};  // Until it is known to have worked, no shape counts as set.
+    plan_ = arrange(inputs);
+  }
+  return plan_;
+}
+
+void GpuBucket::keep_often(const std::vector<Sizes>& inputs) {
+  if (++seen_[inputs] < kGraphAfter) {
+    if (seen_.size() > kMostCounted) seen_.clear();
+    return;
+  }
+  seen_.erase(inputs);
+  try {
+    plan_.graph = record(plan_);
+  } catch (const GpuError& error) {
+    if (error.sticky()) throw;
+    most_graphs_ = 0;  // The run itself succeeded, and so will the next ones without graphs.
+    return;
+  }
+  kept_.push_front(std::move(plan_));
+  plan_ = {};
+  if (kept_.size() > most_graphs_) kept_.pop_back();
+}
+
+void GpuBucket::run_on_gpu(const Plan& plan) {
   const Driver& driver = *lane_.driver;
   try {
-    has_graph() ? driver.launch(executable_.get(), lane_.stream.get()) : queue();
+    plan.graph.get() != nullptr ? driver.launch(plan.graph.get(), lane_.stream.get()) : queue(plan);
     driver.synchronize(lane_.stream.get());
   } catch (const std::exception& failure) {
     const auto* const known = dynamic_cast<const GpuError*>(&failure);
@@ -139,7 +172,7 @@ void GpuBucket::run_on_gpu() {
   }
 }
 
-void GpuBucket::queue() {
+void GpuBucket::queue(const Plan& plan) {
   void* const stream = lane_.stream.get();
   const auto addresses = [this](const std::vector<int64_t>& offsets) {
     std::vector<uint64_t> result;
@@ -148,29 +181,29 @@ void GpuBucket::queue() {
     }
     return result;
   };
-  staging_->send(0, plan_.sent, stream);
-  program_.enqueue(addresses(plan_.sources), addresses(plan_.targets), lane_.scratch.get(),
+  staging_->send(0, plan.sent, stream);
+  program_.enqueue(addresses(plan.sources), addresses(plan.targets), lane_.scratch.get(),
                    lane_.scratch_bytes, stream);
-  staging_->fetch(plan_.fetched, plan_.end, stream);
+  staging_->fetch(plan.fetched, plan.end, stream);
 }
 
 void GpuBucket::capture(const std::vector<Array>& inputs) {
   run(inputs, {}, nullptr);
   try {
-    executable_ = record();
+    plan_.graph = record(plan_);
   } catch (const GpuError& error) {
     throw error.retold("its run can't be captured as a graph: " + error.message,
                        error.hint.empty() ? "open the bundle with the mode default" : error.hint);
   }
 }
 
-Owned<void*> GpuBucket::record() {
+Owned<void*> GpuBucket::record(const Plan& plan) {
   const Driver& driver = *lane_.driver;
   void* const stream = lane_.stream.get();
   void* found = nullptr;
   driver.begin_capture(stream, kThreadLocal);
   try {
-    queue();
+    queue(plan);
   } catch (...) {
     try {
       driver.end_capture(stream, &found);
@@ -186,10 +219,11 @@ Owned<void*> GpuBucket::record() {
   return {driver, driver.destroy_executable, executable};
 }
 
-void GpuBucket::take_outputs(const std::vector<Sizes>& shapes, Outputs* result) const {
+void GpuBucket::take_outputs(const Plan& plan, const std::vector<Sizes>& shapes,
+                             Outputs* result) const {
   for (size_t i = 0; i < shapes.size(); ++i) {
     const TensorSpec& spec = manifest_.outputs[i];
-    const Sizes& sizes = plan_.outputs[i];
+    const Sizes& sizes = plan.outputs[i];
     if (shapes[i].size() != sizes.size()) {
       throw GpuError(cat(spec.name, " has ", sizes.size(), " dimensions, the manifest has ",
                          shapes[i].size()));
@@ -199,7 +233,7 @@ void GpuBucket::take_outputs(const std::vector<Sizes>& shapes, Outputs* result) 
       if (shapes[i][d] >= 0) cut[d] = std::min(cut[d], shapes[i][d]);
     }
     Array array = make_array(*spec.type, cut);
-    copy_box(array.owned.data(), row_major(cut), staging_->host() + plan_.targets[i],
+    copy_box(array.owned.data(), row_major(cut), staging_->host() + plan.targets[i],
              row_major(sizes), cut, spec.type->size);
     result->arrays.push_back(std::move(array));
   }

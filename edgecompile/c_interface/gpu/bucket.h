@@ -1,6 +1,8 @@
 // One bucket on a GPU: its program, its memory and, with a graph, its captured run.
 #pragma once
 
+#include <list>
+#include <map>
 #include <vector>
 
 #include "call/programs.h"
@@ -25,16 +27,18 @@ std::vector<Sizes> input_shapes(const Manifest& manifest, const Sizes& sizes);
 // Ready to run. Not from two threads at once; the GPU is current on the one that calls.
 class GpuBucket {
  public:
-  // Loads the kernels, and allocates memory for the bucket's largest shapes. Everything that is
-  // given stays as long as this. Throws GpuError.
-  GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& manifest, const Bucket& bucket);
+  // Loads the kernels, and allocates memory for the bucket's largest shapes. `most_graphs`: of so
+  // many shapes that come often the runs become graphs. Everything that is given stays as long as
+  // this. Throws GpuError.
+  GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& manifest, const Bucket& bucket,
+            size_t most_graphs);
 
   // As Programs::run.
   void run(const std::vector<Array>& inputs, const std::vector<Sizes>& shapes, Outputs* result);
   // Runs once as usual and once recorded; from now on runs replay that, of these shapes only.
   void capture(const std::vector<Array>& inputs);
   int64_t nbytes() const { return staging_->nbytes(); }  // of inputs and outputs
-  bool has_graph() const { return executable_.get() != nullptr; }
+  size_t graphs() const { return kept_.size() + (plan_.graph.get() != nullptr ? 1 : 0); }
 
  private:
   // Runs of certain shapes: what they are, and where in the staging memory everything lies: inputs,
@@ -43,21 +47,26 @@ class GpuBucket {
     std::vector<Sizes> inputs, outputs;
     std::vector<int64_t> sources, targets;
     int64_t sent = 0, fetched = 0, end = 0;  // up to where, from where, and all of it
+    Owned<void*> graph;                      // none: they are queued
   };
   Plan arrange(const std::vector<Sizes>& inputs);
   void check_outputs(const Sizes& largest) const;
   bool is_cache(size_t input) const;
-  void queue();
-  void run_on_gpu();
-  Owned<void*> record();
-  void take_outputs(const std::vector<Sizes>& shapes, Outputs* result) const;
+  const Plan& find_plan(const std::vector<Sizes>& inputs);
+  void queue(const Plan& plan);
+  void run_on_gpu(const Plan& plan);
+  Owned<void*> record(const Plan& plan);
+  void take_outputs(const Plan& plan, const std::vector<Sizes>& shapes, Outputs* result) const;
+  void keep_often(const std::vector<Sizes>& inputs);
 
   const Lane& lane_;
   GpuProgram& program_;
   const Manifest& manifest_;
-  Plan plan_;  // without inputs: none is set
+  size_t most_graphs_;
   std::unique_ptr<const Staging> staging_;
-  Owned<void*> executable_;
+  Plan plan_;             // what the program is set to; without inputs: nothing
+  std::list<Plan> kept_;  // of shapes that came often, the one that was used last at the front
+  std::map<std::vector<Sizes>, int> seen_;  // how often others came
 };
 
 }  // namespace ecr

@@ -11,6 +11,7 @@ namespace ecr {
 namespace {
 
 constexpr int64_t kLeastScratch = 256;
+constexpr size_t kMostGraphs = 64;    // of a bucket's shapes
 constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: doesn't wait for the default stream
 
 std::string boolean(bool value) { return value ? "true" : "false"; }
@@ -72,8 +73,9 @@ GpuBucket& GpuPrograms::ready(size_t bucket) {
   std::unique_ptr<GpuBucket>& slot = buckets_[bucket];
   if (slot == nullptr) {
     const Manifest& manifest = folder_.manifest();
-    auto made =
-        std::make_unique<GpuBucket>(lane_, programs_[bucket].get(), manifest, specs_[bucket]);
+    const bool often = mode_ == kPlanned && !replays(specs_[bucket]);
+    auto made = std::make_unique<GpuBucket>(lane_, programs_[bucket].get(), manifest,
+                                            specs_[bucket], often ? kMostGraphs : 0);
     // What is in memory by chance could be indices outside their tables.
     if (replays(specs_[bucket])) {
       made->capture(make_inputs(manifest, largest_sizes(specs_[bucket])));
@@ -121,7 +123,7 @@ void GpuPrograms::describe(JsonWriter* out) {
   for (const std::unique_ptr<GpuBucket>& item : buckets_) {
     if (item == nullptr) continue;
     nbytes += item->nbytes();
-    graphs += item->has_graph() ? 1 : 0;
+    graphs += static_cast<int64_t>(item->graphs());
   }
   const GpuSpec& spec = *variant_.gpu;
   out->key("mode").string(mode_).key("gpu_precision").string(spec.precision);

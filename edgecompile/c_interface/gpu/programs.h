@@ -12,7 +12,8 @@
 namespace ecr {
 
 // Runs take turns. A bucket of one shape, as padded ones are, replays a graph that was captured for
-// it once, unless the mode is "default"; runs of other buckets are queued each time.
+// it once, unless the mode is "default"; runs of other buckets are queued, or in the mode "planned"
+// replay a graph of shapes that came often.
 class GpuPrograms : public Programs {
  public:
   // Copies the weights and rehearses every program; kernels are loaded with the first runs.
