@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from edgecompile.errors import CompileError
 from edgecompile.runtime.format.schema import Tolerance
 
+INT8 = "int8"
 #: What a weight can be stored in, the widest first.
-PRECISIONS = ("fp32", "bf16", "int8")
+PRECISIONS = ("fp32", "bf16", INT8)
 
 
 #: Least cosine of each output with eager's, by precision. bf16 rounds a weight by 2**-9 of itself

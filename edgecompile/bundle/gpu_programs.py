@@ -9,7 +9,7 @@ from edgecompile.audit.judge import baseline
 from edgecompile.backends.cuda.compiled import PREFIX, GpuPrograms
 from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.writer import BundleWriter, merge_constants
-from edgecompile.precision import FP32, TOLERANCES, min_cosine
+from edgecompile.precision import FP32, INT8, TOLERANCES, min_cosine
 from edgecompile.runtime.format.schema import TRITON, GpuSpec, Manifest, Variant
 
 #: Variants for a GPU come before those for CPUs, and behind an engine of TensorRT.
@@ -51,7 +51,7 @@ def add_gpu_programs(
 
 def weights_label(precision: str) -> str:
     """The name of a GPU's weights in a bundle: those of CPUs are stored in another order."""
-    return f"{precision}-gpu" if precision == FP32.name else precision
+    return f"{precision}-gpu" if precision in (FP32.name, INT8) else precision
 
 
 def _variant(writer: BundleWriter, programs: GpuPrograms, arch: str, gpu: GpuSpec) -> Variant:

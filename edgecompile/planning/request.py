@@ -24,7 +24,12 @@ from edgecompile.planning.options import (
     PlanOptions,
 )
 from edgecompile.precision import FP32, PRECISIONS
-from edgecompile.targets.gpu import GPU_PRECISION, GPU_PRECISIONS, TRITON_PRECISIONS
+from edgecompile.targets.gpu import (
+    BOTH_PRECISIONS,
+    GPU_PRECISION,
+    GPU_PRECISIONS,
+    TRITON_PRECISIONS,
+)
 from edgecompile.targets.profile import TargetProfile
 
 #: Chooses the precision by trial.
@@ -55,8 +60,8 @@ class PlanRequest(PlanOptions, BuildOptions):
             count as the longest length served. Other inputs over the model's limit are refused.
         max_length: longest length to serve; None: the model's own limit, or the longest seen.
         precision: data type of the linear layers' weights on a CPU (fp32, bf16, int8), or ``auto``,
-            the fastest that stays within ``max_error``; compute type of a GPU (fp32, fp16, and int8 with
-            TensorRT or bf16 with Triton).
+            the fastest that stays within ``max_error``; compute type of a GPU (fp32, fp16, with Triton bf16), or int8:
+            with TensorRT products of int8, with Triton weights of int8.
             None: fp32 on CPUs, fp16 on GPUs.
         quick: one program for all lengths, dynamic if the model can be; nothing is measured.
         plan: take these buckets, if they fit; nothing is measured.
@@ -130,8 +135,7 @@ class PlanRequest(PlanOptions, BuildOptions):
             )
         known: tuple[str, ...] = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
         if profile.gpu is not None and self.backend in (TRITON, BOTH):
-            others = TRITON_PRECISIONS if self.backend == TRITON else known
-            known = tuple(name for name in TRITON_PRECISIONS if name in others)
+            known = TRITON_PRECISIONS if self.backend == TRITON else BOTH_PRECISIONS
             _ = profile.gpu.facts
         if self.alternatives and self.backend not in (TRITON, BOTH):
             raise UsageError(

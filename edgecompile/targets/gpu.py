@@ -12,8 +12,10 @@ from edgecompile.targets.schema import GPU_KEYS, check_table
 
 #: What a GPU may compute in by TensorRT's engines, the widest first.
 GPU_PRECISIONS = ("fp32", "fp16", "int8")
-#: The same of programs that Triton compiles.
-TRITON_PRECISIONS = ("fp32", "bf16", "fp16")
+#: The same of programs that Triton compiles; int8 are weights alone.
+TRITON_PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+#: Of a bundle with both, whose int8 would be of two kinds.
+BOTH_PRECISIONS = ("fp32", "fp16")
 #: The default.
 GPU_PRECISION = "fp16"
 

@@ -23,6 +23,7 @@ from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.recipe import read_recipe
 from edgecompile.runtime.format.schema import TRITON
+from edgecompile.runtime.format.weights import map_weights
 from edgecompile.runtime.measure.tune import tune_bundle
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
@@ -136,6 +137,36 @@ def test_alternatives_are_packed_and_tuned(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "target"), [("bert", "cuda-sm90"), ("gpt2", "jetson-orin")])
+def test_weights_of_int8(tiny_model: Path, tmp_path: Path, kind: str, target: str) -> None:
+    need_triton()
+    model, load = tiny_model, LoadOptions()
+    if kind == "gpt2":
+        need_aarch64_compiler()
+        model = write_model(tmp_path / "gpt2", "gpt2", "LMHeadModel")
+        load = LoadOptions(max_context=40, max_length=16)
+    wanted = request(model, tmp_path, target, "int8")
+    wanted = replace(wanted, load=load, plan=replace(wanted.plan, max_length=16))
+    result = build(wanted)
+    manifest = parse_manifest((result.bundle_path / "manifest.json").read_bytes())
+    gpu = next(variant for variant in manifest.variants if variant.backend == TRITON)
+    assert gpu.gpu is not None and gpu.gpu.precision == "int8-gpu"
+    assert gpu.gpu.min_cosine == 0.999 and gpu.gpu.tolerance.rtol == 0.06
+    report = json.loads((result.bundle_path / "reports" / "gpu.json").read_text())
+    checks = [item for program in report["programs"] for item in program["checks"]]
+    assert all(item["cosine"] > 0.999 for item in checks)
+    folder = BundleFolder(str(result.bundle_path))
+    constants = map_weights(folder, manifest.weights["int8-gpu"], False).constants
+    folder.close()
+    kinds = {item.type.name for item in constants}
+    assert {"int8", "float16", "float32"} <= kinds
+    whole = [item for item in constants if item.type.name == "int8"]
+    # Each is there once, for prompts and for steps.
+    assert len({item.name for item in whole}) == len(whole)
+    assert all("_int8_" in item.name for item in whole)
+
+
+@pytest.mark.slow
 def test_the_same_build_gives_the_same_bytes(
     built: BuildResult, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -169,7 +200,7 @@ def test_a_gpu_that_triton_has_no_code_for_is_answered_in_words(tmp_path: Path) 
 
 
 def test_precisions_and_targets_that_do_not_fit_are_refused() -> None:
-    for backend, precision in (("triton", "int8"), ("both", "int8"), ("both", "bf16")):
+    for backend, precision in (("triton", "auto"), ("both", "int8"), ("both", "bf16")):
         text = f"does not support `precision` {precision} with `backend` {backend}"
         with pytest.raises(UsageError, match=text):
             PlanRequest(LENGTHS, backend=backend, precision=precision).check_target(

@@ -196,6 +196,19 @@ def test_narrower_is_cheaper() -> None:
     assert times == sorted(times, reverse=True, key=lambda ms: ms or 0.0) and len(set(times)) == 3
 
 
+def test_weights_of_int8_save_bytes_alone() -> None:
+    profile = load_target("jetson-orin-nano")
+
+    def ms(length: int, **how: str) -> float:
+        (point,) = gpu_curve(MINILM, profile, [length], **how).points  # type: ignore[arg-type]
+        assert point.pad_ms is not None
+        return point.pad_ms
+
+    stored = {"precision": "int8", "products": "fp16"}
+    assert ms(8, **stored) < ms(8)
+    assert ms(512, precision="int8") < ms(512, **stored) <= ms(512)
+
+
 def test_the_efficiency_is_that_of_the_record() -> None:
     """BERT-Large in int8 at 384 tokens took 6.55 ms on an AGX Orin and 16.89 on an Orin NX."""
     hidden, layers, tokens = 1024, 24, 384

@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from edgecompile.errors import VerificationError
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import plain_fields
-from edgecompile.precision import TOLERANCES, min_cosine
+from edgecompile.precision import INT8, TOLERANCES, min_cosine
 from edgecompile.targets.gpu import GpuFacts
 
 #: The graph in the target's precision against the exported one in float32, both by torch's kernels; and
@@ -181,7 +181,8 @@ def _compare(
         raise VerificationError(
             f"the GPU's program in {precision} ({how}, {at}) differs from the model in fp32: "
             + "; ".join(problems),
-            hint="--precision bf16 has the range of fp32, fp32 its digits",
+            hint="--precision bf16 has the range of fp32, fp32 its digits"
+            + ("; fp16 keeps its weights" if precision == INT8 else ""),
         )
     return GraphCheck(kind, dict(sizes), worst, min(cosines, default=None))
 

@@ -22,7 +22,7 @@ import torch
 import torch._dynamo.device_interface as device_interface
 import torch._inductor
 from torch import Tensor
-from torch._inductor import codecache, graph, select_algorithm, virtualized
+from torch._inductor import codecache, graph, scheduler, select_algorithm, virtualized
 from torch._inductor import utils as inductor_utils
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen import wrapper as wrapper_codegen
@@ -42,6 +42,7 @@ from edgecompile.targets.gpu import GpuFacts
 
 #: Inductor's code for the CUDA of this release: it decides about nothing that we use.
 _CUDA = "12.6"
+_join = scheduler.Scheduler.check_prologue_fusion_heuristics_fusable
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ def move_to_gpu(module: GraphModule, kwargs: Mapping[str, Tensor]) -> OnGpu:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    # With the real one, whose id stays its own so long.
-    fakes: dict[int, tuple[Tensor, Tensor]] = {}
+    fakes: dict[int, tuple[Tensor, Tensor]] = {}  # with the real one, whose id stays its own
 
     def fake(tensor: Tensor) -> Tensor:
         with mode:
@@ -200,6 +200,7 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
         (joint_graph, "lazy_init", lambda device=None: lazy_init(torch.device("cpu"))),
         (joint_graph.UniformValueConstantFolder, "_deduce_value", deduce_on_cpu),
         (graph, "is_same_tensor", _same_tensor),
+        (scheduler.Scheduler, "check_prologue_fusion_heuristics_fusable", _joins_product),
         # Small constants are written into kernels.
         (FakeTensor, "tolist", lambda self: self.ec_real.tolist()),
         (FakeTensor, "item", lambda self: self.ec_real.item()),
@@ -235,16 +236,9 @@ def _described(properties: types.SimpleNamespace) -> type[device_interface.Devic
         Stream = device_interface.CudaInterface.Stream
 
         class Worker:
-            @staticmethod
-            def set_device(device: Any) -> None: ...
-
-            @staticmethod
-            def current_device() -> int:
-                return 0
-
-            @staticmethod
-            def get_device_properties(device: Any = None) -> Any:
-                return properties
+            set_device = staticmethod(lambda device: None)
+            current_device = staticmethod(lambda: 0)
+            get_device_properties = staticmethod(lambda device=None: properties)
 
         current_device = staticmethod(lambda: 0)
         set_device = staticmethod(lambda device: None)
@@ -271,6 +265,12 @@ def _same_tensor(one: Tensor, other: Tensor) -> bool:
     if isinstance(one, FakeTensor) or isinstance(other, FakeTensor):
         return one is other
     return inductor_utils.is_same_tensor(one, other)
+
+
+def _joins_product(self: Any, operand: Any, product: Any, why: Any) -> bool:
+    """Whether a product's kernel computes an operand itself: one made of int8, too, of half the bytes."""
+    read = (virtualized.V.graph.get_dtype(dep.name) for dep in operand.read_writes.reads)
+    return torch.int8 in read or _join(self, operand, product, why)
 
 
 @contextmanager
@@ -338,8 +338,7 @@ def _convolution(choice: Any) -> Product:
     hint = virtualized.V.graph.sizevars.optimization_hint
     sizes = [hint(size) for size in choice.layout.size]
     depth = math.prod(hint(size) for size in choice.input_nodes[1].get_size()[1:])
-    width = choice.layout.dtype.itemsize
-    return Product(math.prod(sizes) // sizes[1], sizes[1], depth, 1, width)
+    return Product(math.prod(sizes) // sizes[1], sizes[1], depth, 1, choice.layout.dtype.itemsize)
 
 
 @contextmanager

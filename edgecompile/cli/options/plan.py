@@ -124,8 +124,8 @@ plan_options = add_options(
         "--precision",
         type=click.Choice(["fp32", "fp16", "bf16", "int8", "auto"]),
         help="Set the data type of the linear layers' weights on a CPU (fp32, bf16, int8; auto picks "
-        "the fastest on this machine within --max-error), or the compute type of a GPU (fp32, fp16, "
-        "int8).  [default: fp32 on CPUs, fp16 on GPUs]",
+        "the fastest on this machine within --max-error), or the compute type of a GPU (fp32, fp16; "
+        "bf16 with --backend triton), or int8 there (weights alone with triton).  [default: fp32 on CPUs, fp16 on GPUs]",
     ),
     click.option(
         "--max-error",

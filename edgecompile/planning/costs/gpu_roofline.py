@@ -45,6 +45,7 @@ def gpu_curve(
     lengths: Sequence[int],
     *,
     precision: str = "fp16",
+    products: str | None = None,
     graphs: bool = True,
     efficiency: Efficiency = MLPERF_RECORD,
 ) -> CostGrid:
@@ -60,7 +61,8 @@ def gpu_curve(
         work: what the model does.
         profile: the target; it has a GPU.
         lengths: where to put the points.
-        precision: fp32, bf16, fp16 or int8.
+        precision: fp32, bf16, fp16 or int8: of weights.
+        products: what is multiplied in; None: the same.
         graphs: whether padded programs run as graphs: not if another axis varies within a bucket.
         efficiency: how much of the figures is reached.
 
@@ -79,10 +81,11 @@ def gpu_curve(
     if problems or gpu is None:
         raise CostError(f"the costs on {profile.name} can't be modelled: " + "; ".join(problems))
     peaks = dict(gpu.peak_gflops)
-    peak = peaks.get(precision, peaks["fp16"])  # bf16 is as fast wherever it isn't stated
+    products = products or precision
+    peak = peaks.get(products, peaks["fp16"])  # bf16 is as fast wherever it isn't stated
     record = profile_record(work, profile, precision, efficiency)
     record |= {
-        f"profile.gpu.peak_gflops.{precision}": repr(peak),
+        f"profile.gpu.peak_gflops.{products}": repr(peak),
         "profile.gpu.bandwidth_gbs": repr(gpu.bandwidth_gbs),
         "profile.sources.gpu": dict(profile.sources).get("gpu", "not stated"),
         "efficiency.launch_us": repr(LAUNCH_US),

@@ -31,8 +31,9 @@ from edgecompile.planning.costs.roofline import modelled_curve
 from edgecompile.planning.options import TRITON
 from edgecompile.planning.scope import PlanScope
 from edgecompile.planning.subject import Subject
-from edgecompile.precision import FP32, Precision
+from edgecompile.precision import FP32, INT8, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.targets.gpu import GPU_PRECISION
 from edgecompile.targets.profile import VariantSpec
 
 _MODELLED_POINTS = 64
@@ -164,7 +165,11 @@ def _modelled(subject: Subject, weights: Precision) -> Costs:
         costs.append(engine_cost(work, stored, precision) if engine else BucketCost())
         if gpu:
             one_shape = all(r.lo == r.hi for _, r in scope.axes[1:])
-            whole = gpu_curve(work, profile, lengths, precision=precision, graphs=one_shape)
+            # Triton's programs store int8 and multiply float16.
+            products = GPU_PRECISION if request.backend == TRITON and precision == INT8 else None
+            whole = gpu_curve(
+                work, profile, lengths, precision=precision, products=products, graphs=one_shape
+            )
         else:
             whole = modelled_curve(
                 work, profile, lengths, precision=precision, threads=request.threads

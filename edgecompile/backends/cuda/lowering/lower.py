@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends.cuda.lowering.attention import lower_attention
 from edgecompile.backends.cuda.lowering.convolutions import emit_convolution, finish_convolutions
+from edgecompile.backends.cuda.lowering.int8 import narrow_weights
 from edgecompile.backends.cuda.lowering.narrow import narrow_graph
 from edgecompile.backends.cuda.lowering.operators import lower_operators
 from edgecompile.backends.cuda.lowering.products import merge_linears, sum_vectors
@@ -34,7 +35,8 @@ from edgecompile.targets.gpu import GpuFacts
 
 aten = torch.ops.aten
 
-_NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16}
+#: By precision what activations are computed in, where that isn't float32.
+_NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.float16}
 
 #: Operators that only run a body under another mode of autograd or autocasting.
 _WRAPPERS = {
@@ -51,8 +53,9 @@ def lower_for_gpu(
     Args:
         gm: as :meth:`torch.export.ExportedProgram.module` gives it.
         gpu: that it is for.
-        precision: ``fp16``, ``bf16`` or ``fp32``: what it computes in. Inputs and outputs keep their
-            dtypes; every output becomes a row-major tensor of its own.
+        precision: ``fp16``, ``bf16`` or ``fp32``: what it computes in; or ``int8``: as ``fp16``, with the
+            matrices of products in int8. Inputs and outputs keep their dtypes; every output becomes a
+            row-major tensor of its own.
         inputs: of the sizes that tiles are chosen for; None: those that it was exported with.
 
     Raises:
@@ -72,6 +75,8 @@ def lower_for_gpu(
         narrow_graph(gm, _NARROW[precision])
     finish_convolutions(low, gpu, hints_of(gm, inputs or {}))
     merge_linears(low)
+    if precision == "int8":
+        narrow_weights(low)
     sum_vectors(low)
     lower_attention(low, gpu)
     lower_operators(low, gpu)

@@ -1,0 +1,105 @@
+"""Weights of products as int8: rounded symmetrically, with a scale in float32 for each output.
+
+Products multiply in half precision, as they would without. What makes a matrix of int8 and scales stands in the graph;
+Inductor's template reads those and computes a tile of it as it needs it, and sums of one row do the same. What is
+rounded is the constants that nothing but products reads: an embedding that also is the last product's matrix stays
+as it is, which costs less memory than having it twice.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from edgecompile.backends.lowering.constants import (
+    PACKED_PREFIX,
+    attribute_name,
+    constant_of,
+    is_nameless,
+)
+from edgecompile.backends.lowering.inlining import inline
+from edgecompile.backends.lowering.rewriting import Lowering, arguments_of
+
+aten = torch.ops.aten
+
+_LARGEST = 127
+#: A matrix of fewer rows or columns is small beside its scales and its product's other work.
+_LEAST = 16
+_HALF = (torch.float16, torch.bfloat16)
+#: The name of the matrix among each product's arguments.
+_PRODUCTS = {
+    aten.linear.default: "weight",
+    aten.addmm.default: "mat2",
+    aten.mm.default: "mat2",
+    aten.matmul.default: "other",
+}
+
+
+def narrow_weights(low: Lowering) -> None:
+    """Rewrites constant matrices of products; the graph is of half precision already."""
+    read = _readers(low)
+
+    def product(node: Node) -> bool | str:
+        source = arguments_of(node)[_PRODUCTS[node.target]]  # type: ignore[index]
+        weight = constant_of(low.gm, source)
+        if weight is None or weight.dim() != 2 or weight.dtype not in _HALF:
+            return False
+        if min(weight.shape) < _LEAST:
+            return "its matrix is small"
+        if not all(_is_matrix_of(*reader) for reader in read[id(_owner(low, source))]):
+            return "something else reads its matrix, too"
+        linear = node.target is aten.linear.default
+        constants = _constants(low, str(source.target), weight.t() if linear else weight, node)
+
+        def matrix(whole: Tensor, scale: Tensor) -> Tensor:
+            made = (whole.float() * scale).to(weight.dtype)
+            return made.t() if linear else made
+
+        (made,) = inline(low.gm, node, matrix, constants)
+        node.replace_input_with(source, made)
+        return True
+
+    low.each("int8", _PRODUCTS, product)
+
+
+def _owner(low: Lowering, node: Node) -> Tensor:
+    """The tensor itself, not a detached view of it."""
+    owner, _, leaf = str(node.target).rpartition(".")
+    module = low.gm.get_submodule(owner) if owner else low.gm
+    return getattr(module, leaf)  # type: ignore[no-any-return]
+
+
+def _readers(low: Lowering) -> dict[int, list[tuple[Node, Node]]]:
+    """Who reads each constant, under all of its names: the node and its ``get_attr``."""
+    found: dict[int, list[tuple[Node, Node]]] = {}
+    for node in low.gm.graph.nodes:
+        if constant_of(low.gm, node) is not None:
+            users = [(user, node) for user in node.users]
+            found.setdefault(id(_owner(low, node)), []).extend(users)
+    return found
+
+
+def _is_matrix_of(user: Node, constant: Node) -> bool:
+    if user.target not in _PRODUCTS:
+        return False
+    return arguments_of(user)[_PRODUCTS[user.target]] is constant
+
+
+def _constants(low: Lowering, name: str, weight: Tensor, near: Node) -> list[Node]:
+    """The nodes of a matrix [inputs, outputs] in int8, row after row, and of its scales [outputs].
+
+    Inductor fuses a conversion into a product only where it goes through the matrix in the product's order.
+    """
+    # Packed ones are the same in every program of the model.
+    prefix = "ec" if is_nameless(name) else PACKED_PREFIX
+    names = [attribute_name(f"{prefix}{kind}_", name, name) for kind in ("int8", "scale")]
+    if not hasattr(low.gm, names[0]):
+        wide = weight.float()
+        scale = wide.abs().amax(0).clamp(min=1e-30) / _LARGEST
+        low.gm.register_buffer(names[0], (wide / scale).round().to(torch.int8).contiguous())
+        low.gm.register_buffer(names[1], scale)
+        low.report.packed[names[0]] = low.report.packed.get(name, [name])
+        low.report.narrowed[name] = "int8"
+    with low.gm.graph.inserting_before(near):
+        return [low.gm.graph.get_attr(item) for item in names]
