@@ -41,6 +41,7 @@ from edgecompile.onnx.export import need_onnx
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.seq2seq import refuse_auto
+from edgecompile.planning.costs.roofline import WEIGHT_BYTES
 from edgecompile.planning.generation_plan import refuse_generation, refuse_two_parts
 from edgecompile.planning.options import BOTH, TRITON
 from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
@@ -52,9 +53,7 @@ from edgecompile.targets.profile import TargetProfile
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.units import format_bytes
 
-#: Bytes by weight that a bundle holds at least. Half of the weights are taken for granted only:
-#: heads that nobody asked for are left out.
-_WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+#: The share of the weights that is taken for granted: heads that nobody asked for are left out.
 _USED = 0.5
 #: The native runtime of one variant and its programs have at least so many bytes.
 _CODE_BYTES = 1_000_000
@@ -324,7 +323,7 @@ def _check_writable(preflight: Preflight, folder: Path) -> None:
 
 def _least_bytes(request: BuildRequest, profile: TargetProfile, weights: int) -> int:
     """The least bytes of the bundle and of the work beside it."""
-    width = _WIDTHS.get(request.plan.precision_for(profile), 1)  # auto may choose int8
+    width = WEIGHT_BYTES.get(request.plan.precision_for(profile), 1)  # auto may choose int8
     return int(_USED * width * weights) + _CODE_BYTES * len(profile.variants)
 
 

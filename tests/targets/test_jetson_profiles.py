@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.errors import CostError, TargetError
+from edgecompile.errors import TargetError
 from edgecompile.onnx.operators import known_releases
 from edgecompile.planning.costs.gpu_roofline import LAUNCH_US, MLPERF_RECORD, gpu_curve
 from edgecompile.planning.costs.roofline import Efficiency
@@ -219,10 +219,3 @@ def test_the_efficiency_is_that_of_the_record() -> None:
     for name, ms in {"jetson-agx-orin": 3.27, "jetson-orin-nx": 5.71}.items():
         seconds = layers * 12 * hidden**2 / (1e9 * gpu_of(name).bandwidth_gbs)
         assert seconds / MLPERF_RECORD.bandwidth * 1e3 == pytest.approx(ms, rel=0.1)
-
-
-def test_no_gpu_has_no_curve() -> None:
-    with pytest.raises(CostError, match="describes no GPU"):
-        gpu_curve(MINILM, load_target("cpu-x86-64-v3"), [1])
-    with pytest.raises(CostError, match="'int4' is none of"):
-        gpu_curve(MINILM, load_target("jetson-orin"), [1], precision="int4")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgecompile.buckets.costs.flops import FlopModel
 from edgecompile.buckets.limits import BucketCost
-from edgecompile.planning.costs.gpu_roofline import WEIGHT_BYTES
+from edgecompile.planning.costs.roofline import WEIGHT_BYTES
 
 #: TensorRT 8.6.0 on a server with an H100 (2026-11-24-tensorrt-8.6.md): seconds that its builder takes to
 #: start, for each call of the model, and for each profile beyond the first as a share of all before.

@@ -11,13 +11,15 @@ from dataclasses import replace
 
 from edgecompile.buckets.costs.flops import FlopModel
 from edgecompile.buckets.costs.grid import CostGrid
-from edgecompile.errors import CostError
-from edgecompile.planning.costs.roofline import Efficiency, profile_record, roofline
+from edgecompile.planning.costs.roofline import (
+    WEIGHT_BYTES,
+    Efficiency,
+    profile_record,
+    roofline,
+)
 from edgecompile.targets.profile import TargetProfile
 
-#: Bytes of a weight.
-WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
-# Of an activation: int8 products leave float16 behind.
+# Bytes of an activation: int8 products leave float16 behind.
 _ACTIVATIONS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2}
 
 #: From MLPerf Inference v3.1, edge, BERT-Large in int8, single stream, on AGX Orin and Orin NX. The
@@ -70,16 +72,10 @@ def gpu_curve(
         A curve of kind ``modelled``; its provenance holds every number used.
 
     Raises:
-        CostError: the profile has no GPU, or an efficiency makes no sense; no lengths.
+        CostError: there are no lengths.
     """
     gpu = profile.gpu
-    problems = efficiency.problems()
-    if gpu is None:
-        problems.append(f"{profile.name}.toml describes no GPU")
-    if precision not in WEIGHT_BYTES:
-        problems.append(f"the precision {precision!r} is none of {', '.join(WEIGHT_BYTES)}")
-    if problems or gpu is None:
-        raise CostError(f"the costs on {profile.name} can't be modelled: " + "; ".join(problems))
+    assert gpu is not None
     peaks = dict(gpu.peak_gflops)
     products = products or precision
     peak = peaks.get(products, peaks["fp16"])  # bf16 is as fast wherever it isn't stated

@@ -15,8 +15,8 @@ from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.errors import CostError
 from edgecompile.targets.profile import TargetProfile
 
-# Bytes of a weight.
-_WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+#: Bytes of a weight.
+WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,6 @@ class Efficiency:
     bandwidth: float
     call_us: float
     source: str
-
-    def problems(self) -> list[str]:
-        """The faults of the numbers; empty if they have none."""
-        parts = {"arithmetic": self.arithmetic, "bandwidth": self.bandwidth}
-        problems = [
-            f"efficiency.{name} is {value}, not over 0 and at most 1"
-            for name, value in parts.items()
-            if not 0 < value <= 1
-        ]
-        if not 0 <= self.call_us < float("inf"):
-            problems.append(f"efficiency.call_us is {self.call_us}, not 0 or more")
-        return problems
 
 
 #: Fitted to the milliseconds of whole runs in docs/benchmarks/2026-11-21-minilm-fp32-first.md: least
@@ -74,9 +62,9 @@ def modelled_curve(
     precision: str = "fp32",
     threads: int | None = None,
     efficiency: Efficiency = ENCODER_RECORD,
-    dynamic_factor: float = 1.0,
 ) -> CostGrid:
-    """The cost curve that a profile's figures make likely.
+    """The cost curve that a profile's figures make likely. A modelled curve alone never makes padding
+    the cheaper mode: programs of both cost the same.
 
     ms(L) = calls · call_us + 1e3 · max(flops(L) / (e₁ · peak), bytes(L) / (e₂ · bandwidth)), see
     :func:`roofline`. The peak is that of ``threads`` of the profile's cores. The
@@ -90,28 +78,20 @@ def modelled_curve(
             take its width, what else moves is float32.
         threads: that a run uses; None: one for each of the profile's cores.
         efficiency: how much of the figures is reached.
-        dynamic_factor: how many times the cost of a static program a dynamic one has. It is 1
-            unless measured, so that a modelled curve alone never makes padding the cheaper mode.
 
     Returns:
         A curve of kind ``modelled``; its provenance holds every number used.
 
     Raises:
-        CostError: the profile lacks a figure, or the target can't do what is asked; all problems
-            are named with the profile's file. No lengths.
+        CostError: the profile lacks a figure, or has fewer cores; all problems are named with the
+            profile's file. No lengths.
     """
     file = f"{profile.name}.toml"
-    problems = efficiency.problems()
     peaks = dict(profile.peak_gflops)
-    if precision not in _WIDTHS:
-        problems.append(f"the precision {precision!r} is none of {', '.join(_WIDTHS)}")
-    else:
-        problems += _figure_problems(file, f"peak_gflops.{precision}", peaks.get(precision))
-    problems += _figure_problems(file, "bandwidth_gbs", profile.bandwidth_gbs)
-    problems += _figure_problems(file, "cores", profile.cores)
-    if threads is not None and threads < 1:
-        problems.append(f"{threads} threads are asked for, a run has one at least")
-    elif threads is not None and profile.cores and threads > profile.cores:
+    figures = {f"peak_gflops.{precision}": peaks.get(precision)}
+    figures["bandwidth_gbs"] = profile.bandwidth_gbs
+    problems = [f"{name} is missing in {file}" for name, value in figures.items() if value is None]
+    if threads is not None and threads > profile.cores:
         problems.append(f"{threads} threads are asked for, {file} has cores = {profile.cores}")
     if problems:
         raise CostError(
@@ -135,12 +115,11 @@ def modelled_curve(
         if name in sources:
             record[f"profile.sources.{name}"] = sources[name]
     return roofline(
-        replace(work, weight_bytes=work.weight_bytes * _WIDTHS[precision] / 4),
+        replace(work, weight_bytes=work.weight_bytes * WEIGHT_BYTES[precision] / 4),
         lengths,
         peak_gflops=efficiency.arithmetic * peak,
         bandwidth_gb_s=efficiency.bandwidth * bandwidth,
         overhead_ms=1e-3 * efficiency.call_us * work.calls,
-        dynamic_factor=dynamic_factor,
         provenance=record,
     )
 
@@ -172,9 +151,8 @@ def roofline(
     *,
     peak_gflops: float,
     bandwidth_gb_s: float,
-    overhead_ms: float = 0.0,
-    dynamic_factor: float = 1.0,
-    provenance: Mapping[str, str] | None = None,
+    overhead_ms: float,
+    provenance: Mapping[str, str],
 ) -> CostGrid:
     """A modelled curve: the slower of arithmetic and memory traffic, plus a fixed overhead.
 
@@ -187,15 +165,14 @@ def roofline(
         peak_gflops: arithmetic that the target sustains, in 1e9 operations per second.
         bandwidth_gb_s: memory bandwidth in 1e9 bytes per second.
         overhead_ms: milliseconds of a run that don't depend on the length.
-        dynamic_factor: how many times the cost of a static program a dynamic one has.
         provenance: recorded in the curve beside the parameters.
 
     Raises:
-        CostError: a parameter isn't a usable number, or there are no lengths.
+        CostError: there are no lengths.
     """
-    positive = {"peak_gflops": peak_gflops, "bandwidth_gb_s": bandwidth_gb_s}
-    positive["dynamic_factor"] = dynamic_factor
-    others = {
+    parameters = {
+        "peak_gflops": peak_gflops,
+        "bandwidth_gb_s": bandwidth_gb_s,
         "flops_per_element": work.flops_per_element,
         "flops_per_pair": work.flops_per_pair,
         "fixed_flops": work.fixed_flops,
@@ -204,23 +181,11 @@ def roofline(
         "bytes_per_pair": work.bytes_per_pair,
         "overhead_ms": overhead_ms,
     }
-    bad = [f"{k} is {v}, not over 0" for k, v in positive.items() if not 0 < v < float("inf")]
-    bad += [f"{k} is {v}, not 0 or more" for k, v in others.items() if not 0 <= v < float("inf")]
-    if bad:
-        raise CostError("roofline: " + "; ".join(bad))
     points = []
     for length in sorted(set(lengths)):
         arithmetic = work.flops_at(length) / (peak_gflops * 1e9)
         memory = work.bytes_at(length) / (bandwidth_gb_s * 1e9)
-        pad_ms = overhead_ms + 1e3 * max(arithmetic, memory)
-        points.append(CostPoint(length, pad_ms * dynamic_factor, pad_ms))
-    parameters = {name: repr(number) for name, number in {**positive, **others}.items()}
-    return CostGrid(tuple(points), "modelled", {**parameters, **(provenance or {})})
-
-
-def _figure_problems(file: str, name: str, value: float | None) -> list[str]:
-    if value is None:
-        return [f"{name} is missing in {file}"]
-    if not 0 < value < float("inf"):
-        return [f"{name} is {value} in {file}, not over 0"]
-    return []
+        ms = overhead_ms + 1e3 * max(arithmetic, memory)
+        points.append(CostPoint(length, ms, ms))
+    texts = {name: repr(number) for name, number in parameters.items()}
+    return CostGrid(tuple(points), "modelled", {**texts, **provenance})

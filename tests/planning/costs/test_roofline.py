@@ -70,12 +70,9 @@ def test_a_curve_in_closed_form() -> None:
     )
 
 
-def test_exact_costs_what_padding_costs_unless_known() -> None:
+def test_exact_costs_what_padding_costs() -> None:
     curve = modelled_curve(MINILM, profile(), [8, 64, 256])
     assert [point.exact_ms for point in curve.points] == pad_ms(curve)
-    slower = modelled_curve(MINILM, profile(), [8, 64, 256], dynamic_factor=1.25)
-    assert pad_ms(slower) == pad_ms(curve)
-    assert [p.exact_ms for p in slower.points] == pytest.approx([1.25 * v for v in pad_ms(curve)])
 
 
 def test_a_modelled_curve_alone_never_makes_padding_win() -> None:
@@ -113,7 +110,7 @@ def test_narrow_weights_take_less_to_read() -> None:
 def test_every_number_used_is_recorded() -> None:
     target = load_target("cpu-x86-64-v4")
     work = replace(MINILM, misfit=0.125, notes=("a note", "another"))
-    found = modelled_curve(work, target, [8], threads=1, dynamic_factor=1.5).provenance
+    found = modelled_curve(work, target, [8], threads=1).provenance
     expected = {
         "profile": "cpu-x86-64-v4.toml",
         "precision": "fp32",
@@ -132,7 +129,6 @@ def test_every_number_used_is_recorded() -> None:
         "work.lengths": "1, 128, 256",
         "work.misfit": "0.125",
         "work.notes": "a note; another",
-        "dynamic_factor": "1.5",
         "flops_per_pair": "9216.0",
     }
     assert {key: found.get(key) for key in expected} == expected
@@ -145,21 +141,11 @@ def test_every_number_used_is_recorded() -> None:
     [
         ({"peak_gflops": ()}, {}, "peak_gflops.fp32 is missing in cpu-x86-64-v3.toml"),
         ({}, {"precision": "int8"}, "peak_gflops.int8 is missing in cpu-x86-64-v3.toml"),
-        ({}, {"precision": "fp64"}, "'fp64' is none of fp32, bf16"),
         ({"bandwidth_gbs": None}, {}, "bandwidth_gbs is missing in cpu-x86-64-v3.toml"),
-        ({"bandwidth_gbs": math.nan}, {}, "bandwidth_gbs is nan in cpu-x86-64-v3.toml"),
-        ({"peak_gflops": (("fp32", 0.0),)}, {}, "peak_gflops.fp32 is 0.0 in"),
-        ({"cores": 0}, {}, "cores is 0 in cpu-x86-64-v3.toml"),
-        ({"cores": 0}, {"threads": 3}, "cores is 0 in cpu-x86-64-v3.toml"),
         ({}, {"threads": 5}, "5 threads are asked for, cpu-x86-64-v3.toml has cores = 4"),
-        ({}, {"threads": 0}, "0 threads"),
-        ({}, {"dynamic_factor": 0.0}, "dynamic_factor"),
-        ({}, {"efficiency": Efficiency(0.0, 1.5, -1.0, "")}, "arithmetic is 0.0"),
-        ({}, {"efficiency": Efficiency(0.0, 1.5, -1.0, "")}, "bandwidth is 1.5"),
-        ({}, {"efficiency": Efficiency(0.0, 1.5, -1.0, "")}, "call_us is -1.0"),
     ],
 )
-def test_bad_profiles_and_options_are_refused(
+def test_what_a_profile_lacks_is_named(
     changes: dict[str, Any], options: dict[str, Any], wanted: str
 ) -> None:
     with pytest.raises(CostError) as caught:
@@ -169,7 +155,7 @@ def test_bad_profiles_and_options_are_refused(
 
 def test_all_that_a_profile_lacks_is_named() -> None:
     with pytest.raises(CostError) as caught:
-        modelled_curve(MINILM, profile(bandwidth_gbs=0.0, peak_gflops=()), [8], threads=9)
+        modelled_curve(MINILM, profile(bandwidth_gbs=None, peak_gflops=()), [8], threads=9)
     message = caught.value.message
     assert "bandwidth_gbs" in message and "peak_gflops.fp32" in message and "9 threads" in message
     assert caught.value.hint
@@ -211,30 +197,17 @@ def test_the_roofline_is_bound_by_memory_then_by_arithmetic() -> None:
         peak_gflops=100,
         bandwidth_gb_s=10,
         overhead_ms=1.0,
-        dynamic_factor=1.5,
         provenance={"target": "t"},
     )
     assert curve.kind == "modelled"
     assert [point.pad_ms for point in curve.points] == pytest.approx([101.0, 101.0, 201.0])
-    assert [point.exact_ms for point in curve.points] == pytest.approx([151.5, 151.5, 301.5])
+    assert [point.exact_ms for point in curve.points] == pad_ms(curve)
     assert curve.provenance["target"] == "t"
     assert curve.provenance["peak_gflops"] == "100"
 
 
 def test_the_roofline_grows_with_the_square_of_the_length() -> None:
     work = operations(flops_per_pair=1e3)
-    short, long = roofline(work, [100, 200], peak_gflops=1, bandwidth_gb_s=1).points
+    limits = {"peak_gflops": 1.0, "bandwidth_gb_s": 1.0, "overhead_ms": 0.0}
+    short, long = roofline(work, [100, 200], **limits, provenance={}).points
     assert long.pad_ms == pytest.approx(4 * (short.pad_ms or 0.0))
-
-
-@pytest.mark.parametrize("name", ["peak_gflops", "bandwidth_gb_s", "flops_per_element"])
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_the_roofline_refuses_bad_parameters(name: str, value: float) -> None:
-    parameters = {"peak_gflops": 1.0, "bandwidth_gb_s": 1.0}
-    work = operations(flops_per_element=1.0)
-    if name in parameters:
-        parameters[name] = value
-    else:
-        work = replace(work, flops_per_element=value)
-    with pytest.raises(CostError, match=name):
-        roofline(work, [1], **parameters)
