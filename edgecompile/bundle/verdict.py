@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.cases import LENGTH
 from edgecompile.errors import VerificationError
 from edgecompile.files import plain, plain_fields
 from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.units import format_share
+
+#: The last cell of a result that isn't right.
+FAILED = "FAILED"
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,29 @@ class VerifyReport:
             or result is worst[result.variant, result.bucket]
         )
 
+    def table(
+        self, buckets: Sequence[Bucket]
+    ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+        """Headings and rows of the results to show, as texts, by variant, bucket and case."""
+        columns = ("variant", "bucket", "case", "difference", "of allowed", "cosine", "")
+        rows = tuple(
+            (
+                result.variant,
+                f"{result.bucket}: {buckets[result.bucket].lo}–{buckets[result.bucket].hi}",
+                result.case,
+                f"{result.max_abs_error:.1e}",
+                format_share(self.used(result)),
+                "–" if result.cosine is None else f"{result.cosine:.6f}",
+                "ok" if result.ok else FAILED,
+            )
+            for result in sorted(self.listed, key=_natural)
+        )
+        return columns, rows
+
+    def used(self, result: CaseResult) -> float:
+        """The difference of a result as a share of what is allowed."""
+        return result.max_abs_error / self.tolerance.limit(result.scale)
+
     def not_run(self) -> tuple[str, ...]:
         """A sentence for each variant that this host could not run."""
         return tuple(
@@ -140,9 +169,8 @@ class VerifyReport:
         return max(self.results, key=self._badness, default=None)
 
     def _badness(self, result: CaseResult) -> float:
-        limit = self.tolerance.limit(result.scale)
-        error = result.max_abs_error
-        return float("inf") if error != error else error / limit
+        used = self.used(result)
+        return float("inf") if math.isnan(used) else used
 
     @property
     def summary(self) -> str:
@@ -163,6 +191,13 @@ class VerifyReport:
             "worst": plain(self.worst),
             "results": plain(self.listed),
         }
+
+
+def _natural(result: CaseResult) -> tuple[str, int, list[str | int]]:
+    """Sorts by variant, bucket and case, text2 before text10."""
+    parts = re.split(r"(\d+)", result.case)
+    numbered: list[str | int] = [int(part) if part.isdigit() else part for part in parts]
+    return result.variant, result.bucket, numbered
 
 
 # Features that one word stands for.

@@ -57,30 +57,8 @@ def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
     from rich.text import Text
 
     from edgecompile.cli.terminal.tables import stack, table
-    from edgecompile.units import format_share
 
     tolerance = report.tolerance
-    rows = [
-        (
-            result.variant,
-            f"{result.bucket}: {buckets[result.bucket].lo}–{buckets[result.bucket].hi}",
-            result.case,
-            f"{result.max_abs_error:.1e}",
-            format_share(result.max_abs_error / tolerance.limit(result.scale)),
-            "–" if result.cosine is None else f"{result.cosine:.6f}",
-            "ok" if result.ok else "FAILED",
-        )
-        for result in report.listed
-    ]
-    columns = (
-        "variant",
-        "bucket",
-        "case",
-        "difference",
-        "of allowed",
-        "cosine",
-        "",
-    )
     verdict = "agrees" if report.ok else "DIFFERS"
     lines = [
         f"{verdict}: {sum(result.ok for result in report.results)} of {len(report.results)} cases, "
@@ -95,4 +73,4 @@ def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
             + (f", {ties} tokens with one as likely in their place" if ties else "")
         )
     lines += report.not_run()
-    return stack(table(columns, rows, left=3), Text("\n".join(lines)))
+    return stack(table(*report.table(buckets), left=3), Text("\n".join(lines)))

@@ -32,7 +32,7 @@ from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.server import ServerPlan, measure_server
 from edgecompile.precision import FP32, Precision, min_cosine
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.report.pages import build_header, build_page, plain_page
+from edgecompile.report.pages import build_header, build_page
 from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
 from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import FILE as GENERATION_FILE
@@ -276,17 +276,12 @@ def _reports(manifest: Manifest, contents: Contents, report: VerifyReport) -> di
             files["sizes.json"] = joint.to_json()
         measured = plan.cost_model is not None and plan.cost_model.kind == "measured"
         header = build_header(manifest, contents.model.source, audit, measured=measured)
-        if plan.cost_model is None:
-            page = plain_page(manifest.name, plan, lengths, report, choice, header=header)
-        else:
-            assessment = assess_plan(
-                plan,
-                sizes,
-                modes=tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets)),
-                cost=contents.cost,
-            )
+        assessment = None
+        if plan.cost_model is not None:
+            modes = tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets))
+            assessment = assess_plan(plan, sizes, modes=modes, cost=contents.cost)
             files["plan.json"] = assessment.to_json()
-            page = build_page(manifest.name, assessment, report, choice, header=header)
+        page = build_page(manifest.name, plan, sizes, assessment, report, choice, header=header)
     result = {file: (json.dumps(value, indent=1) + "\n").encode() for file, value in files.items()}
     if page is not None:
         result["report.html"] = page.encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
@@ -11,7 +10,8 @@ from edgecompile.buckets.assessment import PlanAssessment
 from edgecompile.buckets.figures import bucket_table
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import Bucket
-from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.buckets.traffic import Sizes
+from edgecompile.bundle.verdict import FAILED, VerifyReport
 from edgecompile.machines.identity import describe_machine
 from edgecompile.report import plots
 from edgecompile.report.page import Drawing, Section, Table, render_page
@@ -20,12 +20,9 @@ from edgecompile.units import format_count, format_share
 
 if TYPE_CHECKING:
     from edgecompile.audit.judge import AuditVerdict
-    from edgecompile.bundle.verdict import CaseResult, VerifyReport
     from edgecompile.models.loaded import ModelSource
     from edgecompile.narrowing.trials import PrecisionChoice
     from edgecompile.runtime.format.schema import Manifest
-
-_FAILED = "FAILED"
 
 
 def build_header(
@@ -55,59 +52,38 @@ def build_header(
     return tuple(rows)
 
 
-def _natural(result: CaseResult) -> tuple[str, int, list[str | int]]:
-    """Sorts by variant, bucket and case, text2 before text10."""
-    parts = re.split(r"(\d+)", result.case)
-    numbered: list[str | int] = [int(part) if part.isdigit() else part for part in parts]
-    return result.variant, result.bucket, numbered
-
-
 def build_page(
     name: str,
-    assessment: PlanAssessment,
+    plan: BucketPlan,
+    sizes: Sizes,
+    assessment: PlanAssessment | None,
     report: VerifyReport,
     choice: PrecisionChoice | None = None,
     *,
     header: Sequence[tuple[str, str]] = (),
-    facts: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The page that a bundle carries: its plan, and how it compared with eager.
 
     Args:
         name: of the bundle.
-        assessment: the plan and the usual rules.
+        plan: its buckets.
+        sizes: the traffic.
+        assessment: the plan and the usual rules; None for a plan without costs, of which only is
+            shown what share of the traffic each bucket serves.
         report: of the verification.
         choice: how the precision was chosen, if it was.
         header: what it is about; see :func:`build_header`.
-        facts: versions and machine.
     """
-    sections = [
-        plan_section(assessment),
-        *([] if choice is None else [precision_section(choice)]),
-        verify_section(report, assessment.plan.buckets),
-    ]
-    lead = f"Lengths: {assessment.traffic.source}"
-    return render_page(name, sections, lead=lead, header=header, facts=facts)
-
-
-def plain_page(
-    name: str,
-    plan: BucketPlan,
-    lengths: LengthDistribution,
-    report: VerifyReport,
-    choice: PrecisionChoice | None = None,
-    *,
-    header: Sequence[tuple[str, str]] = (),
-) -> str:
-    """:func:`build_page` for a plan without costs: what share of the lengths each bucket serves."""
-    columns, rows = bucket_table(plan, lengths)
-    table = Table("Buckets", columns[:-1], tuple(row[:-1] for row in rows), words=2)
-    sections = [
-        Section("Plan", notes=("Nothing was measured: the plan has no costs.",), parts=(table,)),
-        *([] if choice is None else [precision_section(choice)]),
-        verify_section(report, plan.buckets),
-    ]
-    return render_page(name, sections, lead=f"Lengths: {lengths.source}", header=header)
+    if assessment is not None:
+        first = plan_section(assessment)
+    else:
+        columns, rows = bucket_table(plan, sizes)
+        table = Table("Buckets", columns[:-1], tuple(row[:-1] for row in rows), words=2)
+        notes = ("Nothing was measured: the plan has no costs.",)
+        first = Section("Plan", notes=notes, parts=(table,))
+    chosen = [] if choice is None else [precision_section(choice)]
+    sections = [first, *chosen, verify_section(report, plan.buckets)]
+    return render_page(name, sections, lead=f"Lengths: {sizes.source}", header=header)
 
 
 def precision_section(choice: PrecisionChoice) -> Section:
@@ -134,32 +110,8 @@ def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:
         buckets: those of the bundle; results name them by index.
     """
     tolerance = report.tolerance
-
-    def used(result: CaseResult) -> float:
-        return result.max_abs_error / tolerance.limit(result.scale)
-
-    rows = tuple(
-        (
-            result.variant,
-            f"{result.bucket}: {buckets[result.bucket].lo}–{buckets[result.bucket].hi}",
-            result.case,
-            f"{result.max_abs_error:.1e}",
-            format_share(used(result)),
-            "–" if result.cosine is None else f"{result.cosine:.6f}",
-            "ok" if result.ok else _FAILED,
-        )
-        for result in sorted(report.listed, key=_natural)
-    )
-    columns = (
-        "variant",
-        "bucket",
-        "case",
-        "largest difference",
-        "of what is allowed",
-        "cosine",
-        "",
-    )
-    failed = tuple(i for i, row in enumerate(rows) if row[-1] == _FAILED)
+    columns, rows = report.table(buckets)
+    failed = tuple(i for i, row in enumerate(rows) if row[-1] == FAILED)
     caption = f"Allowed: |got − want| ≤ {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
     if report.min_cosine is not None:
         caption += f", and a cosine of at least {report.min_cosine:g}"
@@ -167,7 +119,7 @@ def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:
     if report.lengths is not None:
         figures.append(("run", str(report.lengths)))
     if report.worst is not None:
-        figures.append(("worst, of what is allowed", format_share(used(report.worst))))
+        figures.append(("worst, of what is allowed", format_share(report.used(report.worst))))
     if report.cosine is not None:
         figures.append(("least cosine", f"{report.cosine:.6f}"))
     return Section(

@@ -262,13 +262,14 @@ def test_a_page_begins_with_what_it_is_about(tmp_path: Path, measured: bool) -> 
     assert header["outputs"].startswith(manifest.outputs[0].name)
     # Two builds of what wasn't measured here are equal, byte by byte.
     assert ("built" in header) == ("machine" in header) == measured
-    page = build_page("n", LENGTHS_ONLY, verify_report(1e-7), header=tuple(header.items()))
+    report = verify_report(1e-7)
+    page = build_page("n", PLAN, SAMPLE, LENGTHS_ONLY, report, header=tuple(header.items()))
     assert page.index("<dt>target</dt><dd>cpu-x86-64</dd>") < page.index("<h2>")
 
 
 def test_the_page_of_a_build() -> None:
     judgement = assess_plan(PLAN, SAMPLE, programs=4)
-    page = build_page("minilm", judgement, verify_report(1e-7), facts=[("torch", "2.13.0")])
+    page = build_page("minilm", PLAN, SAMPLE, judgement, verify_report(1e-7))
     checker = check(page)
     assert checker.wrong == [] and checker.tags["svg"] == 3
     text = " ".join(checker.text)
