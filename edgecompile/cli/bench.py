@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from edgecompile.cli.options import add_options
 from edgecompile.cli.options.common import file_option, number_option, seed_option
 from edgecompile.cli.options.traffic import TrafficOptions, lengths_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
@@ -17,7 +18,7 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.bench.report import BenchReport
+    from edgecompile.bench.report import BenchReport, BenchSettings
 
 _EPILOG = """\b
 Examples:
@@ -32,8 +33,14 @@ Examples:
 def _complete_baselines(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    names = [name for name in ("eager",) if name.startswith(incomplete)]
-    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
+    eager = "eager".startswith(incomplete)
+    return [CompletionItem("eager") if eager else CompletionItem(incomplete, type="file")]
+
+
+def _settings(**values: Any) -> BenchSettings:
+    from edgecompile.bench.report import BenchSettings
+
+    return BenchSettings(**{name: value for name, value in values.items() if value is not None})
 
 
 @click.command("bench", cls=Command, epilog=_EPILOG, short_help="Measure a bundle on this machine.")
@@ -53,20 +60,24 @@ def _complete_baselines(
     metavar="MODEL",
     help="Compare outputs with those of this model, which the bundle was built from; eager needs it.",
 )
-@number_option(
-    "--threads",
-    help="Run each process with N threads. Default: every CPU that the process may use.",
+@add_options(
+    "settings",
+    _settings,
+    number_option(
+        "--threads",
+        help="Run each process with N threads. Default: every CPU that the process may use.",
+    ),
+    click.option("--variant", metavar="NAME", help="Run this variant, not the best one."),
+    number_option("--rounds", default=12, help="Measure this number of rounds."),
+    number_option("--runs", default=100, help="Run each process this often in a round."),
+    number_option(
+        "--cold-runs",
+        least=0,
+        default=7,
+        help="Measure the cold start in this number of fresh processes.",
+    ),
+    seed_option,
 )
-@click.option("--variant", metavar="NAME", help="Run this variant, not the best one.")
-@number_option("--rounds", default=12, help="Measure this number of rounds.")
-@number_option("--runs", default=100, help="Run each process this often in a round.")
-@number_option(
-    "--cold-runs",
-    least=0,
-    default=7,
-    help="Measure the cold start in this number of fresh processes.",
-)
-@seed_option
 @file_option("--report", help="Write a page.")
 @output_options
 @click.pass_obj
@@ -76,12 +87,7 @@ def command(
     traffic: TrafficOptions,
     against: tuple[str, ...],
     model: str | None,
-    threads: int | None,
-    variant: str | None,
-    rounds: int,
-    runs: int,
-    cold_runs: int,
-    seed: int,
+    settings: BenchSettings,
     report: Path | None,
 ) -> None:
     """Measure BUNDLE through its own runtime: milliseconds, cold start, memory, size.
@@ -93,17 +99,7 @@ def command(
     lengths = traffic.read(model).lengths if traffic else None
 
     from edgecompile.bench.bench import bench_bundle
-    from edgecompile.bench.report import BenchSettings
-    from edgecompile.machines.identity import usable_cpus
 
-    settings = BenchSettings(
-        threads=usable_cpus() if threads is None else threads,
-        rounds=rounds,
-        runs=runs,
-        cold_runs=cold_runs,
-        seed=seed,
-        variant=variant,
-    )
     result = bench_bundle(
         bundle,
         settings,

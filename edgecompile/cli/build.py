@@ -12,6 +12,7 @@ from edgecompile.cli.options.common import (
     bundle_option,
     file_option,
     force_option,
+    off_option,
     target_option,
     tokenizer_option,
 )
@@ -50,7 +51,44 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
 @target_option
 @traffic_options
 @bundle_option
-@plan_options
+@plan_options(
+    click.option(
+        "--jetpack",
+        metavar="RELEASE",
+        shell_complete=_complete_jetpack,
+        help="Build for this JetPack release of a Jetson: 6.0, 6.2 or 7.2.  [default: the first that "
+        "the target names]",
+    ),
+    click.option(
+        "--backend",
+        type=click.Choice(["auto", "torch-tensorrt", "triton", "both"]),
+        default="auto",
+        help="Build a GPU's engine on the device, from the bundle's ONNX (auto); or on this machine, for "
+        "its own GPU (torch-tensorrt); the bundle holds the ONNX for other machines as well. Or compile "
+        "its programs here, without TensorRT and for every GPU of the target's kind (triton); or have these "
+        "beside the ONNX (both): they serve until the engine is built, and then what measured faster.",
+    ),
+    click.option(
+        "--alternatives",
+        type=click.IntRange(0, 3),
+        default=0,
+        help="Pack so many further programs for each bucket of a GPU (--backend triton or both), with other "
+        "tiles: `tune` on the device takes the fastest. About 1 MB each.",
+    ),
+    click.option(
+        "--profile",
+        type=click.Choice(["device", "server"]),
+        default="device",
+        help="Build for single runs (device); or for a server, which runs requests together: batches of 1 "
+        "to 32 unless --batch says otherwise, and their costs measured on parts of the CPUs.",
+    ),
+    off_option(
+        "--no-emulation",
+        "emulation",
+        help="Pack variants that this machine can't run unverified, instead of running them in qemu.",
+    ),
+    tokenizer_option,
+)
 @file_option(
     "--plan",
     "plan_file",
@@ -62,36 +100,6 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
     help="Build one program for all lengths, dynamic if the model can be; measure nothing.",
 )
 @model_options
-@click.option(
-    "--jetpack",
-    metavar="RELEASE",
-    shell_complete=_complete_jetpack,
-    help="Build for this JetPack release of a Jetson: 6.0, 6.2 or 7.2.  [default: the first that "
-    "the target names]",
-)
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "torch-tensorrt", "triton", "both"]),
-    default="auto",
-    help="Build a GPU's engine on the device, from the bundle's ONNX (auto); or on this machine, for "
-    "its own GPU (torch-tensorrt); the bundle holds the ONNX for other machines as well. Or compile "
-    "its programs here, without TensorRT and for every GPU of the target's kind (triton); or have these "
-    "beside the ONNX (both): they serve until the engine is built, and then what measured faster.",
-)
-@click.option(
-    "--alternatives",
-    type=click.IntRange(0, 3),
-    default=0,
-    help="Pack so many further programs for each bucket of a GPU (--backend triton or both), with other "
-    "tiles: `tune` on the device takes the fastest. About 1 MB each.",
-)
-@click.option(
-    "--profile",
-    type=click.Choice(["device", "server"]),
-    default="device",
-    help="Build for single runs (device); or for a server, which runs requests together: batches of 1 "
-    "to 32 unless --batch says otherwise, and their costs measured on parts of the CPUs.",
-)
 @file_option(
     "--work-dir",
     metavar="DIR",
@@ -103,12 +111,6 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
     is_flag=True,
     help="Keep intermediate files, in NAME.work unless --work-dir is given.",
 )
-@click.option(
-    "--no-emulation",
-    is_flag=True,
-    help="Pack variants that this machine can't run unverified, instead of running them in qemu.",
-)
-@tokenizer_option
 @force_option
 @click.option("--verbose", "-v", is_flag=True, help="Print the default options too, at the start.")
 @output_options
@@ -124,14 +126,8 @@ def command(
     plan_file: Path | None,
     quick: bool,
     load: LoadOptions,
-    jetpack: str | None,
-    backend: str,
-    alternatives: int,
-    profile: str,
     work_dir: Path | None,
     keep_work: bool,
-    no_emulation: bool,
-    keep_tokenizer: bool,
     force: bool,
     verbose: bool,
 ) -> None:
@@ -151,15 +147,6 @@ def command(
 
     bundle = bundle_path(output or Path(bundle_name(model)))
     show_options(session.console, {"output": bundle}, everything=verbose)
-    plan["build_options"] = replace(
-        plan["build_options"],
-        jetpack=jetpack,
-        backend=backend,
-        alternatives=alternatives,
-        profile=profile,
-        keep_tokenizer=keep_tokenizer,
-        emulation=not no_emulation,
-    )
     result = build(
         model,
         target=target,
@@ -175,5 +162,5 @@ def command(
         **plan,
     ).details
     options = plan["build_options"]
-    show_build(session.console, load_target(target), options.runtime, result, backend)
+    show_build(session.console, load_target(target), options.runtime, result, options.backend)
     session.emit(result.to_json(), lambda: str(result.bundle_path))

@@ -38,7 +38,7 @@ Examples:
     "such as batch, over two axes.",
 )
 @target_option
-@plan_options
+@plan_options()
 @model_options
 @file_option(
     "--work-dir",

@@ -36,6 +36,13 @@ def number_option(
     return click.option(*names, type=click.IntRange(min=least), metavar=metavar, help=help, **more)
 
 
+def off_option(*names: str, help: str) -> Decorator:
+    """A flag that makes its argument False, which is True else."""
+    return click.option(
+        *names, flag_value=False, default=True, show_default=False, is_flag=True, help=help
+    )
+
+
 target_option = click.option(
     "--target",
     "-t",
@@ -92,13 +99,9 @@ bundle_option = file_option(
 
 force_option = click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 
-tokenizer_option = click.option(
+tokenizer_option = off_option(
     "--no-tokenizer",
     "keep_tokenizer",
-    flag_value=False,
-    default=True,
-    show_default=False,
-    is_flag=True,
     help="Leave the model's tokenizer.json out: the device is given token ids.",
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgecompile.cli.options import add_options
+from edgecompile.cli.options import Decorator, add_options
 from edgecompile.cli.options.common import (
     file_option,
     jobs_option,
@@ -67,10 +67,7 @@ def _arguments(**values: Any) -> dict[str, Any]:
     }
 
 
-#: Makes the argument ``plan``: those of :func:`edgecompile.plan`.
-plan_options = add_options(
-    "plan",
-    _arguments,
+_OPTIONS = (
     number_option("--buckets", metavar="K", help="Build exactly K programs."),
     number_option(
         "--max-buckets",
@@ -140,3 +137,9 @@ plan_options = add_options(
     on_option,
     seed_option,
 )
+
+
+def plan_options(*more: Decorator) -> Decorator:
+    """Makes the argument ``plan``: those of :func:`edgecompile.plan`. Further options are fields of
+    :class:`~edgecompile.planning.options.BuildOptions`."""
+    return add_options("plan", _arguments, *_OPTIONS, *more)
