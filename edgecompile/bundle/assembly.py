@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import edgecompile
@@ -48,7 +47,7 @@ def stage_kit(
     with Staging(output, force=force) as claim:
         writer = BundleWriter(claim)
         manifest = stage(writer, model, buckets, compiled, built_by(model, compiled))
-        writer.write_manifest(replace(manifest, plan=plan))
+        writer.write_manifest(manifest._replace(plan=plan))
         return writer.commit()
 
 

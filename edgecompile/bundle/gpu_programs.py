@@ -41,8 +41,7 @@ def add_gpu_programs(
         checks=programs.checks,
     )
     variants = [_variant(writer, programs, arch, gpu) for arch in programs.natives]
-    return replace(
-        manifest,
+    return manifest._replace(
         variants=(*manifest.variants, *variants),
         weights={**manifest.weights, label: weights},
         built_by={**manifest.built_by, "gpu": programs.compiler},

@@ -41,10 +41,9 @@ def judge_target(manifest: Manifest, profile: TargetProfile) -> dict[str, Any]:
     """
     # Whether a device has torch isn't the target's to say.
     variants = [
-        dataclasses.replace(v, backend=AOTI_CPU) if v.backend == TORCH else v
-        for v in manifest.variants
+        v._replace(backend=AOTI_CPU) if v.backend == TORCH else v for v in manifest.variants
     ]
-    manifest = dataclasses.replace(manifest, variants=tuple(variants))
+    manifest = manifest._replace(variants=tuple(variants))
     chosen: dict[str, str | None] = {}
     reasons: dict[str, list[str]] = {}
     for arch in profile.archs:

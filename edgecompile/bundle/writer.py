@@ -6,7 +6,6 @@ that a half-written bundle never has it, whatever interrupts the build.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -174,7 +173,7 @@ class BundleWriter:
         Raises:
             BundleError: the manifest breaks a rule of the format.
         """
-        complete = dataclasses.replace(manifest, files=self.files)
+        complete = manifest._replace(files=self.files)
         data = complete.to_bytes()
         parse_manifest(data)
         path = self.staging / MANIFEST_NAME

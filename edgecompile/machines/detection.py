@@ -10,7 +10,6 @@ brings them.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import json
 import platform
 import tempfile
@@ -87,7 +86,7 @@ def describe_here() -> dict[str, Any]:
         )
     with tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
         features = probe_features(build_probe(arch, Path(folder)))
-    return dataclasses.replace(describe_host(), features=features, probed=True).to_json()
+    return describe_host()._replace(features=features, probed=True).to_json()
 
 
 def describe_device(path: Path) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def pack_bundle(
         writer.add_golden(c.bucket, c.name, c.inputs, c.outputs) for c in cases if c.name in always
     )
     made = contents.model.generation
-    manifest = replace(manifest, golden=golden, generation=None if made is None else made.spec)
+    manifest = manifest._replace(golden=golden, generation=None if made is None else made.spec)
     texts = None
     if contents.model.generation is not None:
         step.update(text="generating with transformers")
@@ -124,13 +124,13 @@ def pack_bundle(
         writer.add_bytes(texts, GENERATION_FILE)
     writer.write_manifest(manifest)
     report = _verify(writer, contents, manifest, cases, texts, emulate, step)
-    manifest = replace(manifest, built_by={**manifest.built_by, "verified": report.summary})
+    manifest = manifest._replace(built_by={**manifest.built_by, "verified": report.summary})
     if contents.server is not None:
         step.update(text="measuring batches")
         found = measure_server(
             contents.server, writer.staging, manifest, lambda text: step.update(text=text)
         )
-        manifest = replace(manifest, plan={**manifest.plan, "server": found})
+        manifest = manifest._replace(plan={**manifest.plan, "server": found})
     for name, data in _reports(manifest, contents, report).items():
         writer.add_bytes(data, f"reports/{name}")
     writer.write_manifest(manifest)
@@ -154,8 +154,8 @@ def pack_bundle(
 def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str, ...]]:
     """Adds code, weights, tokenizer and parts; gives the manifest so far, and notes on texts."""
     model, plan, compiled = contents.model, contents.plan, contents.compiled
-    manifest = replace(
-        stage(writer, model, plan.buckets, compiled, built_by(model, compiled)),
+    staged = stage(writer, model, plan.buckets, compiled, built_by(model, compiled))
+    manifest = staged._replace(
         plan={
             **_plan_summary(plan, compiled.precision),
             **({"load": dict(model.load)} if model.load else {}),
@@ -168,7 +168,7 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
         text, notes = describe_texts(model, manifest.axes)
         if text is not None and model.tokenizer is not None:
             writer.add_file(model.tokenizer, text.tokenizer)
-            manifest = replace(manifest, text=text)
+            manifest = manifest._replace(text=text)
             chat = read_chat(model.tokenizer.parent) if model.generation is not None else None
             if chat is not None:
                 writer.add_bytes(chat, CHAT_FILE)

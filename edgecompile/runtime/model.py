@@ -1,6 +1,5 @@
 """A bundle opened for running: ``open_bundle(path) -> Model``, ``Model.run(inputs) -> outputs``."""
 
-import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, Iterable, Optional
 
@@ -141,7 +140,7 @@ def _open_folder(folder: BundleFolder, request: Request) -> "Model":
                 inner.close()
                 raise
             # Both parts are of one variant: what was chosen for one was built for the other.
-            same = dataclasses.replace(request, variant=opened.variant.name)
+            same = request._replace(variant=opened.variant.name)
             model.own_encoder(_open_folder(inner, same))
     except BaseException:
         model.close()

@@ -15,7 +15,7 @@ from .cpu.library import BoundRun, Program
 from .errors import InputError, MemoryLimitError, OutsideBucketsError
 from .format import weights
 from .format.folder import BundleFolder
-from .format.schema import Manifest, Tolerance, Variant
+from .format.schema import Manifest, Tolerance, Variant, plain
 from .lifetime import Lifetime, Unique
 from .limits import no_memory
 from .opening import Opened, check_threads
@@ -135,7 +135,7 @@ class OpenBundle(Unique):
         if "padding" in manifest.plan:
             result["padding"] = manifest.plan["padding"]
         if manifest.text is not None:
-            result["text"] = manifest.text.to_json()
+            result["text"] = plain(manifest.text)
         if manifest.labels:
             result["labels"] = whole["labels"]
         result.update(self._programs.describe())

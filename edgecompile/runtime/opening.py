@@ -1,10 +1,8 @@
 """Which variant of a bundle is opened, for what is asked and what this machine has."""
 
-import dataclasses
 import os
 import platform
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Union
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Union
 
 from .cpu.host import VARIANT_VARIABLE, Host, architecture, choose_variant, missing
 from .cpu.loaders import find_loader
@@ -20,7 +18,7 @@ from .errors import (
     UnsupportedHostError,
 )
 from .format.folder import BundleFolder
-from .format.schema import AOTI_CPU, GPU_BACKENDS, TENSORRT, TRITON, Manifest, Variant
+from .format.schema import AOTI_CPU, GPU_BACKENDS, NOTHING, TENSORRT, TRITON, Manifest, Variant
 from .gpu.engines import MODES, PLANNED
 
 if TYPE_CHECKING:
@@ -36,8 +34,7 @@ MAX_THREADS = 4096
 GPU_FAILURES = (GpuError, UnfinishedBundleError, FinishError, SelftestError)
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """The checked options of ``open_bundle``; see there. ``concurrency`` 0: the default.
 
     ``without`` has the backends that mustn't be used, each with the reason.
@@ -50,7 +47,7 @@ class Request:
     mode: str = PLANNED
     fallback: Optional[str] = None
     finish: bool = False
-    without: Mapping[str, str] = field(default_factory=dict)
+    without: Mapping[str, str] = NOTHING
 
     def after(self, error: EdgecompileError) -> "Optional[Request]":
         """The variant to try after the GPU failed; None: raise the error.
@@ -60,11 +57,10 @@ class Request:
         if self.fallback is None or self.variant is not None or self.without:
             return None
         reason = "can't be used here: {}".format(error.message)
-        return dataclasses.replace(self, without=dict.fromkeys(GPU_BACKENDS, reason))
+        return self._replace(without=dict.fromkeys(GPU_BACKENDS, reason))
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """A variant, why each of the others can't run here, and the programs."""
 
     variant: Variant

@@ -86,9 +86,9 @@ def add_gpu(writer: BundleWriter, manifest: Manifest, parts: GpuParts) -> Manife
         recipe = replace(recipe, engine=shipped)
     data = recipe.to_bytes()
     # The device's own reader first: what it would refuse is never written.
-    parse_recipe(data, replace(manifest, files=writer.files), variant)
+    parse_recipe(data, manifest._replace(files=writer.files), variant)
     writer.add_bytes(data, variant.recipe)
-    return replace(manifest, variants=(*manifest.variants, variant))
+    return manifest._replace(variants=(*manifest.variants, variant))
 
 
 def try_engine(

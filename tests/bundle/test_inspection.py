@@ -50,7 +50,7 @@ def bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
 
 def one_variant(manifest: Manifest, glibc: str | None) -> Manifest:
     (variant,) = (v for v in manifest.variants if v.name == "x86-64-v3")
-    return dataclasses.replace(manifest, variants=(dataclasses.replace(variant, glibc=glibc),))
+    return manifest._replace(variants=(variant._replace(glibc=glibc),))
 
 
 def test_bad_libraries_are_findings(bundle: Path) -> None:

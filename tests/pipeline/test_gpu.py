@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -240,8 +239,7 @@ def test_a_build_that_does_not_fit_is_refused_with_its_numbers(
 ) -> None:
     onnx.save(chain(4, 2), tmp_path / "model.onnx")
     (tmp_path / "weights.fp16").write_bytes(b"")
-    manifest = replace(
-        folder.manifest,
+    manifest = folder.manifest._replace(
         inputs=(TensorSpec("x", "float32", ("batch", "length")),),
         outputs=(TensorSpec("y", "float32", (1, 1)),),
         axes={"batch": Extent(1, 4096), "length": Extent(1, 65536)},

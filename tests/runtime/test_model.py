@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -314,13 +313,11 @@ def test_padding_agrees_with_exact(native_copy: Path, native_bundle: str) -> Non
     axes = dict(manifest.buckets[index].axes)
     lo, hi = axes[axis].lo, min(axes[axis].hi, axes[axis].lo + 40)
     axes[axis] = Extent(lo, hi, hi)
-    padded = dataclasses.replace(
-        manifest,
+    padded = manifest._replace(
         buckets=(BucketSpec("pad", axes),),
         axes={name: Extent(item.lo, item.hi) for name, item in axes.items()},
         variants=tuple(
-            dataclasses.replace(item, programs=(item.programs[index],))
-            for item in manifest.variants
+            item._replace(programs=(item.programs[index],)) for item in manifest.variants
         ),
         golden=(),
     )
@@ -348,13 +345,11 @@ def test_padding_of_several_axes_agrees_with_exact(native_copy: Path, native_bun
         pytest.skip("the bundle has no two axes that can be padded")
     axes = manifest.buckets[-1].axes
     low = {name: Extent(1, extent.hi, extent.hi) for name, extent in axes.items()}
-    padded = dataclasses.replace(
-        manifest,
+    padded = manifest._replace(
         buckets=(BucketSpec("pad", low, names), BucketSpec("exact", axes)),
         axes={name: Extent(1, item.hi) for name, item in axes.items()},
         variants=tuple(
-            dataclasses.replace(item, programs=(item.programs[-1],) * 2)
-            for item in manifest.variants
+            item._replace(programs=(item.programs[-1],) * 2) for item in manifest.variants
         ),
         golden=(),
     )
@@ -394,7 +389,7 @@ def test_only_full_verification_reads_what_is_not_used(native_copy: Path) -> Non
     (native_copy / "notes.txt").write_bytes(b"changed")
     digest = hashlib.sha256(b"written").hexdigest()
     entry = {"notes.txt": type(next(iter(manifest.files.values())))(7, digest)}
-    changed = dataclasses.replace(manifest, files={**manifest.files, **entry})
+    changed = manifest._replace(files={**manifest.files, **entry})
     place.unlink()
     place.write_bytes(changed.to_bytes())
     open_bundle(native_copy).close()

@@ -5,6 +5,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from ..call.replay import run_cases
+from ..format.schema import plain
 from ..generation.golden import format_generations, replay_generations
 from ..model import open_bundle
 
@@ -47,7 +48,7 @@ def run_selftest(
         generated = replay_generations(model, cases)
         inner = [] if cases or model.encoder is None else run_cases(model.encoder)
         absent = [i for i in range(len(model.manifest.buckets)) if i not in covered]
-        tolerance, min_cosine = model.tolerance.to_json(), model.min_cosine
+        tolerance, min_cosine = plain(model.tolerance), model.min_cosine
     failed = [item for item in results if not item["ok"]]
     return {
         "ok": not failed

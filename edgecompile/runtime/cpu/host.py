@@ -10,12 +10,11 @@ import os
 import platform
 import struct
 import sys
-from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import NativeError, UnsupportedHostError
 from ..format.folder import BundleFolder
-from ..format.schema import Manifest, Variant
+from ..format.schema import NOTHING, Manifest, Variant
 from . import loaders
 from .libraries import load_library, pin_library
 
@@ -24,8 +23,7 @@ _PROBE_BYTES = 8192
 VARIANT_VARIABLE = "EDGECOMPILE_VARIANT"
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """A machine as far as choosing a variant needs it, and what a target profile says of it.
 
     ``glibc`` is None where the C library is another one; ``cpus`` counts the processors that this
@@ -41,7 +39,7 @@ class Host:
     bits: int = 64
     byteorder: str = "little"
     system: str = "Linux"
-    versions: Dict[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = NOTHING
     probed: bool = True
     memory: int = 0
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
 
 from ..format.document import shorten
 from ..format.output import write_output
-from ..format.recipe_schema import ShapeRange
-from ..format.schema import Record
+from ..format.recipe_schema import Record, ShapeRange
 from ..gpu.log import KEPT, BuildFailure, BuildLog, make_logger
 from ..gpu.releases import Release, find_release
 

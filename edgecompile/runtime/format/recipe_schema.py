@@ -8,11 +8,19 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from .schema import Record, Tolerance, plain
+from .schema import Tolerance, plain
 
 RECIPE_VERSION = 1
 
 Shape = Tuple[int, ...]
+
+
+class Record:
+    """A base of dataclasses whose JSON is an object of their fields."""
+
+    def to_json(self) -> Dict[str, Any]:
+        """Plain JSON values in the order of the fields."""
+        return {key: plain(value) for key, value in self.__dict__.items()}
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class Recipe:
             "strongly_typed": self.float32 is None,
             **float32,
             "padding": self.padding,
-            "tolerance": self.tolerance.to_json(),
+            "tolerance": plain(self.tolerance),
             "min_cosine": self.min_cosine,
             "jetpack": self.jetpack,
             "tensorrt": {"least": self.least, "below": self.below},

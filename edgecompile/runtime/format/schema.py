@@ -1,4 +1,4 @@
-"""The manifest as frozen dataclasses; FORMAT.md is normative.
+"""The manifest as named tuples, which are quick to define; FORMAT.md is normative.
 
 ``to_json()`` gives plain dicts whose order is fixed, so equal manifests are equal bytes.
 Construction checks nothing: ``manifest.parse_manifest`` does, and every writer sends its bytes
@@ -6,8 +6,8 @@ through it before they leave.
 """
 
 import json
-from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from types import MappingProxyType
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 from .dtypes import Number
 
@@ -29,19 +29,18 @@ TEXT_STEPS = ("strip", "lower")
 
 Dim = Union[int, str, None]
 
-
-class Record:
-    """A base of dataclasses whose JSON is an object of their fields."""
-
-    def to_json(self) -> Dict[str, Any]:
-        """Plain JSON values in the order of the fields."""
-        return {key: plain(value) for key, value in self.__dict__.items()}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def plain(value: Any) -> Any:
-    """``value`` as plain JSON values: records and mappings are objects, tuples lists."""
+    """``value`` as plain JSON values: mappings and named tuples are objects, other tuples lists.
+
+    What has a ``to_json`` is what that gives.
+    """
     if hasattr(value, "to_json"):
         return value.to_json()
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -49,8 +48,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """One input or output. ``shape`` items: a fixed size, the name of an axis, or (in outputs)
     None for a size that varies in another way.
 
@@ -81,15 +79,14 @@ class TensorSpec:
         return entry
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """The sizes that an axis may have, inclusive; ``hint`` (of buckets) is what it is tuned for."""
 
     lo: int
     hi: int
     hint: Optional[int] = None
 
-    def __contains__(self, size: int) -> bool:
+    def __contains__(self, size: int) -> bool:  # type: ignore[override]
         return self.lo <= size <= self.hi
 
     def __str__(self) -> str:
@@ -103,8 +100,7 @@ class Extent:
         return entry
 
 
-@dataclass(frozen=True)
-class BucketSpec:
+class BucketSpec(NamedTuple):
     """The sizes that one program serves; see FORMAT.md for how a bucket is chosen.
 
     ``pad_axes`` are the axes that a bucket of mode pad fills up to their ``hi``, where that is more
@@ -141,8 +137,7 @@ class BucketSpec:
         return entry
 
 
-@dataclass(frozen=True)
-class Tolerance(Record):
+class Tolerance(NamedTuple):
     """Agreement means |got - want| <= atol + rtol * max|want|, per output."""
 
     atol: float
@@ -153,8 +148,7 @@ class Tolerance(Record):
         return self.atol + self.rtol * scale
 
 
-@dataclass(frozen=True)
-class GpuSpec(Record):
+class GpuSpec(NamedTuple):
     """What the programs of a variant of the backend "triton" need of a GPU, and how they compute.
 
     ``compute_capabilities`` such as "8.7" have machine code; ``ptx`` is the least one for which there
@@ -173,8 +167,7 @@ class GpuSpec(Record):
     checks: Tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """One instruction set of one architecture, or one kind of GPU.
 
     For the backend "aoti-cpu" ``programs`` holds one library per bucket; for "tensorrt" ``recipe``
@@ -217,13 +210,12 @@ class Variant:
             if self.alternatives:
                 entry["alternatives"] = [list(item) for item in self.alternatives]
             if self.gpu is not None:
-                entry["gpu"] = self.gpu.to_json()
+                entry["gpu"] = plain(self.gpu)
         entry["rank"] = self.rank
         return entry
 
 
-@dataclass(frozen=True)
-class GoldenCase(Record):
+class GoldenCase(NamedTuple):
     """A recorded run of eager for one bucket; ``file`` is an .npz with in.* and out.* arrays."""
 
     bucket: int
@@ -231,16 +223,14 @@ class GoldenCase(Record):
     file: str
 
 
-@dataclass(frozen=True)
-class FileEntry(Record):
+class FileEntry(NamedTuple):
     """Size in bytes and lower-case hex SHA-256 of one file."""
 
     size: int
     sha256: str
 
 
-@dataclass(frozen=True)
-class GenerationSpec(Record):
+class GenerationSpec(NamedTuple):
     """How a generative bundle's programs are called, by the names of inputs, output and axes.
 
     ``eos``, ``bos`` and ``pad`` are token ids; ``defaults`` has what ``Model.generate`` takes where
@@ -263,7 +253,7 @@ class GenerationSpec(Record):
     eos: Tuple[int, ...]
     bos: Optional[int]
     pad: int
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = NOTHING
     kind: str = CAUSAL_LM
     encoder: str = ""
     source: str = ""
@@ -274,15 +264,14 @@ class GenerationSpec(Record):
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest's entry."""
-        whole = {"kind": self.kind, **super().to_json()}
+        whole = {"kind": self.kind, **plain(self._asdict())}
         if self.kind != SEQ2SEQ:
             for key in ("encoder", "source", "cross", "start", "suppress", "suppress_first"):
                 del whole[key]
         return whole
 
 
-@dataclass(frozen=True)
-class TextSpec(Record):
+class TextSpec(NamedTuple):
     """How texts become inputs: ``tokenizer`` is the path of a tokenizer.json.
 
     ``max_length`` is in tokens, special ones included; ``pad_id`` fills a row behind its tokens;
@@ -295,12 +284,11 @@ class TextSpec(Record):
     pad_id: int
     inputs: Mapping[str, str]
     prepare: Tuple[str, ...] = ()
-    prompts: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, str] = NOTHING
     default_prompt: Optional[str] = None
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects.
 
     ``generation`` is None where the model generates nothing.
@@ -319,13 +307,13 @@ class Manifest:
     golden: Tuple[GoldenCase, ...]
     tolerance: Tolerance
     files: Mapping[str, FileEntry]
-    built_by: Mapping[str, str] = field(default_factory=dict)
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    expected: Mapping[str, Any] = field(default_factory=dict)
+    built_by: Mapping[str, str] = NOTHING
+    plan: Mapping[str, Any] = NOTHING
+    expected: Mapping[str, Any] = NOTHING
     generation: Optional[GenerationSpec] = None
     format_version: int = FORMAT_VERSION
     text: Optional[TextSpec] = None
-    labels: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
+    labels: Mapping[str, Tuple[str, ...]] = NOTHING
 
     def padded_axes(self) -> Tuple[str, ...]:
         """The axes that any bucket pads, in the order of ``axes``."""
@@ -363,11 +351,11 @@ class Manifest:
             "probes": dict(sorted(self.probes.items())),
             "weights": dict(sorted(self.weights.items())),
             "golden": plain(self.golden),
-            "tolerance": self.tolerance.to_json(),
+            "tolerance": plain(self.tolerance),
             "plan": dict(self.plan),
             "expected": dict(self.expected),
             **generation,
-            **({} if self.text is None else {"text": self.text.to_json()}),
+            **({} if self.text is None else {"text": plain(self.text)}),
             **({"labels": plain(self.labels)} if self.labels else {}),
             "files": plain(dict(sorted(self.files.items()))),
         }

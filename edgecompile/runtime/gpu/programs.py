@@ -6,14 +6,13 @@ the very sizes of its inputs, or where the engine allows it replay a graph of si
 every run; "reduce-overhead" pads every bucket to its upper end and replays graphs only.
 """
 
-import dataclasses
 import threading
 from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Sequence
 
 from ..call.inputs import InputChecker, make_inputs
 from ..errors import EdgecompileError, GpuError, ModeError
-from ..format.schema import BucketSpec, Manifest
+from ..format.schema import BucketSpec, Manifest, plain
 from .buffers import CacheMemory
 from .cuda import Cuda, check_not_forked
 from .engines import DEFAULT, MODES, PLANNED, REDUCE_OVERHEAD, Engine
@@ -62,7 +61,7 @@ def pad_everything(manifest: Manifest, verified: bool) -> Manifest:
             text.format(REDUCE_OVERHEAD) + "; ".join(problems),
             'open it with mode="default", or build it with buckets of one size each',
         )
-    return dataclasses.replace(manifest, buckets=tuple(buckets))
+    return manifest._replace(buckets=tuple(buckets))
 
 
 def _pad_bucket(manifest: Manifest, bucket: BucketSpec) -> BucketSpec:
@@ -74,7 +73,7 @@ def _pad_bucket(manifest: Manifest, bucket: BucketSpec) -> BucketSpec:
         return bucket
     # In the manifest's order, so that equal buckets are equal.
     names = tuple(axis for axis in manifest.axes if axis in padded)
-    return dataclasses.replace(bucket, mode="pad", pad_axes=names)
+    return bucket._replace(mode="pad", pad_axes=names)
 
 
 class GpuText:
@@ -209,7 +208,7 @@ class GpuPrograms:
         return {
             "mode": self.mode,
             "gpu_precision": self.precision,
-            "tolerance": self.tolerance.to_json(),
+            "tolerance": plain(self.tolerance),
             "min_cosine": self.min_cosine,
             "gpu": self.device.to_json(),
             **self.details,

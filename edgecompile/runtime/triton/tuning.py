@@ -5,7 +5,6 @@ choose from; neither names nor times are part of it. The file comes by a rename.
 the bundle alone, each of which is compared with its hash before it is loaded.
 """
 
-import dataclasses
 import json
 import os
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ def candidates(variant: Variant, bucket: int) -> List[str]:
 def with_choice(variant: Variant, choice: Sequence[int]) -> Variant:
     """The variant with these programs in the place of its first ones."""
     chosen = [candidates(variant, bucket)[number] for bucket, number in enumerate(choice)]
-    return dataclasses.replace(variant, programs=tuple(chosen))
+    return variant._replace(programs=tuple(chosen))
 
 
 class TuningFolder(KeptFolder):

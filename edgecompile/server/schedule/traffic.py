@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.runtime import Model
@@ -32,7 +31,7 @@ class Traffic:
         try:
             # How many rows run together is the server's business: a plan is for the lengths.
             rows = batch_axis(manifest)
-            manifest = replace(manifest, axes={**manifest.axes, rows: Extent(1, 1, None)})
+            manifest = manifest._replace(axes={**manifest.axes, rows: Extent(1, 1, None)})
         except InputError:
             pass
         self._stats = Stats(manifest)

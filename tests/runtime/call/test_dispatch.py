@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import numpy as np
@@ -18,7 +17,7 @@ def bucket(mode: str, lo: int, hi: int, batch: int = 2) -> BucketSpec:
 
 
 def dispatcher(manifest: Manifest, *buckets: BucketSpec) -> Dispatcher:
-    return Dispatcher(dataclasses.replace(manifest, buckets=buckets))
+    return Dispatcher(manifest._replace(buckets=buckets))
 
 
 def test_the_fixture(manifest: Manifest) -> None:
@@ -134,9 +133,7 @@ def test_padding_several_axes(manifest: Manifest) -> None:
         TensorSpec("states", "float32", ("batch", "length", 3)),
         TensorSpec("scores", "float32", ("batch", "batch")),
     )
-    changed = dataclasses.replace(
-        manifest, inputs=inputs, outputs=outputs, buckets=(joint(1, 8, 1, 4),)
-    )
+    changed = manifest._replace(inputs=inputs, outputs=outputs, buckets=(joint(1, 8, 1, 4),))
     chooser = Dispatcher(changed)
     assert chooser.fills(0) == [{"length": 8, "batch": 4}]
     assert chooser.hint_sizes(0) == {"batch": 4, "length": 8}
@@ -200,7 +197,7 @@ def test_padding(manifest: Manifest) -> None:
         TensorSpec("scores", "float32", ("length", "length")),
         TensorSpec("sum", "float32", ()),
     )
-    chooser = Dispatcher(dataclasses.replace(manifest, inputs=inputs, outputs=outputs))
+    chooser = Dispatcher(manifest._replace(inputs=inputs, outputs=outputs))
     sizes = {"batch": 2, "length": 40}
     arrays = [
         np.arange(80).reshape(2, 40),

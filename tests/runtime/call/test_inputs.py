@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -217,7 +216,7 @@ def test_made_inputs_of_every_dtype(manifest: Manifest) -> None:
         TensorSpec("free", "float16", (3,)),
         TensorSpec("wide", "int64", (3,), None, (-(2**63), 2**63 - 1)),
     )
-    manifest = dataclasses.replace(manifest, inputs=specs)
+    manifest = manifest._replace(inputs=specs)
     for seed in (None, 1):
         inputs = make_inputs(manifest, {}, seed)
         InputChecker(manifest).check(inputs)

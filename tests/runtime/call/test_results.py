@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,5 +127,5 @@ def test_shapes_follow_the_sizes(model: Model) -> None:
         TensorSpec("found", "int64", (None, 2)),
         TensorSpec("sum", "float32", ()),
     )
-    maker = ResultMaker(dataclasses.replace(model.manifest, outputs=outputs))
+    maker = ResultMaker(model.manifest._replace(outputs=outputs))
     assert maker.shapes({"batch": 2, "length": 40}) == [(2, 40, 3), (None, 2), ()]

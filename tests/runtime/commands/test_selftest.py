@@ -65,12 +65,11 @@ def test_cases_of_a_folder(native_bundle: str, tmp_path: Path) -> None:
 
 
 def test_a_bucket_without_a_vector_fails(native_copy: Path) -> None:
-    import dataclasses
 
     place = native_copy / "manifest.json"
     manifest = parse_manifest(place.read_bytes())
     place.unlink()
-    place.write_bytes(dataclasses.replace(manifest, golden=()).to_bytes())
+    place.write_bytes(manifest._replace(golden=()).to_bytes())
     report = run_selftest(str(native_copy))
     assert not report["ok"] and report["cases"] == []
     assert report["missing_buckets"] == list(range(len(manifest.buckets)))

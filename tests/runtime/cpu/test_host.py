@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +39,7 @@ PROBE_SOURCE = Path(edgecompile.runtime.__file__).parent / "native" / "probe" / 
 )
 def test_what_a_variant_lacks(change: dict, reason: str) -> None:
     assert missing(V3, HOST) == []
-    reasons = missing(dataclasses.replace(V3, **change), HOST)
+    reasons = missing(V3._replace(**change), HOST)
     assert len(reasons) == 1 and reasons[0].startswith(reason)
 
 
@@ -54,34 +53,34 @@ def test_what_a_variant_lacks(change: dict, reason: str) -> None:
     ],
 )
 def test_what_a_host_lacks(change: dict, reason: str) -> None:
-    assert reason in missing(V3, dataclasses.replace(HOST, **change))[0]
+    assert reason in missing(V3, HOST._replace(**change))[0]
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    assert missing(dataclasses.replace(V3, glibc="2.9"), HOST) == []
-    assert missing(dataclasses.replace(V3, glibc="2.36"), HOST) == []
-    assert missing(dataclasses.replace(V3, glibc=None), dataclasses.replace(HOST, glibc=None)) == []
+    assert missing(V3._replace(glibc="2.9"), HOST) == []
+    assert missing(V3._replace(glibc="2.36"), HOST) == []
+    assert missing(V3._replace(glibc=None), HOST._replace(glibc=None)) == []
 
 
 def with_variants(manifest: Manifest, *variants: Variant) -> Manifest:
-    return dataclasses.replace(manifest, variants=variants)
+    return manifest._replace(variants=variants)
 
 
 def test_the_highest_rank_that_runs_is_chosen(manifest: Manifest) -> None:
-    v2 = dataclasses.replace(V3, name="v2", requires=(), rank=20)
-    v4 = dataclasses.replace(V3, name="v4", requires=("avx512f",), rank=40)
+    v2 = V3._replace(name="v2", requires=(), rank=20)
+    v4 = V3._replace(name="v4", requires=("avx512f",), rank=40)
     chosen, refused = choose_variant(with_variants(manifest, v2, v4, V3), HOST)
     assert chosen.name == "v3"
     assert refused == {"v4": ["the CPU or the system lacks avx512f"]}
-    other = dataclasses.replace(HOST, features=frozenset({"avx2", "fma", "avx512f"}))
+    other = HOST._replace(features=frozenset({"avx2", "fma", "avx512f"}))
     assert choose_variant(with_variants(manifest, v2, v4, V3), other)[0].name == "v4"
-    twin = dataclasses.replace(V3, name="twin")
+    twin = V3._replace(name="twin")
     assert choose_variant(with_variants(manifest, twin, V3), HOST)[0].name == "twin"
 
 
 def test_a_wanted_variant(manifest: Manifest) -> None:
-    v2 = dataclasses.replace(V3, name="v2", requires=(), rank=20)
-    v4 = dataclasses.replace(V3, name="v4", requires=("avx512f",), rank=40)
+    v2 = V3._replace(name="v2", requires=(), rank=20)
+    v4 = V3._replace(name="v4", requires=("avx512f",), rank=40)
     bundle = with_variants(manifest, v2, V3, v4)
     assert choose_variant(bundle, HOST, "v2")[0].name == "v2"
     with pytest.raises(UnsupportedHostError, match=r"v4 can't run here: .* lacks avx512f"):
@@ -91,7 +90,7 @@ def test_a_wanted_variant(manifest: Manifest) -> None:
 
 
 def test_no_variant_lists_what_each_lacks(manifest: Manifest) -> None:
-    v4 = dataclasses.replace(V3, name="v4", requires=("avx512f", "avx2"), glibc="2.40", rank=40)
+    v4 = V3._replace(name="v4", requires=("avx512f", "avx2"), glibc="2.40", rank=40)
     neon = Variant("neon", "aarch64", "aoti-cpu", ("asimd",), "2.34", 30)
     with pytest.raises(UnsupportedHostError) as caught:
         choose_variant(with_variants(manifest, v4, neon), HOST)

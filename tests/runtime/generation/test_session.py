@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import hashlib
 import inspect
@@ -313,7 +312,7 @@ def test_only_the_native_runtime_generates(
     decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch, backend: str, text: str
 ) -> None:
     with open_bundle(decoder_bundle, warmup=False) as model:
-        other = dataclasses.replace(model._variant, backend=backend)
+        other = model._variant._replace(backend=backend)
         monkeypatch.setattr(model, "_variant", other)
         with pytest.raises(GenerationError, match=text):
             model.generate([1])

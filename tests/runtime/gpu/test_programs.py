@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import os
 import threading
@@ -116,8 +115,8 @@ def test_exact_buckets_run_at_their_own_sizes(make: Make) -> None:
 
 def test_what_was_planned_replays_where_there_is_one_shape(make: Make, manifest: Manifest) -> None:
     one = {"batch": Extent(1, 1, 1)}
-    buckets = [dataclasses.replace(b, axes={**b.axes, **one}) for b in manifest.buckets]
-    rig = make(PLANNED, manifest=dataclasses.replace(manifest, buckets=tuple(buckets)))
+    buckets = [b._replace(axes={**b.axes, **one}) for b in manifest.buckets]
+    rig = make(PLANNED, manifest=manifest._replace(buckets=tuple(buckets)))
     assert [b.mode for b in buckets] == ["exact", "pad"]
     for length in (7, 40, 8, 41):
         rig.check(length, seed=length)
@@ -147,10 +146,9 @@ def test_neighbours_are_copied_at_once(make: Make, manifest: Manifest) -> None:
     rig.check(32, 2)
     assert rig.fake.calls("cudaMemcpyAsync") == 2  # all inputs, all outputs
     wide = [
-        dataclasses.replace(x, shape=(*x.shape, 3000)) if x.name == "states" else x
-        for x in manifest.outputs
+        x._replace(shape=(*x.shape, 3000)) if x.name == "states" else x for x in manifest.outputs
     ]
-    rig = make(DEFAULT, manifest=dataclasses.replace(manifest, outputs=(wide[1], wide[0])))
+    rig = make(DEFAULT, manifest=manifest._replace(outputs=(wide[1], wide[0])))
     rig.engine.compute = lambda inputs: {
         "embedding": np.zeros((1, 4)),
         "states": np.zeros((1, inputs["input_ids"].shape[1], 2, 3000)),
@@ -288,13 +286,13 @@ def test_a_kernel_that_goes_astray_is_noticed(make: Make, fake_cudart: FakeCudar
 def test_outputs_that_the_manifest_does_not_have(make: Make) -> None:
     rig = make(DEFAULT)
     good = rig.engine.manifest
-    rig.engine.manifest = dataclasses.replace(
-        good, outputs=(dataclasses.replace(good.outputs[0], shape=("batch", 5)), good.outputs[1])
+    rig.engine.manifest = good._replace(
+        outputs=(good.outputs[0]._replace(shape=("batch", 5)), good.outputs[1])
     )
     with pytest.raises(GpuError, match=r"bucket 0 .*embedding has shape \[2, 5\], the manifest.*4"):
         rig.programs.get(0)
-    rig.engine.manifest = dataclasses.replace(
-        good, outputs=(dataclasses.replace(good.outputs[0], shape=(None, 4)), good.outputs[1])
+    rig.engine.manifest = good._replace(
+        outputs=(good.outputs[0]._replace(shape=(None, 4)), good.outputs[1])
     )
     with pytest.raises(GpuError, match="can't tell the shape of embedding before it runs"):
         rig.programs.get(0)
@@ -380,5 +378,5 @@ def test_padding_goes_along_every_axis(manifest: Manifest) -> None:
     assert [item.mode for item in padded.buckets] == ["pad", "pad"]
     assert Dispatcher(padded).fills(0) == [{"batch": 2, "length": 32}]
     # Without a length axis, too.
-    batch = dataclasses.replace(manifest, length_axis=None)
+    batch = manifest._replace(length_axis=None)
     assert Dispatcher(pad_everything(batch, True)).fills(1) == [{"batch": 2, "length": 64}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -39,7 +38,7 @@ def test_chosen_points(manifest: Manifest) -> None:
 def test_chosen_points_of_several_padded_axes(manifest: Manifest) -> None:
     axes = manifest.buckets[1].axes
     both = BucketSpec("pad", axes, ("length", "batch"))
-    points = choose_points(dataclasses.replace(manifest, buckets=(both, both)))
+    points = choose_points(manifest._replace(buckets=(both, both)))
     assert points == [Point(0, at(64, 2))], "once, whichever bucket it is"
 
 
@@ -48,23 +47,21 @@ def test_chosen_points_where_buckets_meet(manifest: Manifest) -> None:
         BucketSpec("exact", {"batch": Extent(1, 1, 1), "length": Extent(lo, hi, hi)})
         for lo, hi in ((1, 1), (1, 8), (8, 9))
     )
-    points = choose_points(dataclasses.replace(manifest, buckets=buckets))
+    points = choose_points(manifest._replace(buckets=buckets))
     sizes = [item.sizes["length"] for item in points]
     assert sizes == sorted(set(sizes)) and sizes[0] == 1 and sizes[-1] == 9
 
 
 def test_chosen_points_without_a_length_axis(manifest: Manifest) -> None:
     exact = (BucketSpec("exact", manifest.buckets[0].axes),)
-    changed = dataclasses.replace(manifest, buckets=exact, length_axis=None)
+    changed = manifest._replace(buckets=exact, length_axis=None)
     assert choose_points(changed) == [Point(0, at(1, 1)), Point(0, at(32, 2))]
-    static = dataclasses.replace(
-        manifest, buckets=(BucketSpec("exact", {}),), length_axis=None, axes={}
-    )
+    static = manifest._replace(buckets=(BucketSpec("exact", {}),), length_axis=None, axes={})
     assert choose_points(static) == [Point(0, {})]
 
 
 def with_points(manifest: Manifest, entries: Any) -> Manifest:
-    return dataclasses.replace(manifest, plan={"calibrate": entries})
+    return manifest._replace(plan={"calibrate": entries})
 
 
 def test_points_of_the_bundle(manifest: Manifest) -> None:
@@ -162,13 +159,11 @@ def test_a_kit_whose_buckets_overlap(native_copy: Path, tmp_path: Path) -> None:
     exact = manifest.buckets[-1]
     axes = {name: Extent(1, item.hi, item.hi) for name, item in exact.axes.items()}
     names = tuple(axes)
-    changed = dataclasses.replace(
-        manifest,
+    changed = manifest._replace(
         buckets=(exact, BucketSpec("pad", axes), BucketSpec("pad", axes, names)),
         axes={name: Extent(1, item.hi) for name, item in axes.items()},
         variants=tuple(
-            dataclasses.replace(item, programs=(item.programs[-1],) * 3)
-            for item in manifest.variants
+            item._replace(programs=(item.programs[-1],) * 3) for item in manifest.variants
         ),
         golden=(),
         plan={

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def test_points_are_powers_of_two_and_the_ends(native_bundle: str) -> None:
         manifest = model.manifest
     batch, length = batch_axis(manifest), str(manifest.length_axis)
     axes = {batch: Extent(1, 100, None), length: Extent(3, 600, None)}
-    points = choose_points(dataclasses.replace(manifest, axes=axes), [1, 4])
+    points = choose_points(manifest._replace(axes=axes), [1, 4])
     assert {p.threads for p in points} == {1, 4}
     assert {p.rows for p in points} == {1, 2, 4, 8, 16, 32}
     assert {3, 4, 6, 8, 12, 512, 600} <= {p.length for p in points}
@@ -48,10 +47,9 @@ def test_points_are_powers_of_two_and_the_ends(native_bundle: str) -> None:
 def test_a_bundle_of_one_row_is_refused(native_bundle: str) -> None:
     with open_bundle(native_bundle, warmup=False) as model:
         manifest = model.manifest
-    fixed = dataclasses.replace(
-        manifest,
-        inputs=[dataclasses.replace(x, shape=(1, *x.shape[1:])) for x in manifest.inputs],
-        outputs=[dataclasses.replace(x, shape=(1, *x.shape[1:])) for x in manifest.outputs],
+    fixed = manifest._replace(
+        inputs=[x._replace(shape=(1, *x.shape[1:])) for x in manifest.inputs],
+        outputs=[x._replace(shape=(1, *x.shape[1:])) for x in manifest.outputs],
     )
     with pytest.raises(InputError, match="no batch of rows"):
         choose_points(fixed, [2])

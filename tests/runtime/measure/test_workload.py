@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -59,8 +58,8 @@ def test_runs_without_lengths_are_the_hints(manifest: Manifest) -> None:
     runs, outside = plan_runs(manifest, None)
     assert [(length, count) for length, _, count in runs] == [(16, 1), (64, 1)]
     assert outside == {}
-    twice = dataclasses.replace(manifest, buckets=manifest.buckets * 2)
+    twice = manifest._replace(buckets=manifest.buckets * 2)
     assert plan_runs(twice, None)[0] == runs, "the same sizes are run once"
     exact = tuple(BucketSpec("exact", item.axes) for item in manifest.buckets)
-    fixed = dataclasses.replace(manifest, buckets=exact, length_axis=None)
+    fixed = manifest._replace(buckets=exact, length_axis=None)
     assert [length for length, _, _ in plan_runs(fixed, {5: 1})[0]] == [None, None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 
@@ -46,7 +45,7 @@ def test_counts(manifest: Manifest) -> None:
 
 def test_memory_is_bounded(manifest: Manifest) -> None:
     wide = {"batch": Extent(1, 2), "length": Extent(5, 1_000_000)}
-    stats = Stats(dataclasses.replace(manifest, axes=wide))
+    stats = Stats(manifest._replace(axes=wide))
     for length in range(5, 1_000_001, 1000):
         stats.record(0, at(length), length)
         assert len(stats._pending) < MAX_PENDING
@@ -96,7 +95,7 @@ def test_percentile_is_numpys() -> None:
 
 
 def test_without_a_length_axis(manifest: Manifest) -> None:
-    stats = Stats(dataclasses.replace(manifest, length_axis=None))
+    stats = Stats(manifest._replace(length_axis=None))
     stats.record(0, at(3), 5)
     stats.record_refusal(at(99))
     seen = stats.snapshot()
@@ -106,7 +105,7 @@ def test_without_a_length_axis(manifest: Manifest) -> None:
 
 def test_without_any_axis(manifest: Manifest) -> None:
     whole = (BucketSpec("exact", {}),)
-    stats = Stats(dataclasses.replace(manifest, length_axis=None, axes={}, buckets=whole))
+    stats = Stats(manifest._replace(length_axis=None, axes={}, buckets=whole))
     stats.record(0, {}, 5)
     assert stats.snapshot()["runs"] == 1
 
@@ -116,7 +115,7 @@ def test_one_axis(manifest: Manifest) -> None:
     buckets = tuple(
         BucketSpec(item.mode, {"length": item.axes["length"]}) for item in manifest.buckets
     )
-    stats = Stats(dataclasses.replace(manifest, axes=axes, buckets=buckets))
+    stats = Stats(manifest._replace(axes=axes, buckets=buckets))
     stats.record(1, {"length": 48}, 5)
     seen = stats.snapshot()
     assert seen["lengths"] == {"48": 1} and seen["padding"] == pytest.approx(0.25)
@@ -124,7 +123,7 @@ def test_one_axis(manifest: Manifest) -> None:
 
 def test_pairs_only_where_the_length_and_one_other_axis_vary(manifest: Manifest) -> None:
     def sizes(**axes: Extent) -> object:
-        stats = Stats(dataclasses.replace(manifest, axes=axes))
+        stats = Stats(manifest._replace(axes=axes))
         stats.record(0, {axis: extent.lo for axis, extent in axes.items()}, 1)
         return stats.snapshot()["sizes"]
 
@@ -140,7 +139,7 @@ def test_padding_over_several_axes(manifest: Manifest) -> None:
     """A run's elements are the product over every axis that any bucket pads."""
     low, high = manifest.buckets
     joint = BucketSpec("pad", high.axes, ("length", "batch"))
-    stats = Stats(dataclasses.replace(manifest, buckets=(low, high, joint)))
+    stats = Stats(manifest._replace(buckets=(low, high, joint)))
     stats.record(0, at(10, 2), 1)  # exact: 20 of 20
     stats.record(1, at(48, 2), 1)  # the length alone: 96 of 128
     stats.record(2, at(48, 1), 1)  # both: 48 of 128

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -277,7 +276,7 @@ def test_rows_that_are_compared_with_each_other_are_not_joined(tiny_bundle: Path
     assert Batches(manifest, PLAN).joins
     rows = manifest.inputs[0].shape[0]
     similarity = TensorSpec("similarity", "float32", (rows, rows))
-    compared = dataclasses.replace(manifest, outputs=(*manifest.outputs, similarity))
+    compared = manifest._replace(outputs=(*manifest.outputs, similarity))
     layout = Batches(compared, PLAN)
     assert not layout.joins and not layout.mixes
 
