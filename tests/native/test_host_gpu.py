@@ -206,6 +206,24 @@ def test_threads_share_a_model(
     assert not failures
 
 
+def test_a_thread_keeps_its_own_context(
+    fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
+) -> None:
+    """A call makes the GPU's context current, and then what was before: of a new thread, none."""
+    no_context, codes = 201, []
+
+    def work() -> None:
+        with library.open(triton_bundle.write()) as model:
+            check(model, 7)
+            codes.append(fake_driver.library.cuMemGetInfo_v2(None, None))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    fake_driver.reset()  # the call without a context was asked for
+    assert codes == [no_context]
+
+
 def test_the_tolerance_is_the_variants(
     fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
 ) -> None:
