@@ -85,6 +85,9 @@ def test_products_are_int8_and_all_else_is_not() -> None:
     assert len(scales) == 5 and all(name.startswith("ecpack_scale_") for name in scales)
     assert dtypes["table.weight"] == dtypes["norm.weight"] == torch.float16
     assert not any(name.endswith(("q.weight", "wide.weight", "head.weight")) for name in dtypes)
+    # One scale for every 64 inputs.
+    shapes = {tuple(graph.get_buffer(name).shape) for name in scales}
+    assert shapes == {(1, 192), (1, 64), (1, 256), (4, 64), (1, 100)}
 
 
 def test_each_output_has_its_scale() -> None:

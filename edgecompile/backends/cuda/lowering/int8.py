@@ -1,4 +1,4 @@
-"""Weights of products as int8: rounded symmetrically, with a scale in float32 for each output.
+"""Weights of products as int8: rounded symmetrically, with a scale in float32 for some inputs of each output.
 
 Products multiply in half precision, as they would without. What makes a matrix of int8 and scales stands in the graph;
 Inductor's template reads those and computes a tile of it as it needs it, and sums of one row do the same. What is
@@ -24,6 +24,8 @@ from edgecompile.backends.lowering.rewriting import Lowering, arguments_of
 aten = torch.ops.aten
 
 _LARGEST = 127
+#: Inputs that share a scale, of each output: the largest of these numbers that they are a multiple of; else all.
+_BLOCKS = (64, 48, 32, 16)
 #: A matrix of fewer rows or columns is small beside its scales and its product's other work.
 _LEAST = 16
 _HALF = (torch.float16, torch.bfloat16)
@@ -53,7 +55,8 @@ def narrow_weights(low: Lowering) -> None:
         constants = _constants(low, str(source.target), weight.t() if linear else weight, node)
 
         def matrix(whole: Tensor, scale: Tensor) -> Tensor:
-            made = (whole.float() * scale).to(weight.dtype)
+            blocks = whole.reshape(scale.shape[0], -1, scale.shape[1]).float() * scale[:, None]
+            made = blocks.to(weight.dtype).flatten(0, 1)
             return made.t() if linear else made
 
         (made,) = inline(low.gm, node, matrix, constants)
@@ -87,7 +90,7 @@ def _is_matrix_of(user: Node, constant: Node) -> bool:
 
 
 def _constants(low: Lowering, name: str, weight: Tensor, near: Node) -> list[Node]:
-    """The nodes of a matrix [inputs, outputs] in int8, row after row, and of its scales [outputs].
+    """The nodes of a matrix [inputs, outputs] in int8, row after row, and of its scales [blocks, outputs].
 
     Inductor fuses a conversion into a product only where it goes through the matrix in the product's order.
     """
@@ -95,9 +98,11 @@ def _constants(low: Lowering, name: str, weight: Tensor, near: Node) -> list[Nod
     prefix = "ec" if is_nameless(name) else PACKED_PREFIX
     names = [attribute_name(f"{prefix}{kind}_", name, name) for kind in ("int8", "scale")]
     if not hasattr(low.gm, names[0]):
-        wide = weight.float()
-        scale = wide.abs().amax(0).clamp(min=1e-30) / _LARGEST
-        low.gm.register_buffer(names[0], (wide / scale).round().to(torch.int8).contiguous())
+        block = next((size for size in _BLOCKS if weight.shape[0] % size == 0), weight.shape[0])
+        blocks = weight.float().reshape(-1, block, weight.shape[1])
+        scale = blocks.abs().amax(1).clamp(min=1e-30) / _LARGEST
+        whole = (blocks / scale[:, None]).round().to(torch.int8).flatten(0, 1)
+        low.gm.register_buffer(names[0], whole.contiguous())
         low.gm.register_buffer(names[1], scale)
         low.report.packed[names[0]] = low.report.packed.get(name, [name])
         low.report.narrowed[name] = "int8"
