@@ -15,6 +15,13 @@ namespace {
 
 using Blocks = void (*)(uint32_t*, const uint8_t*, size_t);
 
+// So that the schedule's words stay in registers: twice as fast. clang does so by itself.
+#if defined(__clang__)
+#define ECR_UNROLL_ROUNDS
+#else
+#define ECR_UNROLL_ROUNDS _Pragma("GCC unroll 16")
+#endif
+
 #if defined(__x86_64__)
 
 // The state lies as (a, b, e, f) and (c, d, g, h), highest lane first, as SHA256RNDS2 wants it.
@@ -35,6 +42,7 @@ __attribute__((target("sha,ssse3,sse4.1"))) void hardware_blocks(uint32_t* state
       const auto* const at = reinterpret_cast<const __m128i*>(data + 16 * i);
       w[i] = _mm_shuffle_epi8(_mm_loadu_si128(at), big_endian);
     }
+    ECR_UNROLL_ROUNDS
     for (int i = 0; i < 16; ++i) {
       const auto* const at = reinterpret_cast<const __m128i*>(kSha256Constants + 4 * i);
       const __m128i added = _mm_add_epi32(w[i % 4], _mm_load_si128(at));
@@ -76,6 +84,7 @@ void hardware_blocks(uint32_t* state, const uint8_t* data, size_t blocks) {
     for (int i = 0; i < 4; ++i) {
       w[i] = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(data + 16 * i)));
     }
+    ECR_UNROLL_ROUNDS
     for (int i = 0; i < 16; ++i) {
       const uint32x4_t added = vaddq_u32(w[i % 4], vld1q_u32(kSha256Constants + 4 * i));
       const uint32x4_t abcd_old = abcd;
