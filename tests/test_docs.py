@@ -218,7 +218,9 @@ def test_arguments_of_open_bundle_are_documented() -> None:
 
 
 #: Members of Model for the runtime's own classes, such as sessions.
-OF_THE_RUNTIME = {"bind", "gpu", "hold", "manifest", "own_encoder", "run_bound", "schedule_stats"}
+OF_THE_RUNTIME = {
+    "bind", "gpu", "hold", "manifest", "own_encoder", "run_bound", "schedule_stats", "with_threads",
+}  # fmt: skip
 
 
 def test_members_of_model_are_documented() -> None:
