@@ -1,4 +1,4 @@
-"""Code for a GPU on a host without one: the only module that touches torch's and Triton's private API for it.
+"""Code for a GPU on a host without one: with mended.py alone in touch with torch's and Triton's private API.
 
 Inductor asks a GPU for its properties, computes constants on it, and times and compiles kernels for it.
 Here a description answers, constants are computed on the CPU, nothing is timed, and what Triton makes ends
@@ -34,7 +34,7 @@ from torch.fx import GraphModule
 from torch.utils import _triton
 from torch.utils._pytree import tree_map_only
 
-from edgecompile.backends.cuda import described
+from edgecompile.backends.cuda import described, mended
 from edgecompile.backends.cuda.code import Kernel, RawCode
 from edgecompile.backends.cuda.tiles import Product, Tile
 from edgecompile.errors import CompileError
@@ -205,6 +205,7 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
         (FakeTensor, "tolist", lambda self: self.ec_real.tolist()),
         (FakeTensor, "item", lambda self: self.ec_real.item()),
         *((torch.Tensor, name, method) for name, method in described.UNGUARDED.items()),
+        *mended.MENDED,
     )
     _forget_device()
     with ExitStack() as stack:

@@ -6,7 +6,9 @@ then raise the versions in installed.py and pyproject.toml.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tests.needs import need_triton
 
 need_triton()
 from edgecompile.backends.cuda import described, device_free, installed  # noqa: E402
+from edgecompile.backends.cuda.kernels.launch import interpreted, launch  # noqa: E402
 
 H100 = GpuFacts(90, 114, 227 << 10, 2048, 50 << 20)
 
@@ -69,6 +72,7 @@ def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("torch._inductor.select_algorithm", "TritonTemplateCaller.info_dict"),
         ("torch._inductor.choices", "InductorChoices._finalize_template_configs"),
         ("torch._inductor.kernel_inputs", "MMKernelInputs.mnk_hinted"),
+        ("torch._inductor.codegen.triton", "TritonKernelOverrides.masked"),
         ("torch._inductor.graph", "GraphLowering.get_original_value_of_constant"),
         ("triton.backends.nvidia.compiler", "CUDABackend.make_cubin"),
         ("triton.backends.nvidia.compiler", "get_ptxas_version.cache_clear"),
@@ -95,6 +99,7 @@ def test_what_is_patched_or_called_is_there(module: str, name: str) -> None:
          "self"),
         ("torch._inductor.choices", "InductorChoices._finalize_template_configs",
          "self template_choices kernel_inputs templates op_name kwarg_overrides"),
+        ("torch._inductor.codegen.triton", "TritonKernelOverrides.masked", "mask body other"),
         ("triton.backends.nvidia.compiler", "CUDABackend.make_cubin", "self src metadata opt capability"),
     ],
 )  # fmt: skip
@@ -199,6 +204,34 @@ def test_no_method_asks_for_the_device(tmp_path: Path) -> None:
     assert set(raw.constants) == {"table"} and raw.kernels
     assert torch.Tensor.contiguous is torch._C.TensorBase.contiguous
     assert torch.Tensor.__getitem__ is torch._C.TensorBase.__getitem__
+
+
+class Pool(torch.nn.Module):
+    """A pool over images of one pixel, which the kernel before it could hand over."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x / x.sum(1, keepdim=True)
+        return torch.nn.functional.avg_pool2d(y[:, :, None, None], 3, 1, 1)
+
+
+def test_zeros_around_a_value_at_hand_stay_zeros(tmp_path: Path) -> None:
+    x = torch.rand(8, 16)
+    program = device_free.move_to_gpu(exported(Pool(), x=x), {"x": x})
+    raw = device_free.run_inductor(program, H100, lambda *_: 0, tmp_path, installed.find_ptxas())
+    (kernel,) = raw.kernels
+    # The kernel itself, in Triton's interpreter.
+    file = tmp_path / "pool.py"
+    source = kernel.source[kernel.source.index("def ") :]
+    file.write_text(f"import triton\nimport triton.language as tl\n\n@triton.jit\n{source}")
+    spec = importlib.util.spec_from_file_location("pool", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    y = torch.full((8, 16), torch.nan)
+    assert re.findall(r"(\w+_ptr)", source.partition(")")[0]) == ["in_out_ptr", "in_ptr"]
+    with interpreted():
+        launch(getattr(module, kernel.entry), (8,), y, x, 8, 16, XBLOCK=1)
+    assert (y - x / x.sum(1, keepdim=True) / 9).abs().max().item() <= 1e-7
 
 
 def test_a_constant_that_nobody_knows_is_a_defect() -> None:
