@@ -6,6 +6,7 @@ at, the loader finds the record from before, or none.
 """
 
 import contextlib
+import functools
 import os
 import platform
 import time
@@ -206,9 +207,9 @@ class _Tuner:
         self.say(text.format(bucket, self.manifest.buckets[bucket], len(numbers)))
         with contextlib.ExitStack() as stack:
             runs = [
-                stack.enter_context(_prepared(models[number], bucket, item))
+                run
                 for number in numbers
-                for item in sizes
+                for run in stack.enter_context(_prepared(models[number], bucket, sizes))
             ]
             for run in runs:
                 for _ in range(GRAPH_AFTER + 1):  # its graph, where it gets one
@@ -264,24 +265,25 @@ def choose_fastest(numbers: Sequence[int], times: Sequence[Sequence[float]]) -> 
 
 @contextlib.contextmanager
 def _prepared(
-    model: OpenBundle, bucket: int, sizes: Mapping[str, int]
-) -> Iterator[Callable[[], Any]]:
-    """A run of a bucket; of a model that generates over caches that stay on the GPU, as texts do."""
+    model: OpenBundle, bucket: int, sizes: Sequence[Mapping[str, int]]
+) -> Iterator[List[Callable[[], Any]]]:
+    """Runs of a bucket at these sizes; of a model that generates over caches on the GPU, as a text does."""
     manifest = model.manifest
-    inputs = make_inputs(manifest, sizes, 0)
     spec = manifest.generation
+    given = [make_inputs(manifest, item, 0) for item in sizes]
     if spec is None:
-        checked = model.check_once(inputs)
-        yield lambda: model.run_bucket(bucket, checked)
+        checked = [model.check_once(inputs) for inputs in given]
+        yield [functools.partial(model.run_bucket, bucket, inputs) for inputs in checked]
         return
-    # In the middle of a text, where it reads as many rows as the hint says.
-    inputs[spec.position][...] = sizes[spec.context_axis] - sizes[spec.length_axis]
-    inputs[spec.last][...] = sizes[spec.length_axis] - 1
+    for inputs, item in zip(given, sizes):
+        # In the middle of a text, where it reads as many rows as the hint says.
+        inputs[spec.position][...] = item[spec.context_axis] - item[spec.length_axis]
+        inputs[spec.last][...] = item[spec.length_axis] - 1
+    names = [item.name for item in manifest.inputs if item.name not in spec.caches]
     text = model.hold(model.gpu.take_text)
     try:
         program = model.hold(text.get, bucket)
-        arrays = [inputs[item.name] for item in manifest.inputs if item.name not in spec.caches]
-        yield lambda: program.run(arrays)
+        yield [functools.partial(program.run, [item[name] for name in names]) for item in given]
     finally:
         model.gpu.give_back(text)
 

@@ -232,6 +232,10 @@ HOSTILE_GPUS: list[tuple[str, str, Any, str]] = [
     ("variant-programs", "programs.1", DELETE, "1 programs for 2 buckets"),
     ("variant-probe", "arch", "aarch64", "no probe for the architecture 'aarch64'"),
     ("path-listed", "runtime", "rt.so", "variants[1].runtime"),
+    ("path-listed", "alternatives", [["a.so"], []], "variants[1].alternatives[0][0]"),
+    ("variant-programs", "alternatives", [[]], "1 lists of alternatives for 2 buckets"),
+    ("key-type", "alternatives", [[], "a.so"], "variants[1].alternatives[1]: must be a list"),
+    ("list-size", "alternatives", [["a.so"] * 9, []], "has 9 entries, must have 0 to 8"),
 ]
 
 
@@ -247,6 +251,12 @@ def test_a_variant_for_gpus_is_read_and_written(bundle: DummyBundle) -> None:
     variant = add_triton(bundle)
     manifest = parse_manifest(json.dumps(bundle.listed()).encode())
     assert manifest.to_json()["variants"][1] == variant
+    assert manifest.variants[1].alternatives == ()
+    variant["alternatives"] = [[], [variant["programs"][0]]]
+    again = parse_manifest(json.dumps(bundle.listed()).encode())
+    assert again.to_json()["variants"][1] == variant
+    assert again.variants[1].alternatives == ((), (variant["programs"][0],))
+    del variant["alternatives"]
     spec = manifest.variants[1].gpu
     assert spec is not None and spec.driver == 12060 and spec.tolerance.rtol == 0.01
     del variant["gpu"]["checks"], variant["gpu"]["min_cosine"]
