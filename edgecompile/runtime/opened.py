@@ -234,8 +234,8 @@ class OpenBundle(Unique):
         For who owns the arrays: values that change before they were run can crash native code.
         """
         arrays, sizes = self._checker.check(inputs)
-        self._dispatcher.choose(sizes)
-        return CheckedInputs(self._checker, self.manifest.inputs, arrays, sizes)
+        bucket = self._dispatcher.choose(sizes)
+        return CheckedInputs(self._checker, self.manifest.inputs, arrays, sizes, bucket)
 
     def bind(
         self, bucket: int, arrays: "Sequence[NDArray[Any]]", results: "Sequence[NDArray[Any]]"
@@ -279,15 +279,16 @@ class OpenBundle(Unique):
     ) -> "Dict[str, NDArray[Any]]":
         started = time.perf_counter_ns()
         forced = bucket is not None
+        known: Optional[int] = None
         try:
             if type(inputs) is CheckedInputs and inputs.checker is self._checker:
-                arrays, sizes = list(inputs.arrays), inputs.sizes
+                arrays, sizes, known = list(inputs.arrays), inputs.sizes, inputs.bucket
             else:
                 arrays, sizes = self._checker.check(inputs)
-            if bucket is None:
-                bucket = self._dispatcher.choose(sizes)
-            else:
+            if bucket is not None:
                 self._dispatcher.check(bucket, sizes)
+            else:
+                bucket = self._dispatcher.choose(sizes) if known is None else known
             program = self._programs.get(bucket)
             fill = self._checker.choose_fill(arrays, sizes, self._dispatcher.fills(bucket))
             padded = self._dispatcher.pad(bucket, arrays, sizes, fill)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from edgecompile.runtime.text.encoder import TokenizedText
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """Outputs by name; the seconds that the request waited and ran; how many rows ran together."""
 
     outputs: dict[str, NDArray[Any]]

@@ -60,7 +60,8 @@ class InputChecker:
         Raises:
             InputError: lists every problem.
         """
-        if not isinstance(inputs, Mapping):
+        # Python looks a dict up sooner than what all mappings are.
+        if not isinstance(inputs, dict) and not isinstance(inputs, Mapping):
             raise InputError(
                 "inputs must be a mapping of names to arrays, not {}".format(type(inputs).__name__),
                 "the model takes " + ", ".join(item.name for item in self._specs),
@@ -210,6 +211,7 @@ class CheckedInputs(Dict[str, "NDArray[Any]"]):
         checker: the one that did.
         arrays: in the manifest's order.
         sizes: of every axis.
+        bucket: the one that serves these sizes.
     """
 
     def __init__(
@@ -218,9 +220,11 @@ class CheckedInputs(Dict[str, "NDArray[Any]"]):
         specs: Sequence[TensorSpec],
         arrays: "Sequence[NDArray[Any]]",
         sizes: Dict[str, int],
+        bucket: int,
     ) -> None:
-        super().__init__((spec.name, array) for spec, array in zip(specs, arrays))
+        super().__init__(zip([spec.name for spec in specs], arrays))
         self.checker, self.arrays, self.sizes = checker, tuple(arrays), sizes
+        self.bucket = bucket
 
 
 def as_array(value: object) -> "NDArray[Any]":

@@ -113,7 +113,8 @@ class BucketSpec(NamedTuple):
 
     def contains(self, sizes: Mapping[str, int]) -> bool:
         """Whether every axis' size is in this bucket."""
-        return all(sizes[axis] in extent for axis, extent in self.axes.items())
+        # Compared here, as it is asked for each run: `in` is one more call.
+        return all(extent.lo <= sizes[axis] <= extent.hi for axis, extent in self.axes.items())
 
     def padded(self, length_axis: Optional[str]) -> Tuple[str, ...]:
         """The axes that inputs are filled up along; () in exact mode."""

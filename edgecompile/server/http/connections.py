@@ -13,6 +13,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
+from functools import partial
 from typing import Any
 
 from uvicorn import Config
@@ -28,6 +29,8 @@ _SWEEP = 1.0
 
 #: More bytes than so many aren't copied to be sent together.
 _GATHERED = 64 << 10
+
+Headers = list[tuple[bytes, bytes]]
 
 IDLE, HEADER, BODY, RUNNING, CLOSING = "idle", "header", "body", "running", "closing"
 
@@ -61,6 +64,11 @@ class _Gathered:
         if not self._held:
             self._later(self._flush)
         self._held.append(data)
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Sends both at once, behind what was written before."""
+        self._held += (head, body)
+        self._flush()
 
     def close(self) -> None:
         """Closes it once all is sent."""
@@ -198,7 +206,7 @@ class _H11(_Limited, H11Protocol):
 
 
 def _make_httptools() -> type[Any]:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
     class HttpTools(_Limited, HttpToolsProtocol):
         """In C."""
@@ -210,6 +218,39 @@ def _make_httptools() -> type[Any]:
                 scope: Any = self.scope
                 scope["edgecompile.upgrade"] = True
             super().on_headers_complete()
+            # Its task begins later, and finds this in the scope.
+            self.cycle.scope["edgecompile.answer"] = partial(self.answer, self.cycle)
+
+        def answer(self, cycle: Any, status: int, headers: Headers, body: bytes) -> bool:
+            """Sends a whole answer at once; the headers are the server's own, and not looked at.
+
+            False: nothing was sent, as the client is slow; whoever asks has to wait for it.
+            """
+            if self.flow.write_paused:
+                return False
+            if cycle.disconnected:
+                return True
+            if (b"connection", b"close") in headers:
+                cycle.keep_alive = False
+            elif not cycle.keep_alive:
+                headers.append((b"connection", b"close"))
+            lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+            head = b"".join((STATUS_LINE[status], *lines, b"\r\n"))
+            cycle.response_started = cycle.response_complete = True
+            cycle.message_event.set()
+            self.transport.send(head, b"" if cycle.scope["method"] == "HEAD" else body)
+            if not cycle.keep_alive:
+                self.transport.close()
+            cycle.on_response()
+            return True
+
+        def on_response_complete(self) -> None:
+            """As uvicorn's, without a timer for each answer: the sweep closes what is idle."""
+            self.server_state.total_requests += 1
+            if not self.transport.is_closing():
+                self.flow.resume_reading()
+                if self.pipeline:
+                    self._start_asgi_task(*self.pipeline.pop())
 
         def phase(self) -> str:
             """See the base."""

@@ -22,4 +22,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 NAMES: dict[str, str] = {dtype.name: name for name, dtype in DTYPES.items()}
+#: By numpy's dtype, for arrays: its name is put together each time.
+DATATYPES: dict[np.dtype[Any], str] = {
+    dtype.newbyteorder("="): name for name, dtype in DTYPES.items()
+}
 BYTES = "BYTES"

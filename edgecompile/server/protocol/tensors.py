@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -157,4 +158,6 @@ def to_bytes(array: NDArray[Any]) -> bytes:
     if array.dtype == object:
         texts = [str(item).encode() for item in array.ravel()]
         return b"".join(struct.pack("<I", len(text)) + text for text in texts)
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    if sys.byteorder == "big":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return array.tobytes()

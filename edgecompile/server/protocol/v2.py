@@ -7,15 +7,14 @@ open_inference_rest.yaml; Triton's docs/protocol/extension_binary_data.md and ex
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgecompile.runtime.format.schema import Manifest, TensorSpec
 from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
-from edgecompile.server.protocol.datatypes import BYTES, DTYPES, NAMES
+from edgecompile.server.protocol.datatypes import BYTES, DATATYPES, DTYPES, NAMES
 from edgecompile.server.protocol.documents import dump, kind, load_object
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
 
@@ -25,8 +24,7 @@ _MAX_TIMEOUT = 1 << 63
 _MAX_HEADER = 12  # digits
 
 
-@dataclass(frozen=True)
-class InferRequest:
+class InferRequest(NamedTuple):
     """A request, read.
 
     Attributes:
@@ -206,7 +204,7 @@ def format_answer(
     entries: list[dict[str, Any]] = []
     tensors: list[bytes] = []
     for output, array in outputs.items():
-        datatype = BYTES if array.dtype == object else NAMES[array.dtype.name]
+        datatype = BYTES if array.dtype == object else DATATYPES[array.dtype]
         entry: dict[str, Any] = {
             "name": output,
             "datatype": datatype,

@@ -47,8 +47,11 @@ class Run:
     length: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rows = sum(job.rows for job in self.jobs)
-        self.length = max(job.length for job in self.jobs)
+        if len(self.jobs) == 1:
+            self.rows, self.length = self.jobs[0].rows, self.jobs[0].length
+        else:
+            self.rows = sum(job.rows for job in self.jobs)
+            self.length = max(job.length for job in self.jobs)
 
 
 #: The jobs to run now, and with how many threads.

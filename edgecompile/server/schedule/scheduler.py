@@ -33,7 +33,7 @@ from edgecompile.server.schedule.costs import CostTable, Speed, read_costs
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
 from edgecompile.server.schedule.policies import OneByOne
 from edgecompile.server.schedule.queue import Queue
-from edgecompile.server.schedule.short import ShortSizes
+from edgecompile.server.schedule.short import ShortSizes, rest
 from edgecompile.server.schedule.simulate import make_queue
 from edgecompile.server.schedule.streams import Cores, Streams, plan_streams
 from edgecompile.server.schedule.threads import Threads
@@ -264,27 +264,27 @@ class Scheduler:
 
     def _pump(self) -> None:
         """Begins what can begin."""
-        while True:
+        while self._queue.waiting:
             run, expired = self._queue.next(self._clock())
             for job in expired:
                 self._give_up(job)
             if run is None:
-                self._look_idle()
-                return
+                break
             self.batches[run.rows] = self.batches.get(run.rows, 0) + 1
             if self._is_short(run):
                 ended = self._finish(run, self._run(run.jobs, run.threads))
-                self.cores.loop_rests = 2 * ended - run.began
+                self.cores.loop_rests = ended + rest(ended - run.began)
             else:
                 self._idle.clear()
                 work = partial(self._run, run.jobs, run.threads)
                 self._threads.run(work, partial(self._done, run))
+        self._look_idle()
 
     def _is_short(self, run: Run) -> bool:
         """Whether the event loop does a run itself: that costs less than to wake a thread up.
 
-        One request of sizes that were short, and half of the loop's time at most: with more to do,
-        threads answer more, as they run side by side, and what waits meanwhile can share a run.
+        One request of sizes that were short, and not all the time: with more to do, threads answer
+        more, as they run side by side, and what waits meanwhile can share a run.
         """
         alone = len(run.jobs) == 1 and run.began >= self.cores.loop_rests
         return alone and self._short.has(run.jobs[0].payload.sizes)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 #: Seconds: so long may all connections wait for a run that the event loop does itself.
 LIMIT_S = 1e-3
+#: Seconds of CPU that it takes to wake a thread up and to hear of it again, roughly.
+_HAND_OVER_S = 150e-6
 #: Sizes that are remembered.
 _KEPT = 4096
 
@@ -30,3 +32,9 @@ class ShortSizes:
             if len(self._known) >= _KEPT:
                 self._known.clear()
             self._known.add(key)
+
+
+def rest(took: float) -> float:
+    """Seconds without a run on the event loop behind one there that took so many: it does no more than
+    half of its time, apart from what a thread would cost it anyway."""
+    return max(0.0, took - _HAND_OVER_S)

@@ -14,7 +14,7 @@ from edgecompile.runtime import Model
 from edgecompile.runtime.errors import NativeError
 from edgecompile.server.errors import DeadlineExceeded, ServerError
 from edgecompile.server.schedule import short as short_sizes
-from edgecompile.server.schedule.short import ShortSizes
+from edgecompile.server.schedule.short import ShortSizes, rest
 from tests.server.schedule.test_scheduler import Clock, draw, same, scheduling
 
 
@@ -95,11 +95,12 @@ def test_the_loop_runs_for_half_of_its_time(
 
             monkeypatch.setattr(model, "run", slow)
             here = watch(model, monkeypatch)
-            for pause in (0.0, 0.4e-3, 0.0, 0.6e-3):
+            for pause in (0.0, 0.3e-3, 0.0, 0.4e-3):
                 clock.now += pause
                 await queue.submit(draw(1, 9))
             # A thread's run took as long, so the third one comes after the pause.
             assert here == [True, False, True, True]
+            assert rest(0.1e-3) == 0.0
 
     asyncio.run(ask())
 
