@@ -19,6 +19,7 @@ from edgecompile.backends.cuda.kernels.attention import attention_kernel
 from edgecompile.backends.cuda.kernels.convolution import convolution_kernel, depthwise_kernel
 from edgecompile.backends.cuda.kernels.grouped import grouped_kernel
 from edgecompile.backends.cuda.kernels.recurrence import recurrence_kernel
+from edgecompile.backends.cuda.kernels.rows import row_kernel
 from edgecompile.backends.cuda.kernels.sorting import rank_kernel
 
 _ATTENTION = {
@@ -74,6 +75,7 @@ def test_kernels_compile(sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (grouped_kernel, half("XWY", E="*i32"), {"BM": 32, "BN": 64, "BK": 32}),
         (convolution_kernel, half("XWBRY"), _CONVOLUTION),
         (depthwise_kernel, half("XWBRY"), {**_FLAT, "BM": 32}),
+        (row_kernel, half("X", W="*i8", S="*fp32", Y="*fp32"), {"BK": 64, "BN": 128}),
         (recurrence_kernel, half("XWBY", S="*fp32", C="*fp32"), _LSTM),
     ):
         made = compiled(kernel, pointers, constants, sm)

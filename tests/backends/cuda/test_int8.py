@@ -15,6 +15,8 @@ pytest.importorskip("triton")
 
 from edgecompile.backends.cuda import device_free, installed
 from edgecompile.backends.cuda.cubins import assemble, audit_kernels
+from edgecompile.backends.cuda.kernels import rows
+from edgecompile.backends.cuda.kernels.launch import interpreted
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
 from edgecompile.backends.cuda.tiles import choose_tile
 from edgecompile.backends.lowering.rewriting import LoweringReport
@@ -146,6 +148,32 @@ def test_products_with_the_inputs_first() -> None:
     assert (graph(ids=ids) - want).abs().max() <= 0.03 * want.abs().max()
 
 
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "block"),
+    [(64, 128, 64), (640, 130, 64), (96, 40, 48), (224, 300, 32), (100, 16, 100), (200, 129, 200)],
+)
+def test_the_kernel_of_one_row(inputs: int, outputs: int, block: int) -> None:
+    """In Triton's interpreter: every size of blocks, parts that don't come out even, a rest of columns."""
+    x = torch.randn(1, inputs, dtype=torch.float16)
+    w = torch.randint(-127, 128, (inputs, outputs), dtype=torch.int8)
+    scale = torch.rand(inputs // block, outputs) * 0.01
+    want = (x.double() @ (w.double() * scale.double().repeat_interleave(block, 0))).flatten()
+    for part in (192, 384, rows.part_of(inputs, outputs, 16)):
+        plain = rows.ROW(x, w, scale, part)
+        with interpreted():
+            got = rows.ROW(x, w, scale, part)
+        assert got.shape == plain.shape == (-(-inputs // part), outputs)
+        for y in (got, plain):
+            assert (y.double().sum(0) - want).abs().max() <= 1e-5 * want.abs().max()
+
+
+def test_every_multiprocessor_has_blocks() -> None:
+    for inputs, outputs in ((4096, 4096), (2048, 5632), (384, 1536)):
+        part = rows.part_of(inputs, outputs, 132)
+        blocks = -(-outputs // rows.COLUMNS) * -(-inputs // part)
+        assert part % 192 == 0 and (blocks >= 132 or part == 192)
+
+
 @pytest.mark.parametrize("gpu", [ORIN, H100])
 @pytest.mark.parametrize("length", [1, 30])
 def test_kernels_read_int8(gpu: GpuFacts, length: int, tmp_path: Path) -> None:
@@ -166,7 +194,8 @@ def test_kernels_read_int8(gpu: GpuFacts, length: int, tmp_path: Path) -> None:
         assert len(products) == 5
         assert {kernel.name for kernel in products} <= {kernel.name for kernel in reading}
     else:
-        assert not products and reading
+        assert not products and [kernel.name for kernel in reading]
+        assert {kernel.entry for kernel in reading} == {"row_kernel"} and len(reading) >= 3
     written = [k.name for k in raw.kernels if k.name.startswith("triton_poi") and k in reading]
     assert not written
     assembled = assemble(raw.kernels, [gpu.compute_capability], ptxas)

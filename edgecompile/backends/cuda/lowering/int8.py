@@ -1,8 +1,8 @@
 """Weights of products as int8: rounded symmetrically, with a scale in float32 for some inputs of each output.
 
 Products multiply in half precision, as they would without. What makes a matrix of int8 and scales stands in the graph;
-Inductor's template reads those and computes a tile of it as it needs it, and sums of one row do the same. What is
-rounded is the constants that nothing but products reads: an embedding that also is the last product's matrix stays
+Inductor's template reads those and computes a tile of it as it needs it. A product with one row has a kernel of ours:
+of sums down the columns Inductor would write all of the terms. What is rounded is the constants that nothing but products reads: an embedding that also is the last product's matrix stays
 as it is, which costs less memory than having it twice.
 """
 
@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from edgecompile.backends.cuda.kernels import rows as rows_kernel
 from edgecompile.backends.lowering.constants import (
     PACKED_PREFIX,
     attribute_name,
     constant_of,
     is_nameless,
+    value_of,
 )
 from edgecompile.backends.lowering.inlining import inline
-from edgecompile.backends.lowering.rewriting import Lowering, arguments_of
+from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, replace_results
+from edgecompile.targets.gpu import GpuFacts
 
 aten = torch.ops.aten
 
@@ -29,22 +32,25 @@ _BLOCKS = (64, 48, 32, 16)
 #: A matrix of fewer rows or columns is small beside its scales and its product's other work.
 _LEAST = 16
 _HALF = (torch.float16, torch.bfloat16)
-#: The name of the matrix among each product's arguments.
+#: Of each product's arguments the names of the rows, the matrix, and what is added.
 _PRODUCTS = {
-    aten.linear.default: "weight",
-    aten.addmm.default: "mat2",
-    aten.mm.default: "mat2",
-    aten.matmul.default: "other",
+    aten.linear.default: ("input", "weight", "bias"),
+    aten.addmm.default: ("mat1", "mat2", "self"),
+    aten.mm.default: ("self", "mat2", ""),
+    aten.matmul.default: ("self", "other", ""),
 }
 
 
-def narrow_weights(low: Lowering) -> None:
+def narrow_weights(low: Lowering, gpu: GpuFacts) -> None:
     """Rewrites constant matrices of products; the graph is of half precision already."""
     read = _readers(low)
 
     def product(node: Node) -> bool | str:
-        source = arguments_of(node)[_PRODUCTS[node.target]]  # type: ignore[index]
+        bound = arguments_of(node)
+        names = _PRODUCTS[node.target]  # type: ignore[index]
+        x, source, bias = (bound.get(name) for name in names)
         weight = constant_of(low.gm, source)
+        assert isinstance(x, Node) and isinstance(source, Node)
         if weight is None or weight.dim() != 2 or weight.dtype not in _HALF:
             return False
         if min(weight.shape) < _LEAST:
@@ -52,7 +58,22 @@ def narrow_weights(low: Lowering) -> None:
         if not all(_is_matrix_of(*reader) for reader in read[id(_owner(low, source))]):
             return "something else reads its matrix, too"
         linear = node.target is aten.linear.default
-        constants = _constants(low, str(source.target), weight.t() if linear else weight, node)
+        columns = weight.t() if linear else weight
+        constants = _constants(low, str(source.target), columns, node)
+        rows = value_of(x)
+        factors = any(bound.get(name, 1) != 1 for name in ("alpha", "beta"))
+        if rows is not None and all(str(size) == "1" for size in rows.shape[:-1]) and not factors:
+            part = rows_kernel.part_of(columns.shape[0], columns.shape[1], gpu.multiprocessors)
+
+            def row(x: Tensor, whole: Tensor, scale: Tensor, *biases: Tensor) -> Tensor:
+                y: Tensor = rows_kernel.ROW(x.reshape(1, -1), whole, scale, part).sum(0)
+                for bias in biases:
+                    y = y + bias.float()
+                return y.to(x.dtype).reshape(*x.shape[:-1], -1)
+
+            operands = [x, *constants, *([] if bias is None else [bias])]
+            replace_results(low.gm, node, inline(low.gm, node, row, operands))
+            return True
 
         def matrix(whole: Tensor, scale: Tensor) -> Tensor:
             blocks = whole.reshape(scale.shape[0], -1, scale.shape[1]).float() * scale[:, None]
@@ -86,7 +107,7 @@ def _readers(low: Lowering) -> dict[int, list[tuple[Node, Node]]]:
 def _is_matrix_of(user: Node, constant: Node) -> bool:
     if user.target not in _PRODUCTS:
         return False
-    return arguments_of(user)[_PRODUCTS[user.target]] is constant
+    return arguments_of(user)[_PRODUCTS[user.target][1]] is constant
 
 
 def _constants(low: Lowering, name: str, weight: Tensor, near: Node) -> list[Node]:

@@ -76,7 +76,7 @@ def lower_for_gpu(
     finish_convolutions(low, gpu, hints_of(gm, inputs or {}))
     merge_linears(low)
     if precision == "int8":
-        narrow_weights(low)
+        narrow_weights(low, gpu)
     sum_vectors(low)
     lower_attention(low, gpu)
     lower_operators(low, gpu)
