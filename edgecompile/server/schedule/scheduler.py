@@ -33,10 +33,9 @@ from edgecompile.server.schedule.costs import CostTable, Speed, read_costs
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
 from edgecompile.server.schedule.policies import OneByOne
 from edgecompile.server.schedule.queue import Queue
-from edgecompile.server.schedule.short import ShortSizes, rest
 from edgecompile.server.schedule.simulate import make_queue
 from edgecompile.server.schedule.streams import Cores, Streams, plan_streams
-from edgecompile.server.schedule.threads import Threads
+from edgecompile.server.schedule.threads import ShortSizes, Threads, rest
 from edgecompile.server.schedule.traffic import Traffic
 
 _log = logging.getLogger("edgecompile.server")

@@ -13,8 +13,8 @@ import pytest
 from edgecompile.runtime import Model
 from edgecompile.runtime.errors import NativeError
 from edgecompile.server.errors import DeadlineExceeded, ServerError
-from edgecompile.server.schedule import short as short_sizes
-from edgecompile.server.schedule.short import ShortSizes, rest
+from edgecompile.server.schedule import threads
+from edgecompile.server.schedule.threads import ShortSizes, rest
 from tests.server.schedule.test_scheduler import Clock, draw, same, scheduling
 
 
@@ -30,7 +30,7 @@ def test_sizes_are_short_once_a_run_of_them_was() -> None:
 
 
 def test_it_remembers_so_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_sizes, "_KEPT", 8)
+    monkeypatch.setattr(threads, "_KEPT", 8)
     short = ShortSizes()
     for length in range(100):
         short.see({"length": length}, 0.0)

@@ -1,0 +1,182 @@
+"""A million requests, good and bad: the worker's memory stays, every answer is right, the counters agree.
+
+    benchmarks/run soak [--requests 1000000] [--bundle BUNDLE]
+
+Without ``--bundle`` it builds the model of benchmarks/server.py. Eight connections ask without a pause, in
+a drawn order; bad requests are a tenth. The memory is what the worker alone holds (private pages), and its
+slope is that of a line through all samples behind the first tenth of the requests. The exit code is 1 where
+an answer was wrong, a counter differs, or the line rises by over 1 MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.markdown import table
+from benchmarks.server import build, http_request
+
+CLIENTS, SAMPLES, CHUNK = 8, 50, 1000
+
+
+class Client(asyncio.Protocol):
+    """A kept-alive connection with one request under way."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[tuple[int, bytes]] | None = None
+        self.rest = b""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(exc or ConnectionResetError())
+
+    def data_received(self, data: bytes) -> None:
+        self.rest += data
+        head, sign, body = self.rest.partition(b"\r\n\r\n")
+        if sign:
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            if len(body) >= length:
+                self.rest = b""
+                assert self.done is not None
+                self.done.set_result((int(head.split(b" ", 2)[1]), body))
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Sends a request; its status and body."""
+        self.done = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return await self.done
+
+
+def draw_requests(name: str, input_name: str, longest: int, run: Any) -> list[Any]:
+    """Requests with the status and the output that they have to get; None where there is none."""
+    path, found = f"/v2/models/{name}/infer", list[Any]()
+    draws = np.random.default_rng(7)
+    for length in {1, 2, 3, 5, 8, 13, 21, 34, longest} - {0}:
+        length = min(length, longest)
+        for _ in range(4):
+            ids = draws.integers(0, 1000, (1, length))
+            wanted = next(iter(run({input_name: ids}).values()))
+            entry = {"name": input_name, "shape": [1, length], "datatype": "INT64"}
+            data = json.dumps({"inputs": [{**entry, "data": ids.ravel().tolist()}]}).encode()
+            found.append((http_request(path, data), 200, wanted))
+            asked = {"inputs": [{**entry, "parameters": {"binary_data_size": ids.nbytes}}]}
+            head = json.dumps(asked).encode()
+            header = f"Inference-Header-Content-Length: {len(head)}"
+            found.append((http_request(path, head + ids.tobytes(), [header]), 200, wanted))
+    entry = {"name": input_name, "shape": [1, 2], "datatype": "INT64"}
+    bad = [
+        (path, b"{", 400),
+        (path, json.dumps({"inputs": [{**entry, "data": [1]}]}).encode(), 400),
+        (path, json.dumps({"inputs": [{**entry, "data": [1.5, 2]}]}).encode(), 400),
+        (path, json.dumps({"inputs": [{**entry, "data": [1, 10**6]}]}).encode(), 400),
+        (path, json.dumps({"inputs": [{**entry, "name": "x", "data": [1, 2]}]}).encode(), 400),
+        ("/v2/models/absent/infer", b"{}", 404),
+        ("/v2/nowhere", b"{}", 404),
+    ]
+    share = len(found) // (9 * len(bad)) + 1
+    return found + [(http_request(p, body), status, None) for p, body, status in bad] * share
+
+
+def private_bytes(process: int) -> int:
+    """What is in memory for this process alone."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+
+async def load(port: int, requests: list[Any], count: int, draws: random.Random) -> Counter[str]:
+    """Asks so many; how often each status came, and "wrong" answers."""
+    loop, seen = asyncio.get_running_loop(), Counter[str]()
+
+    async def run() -> None:
+        _, client = await loop.create_connection(Client, "127.0.0.1", port)
+        for _ in range(count // CLIENTS):
+            request, status, wanted = draws.choice(requests)
+            got, body = await client.ask(request)
+            seen[str(got)] += 1
+            if got != status:
+                seen["wrong"] += 1
+            elif wanted is not None:
+                output = json.loads(body)["outputs"][0]
+                right = np.allclose(output["data"], wanted.ravel(), atol=1e-4)
+                seen["wrong"] += not right
+        client.transport.close()
+
+    await asyncio.gather(*[run() for _ in range(CLIENTS)])
+    return seen
+
+
+async def counted(port: int) -> Counter[str]:
+    """What /metrics says, by status; of requests that this program makes with POST."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    found = Counter[str]()
+    for line in text.splitlines():
+        if line.startswith("edgecompile_requests_total{") and "/metrics" not in line:
+            found[line.partition('status="')[2][:3]] += int(line.rpartition(" ")[2])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--bundle", type=Path)
+    parser.add_argument("--requests", type=int, default=1_000_000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return soak(options.bundle or build(Path(folder)), options.requests)
+
+
+def soak(bundle: Path, count: int) -> int:
+    """Runs it and prints the record; the exit code."""
+    from edgecompile.runtime import open_bundle
+
+    with open_bundle(bundle, threads=1) as model:
+        item = model.manifest.inputs[0]
+        longest = min(64, model.manifest.axes[str(model.manifest.length_axis)].hi)
+        requests = draw_requests(model.manifest.name, item.name, longest, model.run)
+    command = [sys.executable, "-m", "edgecompile.server", str(bundle), "--port", "0", "--json"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    draws, seen, samples = random.Random(7), Counter[str](), list[tuple[int, int]]()
+    started = time.perf_counter()
+    try:
+        port = int(json.loads(server.stdout.readline())["urls"][0].rpartition(":")[2])
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
+        worker = int(children.split()[0])
+        step = max(CHUNK, count // SAMPLES)
+        for at in range(0, count, step):
+            seen += asyncio.run(load(port, requests, step, draws))
+            samples.append((at + step, private_bytes(worker)))
+        told = asyncio.run(counted(port))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+    wrong = seen.pop("wrong", 0)
+    kept = samples[len(samples) // 10 :]
+    slope = np.polyfit(*zip(*kept, strict=True), 1)[0] * kept[-1][0] if len(kept) > 2 else 0.0
+    rows = [[f"{n}", f"{size / 2**20:.2f}"] for n, size in samples[:: max(1, len(samples) // 10)]]
+    print(f"{sum(seen.values())} requests in {time.perf_counter() - started:.0f} s: {dict(seen)}\n")
+    print(table(["requests", "private memory of the worker, MiB"], rows))
+    print(f"\nThe line through them rises by {slope / 2**20:.3f} MiB over all requests.")
+    print(f"Wrong answers: {wrong}. Counted by the server: {dict(told)}.")
+    return int(bool(wrong) or told != seen or slope > 1 << 20)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
