@@ -64,7 +64,8 @@ def verify_bundle(
     refused: dict[str, str] = {}
     emulated: dict[str, str] = {}
     torch_loaded = False
-    known = {v.name: v for v in _manifest(bundle).variants}
+    manifest = _manifest(bundle)
+    known = {v.name: v for v in manifest.variants}
     with tempfile.TemporaryDirectory(prefix="edgecompile-verify-") as name:
         folder = Path(name)
         for case in cases:
@@ -90,10 +91,10 @@ def verify_bundle(
         tolerance,
         torch_loaded,
         min_cosine=min_cosine,
-        torch_wanted=runtime_command(bundle) != RUNTIME_COMMAND,
+        torch_wanted=any(v.backend in PACKAGES for v in manifest.variants),
         texts=tuple(generated),
         emulated=emulated,
-        lengths=_lengths_run(bundle, cases if ran_here else ()),
+        lengths=_lengths_run(manifest, cases if ran_here else ()),
     )
 
 
@@ -129,9 +130,8 @@ def _emulated(
     return emulator, {"cases": results, "imported": []}
 
 
-def _lengths_run(bundle: Path, cases: Sequence[Case]) -> LengthsRun | None:
+def _lengths_run(manifest: Manifest, cases: Sequence[Case]) -> LengthsRun | None:
     """How many of the bundle's lengths the cases have."""
-    manifest = parse_manifest((bundle / MANIFEST_NAME).read_bytes(), str(bundle))
     axis = manifest.length_axis
     if axis is None:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 from edgecompile.report import canvas
 from edgecompile.report.canvas import BLUE, GREY, ORANGE
@@ -16,7 +15,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
-def load_page(outcomes: Sequence[Outcome], slo_ms: float | None, title: str = "Load") -> str:
+def load_page(outcomes: Sequence[Outcome], slo_ms: float | None) -> str:
     """A page with both drawings; rates at which nothing was answered are left out of the first."""
     latencies: dict[str, list[tuple[float, float]]] = {}
     goodputs: dict[str, list[tuple[float, float]]] = {}
@@ -29,7 +28,7 @@ def load_page(outcomes: Sequence[Outcome], slo_ms: float | None, title: str = "L
             latencies.setdefault(outcome.policy, []).append((rate, p99 * 1e3))
     plots = [latency_plot(latencies, slo_ms), goodput_plot(goodputs)] if latencies else []
     return (
-        f'<!doctype html>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        '<!doctype html>\n<meta charset="utf-8">\n<title>Load</title>\n'
         '<body style="font: 15px sans-serif; max-width: 60em; margin: 2em auto">\n'
         + "\n".join(plots or ["<p>All requests came at once.</p>"])
         + "\n"

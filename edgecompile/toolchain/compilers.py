@@ -163,13 +163,9 @@ def run_tool(command: Sequence[str], what: str) -> None:
             f"{what}: {Path(command[0]).name} was killed by signal {-done.returncode}",
             hint="the usual cause is too little memory: build with --jobs 1",
         )
-    raise CompileError(f"{what} failed:\n" + _interesting_lines(text))
-
-
-def _interesting_lines(text: str, limit: int = 12) -> str:
-    """The compiler's errors, without notes and template back traces."""
+    # The errors, without notes and template back traces.
     lines = [x for x in text.splitlines() if "error" in x or "undefined" in x or "cannot" in x]
-    return "\n".join((lines or text.splitlines())[:limit])
+    raise CompileError(f"{what} failed:\n" + "\n".join((lines or text.splitlines())[:12]))
 
 
 def compile_object(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from edgecompile.files import file_sha256
-from edgecompile.toolchain.compilers import exported_symbols, find_toolchain, link_shared
+from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.native import (
     BASELINE_MARCH,
     NativeRuntime,
     compile_native,
+    link_runtime,
     native_sources,
 )
 
@@ -38,7 +37,6 @@ def build_gpu_runtime(arch: str, output_dir: Path) -> NativeRuntime:
     """Builds the runtime library for GPUs of hosts of ``arch`` into ``output_dir``.
 
     Neither CUDA's headers nor its libraries are needed: the driver is loaded by name where it runs.
-    The SONAME carries a hash of the objects, as that of the library for CPUs does.
 
     Raises:
         ToolchainError, CompileError, DiskFullError.
@@ -47,11 +45,4 @@ def build_gpu_runtime(arch: str, output_dir: Path) -> NativeRuntime:
     # Host code that only queues work: nothing in it gains from a newer instruction set.
     flags = (f"-march={BASELINE_MARCH[arch]}", "-O2")
     objects = compile_native(toolchain, gpu_runtime_sources(), flags)
-    digest = hashlib.sha256()
-    for built in objects:
-        digest.update(built.path.read_bytes())
-    soname = f"libeccuda-{digest.hexdigest()[:12]}.so"
-    output_dir.mkdir(parents=True, exist_ok=True)
-    path = output_dir / soname
-    link_shared(toolchain, [o.path for o in objects], path, exports=["ec_*"], soname=soname)
-    return NativeRuntime(arch, path, file_sha256(path), exported_symbols(toolchain, path))
+    return link_runtime(toolchain, objects, "eccuda", arch, output_dir)

@@ -108,23 +108,31 @@ def headers_id(folder: Path) -> str:
 def build_runtime(variant: VariantSpec, output_dir: Path) -> NativeRuntime:
     """Builds the runtime library of ``variant`` into ``output_dir``.
 
-    The SONAME carries a hash of the objects: two bundles in one process share the library if and
-    only if it is made of the same ones, also where another linker put them together.
-
     Raises:
         ToolchainError, CompileError, DiskFullError.
     """
     toolchain = find_toolchain(variant.arch)
     machine_flags = (f"-march={variant.march}", *variant.extra_flags)
     objects = compile_native(toolchain, runtime_sources().values(), machine_flags)
+    return link_runtime(toolchain, objects, "ecrt", variant.name, output_dir)
+
+
+def link_runtime(
+    toolchain: Toolchain, objects: Sequence[BuiltObject], stem: str, name: str, output_dir: Path
+) -> NativeRuntime:
+    """Links the runtime library called ``name`` into ``output_dir``, as lib``stem``-….so.
+
+    The SONAME carries a hash of the objects: two bundles in one process share the library if and
+    only if it is made of the same ones, also where another linker put them together.
+    """
     digest = hashlib.sha256()
     for built in objects:
         digest.update(built.path.read_bytes())
-    soname = f"libecrt-{digest.hexdigest()[:12]}.so"
+    soname = f"lib{stem}-{digest.hexdigest()[:12]}.so"
     output_dir.mkdir(parents=True, exist_ok=True)
     path = output_dir / soname
     link_shared(toolchain, [o.path for o in objects], path, exports=["ec_*"], soname=soname)
-    return NativeRuntime(variant.name, path, file_sha256(path), exported_symbols(toolchain, path))
+    return NativeRuntime(name, path, file_sha256(path), exported_symbols(toolchain, path))
 
 
 def compile_native(

@@ -73,7 +73,6 @@ def parse_manifest(data: bytes, source: str = MANIFEST_NAME) -> Manifest:
         )
     manifest = _read_manifest(document)
     problems.raise_if_any(hint="the bundle was written wrongly or changed; build it again")
-    assert manifest is not None
     return manifest
 
 
@@ -97,8 +96,9 @@ def read_tolerance(field: Field, rule: str) -> Optional[Tolerance]:
     return Tolerance(values[0], values[1])
 
 
-def _read_manifest(top: Field) -> Optional[Manifest]:
-    """The manifest, read in the order in which keys depend on each other; None when a problem was noted."""
+def _read_manifest(top: Field) -> Manifest:
+    """The manifest, read in the order in which keys depend on each other; worth nothing when a problem
+    was noted."""
     name = top.at("name").name()
     built_by = _strings(top.find("built_by"))
     precision = top.at("precision").name()
@@ -111,18 +111,9 @@ def _read_manifest(top: Field) -> Optional[Manifest]:
         top.find("weights").refuse("weights-precision", text)
     n_buckets = len(signature.buckets)
     variants = _VariantReader(files, probes, weights, n_buckets).read(top.at("variants"))
-    golden = _read_golden(top.at("golden"), n_buckets, files)
-    tolerance = read_tolerance(top.at("tolerance"), "tolerance-range")
-    plan, expected = top.find("plan").mapping(), top.find("expected").mapping()
-    generation = read_generation(top.find("generation"), signature, files)
-    texts = read_text(top.find("text"), files, signature)
-    labels = read_labels(top.find("labels"), signature)
-    if top.problems.items:
-        return None
-    assert name is not None and precision is not None and tolerance is not None
     return Manifest(
-        name=name,
-        precision=precision,
+        name=name or "",
+        precision=precision or "",
         inputs=signature.inputs,
         outputs=signature.outputs,
         axes=signature.axes,
@@ -131,15 +122,15 @@ def _read_manifest(top: Field) -> Optional[Manifest]:
         variants=tuple(variants),
         probes=probes,
         weights=weights,
-        golden=tuple(golden),
-        tolerance=tolerance,
+        golden=tuple(_read_golden(top.at("golden"), n_buckets, files)),
+        tolerance=read_tolerance(top.at("tolerance"), "tolerance-range") or Tolerance(0.0, 0.0),
         files=files,
         built_by=built_by,
-        plan=plan,
-        expected=expected,
-        generation=generation,
-        text=texts,
-        labels=labels,
+        plan=top.find("plan").mapping(),
+        expected=top.find("expected").mapping(),
+        generation=read_generation(top.find("generation"), signature, files),
+        text=read_text(top.find("text"), files, signature),
+        labels=read_labels(top.find("labels"), signature),
     )
 
 
