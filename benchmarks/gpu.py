@@ -178,6 +178,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             report["sizes"].append({"sizes": sizes, "us": figures})
             print(sizes, figures, flush=True)
             save(report, arguments.json)  # whoever ends it early has what there is
+    if not seen:
+        raise SystemExit("the bundle takes none of these sizes: give --lengths and --batches")
     for other in beside:
         other.close()
     for model in models.values():

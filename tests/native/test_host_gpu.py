@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,11 @@ def check(model: HostModel, length: int, batch: int = 1, seed: int = 0) -> None:
         np.testing.assert_array_equal(got[name], want, err_msg=f"{name} at {length}")
 
 
+def without_bundle(text: str) -> str:
+    """Without the bundle of each path: a library is loaded once, whichever test's bundle it came from."""
+    return re.sub(r"\S+\.ecb/", "", text)
+
+
 def refused(library: HostLibrary, path: str, **options: int | bytes) -> HostError:
     """The error of opening, which has to be Python's; C may say in which bucket, and has other hints."""
     with pytest.raises(HostError) as caught:
@@ -57,7 +63,8 @@ def refused(library: HostLibrary, path: str, **options: int | bytes) -> HostErro
     with pytest.raises(EdgecompileError) as wanted:
         open_bundle(path, **named)
     assert caught.value.status == wanted.value.exit_code
-    assert caught.value.text.partition("\nhint: ")[0].endswith(wanted.value.message)
+    text = caught.value.text.partition("\nhint: ")[0]
+    assert without_bundle(text).endswith(without_bundle(wanted.value.message))
     return caught.value
 
 
@@ -259,7 +266,7 @@ def test_programs_that_misbehave(
             fake_driver.reset()  # its misuse of the fake was asked for
     (status, text), (wanted, message) = answers
     assert status == wanted and (status == 0) is (fault == 3)
-    assert text.endswith(message)  # C may say in which bucket
+    assert without_bundle(text).endswith(without_bundle(message))  # C may say in which bucket
 
 
 def test_caches_are_changed_in_place(

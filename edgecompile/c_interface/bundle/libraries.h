@@ -77,7 +77,7 @@ void check_abi(const std::string& label, int32_t version, int32_t known);
 // it, or finds the one of its SONAME that is loaded already, by whomever: programs are bound to
 // that one. Throws what load_library and the constructor do.
 template <class Library, class... Arguments>
-const Library& load_runtime(const PinnedLibrary& pinned, const std::string& soname,
+const Library* load_runtime(const PinnedLibrary& pinned, const std::string& soname,
                             const Arguments&... arguments) {
   static std::mutex& mutex = *new std::mutex;
   static auto& loaded = *new std::map<void*, std::unique_ptr<const Library>>;
@@ -86,7 +86,7 @@ const Library& load_runtime(const PinnedLibrary& pinned, const std::string& sona
   if (handle == nullptr) handle = load_library(pinned);
   std::unique_ptr<const Library>& found = loaded[handle];
   if (found == nullptr) found = std::make_unique<const Library>(handle, pinned.label, arguments...);
-  return *found;
+  return found.get();
 }
 
 }  // namespace ecr

@@ -9,8 +9,8 @@ CpuPrograms::CpuPrograms(const BundleFolder& folder, const Variant& variant, int
                          int32_t concurrency, bool check_weights)
     : folder_(folder), variant_(variant), concurrency_(concurrency) {
   const Manifest& manifest = folder_.manifest();
-  runtime_ = &load_runtime<RuntimeLibrary>(pin_library(folder_, variant_.runtime),
-                                           file_name(variant_.runtime));
+  runtime_ = load_runtime<RuntimeLibrary>(pin_library(folder_, variant_.runtime),
+                                          file_name(variant_.runtime));
   if (threads > 0) runtime_->set_threads(threads);
   weights_ = map_weights(folder_, manifest.weights.at(manifest.precision), check_weights);
   programs_.resize(manifest.buckets.size());

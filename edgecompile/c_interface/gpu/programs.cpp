@@ -32,7 +32,8 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
   const Driver& driver = Driver::load();
   lane_.driver = &driver;
   lane_.device = driver.describe();
-  const auto& library = load_runtime<GpuLibrary>(pinned, file_name(variant_.runtime), lane_.driver);
+  const GpuLibrary& library =
+      *load_runtime<GpuLibrary>(pinned, file_name(variant_.runtime), lane_.driver);
   const Driver::Current current(driver);
   weights_ = DeviceWeights::share(driver, *weights, manifest.files.at(file).sha256);
   lane_.scratch_bytes = kLeastScratch;
