@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
     """A kept-alive connection with one request under way."""
 
     def __init__(self) -> None:
-        self.done: asyncio.Future[None] | None = None
+        self.done: asyncio.Future[tuple[int, bytes]] | None = None
         self.rest = b""
 
     def connection_made(self, transport: Any) -> None:
@@ -87,16 +87,20 @@ class Connection(asyncio.Protocol):
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         if len(body) < length:
             return
-        assert head.startswith(b"HTTP/1.1 200"), self.rest
         self.rest = b""
         assert self.done is not None
-        self.done.set_result(None)
+        self.done.set_result((int(head.split(b" ", 2)[1]), body))
 
-    async def ask(self, request: bytes) -> None:
-        """Sends a request and waits for the whole answer."""
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Sends a request and waits for the whole answer; its status and body."""
         self.done = asyncio.get_running_loop().create_future()
         self.transport.write(request)
-        await self.done
+        return await self.done
+
+    async def succeed(self, request: bytes) -> None:
+        """The same, of a request whose status has to be 200."""
+        status, body = await self.ask(request)
+        assert status == 200, body
 
 
 async def connect(port: int) -> Connection:
@@ -110,7 +114,7 @@ async def closed_load(port: int, request: bytes, count: int, clients: int) -> No
 
     async def run(connection: Connection) -> None:
         for _ in range(count // clients):
-            await connection.ask(request)
+            await connection.succeed(request)
         connection.transport.close()
 
     await asyncio.gather(*[run(await connect(port)) for _ in range(clients)])
@@ -128,7 +132,7 @@ async def open_load(port: int, request: bytes, rate: float, seconds: float) -> l
 
     async def one(at: float) -> None:
         connection = await waiting.get()
-        await connection.ask(request)
+        await connection.succeed(request)
         latencies.append(loop.time() - at)
         waiting.put_nowait(connection)
 

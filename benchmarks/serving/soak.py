@@ -26,40 +26,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.markdown import table
-from benchmarks.server import build, http_request
+from benchmarks.server import build, connect, http_request
 
 CLIENTS, SAMPLES, CHUNK = 8, 50, 1000
-
-
-class Client(asyncio.Protocol):
-    """A kept-alive connection with one request under way."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[tuple[int, bytes]] | None = None
-        self.rest = b""
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(exc or ConnectionResetError())
-
-    def data_received(self, data: bytes) -> None:
-        self.rest += data
-        head, sign, body = self.rest.partition(b"\r\n\r\n")
-        if sign:
-            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-            if len(body) >= length:
-                self.rest = b""
-                assert self.done is not None
-                self.done.set_result((int(head.split(b" ", 2)[1]), body))
-
-    async def ask(self, request: bytes) -> tuple[int, bytes]:
-        """Sends a request; its status and body."""
-        self.done = asyncio.get_running_loop().create_future()
-        self.transport.write(request)
-        return await self.done
 
 
 def draw_requests(name: str, input_name: str, longest: int, run: Any) -> list[Any]:
@@ -100,10 +69,10 @@ def private_bytes(process: int) -> int:
 
 async def load(port: int, requests: list[Any], count: int, draws: random.Random) -> Counter[str]:
     """Asks so many; how often each status came, and "wrong" answers."""
-    loop, seen = asyncio.get_running_loop(), Counter[str]()
+    seen = Counter[str]()
 
     async def run() -> None:
-        _, client = await loop.create_connection(Client, "127.0.0.1", port)
+        client = await connect(port)
         for _ in range(count // CLIENTS):
             request, status, wanted = draws.choice(requests)
             got, body = await client.ask(request)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,40 @@ def build_program(runtime: Path, *defines: str, name: str = "toy_program.c") -> 
         return path.read_bytes()
     finally:
         path.unlink()
+
+
+def check_by_threads(check: Callable[[int, int], None]) -> None:
+    """Six threads, each with two lengths; ``check`` gets a length and the thread's number."""
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for length in (seed + 1, 33 + seed):
+                check(length, seed)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def take_failing_driver(
+    patch: pytest.MonkeyPatch, driver: Path, copy: Path, failures: str, visible: str | None
+) -> None:
+    """Lets the runtime load a copy of the fake driver, whose calls fail as FAKE_CUDART_FAIL says.
+
+    It has a name of its own, as what was loaded once stays loaded.
+    """
+    copy.write_bytes(driver.read_bytes())
+    patch.setenv("EDGECOMPILE_CUDA_DRIVER", str(copy))
+    patch.setenv("FAKE_CUDART_FAIL", failures)
+    patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        patch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
 
 def _compiler() -> str:

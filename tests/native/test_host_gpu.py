@@ -25,7 +25,7 @@ from edgecompile.runtime.gpu.programs import MOST_GRAPHS
 from tests.agreement import named_rules
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.numpy_engine import embed
-from tests.fake_gpu.triton_bundle import TritonBundle, TritonDecoder, make_inputs
+from tests.fake_gpu.triton_bundle import TritonBundle, TritonDecoder, check_by_threads, make_inputs
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary, HostModel
 from tests.runtime.bundles import put
@@ -195,22 +195,8 @@ def test_weights_are_copied_once_for_all_models(
 def test_threads_share_a_model(
     fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
 ) -> None:
-    failures: list[BaseException] = []
     with library.open(triton_bundle.write(), lazy=1) as model:
-
-        def work(seed: int) -> None:
-            try:
-                for length in (seed + 1, 33 + seed):
-                    check(model, length, seed=seed)
-            except BaseException as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures
+        check_by_threads(lambda length, seed: check(model, length, seed=seed))
 
 
 def test_a_thread_keeps_its_own_context(

@@ -15,7 +15,7 @@ import pytest
 
 from edgecompile.runtime import open_bundle
 from tests.fake_gpu.build import FakeCudart
-from tests.fake_gpu.triton_bundle import TritonBundle
+from tests.fake_gpu.triton_bundle import TritonBundle, take_failing_driver
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary
 from tests.native.test_host_gpu import GPU_FAILED, MODES, NO_GPU, check, refused
@@ -143,14 +143,8 @@ def test_no_gpu_that_may_be_used(
     number: int,
     visible: str | None,
 ) -> None:
-    # Under a name of its own, as what was loaded once stays loaded.
-    driver = tmp_path / "libcuda-copy.so"
-    driver.write_bytes(fake_driver_path.read_bytes())
-    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(driver))
-    monkeypatch.setenv("FAKE_CUDART_FAIL", f"{call}:1={number}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    copy = tmp_path / "libcuda-copy.so"
+    take_failing_driver(monkeypatch, fake_driver_path, copy, f"{call}:1={number}", visible)
     text = refused_by_c(library, triton_bundle.write())
     assert f"{call} failed" in text and f"({number})" in text
     assert ("nvidia-smi" if visible is None else "CUDA_VISIBLE_DEVICES is") in text

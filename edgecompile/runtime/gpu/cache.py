@@ -155,6 +155,17 @@ class KeptFolder:
                 raise
             os.close(fd)  # somebody emptied the cache meanwhile
 
+    def read_record(self, name: str, most: int, absent: str) -> Tuple[Optional[bytes], str]:
+        """(a file's bytes, one more than ``most`` at most, ""), or (None, why there are none)."""
+        path = self.join(name)
+        try:
+            with open(path, "rb") as stream:
+                return stream.read(most + 1), ""
+        except FileNotFoundError:
+            return None, absent
+        except OSError as error:
+            return None, "{} can't be read: {}".format(path, error.strerror)
+
     def _remove(self, name: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self.join(name))
@@ -204,16 +215,12 @@ class EngineFolder(KeptFolder):
         open_to = self._open_to()
         if open_to:
             return None, "others than its owner may write to {}".format(open_to)
-        path = self.join(_STAMP if tested else _BUILT)
+        name = _STAMP if tested else _BUILT
+        data, why = self.read_record(name, _MAX_STAMP_BYTES, "there is none for this device")
+        if data is None:
+            return None, why
         try:
-            with open(path, "rb") as stream:
-                data = stream.read(_MAX_STAMP_BYTES + 1)
-        except FileNotFoundError:
-            return None, "there is none for this device"
-        except OSError as error:
-            return None, "{} can't be read: {}".format(path, error.strerror)
-        try:
-            engine = self._parse(data, path)
+            engine = self._parse(data, self.join(name))
         except BundleError as error:
             return None, error.message
         try:

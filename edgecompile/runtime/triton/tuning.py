@@ -71,16 +71,11 @@ class TuningFolder(KeptFolder):
 
     def read(self) -> Tuple[Optional[Tuned], str]:
         """(the record, ""), or (None, why there is nothing to be used)."""
-        path = self.join(_NAME)
+        data, why = self.read_record(_NAME, _MAX_BYTES, "not tuned on this device")
+        if data is None:
+            return None, why
         try:
-            with open(path, "rb") as stream:
-                data = stream.read(_MAX_BYTES + 1)
-        except FileNotFoundError:
-            return None, "not tuned on this device"
-        except OSError as error:
-            return None, "{} can't be read: {}".format(path, error.strerror)
-        try:
-            return self._parse(data, path), ""
+            return self._parse(data, self.join(_NAME)), ""
         except BundleError as error:
             return None, error.message
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,12 @@ from edgecompile.runtime.measure.bench import run_bench
 from edgecompile.runtime.measure.calibrate import calibrate_bundle
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.numpy_engine import embed
-from tests.fake_gpu.triton_bundle import TritonBundle, make_inputs
+from tests.fake_gpu.triton_bundle import (
+    TritonBundle,
+    check_by_threads,
+    make_inputs,
+    take_failing_driver,
+)
 
 
 def check(model: Any, length: int, batch: int = 1, seed: int = 0) -> None:
@@ -147,22 +151,8 @@ def test_no_tensor_is_lost(fake_driver: FakeCudart, tmp_path: Path, fault: int) 
 
 
 def test_threads_share_a_model(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
-    failures: list[BaseException] = []
     with open_bundle(triton_bundle.write()) as model:
-
-        def work(seed: int) -> None:
-            try:
-                for length in (seed + 1, 33 + seed):
-                    check(model, length, seed=seed)
-            except BaseException as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures
+        check_by_threads(lambda length, seed: check(model, length, seed=seed))
 
 
 def test_selftest_bench_and_calibration(
@@ -311,15 +301,10 @@ def test_no_gpu_that_may_be_used(
     number: int,
     visible: str | None,
 ) -> None:
-    # Under a name of its own, as what was loaded once stays loaded.
     copy = tmp_path / "libcuda-copy.so"
-    copy.write_bytes(fake_driver_path.read_bytes())
-    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(copy))
     # Asked for once ahead of time, and once more for the error.
-    monkeypatch.setenv("FAKE_CUDART_FAIL", f"{call}:1={number},{call}:2={number}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    failures = f"{call}:1={number},{call}:2={number}"
+    take_failing_driver(monkeypatch, fake_driver_path, copy, failures, visible)
     error = refused(triton_bundle.write())
     assert f"{call} failed" in error.message and error.number == number
     assert ("nvidia-smi" if visible is None else "CUDA_VISIBLE_DEVICES") in (error.hint or "")
