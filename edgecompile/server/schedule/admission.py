@@ -34,7 +34,8 @@ class Admission:
         self._keys: dict[Job, _Waiting] = {}
         self._count = 0
         self._promised: dict[Job, float] = {}
-        self._slip = 1.0
+        self._slip = 0.0  # seconds
+        self._usual = 0.0  # seconds that were promised, in the mean
         self._ended = 0.0  # the last run, by the clock
 
     def check(self, jobs: Sequence[Job], now: float, running: Iterable[Run]) -> None:
@@ -54,7 +55,7 @@ class Admission:
             if self._waiting or running or now - self._ended < _STALE:
                 raise
             self._speed.forget()
-            self._slip = 1.0
+            self._slip = 0.0
             self._judge(jobs, timed, now, running)
 
     def _judge(
@@ -94,7 +95,7 @@ class Admission:
     def add(self, job: Job, now: float, running: Iterable[Run]) -> None:
         """A job waits."""
         if job.deadline is not None:
-            self._promised[job] = (self.finish(job, now, running) - now) / self._slip
+            self._promised[job] = self.finish(job, now, running) - now - self._slip
         self._count += 1
         item = (urgency(job), self._count, self._work(job), job)
         self._keys[job] = item
@@ -108,16 +109,18 @@ class Admission:
     def end(self, run: Run, now: float) -> None:
         """A run is over: learns by how much its jobs were later than promised.
 
-        ``slip`` follows the ratio that one job in a hundred exceeds: it grows by 99 parts with each
-        that does, and falls by one with each that doesn't.
+        ``slip`` follows the seconds that one job in a hundred exceeds: it grows by 99 parts with each
+        that does, and falls by one with each that doesn't. Seconds, and no share of the promise: short
+        jobs are the most, and what they wait behind a long one says nothing of long ones.
         """
         self._ended = now
         for job in run.jobs:
             promised = self._promised.pop(job, None)
             if promised is not None:
-                late = now - job.arrived > promised * self._slip
-                self._slip += _STEP * (0.99 if late else -0.01)
-        self._slip = min(max(self._slip, 1.0), 4.0)
+                late = now - job.arrived > promised + self._slip
+                self._usual += _STEP * (promised - self._usual)
+                self._slip += _STEP * self._usual * (0.99 if late else -0.01)
+        self._slip = min(max(self._slip, 0.0), 3 * self._usual)
 
     def forget(self, job: Job) -> None:
         """A job was given up or cancelled."""
@@ -126,8 +129,9 @@ class Admission:
     def _work(self, job: Job) -> float:
         """CPU seconds of a job in the batches that are usual, at the speed of the table."""
         threads = self._streams.threads
-        own = job.rows * self._costs.cheapest(threads, job.length)
-        return own * threads * self._policy.packing
+        shared = job.rows * self._costs.cheapest(threads, job.length) * self._policy.packing
+        # What batches cost short jobs, long ones don't pay: alone they would cost less.
+        return threads * min(shared, self._costs.seconds(threads, job.rows, job.length))
 
     def _alone(self, job: Job) -> float:
         most = max(self._cpus, self._costs.threads[0])
@@ -154,7 +158,7 @@ class Admission:
             else self._costs.seconds(self._streams.threads, job.rows, job.length)
         )
         bound = self._speed.bound
-        return now + ((begun + ahead * bound) / self._cpus + own * bound) * self._slip
+        return now + (begun + ahead * bound) / self._cpus + own * bound + self._slip
 
     def _lateness(self, jobs: Sequence[Job], now: float, begun: float, work: float) -> float:
         """By how much these jobs would make a less urgent one late that is in time without them."""

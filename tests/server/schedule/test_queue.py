@@ -244,6 +244,16 @@ def test_little_to_do_runs_wide_and_much_runs_side_by_side() -> None:
     assert [run.threads for run, _ in (queue.next(0.05), queue.next(0.05)) if run] == [1, 1]
 
 
+def test_what_is_true_of_short_requests_makes_no_margin_for_long_ones() -> None:
+    """Short ones wait behind long ones, and cost much where few share their batches."""
+    lengths = {4: 70, 16: 20, 256: 10}
+    trace = draw_trace(lengths, 6000, 80)  # 40 % of what the CPUs can do
+    queue = make_queue("by-cost", TABLE, 2, lengths)
+    outcome = simulate(trace, queue, TABLE, 2, slo=0.15, noise=0.1)
+    assert outcome.refused <= 0.002 * len(trace)
+    assert outcome.in_time >= 0.999 * outcome.answered
+
+
 def test_requests_at_once_are_simulated_too() -> None:
     queue = make_queue("by-cost", TABLE, 2, LENGTHS)
     outcome = simulate([Request(0.0, 4)] * 8, queue, TABLE, 2)
