@@ -254,6 +254,48 @@ def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
     assert seen == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_a_body_that_came_with_its_question_is_read(served: Served) -> None:
+    with served.connect() as client:
+        client.sendall(GOOD.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue"))
+        found = b""
+        while b'"pooler_output"' not in found:
+            data = client.recv(65536)
+            assert data, found
+            found += data
+    assert found.count(b"HTTP/1.1 200 ") == 1
+
+
+def test_requests_in_one_segment_end_with_the_one_that_says_so(served: Served) -> None:
+    last = GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    answer = served.ask(GOOD + GOOD + last + GOOD)
+    assert answer.count(b"HTTP/1.1 200 ") == answer.count(b'"pooler_output"') == 3
+
+
+def test_who_goes_away_before_the_first_turn_leaves_the_queue() -> None:
+    """A request began without a task, and is cancelled before its task had a turn."""
+    fast = pytest.importorskip("edgecompile.server.http.fast")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        waits: asyncio.Future[None] = loop.create_future()
+        ended = []
+
+        async def work() -> None:
+            try:
+                await waits
+            finally:
+                ended.append(True)
+
+        begun = work()
+        task = loop.create_task(fast._Begun(begun, begun.send(None)))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended and waits.cancelled()
+
+    asyncio.run(main())
+
+
 def test_an_answer_is_one_segment(served: Served) -> None:
     with served.connect() as client:
         for _ in range(20):

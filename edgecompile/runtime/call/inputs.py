@@ -69,7 +69,7 @@ class InputChecker:
         problems: List[str] = []
         arrays: List[NDArray[Any]] = []
         sizes: Dict[str, int] = {}
-        seen: Dict[str, str] = {}
+        seen: Dict[str, Tuple[int, str]] = {}
         if inputs.keys() != self._names:
             self._check_names(inputs, problems)
         for spec, dtype in zip(self._specs, self._dtypes):
@@ -174,7 +174,7 @@ class InputChecker:
         spec: TensorSpec,
         array: "NDArray[Any]",
         sizes: Dict[str, int],
-        seen: Dict[str, str],
+        seen: Dict[str, Tuple[int, str]],
         problems: List[str],
     ) -> bool:
         shape = array.shape
@@ -195,10 +195,10 @@ class InputChecker:
                     good = False
             elif dim not in sizes:
                 sizes[dim] = size
-                seen[dim] = "dimension {} of {}".format(index, spec.name)
+                seen[dim] = index, spec.name
             elif sizes[dim] != size:
-                text = "{}: dimension {} ({}) has size {}, but {} has {}"
-                text = text.format(spec.name, index, dim, size, seen[dim], sizes[dim])
+                text = "{}: dimension {} ({}) has size {}, but dimension {} of {} has {}"
+                text = text.format(spec.name, index, dim, size, *seen[dim], sizes[dim])
                 problems.append(text)
                 good = False
         return good

@@ -7,7 +7,9 @@ import hashlib
 import hmac
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from edgecompile.server.errors import (
@@ -105,7 +107,8 @@ class App(State):
             if not scope.get("edgecompile.gone"):
                 raise
         finally:
-            request.release()
+            if request.held:
+                request.release()
             self.metrics.in_flight -= 1
             self.metrics.request(name, status)
 
@@ -162,12 +165,13 @@ class App(State):
     def _check_head(self, scope: Scope, request: Request) -> None:
         """What a parser may let through, and another one in front of it may have read otherwise."""
         headers = scope["headers"]
-        size, once, twice = 0, [], False
-        for name, value in headers:
-            size += len(name) + len(value)
-            if name in _ONCE:
-                twice |= name in once
-                once.append(name)
+        size = sum(map(len, chain.from_iterable(headers)))
+        # Only then one of them has come twice.
+        twice = len(request.headers) < len(headers) and any(
+            count > 1
+            for name, count in Counter(name for name, _ in headers).items()
+            if name in _ONCE
+        )
         most = self.settings.limits.header_bytes
         if len(headers) > _MAX_HEADERS or size > most:
             raise HeadersTooLarge(f"at most {_MAX_HEADERS} headers, together of {most} bytes")

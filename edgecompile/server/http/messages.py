@@ -39,7 +39,7 @@ class Gone(Exception):
 class Request:
     """One request; made by the application."""
 
-    __slots__ = ("_held", "_receive", "_room", "headers", "method", "parts", "path")
+    __slots__ = ("_receive", "_room", "headers", "held", "method", "parts", "path")
 
     def __init__(self, scope: Scope, receive: Receive, room: Room) -> None:
         self.method: str = scope["method"]
@@ -47,18 +47,20 @@ class Request:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         #: The parts of the path, decoded one by one, where a pattern has a place for them.
         self.parts: list[str] = []
-        self._receive, self._room, self._held = receive, room, 0
+        self._receive, self._room = receive, room
+        #: Bytes of the room that its body takes.
+        self.held = 0
 
     def _hold(self, size: int) -> None:
         """The body has grown to ``size`` bytes."""
         if size > SMALL:
-            self._room.take(size - self._held)
-            self._held = size
+            self._room.take(size - self.held)
+            self.held = size
 
     def release(self) -> None:
         """The request is over: others may have the room of its body."""
-        self._room.held -= self._held
-        self._held = 0
+        self._room.held -= self.held
+        self.held = 0
 
     async def body(self, most: int) -> bytes:
         """The whole body.
@@ -73,25 +75,24 @@ class Request:
         coding = self.headers.get(b"content-encoding", b"identity").lower()
         if coding not in (b"", b"identity"):
             raise WrongMedia(f"Content-Encoding {coding!r:.50}: bodies aren't to be compressed")
-        too_large = TooLarge(f"the body may have at most {most} bytes")
         declared = self.headers.get(b"content-length", b"0")
         announced = int(declared) if declared.isdigit() else 0
         if announced > most and b"expect" in self.headers:
-            raise too_large
+            raise _too_large(most)
         if SMALL < announced <= most:
             self._room.check(announced)
         message = await self._receive()
         if message["type"] != "http.request":
             raise Gone
-        if not message.get("more_body"):
-            whole: bytes = message.get("body", b"")
-            if len(whole) > most:
-                raise too_large
-            self._hold(len(whole))
-            return whole
-        chunks, size = [message.get("body", b"")], len(message.get("body", b""))
+        whole: bytes = message.get("body", b"")
+        size = len(whole)
         if size <= most:
             self._hold(size)
+        if not message.get("more_body"):
+            if size > most:
+                raise _too_large(most)
+            return whole
+        chunks = [whole]
         while message.get("more_body"):
             message = await self._receive()
             if message["type"] != "http.request":
@@ -103,10 +104,14 @@ class Request:
             else:
                 chunks.clear()
                 if size > most + _DROPPED:
-                    raise too_large
+                    raise _too_large(most)
         if size > most:
-            raise too_large
+            raise _too_large(most)
         return b"".join(chunks)
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"the body may have at most {most} bytes")
 
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -38,9 +38,11 @@ def read_shape(value: Any, where: str, most: int) -> tuple[int, ...]:
     """
     if not isinstance(value, list) or len(value) > _MAX_RANK:
         raise BadRequest(f"{where}: shape must be a list of at most {_MAX_RANK} sizes")
-    if any(type(size) is not int or size < 0 for size in value):
-        raise BadRequest(f"{where}: shape holds {_shown(value)}, must be integers from 0 on")
-    count = math.prod(value)
+    count = 1
+    for size in value:
+        if type(size) is not int or size < 0:
+            raise BadRequest(f"{where}: shape holds {_shown(value)}, must be integers from 0 on")
+        count *= size
     if count > most or max(value, default=0) > most:
         raise TooLarge(f"{where}: shape {_shown(value)} means over {most} elements, the limit")
     return tuple(value)
@@ -125,10 +127,8 @@ def from_bytes(data: memoryview, datatype: str, shape: Sequence[int], where: str
         raw = np.frombuffer(data, np.uint8)
         if raw.size and raw.max() > 1:
             raise BadRequest(f"{where}: a byte of BOOL must be 0 or 1")
-    array = np.frombuffer(data, dtype)
-    if not array.flags.aligned:
-        array = array.copy()
-    return array.reshape(shape)
+    array: NDArray[Any] = np.ndarray(shape, dtype, data)
+    return array if array.flags.aligned else array.copy()
 
 
 def _read_strings(data: memoryview, count: int, where: str) -> NDArray[Any]:

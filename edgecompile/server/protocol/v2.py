@@ -66,12 +66,13 @@ def read_request(body: bytes, header_length: bytes | None, most: int) -> InferRe
     if identity is not None and not isinstance(identity, str):
         raise BadRequest(f"id must be a string, not a {kind(identity)}")
     inputs = _read_inputs(document.get("inputs"), rest, most)
-    outputs, binary = _read_outputs(
-        document.get("outputs"), _flag(parameters, "binary_data_output", "parameters")
-    )
-    return InferRequest(
-        inputs, outputs, binary, identity, _timeout(parameters), _priority(parameters)
-    )
+    flag = timeout = None
+    priority = 0
+    if parameters:
+        flag = _flag(parameters, "binary_data_output", "parameters")
+        timeout, priority = _timeout(parameters), _priority(parameters)
+    outputs, binary = _read_outputs(document.get("outputs"), flag)
+    return InferRequest(inputs, outputs, binary, identity, timeout, priority)
 
 
 def _header_length(given: bytes | None, size: int) -> int | None:
@@ -256,7 +257,10 @@ def check_texts(inputs: Mapping[str, NDArray[Any]], most: int) -> list[str] | No
         BadRequest: it has others beside it, or it isn't a list of texts.
         TooLarge: it has over ``most`` texts.
     """
-    if not any(array.dtype == object for array in inputs.values()):
+    for array in inputs.values():
+        if array.dtype == object:
+            break
+    else:
         return None
     (array, *others) = inputs.values()
     if others or array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1) or not array.ndim:

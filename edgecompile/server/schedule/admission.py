@@ -106,15 +106,15 @@ class Admission:
         item = self._keys.pop(job)
         del self._waiting[bisect_right(self._waiting, item) - 1]
 
-    def end(self, run: Run, now: float) -> None:
-        """A run is over: learns by how much its jobs were later than promised.
+    def end(self, jobs: Iterable[Job], now: float) -> None:
+        """A run of these jobs is over: learns by how much they were later than promised.
 
         ``slip`` follows the seconds that one job in a hundred exceeds: it grows by 99 parts with each
         that does, and falls by one with each that doesn't. Seconds, and no share of the promise: short
         jobs are the most, and what they wait behind a long one says nothing of long ones.
         """
         self._ended = now
-        for job in run.jobs:
+        for job in jobs:
             promised = self._promised.pop(job, None)
             if promised is not None:
                 late = now - job.arrived > promised + self._slip

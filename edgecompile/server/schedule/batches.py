@@ -66,8 +66,6 @@ class Batches:
 
     def join(self, requests: Sequence[Arrays]) -> Arrays:
         """The inputs of one run: the requests' rows below each other, filled up to the longest."""
-        if len(requests) == 1:
-            return requests[0]
         result = {}
         for item in self._inputs:
             arrays = [request[item.name] for request in requests]
@@ -95,8 +93,6 @@ class Batches:
             outputs: of the run.
             measures: rows and length of each request, in the order in which they were joined.
         """
-        if len(measures) == 1:
-            return [dict(outputs)]
         result, at = [], 0
         for rows, length in measures:
             own = {}

@@ -114,9 +114,16 @@ class Queue:
         del self.running[run]
         self.cores.free += run.threads
         if self._admission is not None:
-            self._admission.end(run, now)
+            self._admission.end(run.jobs, now)
         if now > run.began:
             self.speed.see(run.predicted, now - run.began)
+
+    def pass_by(self, predicted: float, began: float, now: float) -> None:
+        """A run is over that never was in here."""
+        if self._admission is not None:
+            self._admission.end((), now)
+        if now > began:
+            self.speed.see(predicted, now - began)
 
     def backlog(self, now: float) -> float:
         """Seconds until all that is in would be done, by the costs."""

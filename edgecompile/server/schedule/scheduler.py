@@ -17,13 +17,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edgecompile.runtime import Model
+from edgecompile.runtime.call.inputs import CheckedInputs
 from edgecompile.runtime.errors import EdgecompileError, InputError, OutsideBucketsError
 from edgecompile.server.answers import Answer
 from edgecompile.server.errors import (
     DeadlineExceeded,
     Draining,
     Overloaded,
-    ServerError,
     TooLarge,
     translate,
 )
@@ -31,9 +31,8 @@ from edgecompile.server.journal import Journal, digest
 from edgecompile.server.schedule.batches import Batches
 from edgecompile.server.schedule.costs import CostTable, Speed, read_costs
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
-from edgecompile.server.schedule.policies import OneByOne
 from edgecompile.server.schedule.queue import Queue
-from edgecompile.server.schedule.simulate import make_queue
+from edgecompile.server.schedule.simulate import make_plain_queue, make_queue
 from edgecompile.server.schedule.streams import Cores, Streams, plan_streams
 from edgecompile.server.schedule.threads import ShortSizes, Threads, rest
 from edgecompile.server.schedule.traffic import Traffic
@@ -41,12 +40,14 @@ from edgecompile.server.schedule.traffic import Traffic
 _log = logging.getLogger("edgecompile.server")
 
 Inputs = Mapping[str, NDArray[Any]]
+#: The outputs by name, or what the run of the model raised.
+_Result = dict[str, NDArray[Any]] | Exception
+_Future = asyncio.Future[Answer]
 
 
 @dataclass(eq=False)
 class _Request:
-    inputs: Inputs
-    sizes: Mapping[str, int]
+    inputs: CheckedInputs
     outputs: Sequence[str] | None
     future: asyncio.Future[Answer]
 
@@ -118,12 +119,8 @@ class Scheduler:
                     "each other alone; build it with --profile server",
                     manifest.name,
                 )
-            # One cost for all: it tells how long the queue is, once a run was seen.
-            cpus = self._cpus
-            least = 1 if self._model.info.get("run_threads") else cpus
-            flat = CostTable([(n, 1, 1, cpus / n) for n in range(least, cpus + 1)])
-            speed, alone = Speed(known=False), OneByOne(cpus, least)
-            return Queue(flat, cpus, alone, speed=speed, limit=limit, cores=cores)
+            least = 1 if self._model.info.get("run_threads") else self._cpus
+            return make_plain_queue(self._cpus, least, limit, cores)
         lengths = manifest.axes[str(manifest.length_axis)]
         costs: CostTable = read_costs(
             plan, most_rows=layout.most_rows, longest=lengths.hi, shortest=lengths.lo
@@ -170,8 +167,12 @@ class Scheduler:
         deadline: float | None = None,
         priority: int = 0,
     ) -> asyncio.Future[Answer]:
-        """Puts a request into the queue; see ``submit_all``."""
-        return self.submit_all([inputs], outputs=outputs, deadline=deadline, priority=priority)[0]
+        """Puts a request into the queue, or runs it here and now; see ``submit_all``."""
+        request = self._take(inputs, outputs)
+        now = self._clock()
+        if deadline is None and self._slo is None and self._run_at_once(request, now):
+            return request.future
+        return self._offer([request], now, deadline, priority)[0]
 
     def submit_all(
         self,
@@ -200,24 +201,50 @@ class Scheduler:
             Draining: ``close`` was called.
             Quarantined: workers died while they ran it.
         """
+        now = self._clock()
+        taken = [self._take(inputs, outputs) for inputs in requests]
+        return self._offer(taken, now, deadline, priority)
+
+    def _take(self, inputs: Inputs, outputs: Sequence[str] | None) -> _Request:
+        """Checks a request."""
         if self._closed:
             raise Draining("the server is about to end", 1.0)
-        now = self._clock()
+        try:
+            arrays = self._model.check_once(inputs)
+        except InputError as error:
+            outside = isinstance(error, OutsideBucketsError)
+            self.traffic.refuse(self._layout.sizes(inputs) if outside else None)
+            raise translate(error) from None
+        if self._journal.suspects():
+            self._journal.check(self._key(arrays))
+        return _Request(arrays, outputs, asyncio.get_running_loop().create_future())
+
+    def _run_at_once(self, request: _Request, now: float) -> bool:
+        """Runs a request past the queue where nothing waits or runs and its sizes are short ones."""
+        plan, cores = self._short.get(request.inputs.sizes), self.cores
+        busy = self._queue.waiting or cores.free < cores.count
+        if plan is None or busy or now < cores.loop_rests:
+            return False
+        threads, rows, predicted = plan
+        self.batches[rows] = self.batches.get(rows, 0) + 1
+        (result,) = self._run([request.inputs], threads)
+        ended = self._clock()
+        took = ended - now
+        self._queue.pass_by(predicted, now, ended)
+        self._short.see(request.inputs.sizes, took, plan)
+        self._answer(request, result, 0.0, took, rows)
+        self.traffic.tick(time.perf_counter_ns())
+        cores.loop_rests = ended + rest(took)
+        return True
+
+    def _offer(
+        self, requests: Sequence[_Request], now: float, deadline: float | None, priority: int
+    ) -> list[asyncio.Future[Answer]]:
         if deadline is None and self._slo is not None:
             deadline = now + self._slo
-        loop = asyncio.get_running_loop()
         jobs = []
-        for inputs in requests:
-            try:
-                arrays = self._model.check_once(inputs)
-            except InputError as error:
-                outside = isinstance(error, OutsideBucketsError)
-                self.traffic.refuse(self._layout.sizes(inputs) if outside else None)
-                raise translate(error) from None
-            if self._journal.suspects():
-                self._journal.check(self._key(arrays))
-            rows, length = self._layout.measure(arrays.sizes)
-            request = _Request(arrays, arrays.sizes, outputs, loop.create_future())
+        for request in requests:
+            rows, length = self._layout.measure(request.inputs.sizes)
             jobs.append(Job(length, rows, now, deadline, priority, request))
         try:
             self._queue.offer(jobs, now)
@@ -231,17 +258,16 @@ class Scheduler:
             raise Overloaded(refused.message, refused.retry_after) from None
         self._pump()
         for job in jobs:
-            future: asyncio.Future[Answer] = job.payload.future
+            future: _Future = job.payload.future
             if not future.done():
                 timer = None
                 if deadline is not None:
+                    loop = asyncio.get_running_loop()
                     timer = loop.call_later(max(0.0, deadline - now), self._expire, job)
                 future.add_done_callback(partial(self._left, job, timer))
-        return [job.payload.future for job in jobs]
+        return [request.future for request in requests]
 
-    def _left(
-        self, job: Job, timer: asyncio.TimerHandle | None, future: asyncio.Future[Answer]
-    ) -> None:
+    def _left(self, job: Job, timer: asyncio.TimerHandle | None, future: _Future) -> None:
         """Where a client has gone nothing is run for it. What runs already is let go on."""
         if timer is not None:
             timer.cancel()
@@ -255,10 +281,9 @@ class Scheduler:
             self._look_idle()
 
     def _give_up(self, job: Job) -> None:
+        late = DeadlineExceeded("it can't be ready before its deadline any more")
         if not job.payload.future.done():
-            job.payload.future.set_exception(
-                DeadlineExceeded("it can't be ready before its deadline any more")
-            )
+            job.payload.future.set_exception(late)
         self.traffic.refuse()
 
     def _pump(self) -> None:
@@ -270,12 +295,13 @@ class Scheduler:
             if run is None:
                 break
             self.batches[run.rows] = self.batches.get(run.rows, 0) + 1
+            inputs = [job.payload.inputs for job in run.jobs]
             if self._is_short(run):
-                ended = self._finish(run, self._run(run.jobs, run.threads))
+                ended = self._finish(run, self._run(inputs, run.threads))
                 self.cores.loop_rests = ended + rest(ended - run.began)
             else:
                 self._idle.clear()
-                work = partial(self._run, run.jobs, run.threads)
+                work = partial(self._run, inputs, run.threads)
                 self._threads.run(work, partial(self._done, run))
         self._look_idle()
 
@@ -286,57 +312,80 @@ class Scheduler:
         more, as they run side by side, and what waits meanwhile can share a run.
         """
         alone = len(run.jobs) == 1 and run.began >= self.cores.loop_rests
-        return alone and self._short.has(run.jobs[0].payload.sizes)
+        return alone and self._short.get(run.jobs[0].payload.inputs.sizes) is not None
 
-    def _run(self, jobs: Sequence[Job], threads: int) -> list[dict[str, NDArray[Any]] | Exception]:
+    def _run(self, requests: Sequence[CheckedInputs], threads: int) -> list[_Result]:
         """Each request's outputs, or why it has none. Where a batch fails, each one runs alone, so
         that only the culprit fails; so it does where one of them may have killed a worker."""
-        keys = [self._key(job.payload.inputs) for job in jobs]
-        suspects = self._journal.suspects()
-        if len(jobs) == 1 or not any(key in suspects for key in keys):
+        keys = [self._key(inputs) for inputs in requests]
+        if len(requests) == 1:
             try:
-                with self._journal.running(keys):
-                    joined = self._layout.join([job.payload.inputs for job in jobs])
-                    # Its own number of threads needs no telling, which costs two calls of native code.
-                    own = threads == self._cpus
-                    outputs = self._model.run(joined, threads=0 if own else threads)
-                for key in keys if suspects else ():
-                    self._journal.clear(key)
-                return list(self._layout.split(outputs, [(job.rows, job.length) for job in jobs]))
+                return [self._call(requests[0], keys, threads)]
             except Exception as error:
-                if len(jobs) == 1:
-                    return [error]
-        return [result for job in jobs for result in self._run([job], threads)]
+                return [error]
+        suspects = self._journal.suspects()
+        if not any(key in suspects for key in keys):
+            try:
+                outputs = self._call(self._layout.join(requests), keys, threads)
+                measures = [self._layout.measure(inputs.sizes) for inputs in requests]
+                return [*self._layout.split(outputs, measures)]
+            except Exception:
+                pass
+        return [result for inputs in requests for result in self._run([inputs], threads)]
+
+    def _call(self, inputs: Inputs, keys: Sequence[bytes], threads: int) -> dict[str, NDArray[Any]]:
+        """One run of the model, of the requests with these keys."""
+        with self._journal.running(keys):
+            # Its own number of threads needs no telling, which costs two calls of native code.
+            count = 0 if threads == self._cpus else threads
+            outputs: dict[str, NDArray[Any]] = self._model.run(inputs, threads=count)
+        if self._journal.suspects():
+            for key in keys:
+                self._journal.clear(key)
+        return outputs
 
     def _key(self, inputs: Inputs) -> bytes:
         return digest(self._model.manifest.name, inputs) if self._journal.notes else b""
 
-    def _done(self, run: Run, results: list[dict[str, NDArray[Any]] | Exception]) -> None:
+    def _done(self, run: Run, results: list[_Result]) -> None:
         self._finish(run, results)
         self.cores.freed(self._pump)
 
-    def _finish(self, run: Run, results: list[dict[str, NDArray[Any]] | Exception]) -> float:
+    def _finish(self, run: Run, results: list[_Result]) -> float:
         """Answers a run's requests; when it ended, by the clock."""
         now = self._clock()
         self._queue.end(run, now)
         took = now - run.began
         if len(run.jobs) == 1:
-            self._short.see(run.jobs[0].payload.sizes, took)
+            plan = (run.threads, run.rows, run.predicted)
+            self._short.see(run.jobs[0].payload.inputs.sizes, took, plan)
         for job, result in zip(run.jobs, results, strict=True):
-            request: _Request = job.payload
-            if not isinstance(result, Exception):
-                self.traffic.count(request.sizes, took * job.rows / run.rows)
-            if request.future.done():
-                continue
-            if isinstance(result, Exception):
-                request.future.set_exception(_explain(result))
-                continue
-            if request.outputs is not None:
-                result = {name: result[name] for name in request.outputs}
-            answer = Answer(result, run.began - job.arrived, took, run.rows)
-            request.future.set_result(answer)
+            waited = run.began - job.arrived
+            self._answer(job.payload, result, waited, took, run.rows, job.rows / run.rows)
         self.traffic.tick(time.perf_counter_ns())
         return now
+
+    def _answer(
+        self,
+        request: _Request,
+        result: _Result,
+        waited: float,
+        took: float,
+        rows: int,
+        share: float = 1.0,
+    ) -> None:
+        """Counts a request that ran, its share of a run, and answers it."""
+        future = request.future
+        if isinstance(result, Exception):
+            own = isinstance(result, EdgecompileError)
+            if not future.done():
+                future.set_exception(translate(result) if own else result)  # type: ignore[arg-type]
+            return
+        self.traffic.count(request.inputs, took * share)
+        if request.outputs is not None:
+            result = {name: result[name] for name in request.outputs}
+        if not future.done():
+            future.set_result(Answer(result, waited, took, rows))
 
     def _look_idle(self) -> None:
         if not self._queue.waiting and not self._queue.running:
@@ -349,7 +398,3 @@ class Scheduler:
         self.cores.leave(self._pump)
         self._threads.close()
         self.traffic.finish()
-
-
-def _explain(error: Exception) -> ServerError | Exception:
-    return translate(error) if isinstance(error, EdgecompileError) else error

@@ -162,6 +162,21 @@ def make_queue(
     return Queue(costs, cpus, rules[policy], speed=speed, limit=limit, cores=cores)
 
 
+def make_plain_queue(cpus: int, least: int, limit: int, cores: Cores | None = None) -> Queue:
+    """One for a model whose costs nobody knows: requests run one by one.
+
+    Args:
+        cpus: threads of a run.
+        least: threads that a run is content with where others run beside it.
+        limit: how many may wait.
+        cores: shared ones.
+    """
+    # One cost for all: it tells how long the queue is, once a run was seen.
+    flat = CostTable([(n, 1, 1, cpus / n) for n in range(least, cpus + 1)])
+    speed, alone = Speed(known=False), OneByOne(cpus, least)
+    return Queue(flat, cpus, alone, speed=speed, limit=limit, cores=cores)
+
+
 def simulate(
     trace: Sequence[Request],
     queue: Queue,

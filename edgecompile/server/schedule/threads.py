@@ -15,6 +15,8 @@ from typing import Any
 LIMIT_S = 1e-3
 #: Seconds of CPU that it takes to wake a thread up and to hear of it again, roughly.
 _HAND_OVER_S = 150e-6
+#: A run's threads, its rows, and the seconds that its costs say.
+Plan = tuple[int, int, float]
 #: Sizes that are remembered.
 _KEPT = 4096
 
@@ -56,21 +58,21 @@ class ShortSizes:
 
     def __init__(self, limit: float = LIMIT_S) -> None:
         self._limit = limit
-        self._known: set[tuple[int, ...]] = set()
+        self._known: dict[tuple[int, ...], Plan] = {}
 
-    def has(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the last run of these sizes was short; of every axis, in the manifest's order."""
-        return (*sizes.values(),) in self._known
+    def get(self, sizes: Mapping[str, int]) -> Plan | None:
+        """How these sizes ran, if the last run of them was short; of every axis, in the manifest's order."""
+        return self._known.get((*sizes.values(),))
 
-    def see(self, sizes: Mapping[str, int], took: float) -> None:
+    def see(self, sizes: Mapping[str, int], took: float, plan: Plan) -> None:
         """A run of these sizes took so many seconds."""
         key = (*sizes.values(),)
         if took >= self._limit:
-            self._known.discard(key)
+            self._known.pop(key, None)
         elif key not in self._known:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            self._known.add(key)
+            self._known[key] = plan
 
 
 def rest(took: float) -> float:

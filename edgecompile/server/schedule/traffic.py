@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.runtime import Model
-from edgecompile.runtime.call.dispatch import Dispatcher
+from edgecompile.runtime.call.inputs import CheckedInputs
 from edgecompile.runtime.errors import InputError
 from edgecompile.runtime.format.schema import Extent
 from edgecompile.runtime.measure.serving import batch_axis
@@ -27,7 +27,6 @@ class Traffic:
     def __init__(self, model: Model, planned: Sequence[int] = ()) -> None:
         """``planned``: the percentiles of the lengths planned for, see ``drift_distance``."""
         manifest = model.manifest
-        self._dispatcher = Dispatcher(manifest)
         try:
             # How many rows run together is the server's business: a plan is for the lengths.
             rows = batch_axis(manifest)
@@ -40,9 +39,9 @@ class Traffic:
         )
         self._planned = planned
 
-    def count(self, sizes: Mapping[str, int], seconds: float) -> None:
+    def count(self, request: CheckedInputs, seconds: float) -> None:
         """A request ran, for its share of so many seconds."""
-        self._stats.record(self._dispatcher.choose(sizes), sizes, int(seconds * 1e9))
+        self._stats.record(request.bucket, request.sizes, int(seconds * 1e9))
 
     def refuse(self, sizes: Mapping[str, int] | None = None) -> None:
         """A request was refused; ``sizes`` where the reason is that no program takes them."""

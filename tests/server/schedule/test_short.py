@@ -17,24 +17,26 @@ from edgecompile.server.schedule import threads
 from edgecompile.server.schedule.threads import ShortSizes, rest
 from tests.server.schedule.test_scheduler import Clock, draw, same, scheduling
 
+PLAN = (1, 1, 0.5e-3)
+
 
 def test_sizes_are_short_once_a_run_of_them_was() -> None:
     short = ShortSizes(1e-3)
-    assert not short.has({"batch": 1, "length": 8})
-    short.see({"batch": 1, "length": 8}, 0.5e-3)
-    short.see({"batch": 1, "length": 512}, 20e-3)
-    known = [short.has({"batch": 1, "length": length}) for length in (8, 9, 512)]
-    assert known == [True, False, False]
-    short.see({"batch": 1, "length": 8}, 2e-3)
-    assert not short.has({"batch": 1, "length": 8})
+    assert short.get({"batch": 1, "length": 8}) is None
+    short.see({"batch": 1, "length": 8}, 0.5e-3, PLAN)
+    short.see({"batch": 1, "length": 512}, 20e-3, PLAN)
+    known = [short.get({"batch": 1, "length": length}) for length in (8, 9, 512)]
+    assert known == [PLAN, None, None]
+    short.see({"batch": 1, "length": 8}, 2e-3, PLAN)
+    assert short.get({"batch": 1, "length": 8}) is None
 
 
 def test_it_remembers_so_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_KEPT", 8)
     short = ShortSizes()
     for length in range(100):
-        short.see({"length": length}, 0.0)
-        assert short.has({"length": length}) and len(short._known) <= 8
+        short.see({"length": length}, 0.0, PLAN)
+        assert short.get({"length": length}) and len(short._known) <= 8
 
 
 def watch(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[bool]:

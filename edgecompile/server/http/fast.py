@@ -1,0 +1,216 @@
+"""HTTP over httptools, a parser in C: uvicorn's protocol with less done for each request.
+
+A request that came whole, as small ones do, is answered before anything else is read: without a task,
+an event or a turn of the loop of its own. uvicorn's own way stays for whatever waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import (
+    HIGH_WATER_LIMIT,
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from edgecompile.server.http.limited import BODY, HEADER, IDLE, RUNNING, Limited
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class _Cycle(RequestResponseCycle):
+    """A request and its answer, as uvicorn has them; what most never need is made when it is asked for."""
+
+    access_log = disconnected = response_started = response_complete = False
+    more_body = True
+    chunked_encoding = None
+    expected_content_length = 0
+    body: Any = b""
+    transport: Any  # a limited.Gathered
+    _event: asyncio.Event | None = None
+    _given = False  # the whole body was
+
+    def __init__(self, protocol: HttpTools, keep_alive: bool) -> None:
+        self.scope, self.keep_alive = protocol.scope, keep_alive
+        self.transport, self.flow, self.logger = protocol.transport, protocol.flow, protocol.logger
+        self.default_headers = protocol.server_state.default_headers
+        self.on_response = protocol.on_response_complete
+        self.waiting_for_100_continue = protocol.expect_100_continue
+
+    @property
+    def message_event(self) -> asyncio.Event:  # type: ignore[override]
+        """Set once there is something to receive."""
+        if self._event is None:
+            self._event = asyncio.Event()
+            if self.body or not self.more_body:
+                self._event.set()
+        return self._event
+
+    def add(self, body: bytes) -> None:
+        """A piece of the body has come."""
+        if not self.body:
+            self.body = body
+        elif type(self.body) is bytes:
+            self.body = bytearray(self.body + body)
+        else:
+            self.body += body
+        if self._event is not None:
+            self._event.set()
+
+    def end(self) -> None:
+        """The body has come whole."""
+        self.more_body = False
+        if self._event is not None:
+            self._event.set()
+
+    async def receive(self) -> Any:
+        """As uvicorn's."""
+        if self.more_body or self._given or self.disconnected or self.response_complete:
+            return await super().receive()
+        self._given, body, self.body = True, self.body, b""
+        self.waiting_for_100_continue = False  # it didn't wait
+        return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> bool:
+        """Sends a whole answer at once; the headers are the server's own, and not looked at.
+
+        False: nothing was sent, as the client is slow; whoever asks has to wait for it.
+        """
+        if self.flow.write_paused:
+            return False
+        if self.disconnected:
+            return True
+        if (b"connection", b"close") in headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            headers.append((b"connection", b"close"))
+        lines = [b"%b: %b\r\n" % header for header in (*self.default_headers, *headers)]
+        head = b"".join((STATUS_LINE[status], *lines, b"\r\n"))
+        self.response_started = self.response_complete = True
+        if self._event is not None:
+            self._event.set()
+        self.transport.send(head, b"" if self.scope["method"] == "HEAD" else body)
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+        return True
+
+
+class HttpTools(Limited, HttpToolsProtocol):
+    """A connection."""
+
+    _next: _Cycle | None = None  # its headers have come, and it hasn't begun
+
+    def data_received(self, data: bytes) -> None:
+        """As uvicorn's; what has come whole is answered here."""
+        super().data_received(data)
+        cycle, self._next = self._next, None
+        if cycle is None:
+            return
+        if cycle.more_body:
+            self._start_asgi_task(cycle, self.app)
+            return
+        work: Any = cycle.run_asgi(self.app)
+        try:
+            first = work.send(None)
+        except StopIteration:
+            return
+        task = self.loop.create_task(_Begun(work, first))
+        scope: Any = cycle.scope
+        scope["edgecompile.task"] = task
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def on_message_begin(self) -> None:
+        """A scope of what the application reads."""
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self.scope: Any = {"type": "http", "headers": self.headers}
+
+    def on_headers_complete(self) -> None:
+        """As uvicorn's, but for websockets; the request begins once no more of it lies here."""
+        parser, scope = self.parser, self.scope
+        scope["method"] = parser.get_method().decode("ascii")
+        scope["http_version"] = version = parser.get_http_version()
+        if parser.should_upgrade():
+            # The parser leaves the body alone then, and what comes of it later would be read as
+            # a request.
+            scope["edgecompile.upgrade"] = True
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = url.path, url.query or b""
+        before: Any = self.cycle
+        cycle = _Cycle(self, version != "1.0" and parser.should_keep_alive())
+        scope["edgecompile.answer"] = cycle.answer
+        self.cycle: Any = cycle
+        if before is None or before.response_complete:
+            self._next = cycle
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
+    def on_body(self, body: bytes) -> None:
+        """As uvicorn's."""
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.add(body)
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """As uvicorn's."""
+        if not self.cycle.response_complete:
+            self.cycle.end()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, without a timer for each answer: the sweep closes what is idle."""
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+
+    def phase(self) -> str:
+        """See the base."""
+        cycle = self.cycle
+        if cycle is None:
+            return IDLE if self.headers is None else HEADER
+        if cycle.scope is not self.scope:
+            return HEADER
+        if cycle.response_complete:
+            return IDLE
+        return BODY if cycle.more_body else RUNNING
+
+
+class _Begun(Coroutine[Any, Any, None]):
+    """A coroutine that began without a task, and waits for ``first``; a task goes on with it."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], first: Any) -> None:
+        self._work, self._first = work, first
+
+    def send(self, value: Any) -> Any:
+        """See ``Coroutine``."""
+        first, self._first = self._first, None
+        return self._work.send(value) if first is None else first
+
+    def throw(self, *error: Any) -> Any:
+        """See ``Coroutine``."""
+        if self._first is not None:  # the task, which would have cancelled it, has never waited
+            self._first.cancel()
+            self._first = None
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        """See ``Coroutine``."""
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise NotImplementedError("only for tasks")

@@ -1,0 +1,176 @@
+"""Limits on connections: on their number, on headers, and on how slow a client may be.
+
+uvicorn itself has a limit for idle connections alone (github.com/Kludex/uvicorn/issues/157).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from edgecompile.server.settings import Limits
+
+#: More bytes than so many aren't copied to be sent together.
+_GATHERED = 64 << 10
+
+IDLE, HEADER, BODY, RUNNING, CLOSING = "idle", "header", "body", "running", "closing"
+
+
+def _refusal(status: int, reason: str, message: str) -> bytes:
+    body = json.dumps({"error": message}).encode()
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n"
+    )
+    if status == 503:
+        head += "retry-after: 1\r\n"
+    return head.encode() + b"\r\n" + body
+
+
+class Gathered:
+    """A transport that sends what is written in one turn of the loop together.
+
+    uvicorn writes the head of an answer and its body apart: two calls of the system, and two segments.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner, self._later = transport, loop.call_soon
+        self._held: list[bytes] = []
+        self.is_closing = transport.is_closing  # asked for each answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, data: bytes) -> None:
+        """Sends it before anything is read again."""
+        if not self._held:
+            self._later(self._flush)
+        self._held.append(data)
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Sends both at once, behind what was written before."""
+        if self._held or len(body) > _GATHERED:
+            self._held += (head, body)
+            self._flush()
+        elif not self.is_closing():
+            self._inner.write(head + body)
+
+    def close(self) -> None:
+        """Closes it once all is sent."""
+        self._flush()
+        self._inner.close()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, []
+        if not held or self.is_closing():
+            return
+        if sum(map(len, held)) <= _GATHERED:
+            held = [b"".join(held)]
+        for data in held:
+            self._inner.write(data)
+
+
+class Limited(asyncio.Protocol):
+    """What both of uvicorn's protocols get on top.
+
+    No timer is set for a request: a sweep over all connections looks, once in a second, what each is
+    waiting for, and since when. So a limit of time is met a second late at most, and costs nothing.
+    """
+
+    limits: Limits
+    transport: Any
+    flow: Any
+    connections: set[Any]
+    cycle: Any
+    loop: asyncio.AbstractEventLoop
+
+    _seen: tuple[str, Any] = ("", None)  # nobody has looked yet
+    _since = 0.0
+    _blocked_since: float | None = None
+    _refused = False
+    _head = 0
+    _left = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(Gathered(transport, self.loop))  # type: ignore[arg-type]
+        if len(self.connections) > self.limits.connections:
+            self.refuse(503, "Service Unavailable", "too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        cycle = self.cycle
+        super().connection_lost(exc)
+        if cycle is not None and not cycle.response_complete:
+            task = cycle.scope.get("edgecompile.task")
+            if task is not None:
+                cycle.scope["edgecompile.gone"] = True
+                task.cancel()
+
+    def refuse(self, status: int, reason: str, message: str) -> None:
+        """Answers without a request having come, and closes the connection."""
+        if not self._refused and not self.transport.is_closing():
+            self._refused = True
+            self.transport.write(_refusal(status, reason, message))
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Of both protocols, for what their parsers can't read."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            # The request before is whole, and is answered first.
+            cycle.keep_alive = False
+            self.flow.pause_reading()
+        else:
+            self.give_up(400, "Bad Request", "no valid HTTP request")
+
+    def give_up(self, status: int, reason: str, message: str) -> None:
+        """Answers a request that will never be whole in the application's place."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
+                return
+        self.refuse(status, reason, message)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        super().data_received(data)
+        if self.phase() == HEADER:
+            self._head += len(data)
+            if self._head > self.limits.header_bytes:
+                text = f"the headers may have at most {self.limits.header_bytes} bytes"
+                self.refuse(431, "Request Header Fields Too Large", text)
+        else:
+            self._head = 0
+
+    def phase(self) -> str:
+        """What the connection waits for."""
+        raise NotImplementedError
+
+    def sweep(self, now: float) -> None:
+        """Ends the connection if it has waited for too long."""
+        phase = CLOSING if self.transport.is_closing() else self.phase()
+        seen = (phase, self.cycle)
+        limits = self.limits
+        if seen[0] != self._seen[0] or seen[1] is not self._seen[1]:
+            self._seen, self._since = seen, now
+        if self.flow.write_paused:
+            left = self.transport.get_write_buffer_size()
+            if self._blocked_since is None or left != self._left:
+                self._blocked_since, self._left = now, left
+            elif now - self._blocked_since > limits.write_s:
+                self.transport.abort()
+            return
+        self._blocked_since = None
+        waited = now - self._since
+        if phase == CLOSING and waited > limits.write_s:
+            self.transport.abort()
+        elif phase == IDLE and waited > limits.idle_s:
+            self.transport.close()
+        elif (phase == HEADER and waited > limits.header_s) or (
+            phase == BODY and waited > limits.body_s
+        ):
+            self.give_up(408, "Request Timeout", "the request came too slowly")
