@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import math
@@ -37,6 +38,8 @@ _CODES = {
 _log = logging.getLogger("edgecompile.server")
 #: Characters of a message: clients take 8 KiB of metadata at most.
 _LONGEST = 2000
+#: Seconds in which no call comes, before a server ends; how often it is looked for them.
+_QUIET_S, _MOST_LOOKS = 0.02, 10
 
 
 class InferenceService:
@@ -76,6 +79,9 @@ class InferenceService:
         self._slo = slo
         self._room = room or Room(math.inf)
         self._count = count
+        self._came = 0  # calls
+        self._may_answer = asyncio.Event()
+        self._may_answer.set()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The methods for a server of grpcio. Messages are read here, so that what isn't one is the
@@ -91,6 +97,7 @@ class InferenceService:
 
         async def call(data: bytes, context: Any) -> bytes:
             size = len(data) if len(data) > SMALL else 0
+            self._came += 1
             try:
                 self._check_key(context)
                 self._room.take(size)
@@ -102,6 +109,7 @@ class InferenceService:
                     response = response_class()
                     await answer(request, response, context)
                     self._count(name, 200)
+                    await self._may_answer.wait()
                     return bytes(response.SerializeToString())
                 finally:
                     self._room.held -= size
@@ -111,9 +119,30 @@ class InferenceService:
                 _log.exception("%s", name)
                 refusal = ServerError("a bug in the server; see its log")
             self._count(name, refusal.status)
+            await self._may_answer.wait()
             await _refuse(context, refusal)
 
         return call
+
+    async def stop(self, server: grpc.aio.Server, grace: float) -> None:
+        """Ends a server; calls that have begun may end within ``grace`` seconds.
+
+        grpcio cancels every call that comes between its end and the moment at which the client has
+        read of it (github.com/grpc/grpc/issues/41785). So nobody is answered for a moment: clients
+        who wait for an answer ask nothing, and read of the end ahead of it.
+        """
+        self._may_answer.clear()
+        try:
+            for _ in range(_MOST_LOOKS):
+                came = self._came
+                await asyncio.sleep(_QUIET_S)
+                if came == self._came:
+                    break
+            ending = asyncio.ensure_future(server.stop(grace))
+            await asyncio.sleep(_QUIET_S)
+        finally:
+            self._may_answer.set()
+        await ending
 
     def _check_key(self, context: Any) -> None:
         if not self._keys:
@@ -215,7 +244,7 @@ async def start(
     max_bytes: int = 32 << 20,
     max_calls: int = 1024,
 ) -> tuple[grpc.aio.Server, int]:
-    """Starts a server on the running event loop; end it with ``await server.stop(grace)``.
+    """Starts a server on the running event loop; end it with ``await service.stop(server, grace)``.
 
     Args:
         service: what answers.

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -175,8 +176,7 @@ class Worker:
             server, _ = await start(service, address, max_bytes=settings.limits.body_bytes)
         except OSError as error:
             raise StartError(str(error), "name another --grpc-port") from None
-        stop: Callable[[float], Awaitable[None]] = server.stop
-        return stop
+        return partial(service.stop, server)
 
     async def _called(self) -> bool:
         """Waits until this worker has to take another one's place; False: it has to end."""

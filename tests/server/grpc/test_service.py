@@ -327,6 +327,34 @@ def test_a_server_that_ends_answers_what_has_begun(tiny_bundle: Path) -> None:
     asyncio.run(run())
 
 
+def test_nobody_is_answered_before_a_server_has_said_that_it_ends() -> None:
+    """Whoever has an answer asks again, on a connection whose calls grpcio cancels."""
+    steps: list[str] = []
+
+    async def run() -> None:
+        service = InferenceService(Repository())
+        live = service._method("ServerLive")
+
+        async def ask() -> None:
+            await live(b"", None)
+            steps.append("answer")
+
+        class Server:
+            async def stop(self, grace: float) -> None:
+                steps.append("end")
+                await asyncio.sleep(0.1)
+                steps.append("ended")
+
+        server: Any = Server()
+        ending = asyncio.ensure_future(service.stop(server, 1.0))
+        await asyncio.sleep(0)
+        await asyncio.gather(ask(), ending)
+        await ask()
+
+    asyncio.run(run())
+    assert steps == ["end", "answer", "ended", "answer"]
+
+
 def test_a_server_that_is_about_to_end_takes_what_still_comes(tiny_bundle: Path) -> None:
     async def talk(model: ServedModel, call: Call) -> None:
         assert not (await call("ServerReady")).ready

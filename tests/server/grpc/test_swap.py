@@ -1,4 +1,4 @@
-"""Another worker takes over while clients of gRPC ask all the time: it loses a moment's calls at most."""
+"""Another worker takes over while clients of gRPC ask all the time."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ def test_another_worker_takes_over(tiny_bundle: Path) -> None:
             while worker in server.workers() or not server.workers():
                 time.sleep(0.01)
         calls.wait(50)
-        # grpcio cancels a call that comes while it tells its clients to go elsewhere.
-        assert len(calls.lost) <= 4 * 4 and not calls.wrong
+        # grpcio cancels a call that comes while it tells its clients to go elsewhere: only of one who
+        # took longer than the server waited to ask again.
+        assert len(calls.lost) <= 2 and not calls.wrong
         assert {error.code().name for error in calls.lost} <= {"CANCELLED", "UNAVAILABLE"}
