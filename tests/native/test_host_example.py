@@ -158,18 +158,25 @@ def test_the_documented_commands_work(bundle: Path, tmp_path: Path) -> None:
     run_block(f"{first}\n{cmake}", tmp_path, CMAKE_BUILD_TYPE="Debug")
 
 
-def test_the_documented_program_compiles(tmp_path: Path) -> None:
+def test_the_documented_programs_compile(tmp_path: Path) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     programs = re.findall(r"^```c\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(programs) == 1
-    source = tmp_path / "program.c"
-    source.write_text(programs[0])
-    for compiler, standard in (("gcc", "-std=c99"), ("g++", "-std=c++17")):
-        language = ["-x", "c++"] if compiler == "g++" else []
-        command = [MACHINES[NATIVE_ARCH].tool(compiler), standard, "-Wall", "-Wextra", "-Werror"]
-        command += [*language, f"-I{c_host.HEADER.parent}", "-fsyntax-only", str(source)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    assert len(programs) == 2
+    for number, program in enumerate(programs):
+        source = tmp_path / f"program-{number}.c"
+        source.write_text(program)
+        for compiler, standard in (("gcc", "-std=c99"), ("g++", "-std=c++17")):
+            language = ["-x", "c++"] if compiler == "g++" else []
+            command = [
+                MACHINES[NATIVE_ARCH].tool(compiler),
+                standard,
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+            ]
+            command += [*language, f"-I{c_host.HEADER.parent}", "-fsyntax-only", str(source)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
 
 
 def test_status_codes_are_the_exit_codes() -> None:

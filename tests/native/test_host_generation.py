@@ -80,6 +80,25 @@ def test_rows_are_checked_as_in_python(
     assert statuses[0] == statuses[1] in (0, c_host.INPUT)
 
 
+def test_a_text_of_the_models_own(model: HostModel, python_model: Any) -> None:
+    """Without caches: the rows that earlier runs left, as a session of Python's has them."""
+    prompt = [int(x) for x in np.random.RandomState(3).randint(1, d.VOCABULARY, 20)]
+    wanted = python_model.generate(prompt, max_new_tokens=60, eos=())
+    for turn in range(2):
+        made: list[int] = []
+        row = 0
+        while len(made) < len(wanted):
+            tokens = made[-1:] if made else prompt
+            given = inputs(len(tokens), row, len(tokens) - 1)
+            given["input_ids"] = np.array([tokens])
+            own = {name: array for name, array in given.items() if name not in d.CACHES}
+            made.append(int(model.run(own)["logits"].argmax()))
+            row += len(tokens)
+        assert made == wanted, turn
+    with pytest.raises(HostError, match=f"100 doesn't follow the {row} rows"):
+        model.run({**own, "position": np.array([100])})
+
+
 def test_caches_that_overlap_or_lie_askew_are_refused(model: HostModel) -> None:
     given = inputs(3, 0, 0)
     given["cache_1_key"] = given["cache_0_key"]

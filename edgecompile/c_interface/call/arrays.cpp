@@ -40,6 +40,13 @@ Buffer::Buffer(int64_t nbytes) {
   if (data_ == nullptr) throw std::bad_alloc();
 }
 
+Buffer Buffer::zeros(int64_t nbytes) {
+  Buffer buffer;
+  buffer.data_.reset(static_cast<uint8_t*>(std::calloc(static_cast<size_t>(nbytes), 1)));
+  if (buffer.data_ == nullptr && nbytes > 0) throw std::bad_alloc();
+  return buffer;
+}
+
 void Buffer::Free::operator()(uint8_t* data) const { std::free(data); }
 
 int64_t count_elements(const Sizes& sizes) {

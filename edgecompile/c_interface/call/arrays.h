@@ -15,6 +15,8 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t nbytes);
+  // Zeros, whose pages the system makes when they are written; aligned to 16 bytes.
+  static Buffer zeros(int64_t nbytes);
   uint8_t* data() const { return data_.get(); }
 
  private:

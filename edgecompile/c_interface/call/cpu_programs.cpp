@@ -2,6 +2,7 @@
 #include "call/cpu_programs.h"
 
 #include "base/text.h"
+#include "call/inputs.h"
 
 namespace ecr {
 
@@ -42,7 +43,15 @@ const Program& CpuPrograms::program(size_t bucket) {
 void CpuPrograms::run(size_t bucket, const std::vector<Array>& inputs,
                       const std::vector<Sizes>& shapes, Outputs* result) {
   const Program& loaded = program(bucket);
-  std::unique_ptr<ProgramOutputs> outputs = loaded.run(inputs);
+  std::vector<Array> given;
+  if (uses_own_text(folder_.manifest(), inputs)) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const bool is_own = text_[i].data() != nullptr;
+      given.push_back(
+          {inputs[i].type, inputs[i].sizes, is_own ? text_[i].data() : inputs[i].data, {}});
+    }
+  }
+  std::unique_ptr<ProgramOutputs> outputs = loaded.run(given.empty() ? inputs : given);
   if (result == nullptr) return;
   if (outputs->count() != static_cast<int64_t>(shapes.size())) {
     fail(ECR_NATIVE, cat(loaded.label(), ": gave ", outputs->count(), " outputs, the manifest has ",
@@ -60,6 +69,18 @@ void CpuPrograms::run(size_t bucket, const std::vector<Array>& inputs,
     result->arrays.push_back(std::move(array));
   }
   if (borrows) result->native = std::move(outputs);
+}
+
+void CpuPrograms::begin_text() {
+  const Manifest& manifest = folder_.manifest();
+  const int64_t rows = manifest.axes[manifest.generation->context].extent.hi;
+  text_.clear();
+  for (const TensorSpec& spec : manifest.inputs) {
+    text_.emplace_back();
+    if (!manifest.generation->is_cache(spec.name)) continue;
+    const Array cache = own_cache(manifest, spec, rows);
+    text_.back() = Buffer::zeros(count_elements(cache.sizes) * cache.type->size);
+  }
 }
 
 std::vector<size_t> CpuPrograms::loaded() {

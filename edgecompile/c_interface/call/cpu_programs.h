@@ -20,6 +20,7 @@ class CpuPrograms : public Programs {
 
   void run(size_t bucket, const std::vector<Array>& inputs, const std::vector<Sizes>& shapes,
            Outputs* result) override;
+  void begin_text() override;
   std::vector<size_t> loaded() override;
   void describe(JsonWriter* out) override;
 
@@ -36,6 +37,7 @@ class CpuPrograms : public Programs {
   std::mutex mutex_;
   std::vector<std::unique_ptr<const Program>> programs_;
   std::unique_ptr<std::atomic<const Program*>[]> ready_;
+  std::vector<Buffer> text_;  // the caches of the model's own text, one for each input
 };
 
 }  // namespace ecr

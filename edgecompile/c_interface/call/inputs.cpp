@@ -19,7 +19,17 @@ bool is_cache(const Manifest& manifest, const TensorSpec& spec) {
   return manifest.generation && manifest.generation->is_cache(spec.name);
 }
 
-// Which tensor is which input; null where the input's default stands for it.
+// Whether none of the caches of a generative program is given.
+bool leaves_caches_out(const Manifest& manifest, const std::vector<const ecr_tensor*>& slots) {
+  if (!manifest.generation) return false;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] != nullptr && is_cache(manifest, manifest.inputs[i])) return false;
+  }
+  return true;
+}
+
+// Which tensor is which input; null where the input's default, or the model's own cache, stands for
+// it.
 std::vector<const ecr_tensor*> match_names(const Manifest& manifest, const ecr_tensor* tensors,
                                            int64_t count) {
   std::vector<const ecr_tensor*> slots(manifest.inputs.size(), nullptr);
@@ -30,10 +40,11 @@ std::vector<const ecr_tensor*> match_names(const Manifest& manifest, const ecr_t
     if (slots[*input] != nullptr) refuse(tensors[i].name, "is given twice");
     slots[*input] = &tensors[i];
   }
+  const bool own_text = leaves_caches_out(manifest, slots);
   for (size_t i = 0; i < slots.size(); ++i) {
     const TensorSpec& spec = manifest.inputs[i];
-    // A cache has no default: what the program writes there would be lost.
-    if (slots[i] == nullptr && (!spec.fallback || is_cache(manifest, spec))) {
+    const bool has_other = is_cache(manifest, spec) ? own_text : spec.fallback.has_value();
+    if (slots[i] == nullptr && !has_other) {
       refuse(spec.name, "is missing");
     }
   }
@@ -250,9 +261,20 @@ CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, 
     result.arrays.push_back(std::move(array));
   }
   result.sizes = shapes.sizes();
+  result.own_text = leaves_caches_out(manifest, slots);
+  if (result.own_text) {
+    const size_t context = manifest.generation->context;
+    result.sizes[context] = manifest.axes[context].extent.hi;
+  }
   for (size_t i = 0; i < slots.size(); ++i) {
     if (slots[i] != nullptr) continue;
     const TensorSpec& spec = manifest.inputs[i];
+    const auto place = result.arrays.begin() + static_cast<std::ptrdiff_t>(i);
+    if (is_cache(manifest, spec)) {
+      result.arrays.insert(place,
+                           own_cache(manifest, spec, result.sizes[manifest.generation->context]));
+      continue;
+    }
     Sizes sizes = shape_of(spec, result.sizes);
     for (size_t d = 0; d < sizes.size(); ++d) {
       if (sizes[d] < 0) refuse(spec.name, "is missing, and nothing else has its size");
@@ -264,7 +286,7 @@ CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, 
     }
     Array array = make_array(*spec.type, std::move(sizes));
     fill(&array, *spec.fallback);
-    result.arrays.insert(result.arrays.begin() + static_cast<std::ptrdiff_t>(i), std::move(array));
+    result.arrays.insert(place, std::move(array));
   }
   return result;
 }
@@ -286,6 +308,25 @@ void check_rows(const Manifest& manifest, const CheckedInputs& inputs, int64_t c
       refuse(name, cat(value, " isn't one of the ", length, " tokens, 0..", length - 1));
     }
   }
+}
+
+int64_t first_row(const Manifest& manifest, const CheckedInputs& inputs) {
+  return load<int64_t>(
+      inputs.arrays[manifest.find_input(manifest.generation->position).value()].data);
+}
+
+Array own_cache(const Manifest& manifest, const TensorSpec& spec, int64_t rows) {
+  Sizes sizes(manifest.axes.size(), 0);
+  sizes[manifest.generation->context] = rows;
+  return {spec.type, shape_of(spec, sizes), nullptr, {}};
+}
+
+bool uses_own_text(const Manifest& manifest, const std::vector<Array>& inputs) {
+  if (!manifest.generation) return false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (is_cache(manifest, manifest.inputs[i])) return inputs[i].data == nullptr;
+  }
+  return false;
 }
 
 int64_t input_bytes(const Manifest& manifest, const Sizes& sizes) {

@@ -15,6 +15,7 @@ namespace ecr {
 struct CheckedInputs {
   std::vector<Array> arrays;
   Sizes sizes;
+  bool own_text = false;  // caches weren't given: the arrays have all their rows, and no data
 };
 
 // Arrays borrow the tensors' memory unless they had to be widened or aligned, which caches of a
@@ -25,6 +26,14 @@ CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, 
 // Checks which rows of its caches a generative program writes and reads, when the length is filled
 // up to `computed`; others have none. Throws Error ECR_INPUT.
 void check_rows(const Manifest& manifest, const CheckedInputs& inputs, int64_t computed);
+
+// A generative program's position, the first row of its caches that it writes.
+int64_t first_row(const Manifest& manifest, const CheckedInputs& inputs);
+
+// A cache of so many rows of the model's own text, which whoever runs the program has.
+Array own_cache(const Manifest& manifest, const TensorSpec& spec, int64_t rows);
+// Whether the caches among the inputs of a program are those of the model's own text.
+bool uses_own_text(const Manifest& manifest, const std::vector<Array>& inputs);
 
 // Bytes of inputs of these sizes.
 int64_t input_bytes(const Manifest& manifest, const Sizes& sizes);

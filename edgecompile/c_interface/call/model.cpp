@@ -96,6 +96,21 @@ std::vector<ecr_spec> make_specs(const Manifest& manifest, const std::vector<Ten
   return specs;
 }
 
+// Lets a program for the CPU see of the model's own caches what Python lets it see: all rows that
+// count, and so many more that the next runs see as many.
+void cut_caches(const Manifest& manifest, const Bucket& bucket, CheckedInputs* inputs) {
+  constexpr int64_t kRowsStep = 64;
+  const Generation& spec = *manifest.generation;
+  const int64_t length = bucket.padded ? bucket.axes[spec.length].hi : inputs->sizes[spec.length];
+  const int64_t end = first_row(manifest, *inputs) + length;
+  int64_t& rows = inputs->sizes[spec.context];
+  rows = std::min(
+      std::max((end + kRowsStep - 1) / kRowsStep * kRowsStep, bucket.axes[spec.context].lo), rows);
+  for (size_t i = 0; i < inputs->arrays.size(); ++i) {
+    if (spec.is_cache(manifest.inputs[i].name)) inputs->arrays[i].sizes[0] = rows;
+  }
+}
+
 }  // namespace
 
 Model::Call::Call(Model* model) : model_(*model) {
@@ -167,12 +182,37 @@ void Model::warm_up() {
                " bytes, more than half of this machine's memory of ", host_.memory, " bytes"),
            "open the bundle without warm-up, or build it for smaller sizes");
     }
+    std::vector<Array> inputs = make_inputs(folder_.manifest(), sizes);
+    // On a GPU those are the runs that will come; others would only take memory.
+    const std::optional<Generation>& spec = folder_.manifest().generation;
+    if (spec && variant_->gpu) {
+      if (bucket == 0) programs_->begin_text();
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const TensorSpec& input = folder_.manifest().inputs[i];
+        const int64_t rows = folder_.manifest().axes[spec->context].extent.hi;
+        if (spec->is_cache(input.name)) inputs[i] = own_cache(folder_.manifest(), input, rows);
+      }
+    }
     try {
-      programs_->run(bucket, make_inputs(folder_.manifest(), sizes), output_shapes(sizes), nullptr);
+      programs_->run(bucket, inputs, output_shapes(sizes), nullptr);
     } catch (const std::bad_alloc&) {
       fail_for_memory(doing, needed);
     }
   }
+}
+
+void Model::begin_run(const CheckedInputs& inputs) {
+  const Generation& spec = *folder_.manifest().generation;
+  const int64_t row = first_row(folder_.manifest(), inputs);
+  if (row > text_rows_) {
+    fail(ECR_INPUT,
+         cat("input ", spec.position, ": ", row, " doesn't follow the ", text_rows_,
+             " rows of the model's own caches"),
+         "begin a text at row 0, or give the caches");
+  }
+  // Until the run succeeded nothing from there on counts.
+  text_rows_ = row;
+  if (row == 0) programs_->begin_text();
 }
 
 std::vector<Sizes> Model::output_shapes(const Sizes& sizes) const {
@@ -189,8 +229,8 @@ std::unique_ptr<Outputs> Model::run(const ecr_tensor* inputs, int64_t count,
   if (wanted && (*wanted < 0 || *wanted >= n_buckets)) {
     fail(ECR_INPUT, cat("there is no bucket ", *wanted, ", only 0..", n_buckets - 1));
   }
-  const CheckedInputs checked_inputs = check_inputs(manifest, inputs, count);
-  const Sizes& sizes = checked_inputs.sizes;
+  CheckedInputs checked_inputs = check_inputs(manifest, inputs, count);
+  Sizes& sizes = checked_inputs.sizes;
   size_t bucket = 0;
   if (wanted) {
     bucket = static_cast<size_t>(*wanted);
@@ -212,9 +252,18 @@ std::unique_ptr<Outputs> Model::run(const ecr_tensor* inputs, int64_t count,
       check(*filled);
     }
   }
+  std::unique_lock<std::mutex> turn;
+  if (checked_inputs.own_text) {
+    turn = std::unique_lock<std::mutex>(text_mutex_);
+    begin_run(checked_inputs);
+    if (!variant_->gpu) cut_caches(manifest, *filled, &checked_inputs);
+  }
   auto result = std::make_unique<Outputs>();
   programs_->run(bucket, dispatcher_->pad(*filled, checked_inputs.arrays, sizes),
                  output_shapes(sizes), result.get());
+  if (checked_inputs.own_text) {
+    text_rows_ = first_row(manifest, checked_inputs) + sizes[manifest.generation->length];
+  }
   for (const TensorSpec& spec : manifest.outputs) result->names.push_back(spec.name);
   for (size_t i = 0; i < result->arrays.size(); ++i) {
     const Array& array = result->arrays[i];

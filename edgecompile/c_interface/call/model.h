@@ -46,6 +46,8 @@ class Model {
   // Without the backends and variants that can't be used.
   void open(const ecr_options& options, const Strings& without);
   void warm_up();
+  // Of a run over the model's own text: that its rows follow those that are there. Throws Error.
+  void begin_run(const CheckedInputs& inputs);
   const Tolerance& tolerance() const;
   // The manifest's shapes of the outputs.
   std::vector<Sizes> output_shapes(const Sizes& sizes) const;
@@ -59,6 +61,9 @@ class Model {
   std::optional<Dispatcher> dispatcher_;
   std::vector<ecr_spec> input_specs_;
   std::vector<ecr_spec> output_specs_;
+
+  std::mutex text_mutex_;  // held by a run over the model's own text
+  int64_t text_rows_ = 0;  // of it that were written
 
   std::mutex state_mutex_;
   std::condition_variable idle_;

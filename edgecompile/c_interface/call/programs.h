@@ -25,10 +25,14 @@ class Programs {
  public:
   virtual ~Programs() = default;
   // Runs a bucket's program, which is loaded where it isn't yet, on what the dispatcher made of the
-  // inputs. `shapes` are those of the outputs, -1 for all there is; `result` gets their arrays,
-  // where it isn't null. Throws Error.
+  // inputs. Caches without data are those of the model's own text, which has begun. `shapes` are
+  // those of the outputs, -1 for all there is; `result` gets their arrays, where it isn't null.
+  // Throws Error.
   virtual void run(size_t bucket, const std::vector<Array>& inputs,
                    const std::vector<Sizes>& shapes, Outputs* result) = 0;
+  // Begins the model's own text anew: its caches are zeros. Not while a run uses them. Throws
+  // Error.
+  virtual void begin_text() = 0;
   // The buckets whose programs are loaded.
   virtual std::vector<size_t> loaded() = 0;
   // Writes the keys of Python's Model.info that are theirs.

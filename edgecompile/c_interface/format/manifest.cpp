@@ -144,22 +144,23 @@ class ManifestReader {
       if (is_triton) {
         variant.gpu = read_gpu(entry.at("gpu"));
         if (const std::optional<Field> lists = entry.find("alternatives"))
-          check_alternatives(*lists);
+          variant.alternatives = read_alternatives(*lists);
       }
     }
     manifest_.variants.push_back(std::move(variant));
   }
 
-  // Programs with other tiles: which one is the fastest on a device is read by Python alone.
-  void check_alternatives(const Field& entry) const {
-    const std::vector<Field> lists = entry.list(0, 256);
-    for (const Field& item : lists) {
-      for (const Field& program : item.list(0, 8)) read_path(program);
+  std::vector<std::vector<std::string>> read_alternatives(const Field& entry) const {
+    std::vector<std::vector<std::string>> lists;
+    for (const Field& item : entry.list(0, 256)) {
+      lists.emplace_back();
+      for (const Field& program : item.list(0, 8)) lists.back().push_back(read_path(program));
     }
     if (lists.size() != manifest_.buckets.size()) {
       entry.refuse("variant-programs", cat(lists.size(), " lists of alternatives for ",
                                            manifest_.buckets.size(), " buckets"));
     }
+    return lists;
   }
 
   GpuSpec read_gpu(const Field& entry) const {

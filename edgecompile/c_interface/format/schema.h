@@ -89,6 +89,8 @@ struct Variant {
   std::string runtime;
   std::vector<std::string> programs;
   std::optional<GpuSpec> gpu;  // of Triton kernels
+  // Of them, for each bucket: programs with other tiles that compute the same. Or none at all.
+  std::vector<std::vector<std::string>> alternatives;
 };
 
 struct FileEntry {

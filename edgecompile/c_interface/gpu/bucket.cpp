@@ -9,12 +9,18 @@
 namespace ecr {
 namespace {
 
-constexpr int64_t kAlignment = 256;  // of everything that a program reads and writes
 // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may allocate meanwhile.
 constexpr int kThreadLocal = 1;
 // After so many runs of one shape a graph of it pays: it takes about as long as three of them.
 constexpr int kGraphAfter = 8;
 constexpr size_t kMostCounted = 4096;
+
+bool has_one_length(const Manifest& manifest, const Bucket& bucket) {
+  const size_t length = manifest.generation->length;
+  const auto& padded = bucket.pad_axes;
+  return bucket.axes[length].lo == bucket.axes[length].hi ||
+         std::find(padded.begin(), padded.end(), length) != padded.end();
+}
 
 }  // namespace
 
@@ -31,11 +37,17 @@ std::vector<Sizes> input_shapes(const Manifest& manifest, const Sizes& sizes) {
 }
 
 GpuBucket::GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& manifest,
-                     const Bucket& bucket, size_t most_graphs)
-    : lane_(lane), program_(*program), manifest_(manifest), most_graphs_(most_graphs) {
+                     const Bucket& bucket, size_t most_graphs, const CacheMemory* text)
+    : lane_(lane),
+      program_(*program),
+      manifest_(manifest),
+      text_(text),
+      most_graphs_(most_graphs),
+      graph_after_(text != nullptr && has_one_length(manifest, bucket) ? 1 : kGraphAfter) {
   program_.load(lane_.device.capability);
   const Sizes largest = largest_sizes(bucket);
-  plan_ = arrange(input_shapes(manifest_, largest));
+  largest_ = input_shapes(manifest_, largest);
+  plan_ = arrange(largest_);
   check_outputs(largest);
   staging_ = std::make_unique<const Staging>(*lane_.driver, plan_.end, lane_.device.integrated);
 }
@@ -45,7 +57,7 @@ bool GpuBucket::is_cache(size_t input) const {
 }
 
 GpuBucket::Plan GpuBucket::arrange(const std::vector<Sizes>& inputs) {
-  Rehearsal rehearsal = program_.rehearse(inputs);
+  Rehearsal rehearsal = program_.rehearse(inputs, this);
   if (rehearsal.scratch_bytes > lane_.scratch_bytes) {
     throw GpuError(cat("takes ", rehearsal.scratch_bytes, " bytes of scratch memory at ",
                        join(inputs, sizes_text), ", more than the ", lane_.scratch_bytes,
@@ -62,7 +74,8 @@ GpuBucket::Plan GpuBucket::arrange(const std::vector<Sizes>& inputs) {
   for (const bool caches : {false, true}) {
     plan.fetched = plan.end;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (is_cache(i) == caches) plan.sources[i] = place(manifest_.inputs[i], inputs[i]);
+      if (is_cache(i) != caches || is_there(i)) continue;
+      plan.sources[i] = place(manifest_.inputs[i], inputs[i]);
     }
   }
   plan.sent = plan.end;
@@ -109,10 +122,12 @@ void GpuBucket::run(const std::vector<Array>& inputs, const std::vector<Sizes>& 
     if (back) std::memcpy(const_cast<uint8_t*>(inputs[i].data), here, nbytes);
     if (!back) std::memcpy(here, inputs[i].data, nbytes);
   };
-  for (size_t i = 0; i < inputs.size(); ++i) copy(i, false);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!is_there(i)) copy(i, false);
+  }
   run_on_gpu(plan);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (is_cache(i)) copy(i, true);
+    if (is_cache(i) && !is_there(i)) copy(i, true);
   }
   if (result != nullptr) take_outputs(plan, shapes, result);
   if (most_graphs_ != 0 && plan.graph.get() == nullptr) keep_often(given);
@@ -134,7 +149,7 @@ const GpuBucket::Plan& GpuBucket::find_plan(const std::vector<Sizes>& inputs) {
 }
 
 void GpuBucket::keep_often(const std::vector<Sizes>& inputs) {
-  if (++seen_[inputs] < kGraphAfter) {
+  if (++seen_[inputs] < (inputs == largest_ ? graph_after_ : kGraphAfter)) {
     if (seen_.size() > kMostCounted) seen_.clear();
     return;
   }
@@ -174,16 +189,18 @@ void GpuBucket::run_on_gpu(const Plan& plan) {
 
 void GpuBucket::queue(const Plan& plan) {
   void* const stream = lane_.stream.get();
-  const auto addresses = [this](const std::vector<int64_t>& offsets) {
-    std::vector<uint64_t> result;
-    for (const int64_t offset : offsets) {
-      result.push_back(staging_->device() + static_cast<uint64_t>(offset));
-    }
-    return result;
-  };
+  std::vector<uint64_t> sources, targets;
+  for (size_t i = 0; i < plan.sources.size(); ++i) {
+    sources.push_back(is_there(i) ? text_->address(i)
+                                  : staging_->device() + static_cast<Address>(plan.sources[i]));
+  }
+  for (const int64_t offset : plan.targets) {
+    targets.push_back(staging_->device() + static_cast<Address>(offset));
+  }
+  // It may have the shapes of another user, with or without the caches of a text.
+  if (program_.user() != this) program_.rehearse(plan.inputs, this);
   staging_->send(0, plan.sent, stream);
-  program_.enqueue(addresses(plan.sources), addresses(plan.targets), lane_.scratch.get(),
-                   lane_.scratch_bytes, stream);
+  program_.enqueue(sources, targets, lane_.scratch.get(), lane_.scratch_bytes, stream);
   staging_->fetch(plan.fetched, plan.end, stream);
 }
 

@@ -28,10 +28,13 @@ std::vector<Sizes> input_shapes(const Manifest& manifest, const Sizes& sizes);
 class GpuBucket {
  public:
   // Loads the kernels, and allocates memory for the bucket's largest shapes. `most_graphs`: of so
-  // many shapes that come often the runs become graphs. Everything that is given stays as long as
-  // this. Throws GpuError.
+  // many shapes that come often the runs become graphs. `text`: the caches are there, and aren't
+  // given, and a run of the largest shapes, where those are the bucket's only ones, is a graph from
+  // its second time on; where it is null, a generative program's caches are inputs that come back
+  // changed.
+  // Everything that is given stays as long as this. Throws GpuError.
   GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& manifest, const Bucket& bucket,
-            size_t most_graphs);
+            size_t most_graphs, const CacheMemory* text = nullptr);
 
   // As Programs::run.
   void run(const std::vector<Array>& inputs, const std::vector<Sizes>& shapes, Outputs* result);
@@ -52,6 +55,7 @@ class GpuBucket {
   Plan arrange(const std::vector<Sizes>& inputs);
   void check_outputs(const Sizes& largest) const;
   bool is_cache(size_t input) const;
+  bool is_there(size_t input) const { return text_ != nullptr && is_cache(input); }
   const Plan& find_plan(const std::vector<Sizes>& inputs);
   void queue(const Plan& plan);
   void run_on_gpu(const Plan& plan);
@@ -62,7 +66,10 @@ class GpuBucket {
   const Lane& lane_;
   GpuProgram& program_;
   const Manifest& manifest_;
+  const CacheMemory* text_;
   size_t most_graphs_;
+  int graph_after_;  // of runs of the largest shapes
+  std::vector<Sizes> largest_;
   std::unique_ptr<const Staging> staging_;
   Plan plan_;             // what the program is set to; without inputs: nothing
   std::list<Plan> kept_;  // of shapes that came often, the one that was used last at the front

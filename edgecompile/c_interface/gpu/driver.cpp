@@ -150,6 +150,7 @@ Device Driver::describe() const {
   char name[256] = "";
   get_name(name, sizeof name, device_);
   device.name = shorten(name, sizeof name);
+  device.raw_name = name;
   device.capability = {attribute(kMajor), attribute(kMinor)};
   device.sm_count = attribute(kSmCount);
   device.integrated = attribute(kIntegrated) != 0 && attribute(kCanMapHost) != 0;

@@ -39,7 +39,8 @@ class GpuError : public Error {
 };
 
 struct Device {
-  std::string name;
+  std::string name;      // for people
+  std::string raw_name;  // CUDA's
   Version capability;
   int32_t sm_count = 0;
   bool integrated = false;  // it shares the CPU's memory, as that of a Jetson does
@@ -127,6 +128,7 @@ class Driver {
   Call<Address, const void*, size_t> upload{this, "cuMemcpyHtoD_v2"};
   Call<Address, const void*, size_t, void*> send{this, "cuMemcpyHtoDAsync_v2"};
   Call<void*, Address, size_t, void*> fetch{this, "cuMemcpyDtoHAsync_v2"};
+  Call<Address, unsigned char, size_t, void*> fill{this, "cuMemsetD8Async"};
   Call<void**, unsigned> create_stream{this, "cuStreamCreate"};
   Call<void*> destroy_stream{this, "cuStreamDestroy_v2"};
   Call<void*> synchronize{this, "cuStreamSynchronize"};

@@ -71,7 +71,8 @@ GpuProgram::~GpuProgram() {
   library_.close_(handle_);
 }
 
-Rehearsal GpuProgram::rehearse(const std::vector<Sizes>& inputs) {
+Rehearsal GpuProgram::rehearse(const std::vector<Sizes>& inputs, const void* user) {
+  user_ = nullptr;
   std::vector<NativeTensor> given, found(manifest_.outputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     given.push_back(describe_tensor(*manifest_.inputs[i].type, inputs[i], nullptr));
@@ -91,6 +92,7 @@ Rehearsal GpuProgram::rehearse(const std::vector<Sizes>& inputs) {
     }
     result.outputs.emplace_back(found[i].sizes, found[i].sizes + found[i].ndim);
   }
+  user_ = user;
   return result;
 }
 

@@ -62,9 +62,12 @@ class GpuProgram {
   GpuProgram& operator=(const GpuProgram&) = delete;
 
   const std::string& label() const { return label_; }
-  // Makes these the shapes of the next runs, and tells what those will do. Throws GpuError where
-  // the program refuses them, or its outputs have other types than the manifest's.
-  Rehearsal rehearse(const std::vector<Sizes>& inputs);
+  // Makes these the shapes of the next runs, which are `user`'s, and tells what those will do.
+  // Throws GpuError where the program refuses them, or its outputs have other types than the
+  // manifest's.
+  Rehearsal rehearse(const std::vector<Sizes>& inputs, const void* user = nullptr);
+  // For whom it was rehearsed last; whoever runs it sees to it that this is himself.
+  const void* user() const { return user_; }
   // Loads the kernels that rehearsals met. Throws GpuError.
   void load(const Version& capability);
   // Queues a run on a stream and doesn't wait. Throws GpuError.
@@ -76,6 +79,7 @@ class GpuProgram {
   const Manifest& manifest_;
   std::string label_;
   ec_cuda_program* handle_ = nullptr;
+  const void* user_ = nullptr;
 };
 
 }  // namespace ecr

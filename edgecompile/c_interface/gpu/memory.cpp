@@ -1,4 +1,4 @@
-// Weights on the GPU, and the memory through which inputs and outputs pass.
+// Weights on the GPU, the memory through which inputs and outputs pass, the caches of a text.
 #include "gpu/memory.h"
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "base/text.h"
+#include "call/inputs.h"
 
 namespace ecr {
 namespace {
@@ -72,6 +73,28 @@ void Staging::fetch(int64_t start, int64_t end, void* stream) const {
   if (memory_.get() == 0 || start == end) return;
   driver_.fetch(host() + start, device_ + static_cast<Address>(start),
                 static_cast<size_t>(end - start), stream);
+}
+
+CacheMemory::CacheMemory(const Driver& driver, const Manifest& manifest) : driver_(driver) {
+  const int64_t rows = manifest.axes[manifest.generation->context].extent.hi;
+  for (const TensorSpec& spec : manifest.inputs) {
+    const bool is_cache = manifest.generation->is_cache(spec.name);
+    offsets_.push_back(is_cache ? nbytes_ : -1);
+    if (!is_cache) continue;
+    const int64_t nbytes = count_elements(own_cache(manifest, spec, rows).sizes) * spec.type->size;
+    nbytes_ += (nbytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  try {
+    memory_ = allocate(driver, nbytes_);
+  } catch (const GpuError& error) {
+    throw error.retold(cat(nbytes_, " bytes for the caches of a text: ", error.message),
+                       "build the bundle with a smaller --max-context, or keep fewer sessions");
+  }
+}
+
+void CacheMemory::clear(void* stream) const {
+  driver_.fill(memory_.get(), 0, static_cast<size_t>(nbytes_), stream);
+  driver_.synchronize(stream);
 }
 
 }  // namespace ecr

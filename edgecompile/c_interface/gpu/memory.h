@@ -1,4 +1,5 @@
-// Memory on a GPU: the weights, which models share, and what goes there and back with a run.
+// Memory on a GPU: the weights, which models share, what goes there and back with a run, and the
+// caches of a text.
 #pragma once
 
 #include <memory>
@@ -8,6 +9,8 @@
 #include "gpu/driver.h"
 
 namespace ecr {
+
+constexpr int64_t kAlignment = 256;  // of everything that a program reads and writes
 
 // A weights file's tensors on the GPU: copied once per process, whatever number of programs and
 // models uses them.
@@ -52,6 +55,27 @@ class Staging {
   Address device_ = 0;
   Owned<void*> pinned_;
   Owned<Address> memory_;  // none where it is shared
+};
+
+// The caches of a text, which stay on the GPU: each is changed in place by programs.
+class CacheMemory {
+ public:
+  // Allocates the caches among a generative program's inputs, with all their rows. Throws GpuError.
+  CacheMemory(const Driver& driver, const Manifest& manifest);
+
+  int64_t nbytes() const { return nbytes_; }
+  // Of the input with this number; 0 where that is no cache.
+  Address address(size_t input) const {
+    return offsets_[input] < 0 ? 0 : memory_.get() + static_cast<Address>(offsets_[input]);
+  }
+  // Makes them zeros, and waits: a NaN in a row that isn't seen yet might spread. Throws GpuError.
+  void clear(void* stream) const;
+
+ private:
+  const Driver& driver_;
+  std::vector<int64_t> offsets_;
+  int64_t nbytes_ = 0;
+  Owned<Address> memory_;
 };
 
 }  // namespace ecr

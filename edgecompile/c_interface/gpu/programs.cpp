@@ -34,12 +34,14 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
   lane_.device = driver.describe();
   const GpuLibrary& library =
       *load_runtime<GpuLibrary>(pinned, file_name(variant_.runtime), lane_.driver);
+  tuned_ = find_tuned(manifest, variant_, lane_.device);
   const Driver::Current current(driver);
   weights_ = DeviceWeights::share(driver, *weights, manifest.files.at(file).sha256);
   lane_.scratch_bytes = kLeastScratch;
   for (size_t i = 0; i < specs_.size(); ++i) {
-    programs_.push_back(std::make_unique<GpuProgram>(
-        library, pin_library(folder_, variant_.programs[i]), *weights_, manifest));
+    const std::string& program = candidate(variant_, i, tuned_ ? tuned_->choice[i] : 0);
+    programs_.push_back(
+        std::make_unique<GpuProgram>(library, pin_library(folder_, program), *weights_, manifest));
     const Rehearsal rehearsal =
         programs_[i]->rehearse(input_shapes(manifest, largest_sizes(specs_[i])));
     lane_.scratch_bytes = std::max(lane_.scratch_bytes, rehearsal.scratch_bytes);
@@ -55,6 +57,7 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
         cat(label, ": ", lane_.scratch_bytes, " bytes of scratch memory: ", error.message));
   }
   buckets_.resize(specs_.size());
+  text_buckets_.resize(specs_.size());
 }
 
 bool GpuPrograms::replays(const Bucket& bucket) const {
@@ -86,6 +89,30 @@ GpuBucket& GpuPrograms::ready(size_t bucket) {
   return *slot;
 }
 
+GpuBucket& GpuPrograms::ready_for_text(size_t bucket) {
+  std::unique_ptr<GpuBucket>& slot = text_buckets_[bucket];
+  if (slot == nullptr) {
+    slot = std::make_unique<GpuBucket>(lane_, programs_[bucket].get(), folder_.manifest(),
+                                       specs_[bucket], mode_ == kDefault ? 0 : kMostGraphs,
+                                       text_.get());
+  }
+  return *slot;
+}
+
+void GpuPrograms::begin_text() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_unbroken();
+  try {
+    const Driver& driver = *lane_.driver;
+    const Driver::Current current(driver);
+    if (text_ == nullptr) text_ = std::make_unique<const CacheMemory>(driver, folder_.manifest());
+    text_->clear(lane_.stream.get());
+  } catch (const GpuError& error) {
+    if (error.sticky()) broken_.emplace(error);
+    throw;
+  }
+}
+
 void GpuPrograms::check_unbroken() const {
   Driver::check_not_forked();
   if (!broken_) return;
@@ -100,7 +127,9 @@ void GpuPrograms::run(size_t bucket, const std::vector<Array>& inputs,
   check_unbroken();
   try {
     const Driver::Current current(*lane_.driver);
-    ready(bucket).run(inputs, shapes, result);
+    GpuBucket& chosen =
+        uses_own_text(folder_.manifest(), inputs) ? ready_for_text(bucket) : ready(bucket);
+    chosen.run(inputs, shapes, result);
   } catch (const GpuError& error) {
     if (error.sticky()) broken_.emplace(error);
     const std::string where = bucket_text(folder_.manifest(), specs_[bucket]);
@@ -121,11 +150,14 @@ void GpuPrograms::describe(JsonWriter* out) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Device& device = lane_.device;
   int64_t nbytes = 0, graphs = 0;
-  for (const std::unique_ptr<GpuBucket>& item : buckets_) {
-    if (item == nullptr) continue;
-    nbytes += item->nbytes();
-    graphs += static_cast<int64_t>(item->graphs());
+  for (const auto* const list : {&buckets_, &text_buckets_}) {
+    for (const std::unique_ptr<GpuBucket>& item : *list) {
+      if (item == nullptr) continue;
+      nbytes += item->nbytes();
+      graphs += static_cast<int64_t>(item->graphs());
+    }
   }
+  if (text_ != nullptr) nbytes += text_->nbytes();
   const GpuSpec& spec = *variant_.gpu;
   out->key("mode").string(mode_).key("gpu_precision").string(spec.precision);
   out->key("min_cosine").raw(spec.min_cosine ? cat(*spec.min_cosine) : "null");
@@ -138,7 +170,15 @@ void GpuPrograms::describe(JsonWriter* out) {
   out->key("runtime_version").string("").close('}');
   out->key("weight_bytes").raw(cat(weights_->nbytes())).key("launches").open('{');
   for (size_t i = 0; i < launches_.size(); ++i) out->key(cat(i)).raw(cat(launches_[i]));
-  out->close('}').key("tuned").raw("null").key("zero_copy").raw(boolean(device.integrated));
+  out->close('}').key("tuned");
+  if (tuned_) {
+    out->open('{').key("choice").open('[');
+    for (const size_t number : tuned_->choice) out->raw(cat(number));
+    out->close(']').key("path").string(tuned_->path).close('}');
+  } else {
+    out->raw("null");
+  }
+  out->key("zero_copy").raw(boolean(device.integrated));
   out->key("scratch_bytes").raw(cat(lane_.scratch_bytes));
   out->key("buffer_bytes").raw(cat(nbytes)).key("graphs").raw(cat(graphs));
   // The calling thread, which waits for the GPU.

@@ -179,8 +179,10 @@ ECR_API int32_t ecr_get_signature(ecr_model* model, ecr_signature* signature);
  * input's integer type where every value fits. An input that has a default, as attention masks do
  * (ecr_describe: "default"), may be left out. They are borrowed for the call and only read, except
  * a generative model's caches (ecr_describe: "generation"): it changes these in place, so their
- * data must be writable and aligned, and no other call may use them meanwhile. Free the outputs
- * with ecr_outputs_free. */
+ * data must be writable and aligned, and no other call may use them meanwhile. Where all of them
+ * are left out, the model uses its own, which stay where it runs, on a GPU too: one text for each
+ * open model. Its position may be any row up to the one behind those that were written; 0 begins
+ * another text. Such runs of one model take turns. Free the outputs with ecr_outputs_free. */
 ECR_API int32_t ecr_run(ecr_model* model, const ecr_tensor* inputs, int64_t n_inputs,
                         ecr_outputs** outputs);
 

@@ -158,5 +158,5 @@ def _read(path: str) -> str:
 
 
 def _printable(text: str) -> str:
-    # The device tree ends its strings with a NUL.
-    return "".join(char for char in text if char.isprintable()).strip()[:200]
+    # The device tree ends its strings with a NUL. ASCII alone, as the C interface makes the same key.
+    return "".join(char for char in text if " " <= char <= "~").strip()[:200]

@@ -1,0 +1,28 @@
+// Which of a variant's programs run on this GPU: its first ones, or those that Python's `tune`
+// found faster and recorded in the cache. Nothing is written here.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gpu/driver.h"
+
+namespace ecr {
+
+// What was recorded: for each bucket 0 or the number of an alternative, from 1 on.
+struct Tuned {
+  std::vector<size_t> choice;
+  std::string path;  // of the record
+};
+
+// The record of this variant, device and driver; none where there isn't one, it can't be read, or
+// isn't what `tune` writes for them. A choice is of programs of the bundle alone, whose hashes are
+// compared before they are loaded.
+std::optional<Tuned> find_tuned(const Manifest& manifest, const Variant& variant,
+                                const Device& device);
+
+// A bucket's program, by its number.
+const std::string& candidate(const Variant& variant, size_t bucket, size_t number);
+
+}  // namespace ecr
