@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,18 @@ def unsanitized_tools() -> Iterator[None]:
     finally:
         if preloaded is not None:
             os.environ["LD_PRELOAD"] = preloaded
+
+
+@pytest.fixture
+def shim() -> Iterator[Any]:
+    """The runtime's C ABI (tests.native.aoti.Shim); the test must free what it makes."""
+    from tests.native.aoti import load_shim
+
+    native = load_shim()
+    before = native.live()
+    yield native
+    after = native.live()
+    assert (after[0] - before[0], after[1] - before[1]) == (0, 0), "the test leaked"
 
 
 @pytest.fixture(scope="session")

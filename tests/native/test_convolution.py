@@ -19,7 +19,7 @@ from edgecompile.backends.convolution_ops import (
 from edgecompile.backends.ops import ACTIVATIONS
 from tests.native.aoti import Shim, ShimError, int64s, load_torch_shim
 from tests.native.sweep import sweep
-from tests.native.test_aoti_kernels import shim, strided  # noqa: F401
+from tests.native.test_aoti_kernels import strided
 
 F = np.float32
 
@@ -206,7 +206,7 @@ def close(got: np.ndarray, wanted: np.ndarray, what: object) -> None:
 
 
 @sweep("seed", range(100))
-def test_torchs_operator(shim, seed: int):  # noqa: F811
+def test_torchs_operator(shim, seed: int):
     rng = np.random.default_rng(seed)
     case = random_case(rng)
     x, weight, bias = arrays(rng, case)
@@ -219,7 +219,7 @@ def test_torchs_operator(shim, seed: int):  # noqa: F811
 
 
 @sweep("seed", range(160))
-def test_packed_weights(shim, seed: int):  # noqa: F811
+def test_packed_weights(shim, seed: int):
     rng = np.random.default_rng(1000 + seed)
     case = random_case(rng)
     x, weight, bias = arrays(rng, case)
@@ -274,14 +274,14 @@ BIG = [
 
 
 @pytest.mark.parametrize("case", BIG, ids=str)
-def test_sizes_of_models(shim, case: Case):  # noqa: F811
+def test_sizes_of_models(shim, case: Case):
     rng = np.random.default_rng(case.channels)
     x, weight, bias = arrays(rng, case)
     got, _ = packed(shim, case, x, pack(case, weight), bias)
     close(got, case.reference(x, weight, bias), case)
 
 
-def test_unequal_padding(shim):  # noqa: F811
+def test_unequal_padding(shim):
     """Padding before and behind differ, as in causal convolutions and with "same"."""
     rng = np.random.default_rng(0)
     for begins, ends in ([(6, 0), (0, 0)], [(0, 0), (3, 1)], [(1, 2), (2, 0)]):
@@ -293,7 +293,7 @@ def test_unequal_padding(shim):  # noqa: F811
         close(got, case.reference(padded, weight, bias), geometry)
 
 
-def test_values_beyond_the_image_are_not_read(shim):  # noqa: F811
+def test_values_beyond_the_image_are_not_read(shim):
     """Memory between the elements and around them is NaN."""
     for channels, groups in ((5, 1), (5, 5), (33, 33), (40, 2)):
         case = Case(2, channels, channels, (13, 6), (3, 5), (1, 1), (1, 2), (1, 1), groups)
@@ -308,7 +308,7 @@ def test_values_beyond_the_image_are_not_read(shim):  # noqa: F811
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_other_floating_types(shim, dtype: str, transposed: bool):  # noqa: F811
+def test_other_floating_types(shim, dtype: str, transposed: bool):
     case = Case(2, 6, 10, (7, 9), (3, 2), (2, 1), (1, 1), (1, 2), 2, transposed)
     torch.manual_seed(0)
     kind = getattr(torch, dtype)
@@ -335,7 +335,7 @@ def test_other_floating_types(shim, dtype: str, transposed: bool):  # noqa: F811
     shim.delete(*handles, result, widened)
 
 
-def test_nothing_to_compute(shim):  # noqa: F811
+def test_nothing_to_compute(shim):
     for case in (
         Case(0, 8, 8, (5,), (3,), (1,), (1,), (1,)),
         Case(0, 8, 8, (5, 5), (3, 3), (1, 1), (1, 1), (1, 1), groups=8),
@@ -362,7 +362,7 @@ def test_nothing_to_compute(shim):  # noqa: F811
         ({"geometry": Geometry((3,), (1,), (0,), (0,), (1,), groups=3)}, "8 channels in and 8 out can't be divided into 3 groups"),
     ],
 )  # fmt: skip
-def test_refuses_what_does_not_fit(shim, change, message: str):  # noqa: F811
+def test_refuses_what_does_not_fit(shim, change, message: str):
     case = Case(2, 8, 8, (4,), (3,), (1,), (0,), (1,))
     w_packed = np.zeros((1, 24, 32), F)
     arguments = {"x": np.zeros(case.input_shape, F), "w_packed": w_packed, "bias": None}
@@ -370,7 +370,7 @@ def test_refuses_what_does_not_fit(shim, change, message: str):  # noqa: F811
         packed(shim, case, **{**arguments, **change})
 
 
-def test_torchs_operator_refuses_what_does_not_fit(shim):  # noqa: F811
+def test_torchs_operator_refuses_what_does_not_fit(shim):
     case = Case(1, 4, 4, (5,), (3,), (1,), (0,), (1,))
     x, weight = np.zeros((1, 4, 5), F), np.zeros((4, 3, 3), F)
     for given, message in (

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.native.conftest import NATIVE, Build
+from tests.native.conftest import NATIVE, Build, sanitizer_flags
 from tests.native.sweep import sweep
 from tests.native.vecmath_check import (
     FUNCTIONS,
@@ -262,6 +262,7 @@ def test_every_sleef_name_is_exported(build_native: Build, level: str, widths: s
     assert not extra, "vectors that the level has no registers for"
 
 
+@pytest.mark.skipif(bool(sanitizer_flags()), reason="it needs the sanitizers' library, too")
 def test_library_needs_nothing_but_libm(build_native: Build) -> None:
     # Linked as the runtime is: on aarch64 a long double's arithmetic is libgcc's.
     library = build_native(
