@@ -247,25 +247,37 @@ def test_a_fork_is_refused(
         check(model, 7)
 
 
-def test_with_sanitizers(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The example: its golden vectors in each mode, and the end of it where a call fails."""
+# The example that docs/c-interface.md describes.
+
+
+@pytest.fixture(
+    params=[(), pytest.param(c_host.SANITIZERS, marks=pytest.mark.slow)],
+    ids=["plain", "sanitized"],
+)
+def example(
+    request: pytest.FixtureRequest, fake_driver: FakeCudart, triton_bundle: TritonBundle
+) -> list[str | Path]:
+    """The command that runs all golden vectors of a bundle for the GPU."""
     sources = [c_host.EXAMPLE / "run.c", c_host.EXAMPLE / "npz.c"]
-    machine = MACHINES[NATIVE_ARCH]
-    program = c_host.build(machine, "example", sources, flags=c_host.SANITIZERS)
+    program = c_host.build(MACHINES[NATIVE_ARCH], "example", sources, flags=request.param)
     path = Path(triton_bundle.write())
-    command = [program, path, *sorted((path / "golden").iterdir())]
+    return [program, path, *sorted((path / "golden").iterdir())]
+
+
+def test_the_example_in_each_mode(example: list[str | Path]) -> None:
     for mode in MODES:
-        done = machine.run(command, EDGECOMPILE_MODE=mode, **c_host.SANITIZED)
+        done = MACHINES[NATIVE_ARCH].run(example, EDGECOMPILE_MODE=mode, **c_host.SANITIZED)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(": ok\n") == 4 and '"variant":"cuda-sm90"' in done.stdout
-    monkeypatch.setenv("EDGECOMPILE_MODE", "reduce-overhead")
+
+
+def test_the_end_of_the_example_where_a_call_fails(example: list[str | Path]) -> None:
     for call in (*CALLS, "cuCtxPushCurrent_v2"):
         for failure in ("1=2", "1=700", "2=719"):
-            done = machine.run(
-                command, FAKE_CUDART_FAIL=f"{call}:{failure}", EDGECOMPILE_FALLBACK="cpu",
-                EDGECOMPILE_VARIANT="cuda-sm90", **c_host.SANITIZED,
+            done = MACHINES[NATIVE_ARCH].run(
+                example, FAKE_CUDART_FAIL=f"{call}:{failure}", EDGECOMPILE_FALLBACK="cpu",
+                EDGECOMPILE_VARIANT="cuda-sm90", EDGECOMPILE_MODE="reduce-overhead",
+                **c_host.SANITIZED,
             )  # fmt: skip
             assert done.returncode in (0, GPU_FAILED), f"{call}:{failure}: {done.stderr}"
             assert (done.returncode == 0) is ("CUDA_ERROR_" not in done.stderr)
