@@ -1,6 +1,6 @@
 """Hostile bundles through the C interface: refused for the reason for which Python refuses them.
 
-The cases are those of tests/runtime/format/test_format.py and mutations of a good bundle. They are opened
+The cases are those of tests/runtime/format and mutations of a good bundle. They are opened
 by one program built with the address and undefined-behaviour sanitizers, and by one for aarch64.
 """
 
@@ -23,17 +23,16 @@ from edgecompile.runtime.model import open_bundle
 from tests.agreement import LEFT, Verdict, agree, named_rules
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, Machine
-from tests.runtime.bundles import DummyBundle, pack_weights
+from tests.runtime.bundles import DummyBundle, pack_weights, put
 from tests.runtime.format.test_format import (
     HOSTILE_BYTES,
     HOSTILE_FOLDERS,
     HOSTILE_NATIVE,
-    HOSTILE_VALUES,
     HOSTILE_WEIGHTS,
     PROBE,
     functions,
-    put,
 )
+from tests.runtime.format.test_hostile_manifest import HOSTILE_VALUES
 from tests.runtime.generations import (
     HOSTILE_GENERATIONS,
     HOSTILE_SOURCES,

@@ -29,7 +29,7 @@ from tests.fake_gpu.triton_bundle import TritonBundle, TritonDecoder, check_by_t
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary, HostModel
 from tests.runtime.bundles import put
-from tests.runtime.format.test_format import GPU, HOSTILE_GPUS
+from tests.runtime.format.test_hostile_manifest import GPU, HOSTILE_GPUS
 
 MODE, NO_GPU, GPU_FAILED = 17, 19, 29
 MODES = ("planned", "default", "reduce-overhead")

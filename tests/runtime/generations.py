@@ -123,7 +123,7 @@ NARROW = {
     },
 }
 
-#: (rule, key path, value that breaks it, text of the error), as in test_format.py
+#: (rule, key path, value that breaks it, text of the error), as in test_hostile_manifest.py
 HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("key-type", "generation", None, "generation: must be an object, not null"),
     ("key-type", "generation", [], "generation: must be an object, not list"),

@@ -26,7 +26,7 @@ from edgecompile.runtime.errors import (
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.golden import read_case
 from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest
+from edgecompile.runtime.format.schema import Manifest
 from tests.runtime.bundles import DummyBundle
 
 Arrays = Any
@@ -298,78 +298,6 @@ def test_the_variant_can_be_chosen(native_bundle: str, monkeypatch: pytest.Monke
         assert model.info["variant"] == name, "the argument comes before the environment"
 
 
-def test_padding_agrees_with_exact(native_copy: Path, native_bundle: str) -> None:
-    """The same program, told to be a padded bucket: it has to mask the padding."""
-    manifest = parse_manifest((native_copy / "manifest.json").read_bytes())
-    axis = manifest.length_axis
-    fitting = [i for i, item in enumerate(manifest.buckets) if item.mode == "exact"]
-    if (
-        axis is None
-        or not fitting
-        or any(axis in item.shape and item.pad is None for item in manifest.inputs)
-    ):
-        pytest.skip("the bundle has nothing that can be padded")
-    index = fitting[-1]
-    axes = dict(manifest.buckets[index].axes)
-    lo, hi = axes[axis].lo, min(axes[axis].hi, axes[axis].lo + 40)
-    axes[axis] = Extent(lo, hi, hi)
-    padded = manifest._replace(
-        buckets=(BucketSpec("pad", axes),),
-        axes={name: Extent(item.lo, item.hi) for name, item in axes.items()},
-        variants=tuple(
-            item._replace(programs=(item.programs[index],)) for item in manifest.variants
-        ),
-        golden=(),
-    )
-    place = native_copy / "manifest.json"
-    place.unlink()
-    place.write_bytes(padded.to_bytes())
-    with open_bundle(native_copy) as short, open_bundle(native_bundle) as model:
-        sizes = {name: item.lo for name, item in axes.items()}
-        for length in sorted({lo, (lo + hi) // 2, hi}):
-            inputs = make_inputs(manifest, {**sizes, axis: length}, length)
-            assert_agree(manifest, short.run(inputs), model.run_bucket(index, inputs))
-        stats = short.stats
-        assert stats["padding"] > 0 or lo == hi
-
-
-def test_padding_of_several_axes_agrees_with_exact(native_copy: Path, native_bundle: str) -> None:
-    """The same program, told to be static in length and batch; and once more, told to be exact."""
-    manifest = parse_manifest((native_copy / "manifest.json").read_bytes())
-    names = tuple(manifest.axes)
-    if (
-        manifest.length_axis is None
-        or manifest.axes.get("batch", Extent(1, 1)).hi == 1
-        or any(item.pad is None for item in manifest.inputs)
-    ):
-        pytest.skip("the bundle has no two axes that can be padded")
-    axes = manifest.buckets[-1].axes
-    low = {name: Extent(1, extent.hi, extent.hi) for name, extent in axes.items()}
-    padded = manifest._replace(
-        buckets=(BucketSpec("pad", low, names), BucketSpec("exact", axes)),
-        axes={name: Extent(1, item.hi) for name, item in axes.items()},
-        variants=tuple(
-            item._replace(programs=(item.programs[-1],) * 2) for item in manifest.variants
-        ),
-        golden=(),
-    )
-    place = native_copy / "manifest.json"
-    place.unlink()
-    place.write_bytes(padded.to_bytes())
-    with open_bundle(native_copy) as static, open_bundle(native_bundle) as model:
-        assert static.info["buckets"][0]["pad_axes"] == list(names)
-        # Both from 1 and to the middle, which the exact bucket beside may not take.
-        for length in (1, 2, axes["length"].lo, axes["length"].hi):
-            for batch in sorted({1, axes["batch"].hi}):
-                sizes = {"length": length, "batch": batch}
-                inputs = make_inputs(manifest, sizes, length)
-                assert_agree(manifest, static.run_bucket(0, inputs), model.run(inputs))
-        stats = static.stats
-        elements = axes["length"].hi * axes["batch"].hi
-        asked = sum(length * batch * n for length, batch, n in stats["sizes"]["cells"])
-        assert stats["runs"] == 8 and stats["padding"] == pytest.approx(1 - asked / (8 * elements))
-
-
 def test_a_changed_weight_is_found(native_copy: Path) -> None:
     manifest = parse_manifest((native_copy / "manifest.json").read_bytes())
     place = native_copy / manifest.weights[manifest.precision]
@@ -450,130 +378,6 @@ def test_what_a_fresh_process_loads(native_bundle: str) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("torch", "click", "rich", "safetensors", "onnx"):
         assert f"'{name}'" not in done.stdout
-
-
-def test_a_statistics_file_that_cannot_be(bundle: DummyBundle, tmp_path: Path) -> None:
-    path = bundle.write()
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(InputError, match=r"the folder .*/nowhere doesn't exist"):
-        open_bundle(path, stats_file=tmp_path / "nowhere" / "stats.json")
-    for every in (0, -1, float("nan"), float("inf"), True, "60", None):
-        with pytest.raises(InputError, match="stats_every is"):
-            open_bundle(path, stats_file=tmp_path / "s.json", stats_every=every)  # type: ignore[arg-type]
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def read_stats(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
-def smallest(model: Model) -> Any:
-    return make_inputs(model.manifest, {a: e.lo for a, e in model.manifest.buckets[0].axes.items()})
-
-
-def test_the_statistics_file(native_bundle: str, tmp_path: Path) -> None:
-    place = tmp_path / "stats-{pid}.json"
-    written = tmp_path / f"stats-{os.getpid()}.json"
-    with open_bundle(native_bundle, stats_file=place, stats_every=3600) as model:
-        inputs = smallest(model)
-        for _ in range(5):
-            model.run(inputs)
-        assert not written.exists(), "not before its time"
-        model.write_stats(tmp_path / "now.json")
-        assert read_stats(tmp_path / "now.json")["runs"] == 5
-        model.run(inputs)
-        info, stats = model.info, model.stats
-    seen = read_stats(written)
-    assert stats.pop("file_error") is None
-    assert {key: seen[key] for key in stats} == stats and seen["runs"] == 6
-    assert seen["manifest_sha256"] == info["manifest_sha256"]
-    assert (seen["bundle"], seen["variant"]) == (info["name"], info["variant"])
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["now.json", written.name]
-    model.write_stats(tmp_path / "after.json")
-    assert read_stats(tmp_path / "after.json")["runs"] == 6, "also of a closed model"
-
-    with open_bundle(native_bundle, stats_file=place) as model:
-        pass
-    assert read_stats(written)["runs"] == 6, "who saw nothing has nothing to tell"
-
-
-def test_the_statistics_file_is_written_meanwhile(native_bundle: str, tmp_path: Path) -> None:
-    place = tmp_path / "stats.json"
-    with open_bundle(native_bundle, stats_file=place, stats_every=1e-9) as model:
-        inputs = smallest(model)
-        for count in (1, 2, 3):
-            model.run(inputs)
-            assert read_stats(place)["runs"] == count
-
-
-def test_a_statistics_file_that_fails_disturbs_nobody(native_bundle: str, tmp_path: Path) -> None:
-    place = tmp_path / "folder" / "stats.json"
-    place.parent.mkdir()
-    with open_bundle(native_bundle, stats_file=place, stats_every=1e-9) as model:
-        inputs = smallest(model)
-        model.run(inputs)
-        place.unlink()
-        place.parent.rmdir()
-        model.run(inputs)
-        error = model.stats["file_error"]
-        assert "stats.json: can't be written: No such file" in error
-        place.parent.mkdir()
-        model.run(inputs)
-        assert model.stats["file_error"] is None and read_stats(place)["runs"] == 3
-        place.unlink()
-        place.parent.rmdir()
-    assert model.stats["file_error"] is not None and model.stats["runs"] == 3
-    with pytest.raises(InputError, match="doesn't exist"):
-        model.write_stats(place)
-
-
-FORKED = """
-import json, os, sys
-from pathlib import Path
-import numpy as np
-from edgecompile.runtime import open_bundle
-from edgecompile.runtime.call.inputs import make_inputs
-bundle, place = sys.argv[1:]
-model = open_bundle(bundle, stats_file=place, stats_every=3600)
-inputs = make_inputs(model.manifest, {a: e.lo for a, e in model.manifest.buckets[0].axes.items()})
-for _ in range(3):
-    model.run(inputs)
-child = os.fork()
-if child == 0:
-    model.run(inputs)
-    model.close()
-    print(json.dumps([os.getpid(), model.stats["runs"], model.stats["file_error"]]), flush=True)
-    os._exit(0)
-_, status = os.waitpid(child, 0)
-assert status == 0, status
-model.run(inputs)
-model.close()
-print(json.dumps([os.getpid(), model.stats["runs"], model.stats["file_error"]]))
-"""
-
-
-@pytest.mark.parametrize("name", ["stats-{pid}.json", "stats.json"])
-def test_a_fork_counts_for_itself(native_bundle: str, tmp_path: Path, name: str) -> None:
-    environment = dict(os.environ, PYTHONPATH=str(Path(__file__).parents[2]))
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED, native_bundle, str(tmp_path / name)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    (child, child_runs, child_error), (parent, parent_runs, parent_error) = (
-        json.loads(line) for line in done.stdout.splitlines()
-    )
-    assert (child_runs, parent_runs, parent_error) == (1, 4, None)
-    files = {item.name: read_stats(item)["runs"] for item in tmp_path.iterdir()}
-    if "{pid}" in name:
-        assert files == {f"stats-{child}.json": 1, f"stats-{parent}.json": 4}
-        assert child_error is None
-    else:
-        assert files == {"stats.json": 4}
-        assert "belongs to the process that this one was forked from" in child_error
 
 
 def test_a_run_may_have_threads_of_its_own(model: Model) -> None:

@@ -1,4 +1,4 @@
-"""Reading and writing recipes; hostile ones are in test_format.py."""
+"""Reading and writing recipes; hostile ones are in test_hostile_manifest.py."""
 
 from __future__ import annotations
 

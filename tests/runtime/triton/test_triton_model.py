@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.commands.info import describe_bundle
 from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.errors import (
     BundleError,
@@ -35,7 +34,6 @@ from tests.fake_gpu.triton_bundle import (
     TritonBundle,
     check_by_threads,
     make_inputs,
-    take_failing_driver,
 )
 
 
@@ -214,193 +212,6 @@ def test_programs_that_misbehave(
     finally:
         if fault == 6:
             fake_driver.reset()  # its misuse of the fake was asked for
-
-
-# What the machine may lack.
-
-
-def refused(path: str) -> GpuUnavailableError:
-    with pytest.raises(GpuUnavailableError) as caught:
-        open_bundle(path)
-    return caught.value
-
-
-def test_without_a_driver(
-    triton_bundle: TritonBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(tmp_path / "libcuda.so.1"))
-    path = triton_bundle.write()
-    error = refused(path)
-    assert "can't be loaded" in error.message and 'fallback="cpu"' in (error.hint or "")
-    with open_bundle(path, fallback="cpu") as model:
-        assert model.info["variant"] == "toy" and "can't be loaded" in model.info["fallback"]
-    verdicts = {v["name"]: v["verdict"] for v in describe_bundle(path, probe=True)["variants"]}
-    assert "can't be loaded" in verdicts["cuda-sm90"]
-
-
-def test_another_gpu(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = triton_bundle.write()
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=Orin;cc=8.7;driver=12060")
-    error = refused(path)
-    assert "kernels are for compute capability 9.0, Orin has 8.7" in error.message
-    with open_bundle(path, fallback="cpu") as model:
-        assert model.info["variant"] == "toy"
-    # A later minor version of the same major one runs the same code; another major one doesn't.
-    for capability, runs in (("9.1", True), ("10.0", False)):
-        monkeypatch.setenv("FAKE_CUDART_DEVICE", f"name=G;cc={capability};driver=12080")
-        if runs:
-            with open_bundle(path) as model:
-                check(model, 3)
-        else:
-            refused(path)
-
-
-def test_ptx_serves_later_gpus(
-    fake_driver: FakeCudart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = TritonBundle(tmp_path / "t.ecb", "TOY_PTX")
-    bundle.gpu["ptx"] = "9.0"
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=B;cc=10.0;driver=13000")
-    with open_bundle(bundle.write()) as model:
-        check(model, 3)
-
-
-def test_a_manifest_that_promises_more_than_there_is(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    triton_bundle.gpu["compute_capabilities"] = ["8.7", "9.0"]
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=Orin;cc=8.7;driver=12060")
-    with pytest.raises(GpuError) as caught:
-        open_bundle(triton_bundle.write())
-    assert "are for compute capability 9.0, this GPU has 8.7" in caught.value.message
-    assert caught.value.number == 209
-
-
-def test_an_old_driver(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    triton_bundle.gpu["driver"] = 12080
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.0;driver=12020")
-    error = refused(triton_bundle.write())
-    assert "needs a driver for CUDA 12.8 or newer, that of H is for 12.2" in error.message
-    assert "update" in (error.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("call", "number", "visible"),
-    [("cuInit", 100, ""), ("cuInit", 999, None), ("cuDeviceGet", 101, "0")],
-)
-def test_no_gpu_that_may_be_used(
-    fake_driver_path: Path,
-    triton_bundle: TritonBundle,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    number: int,
-    visible: str | None,
-) -> None:
-    copy = tmp_path / "libcuda-copy.so"
-    # Asked for once ahead of time, and once more for the error.
-    failures = f"{call}:1={number},{call}:2={number}"
-    take_failing_driver(monkeypatch, fake_driver_path, copy, failures, visible)
-    error = refused(triton_bundle.write())
-    assert f"{call} failed" in error.message and error.number == number
-    assert ("nvidia-smi" if visible is None else "CUDA_VISIBLE_DEVICES") in (error.hint or "")
-
-
-def test_the_gpu_is_made_ready_only_where_it_may_be_used(
-    fake_driver_path: Path,
-    triton_bundle: TritonBundle,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Under a name of its own, as what was loaded once stays loaded.
-    copy = tmp_path / "libcuda-copy.so"
-    copy.write_bytes(fake_driver_path.read_bytes())
-    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(copy))
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.0;driver=12080")
-    path, fake = triton_bundle.write(), FakeCudart(copy)
-    with open_bundle(path, variant="toy", warmup=False):
-        assert fake.calls("cuInit") == 0
-    with open_bundle(path, warmup=False) as model:
-        assert fake.calls("cuInit") == 1 and model.info["variant"] == "cuda-sm90"
-
-
-# What may fail at any moment.
-
-CALLS = (
-    "cuMemAlloc_v2", "cuMemHostAlloc", "cuMemcpyHtoD_v2", "cuStreamCreate", "cuModuleLoadDataEx",
-    "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel", "cuMemcpyHtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
-    "cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuDeviceGetName", "cuMemGetInfo_v2",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_each_call_may_fail(
-    fake_driver: FakeCudart,
-    triton_bundle: TritonBundle,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-) -> None:
-    """Every one of its calls in turn: an error with its name, nothing lost, and the next try works."""
-    path = triton_bundle.write()
-
-    def attempt() -> None:
-        with open_bundle(path, mode="reduce-overhead") as model:
-            check(model, 7)
-            check(model, 50)
-
-    attempt()
-    made = fake_driver.calls(call)
-    assert made
-    for number in range(1, made + 1):
-        fake_driver.reset()
-        monkeypatch.setenv("FAKE_CUDART_FAIL", f"{call}:{number}=2")
-        with pytest.raises(GpuError) as caught:
-            attempt()
-        assert caught.value.number == 2 or caught.value.name, caught.value
-        monkeypatch.delenv("FAKE_CUDART_FAIL")
-        assert fake_driver.live == 0, (call, number)
-        attempt()
-
-
-@pytest.mark.parametrize("call", ["cuStreamSynchronize:2=700", "cuLaunchKernel:3=719"])
-def test_after_a_fault_runs_are_refused(
-    fake_driver: FakeCudart,
-    triton_bundle: TritonBundle,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-) -> None:
-    monkeypatch.setenv("FAKE_CUDART_FAIL", call)
-    path = triton_bundle.write()
-    options: Any = {"mode": "default", "warmup": False}
-    with open_bundle(path, **options) as model, open_bundle(path, **options) as other:
-        with pytest.raises(GpuError) as caught:
-            for _ in range(3):
-                check(model, 7)
-        assert caught.value.sticky and caught.value.number in (700, 719)
-        with pytest.raises(GpuError, match="nothing runs on this GPU in this process any more"):
-            model.run(make_inputs(7))
-        # The other model finds out by itself.
-        with pytest.raises(GpuError) as caught:
-            other.run(make_inputs(7))
-        assert caught.value.sticky
-    fake_driver.reset()  # the GPU took everything with it
-
-
-def test_too_little_memory(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.0;driver=12080;memory=100")
-    with pytest.raises(GpuError, match=r"136 bytes of weights: .*OUT_OF_MEMORY") as caught:
-        open_bundle(triton_bundle.write())
-    assert "memory" in (caught.value.hint or "")
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.0;driver=12080;memory=1000")
-    with pytest.raises(GpuError, match="16384 bytes of scratch memory"):
-        open_bundle(triton_bundle.write())
 
 
 def test_inputs_are_checked_first(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:

@@ -1,0 +1,116 @@
+"""Graph lowering of convolutions, and of what stands around them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgecompile.backends.inductor_compat import generate_cpp
+from edgecompile.targets.profile import load_variant
+from tests.backends.lowering.test_lower import lowered, targets
+
+CONVOLVED = ("convolutions", "pads", "batch_norms", "convolved_activations")
+
+
+class Convolutions(nn.Module):
+    """A convolution between padding, a norm and an activation in place; two that read one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(6, 40, 3, stride=2, bias=False)
+        self.norm = nn.BatchNorm1d(40)
+        nn.init.normal_(self.norm.running_mean)  # type: ignore[arg-type]
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)  # type: ignore[arg-type]
+        self.relu = nn.ReLU(inplace=True)
+        self.a, self.b = nn.Conv1d(40, 32, 1), nn.Conv1d(40, 64, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.relu(self.norm(self.first(nn.functional.pad(x, (2, 1)))))
+        return self.a(y), self.b(y).transpose(1, 2) * 2
+
+
+def test_what_stands_around_convolutions_joins_them() -> None:
+    torch.manual_seed(0)
+    module, x = Convolutions(), torch.randn(2, 6, 11)
+    graph, report = lowered(module, {"x": x})
+    found = report.counts
+    assert tuple(found[k] for k in CONVOLVED) == (1, 1, 1, 1)
+    # Pointwise ones are linears, which are merged as they read the same; a transposition that
+    # undoes theirs is left out.
+    assert (found["pointwise"], report.counts["merged"]) == (2, 2)
+    assert torch.ops.aten.transpose.int not in targets(graph)
+    for got, want in zip(graph(x=x), module(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+class Unfit(nn.Module):
+    """Convolutions that must stay as they are, or whose surroundings must."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv1d(4, 4, 3) for _ in "abc")
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        read_twice = self.a(x)
+        mirrored = self.b(nn.functional.pad(x, (1, 1), mode="reflect"))
+        raised = self.c(nn.functional.pad(x, (1, 1), value=2.0))
+        computed = nn.functional.conv1d(x, weight)
+        return self.norm(read_twice), read_twice, mirrored, raised, computed, self.a(x[0])
+
+
+def test_convolutions_that_would_change_stay() -> None:
+    module = Unfit()
+    example = {"x": torch.randn(2, 4, 9), "weight": torch.randn(3, 4, 2)}
+    graph, report = lowered(module, example)
+    found = report.counts
+    assert tuple(found[k] for k in CONVOLVED[:3]) == (3, 0, 0)
+    assert sorted(report.plain_convolutions.values()) == [
+        "the input has no batch dimension",
+        "weight or bias is computed from the inputs",
+    ]
+    for got, want in zip(graph(**example), module(**example), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_one_weight_in_two_geometries() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, 7, 4))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            transposed = nn.functional.conv_transpose1d
+            return transposed(x, self.weight, stride=2), transposed(x, self.weight, stride=3)
+
+    module, x = Twice(), torch.randn(1, 5, 6)
+    graph, report = lowered(module, {"x": x})
+    assert report.counts["convolutions"] == 2
+    for got, want in zip(graph(x=x), module(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+class Classic(nn.Module):
+    """Classifiers of images as they used to be written: the last pixels as one row."""
+
+    def __init__(self, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, kernel, padding=kernel // 2)
+        self.out = nn.Linear(8 * 4 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = nn.functional.max_pool2d(self.conv(x).relu(), 2)
+        first = self.out(pixels.view(pixels.shape[0], -1))
+        return first + self.out(pixels.view_as(x.new_empty(x.shape[0], 128)))
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_views_of_results_in_another_order_are_copies(kernel: int) -> None:
+    module, example = Classic(kernel).eval(), {"x": torch.randn(2, 3, 8, 8)}
+    graph, report = lowered(module, example)
+    assert report.counts["convolutions"] + report.counts["pointwise"] == 1
+    with torch.no_grad():
+        torch.testing.assert_close(graph(**example), module(**example), rtol=1e-5, atol=1e-5)
+    # The code generator traces the graph anew, and refuses views that can't be.
+    generate_cpp(graph, example, load_variant("x86-64-v3"))

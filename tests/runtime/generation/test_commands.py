@@ -1,0 +1,221 @@
+"""The commands of a generative bundle: info, selftest, generate, bench; see test_session.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgecompile.runtime import (
+    Model,
+    open_bundle,
+    open_tokenizer,
+)
+from edgecompile.runtime.__main__ import main
+from edgecompile.runtime.commands.selftest import run_selftest
+from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.generation.golden import _Judge
+from tests.generative import replace_files
+from tests.runtime.texts import TOKENIZER, a_tokenizer
+
+pytest.importorskip("torch")
+from tests.factories import decoder as d
+
+
+# --- Commands
+def test_info_tells_of_it(decoder_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(decoder_bundle)]) == 0
+    assert "generates 192 tokens of context, 4 caches, ends with 7" in capsys.readouterr().out
+
+
+def test_the_self_test_replays_golden_generations(decoder_bundle: Path) -> None:
+    report = run_selftest(str(decoder_bundle), threads=1)
+    assert report["ok"] and len(report["generation"]) == 5
+    assert all(item["ok"] and item["tokens"] == 12 for item in report["generation"])
+
+
+def spoilt(bundle: Path, folder: Path, spoil: Any) -> Path:
+    """A copy of the bundle whose golden/generation.json was changed."""
+    import shutil
+
+    copy = folder / "copy.ecb"
+    shutil.copytree(bundle, copy, copy_function=os.link)
+    golden = json.loads((copy / "golden/generation.json").read_bytes())
+    document = json.loads((copy / "manifest.json").read_bytes())
+    spoil(golden, document)
+    files = {"golden/generation.json": json.dumps(golden).encode()}
+    replace_files(copy, document, files if golden else {})
+    return copy
+
+
+def test_the_self_test_fails_for_another_token(decoder_bundle: Path, tmp_path: Path) -> None:
+    def spoil(golden: Any, document: Any) -> None:
+        tokens = golden["cases"][3]["tokens"]
+        tokens[8] = (tokens[8] + 1) % d.VOCABULARY
+
+    report = run_selftest(str(spoilt(decoder_bundle, tmp_path, spoil)), threads=1)
+    assert not report["ok"] and report["failed"] == 0
+    assert [item["ok"] for item in report["generation"]] == [True, True, True, False, True]
+    assert report["generation"][3]["error"].startswith("token 8 is ")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("want", [0, 1])
+def test_logits_that_are_no_numbers_agree_with_no_token(value: float, want: int) -> None:
+    judge = _Judge((1, want), Tolerance(1e-3, 1e-3))
+    judge.choose(np.array([1, 2, 0], np.float32))
+    assert judge.error is None
+    judge.choose(np.array([value, 2, 0], np.float32))
+    assert judge.error == f"token 1: the largest logit is {value}" and judge.ties == 0
+
+
+def test_the_self_test_fails_without_golden_generations(
+    decoder_bundle: Path, tmp_path: Path
+) -> None:
+    def spoil(golden: Any, document: Any) -> None:
+        golden.clear()
+        del document["files"]["golden/generation.json"]
+
+    folder = spoilt(decoder_bundle, tmp_path, spoil)
+    (folder / "golden" / "generation.json").unlink()  # what isn't listed would be refused
+    report = run_selftest(str(folder), threads=1)
+    assert not report["ok"]
+    assert report["generation"][0]["error"] == "the bundle has no golden/generation.json"
+
+
+def test_the_command_generates_without_torch(
+    decoder_bundle: Path, device_python: str, tmp_path: Path, model: Model
+) -> None:
+    (tmp_path / "ids.txt").write_text("1, 2 3\n\n1 2 3 4\n")
+    command = [device_python, "-m", "edgecompile.runtime", "generate", str(decoder_bundle)]
+    command += ["--ids-file", "ids.txt", "--max-new-tokens", "6", "--ignore-eos", "--threads", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(decoder_bundle / "runtime")}
+    done = subprocess.run(
+        [*command, "--json"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    want = [model.generate(ids, max_new_tokens=6, eos=()) for ids in ([1, 2, 3], [1, 2, 3, 4])]
+    assert [text["tokens"] for text in report["texts"]] == want
+    assert [text["reused"] for text in report["texts"]] == [0, 3]
+    assert {text["finish_reason"] for text in report["texts"]} == {"length"}
+
+
+def test_the_command_shows_tokens_as_they_come(
+    decoder_bundle: Path, capsys: pytest.CaptureFixture[str], model: Model
+) -> None:
+    want = model.generate([1, 2, 3], max_new_tokens=6, temperature=2.0, seed=4, eos=())
+    arguments = ["generate", str(decoder_bundle), "--ids", "1,2,3", "--max-new-tokens", "6"]
+    arguments += ["--temperature", "2", "--seed", "4", "--ignore-eos"]
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    assert told.out == " ".join(str(token) for token in want) + "\n"
+    wanted = (
+        "text 0: 6 new tokens after a prompt of 3 (0 cached), stopped by --max-new-tokens; first"
+    )
+    assert wanted in told.err
+
+
+@pytest.fixture
+def text_bundle(decoder_bundle: Path, tmp_path: Path) -> Path:
+    """The decoder's bundle with a tokenizer of a word per token."""
+    pytest.importorskip("tokenizers")
+    folder = tmp_path / "text.ecb"
+    shutil.copytree(decoder_bundle, folder)
+    tokenizer = json.loads(a_tokenizer())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary.update({f"w{index}": index for index in range(len(vocabulary), d.VOCABULARY)})
+    data = json.dumps(tokenizer).encode()
+    (folder / "tokenizer").mkdir()
+    (folder / TOKENIZER).write_bytes(data)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["files"][TOKENIZER] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest["text"] = {
+        "tokenizer": TOKENIZER, "max_length": 16, "pad_id": 0, "inputs": {"input_ids": "ids"},
+    }  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_the_command_takes_texts_and_gives_texts(
+    text_bundle: Path, capsys: pytest.CaptureFixture[str], model: Model
+) -> None:
+    with open_bundle(text_bundle, warmup=False) as opened:
+        tokenizer = open_tokenizer(opened)
+    ids = tokenizer.encode("the cat sat").ids
+    tokens = model.generate(ids, max_new_tokens=8, eos=())
+    want = tokenizer.decode(tokens)
+    arguments = ["generate", str(text_bundle), "--text", "the cat sat", "--ignore-eos"]
+    arguments += ["--max-new-tokens", "8"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == want + "\n"
+    assert main([*arguments, "--text", "on the mat", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["texts"][0]["text"] == want and report["texts"][0]["tokens"] == tokens
+    assert len(report["texts"]) == 2
+
+    stop = tokenizer.decode(tokens[:3]).split()[-1]
+    assert main([*arguments, "--stop-text", stop]) == 0
+    told = capsys.readouterr()
+    assert told.out.endswith(stop + "\n") and want.startswith(told.out[:-1])
+    assert "stopped by --stop" in told.err
+
+
+def test_texts_need_a_tokenizer(decoder_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(decoder_bundle), "--text", "the cat"]) == 13
+    assert "holds no tokenizer" in capsys.readouterr().err
+
+
+def test_a_model_says_what_it_is(decoder_bundle: Path) -> None:
+    with open_bundle(decoder_bundle, warmup=False) as model:
+        text = f"<Model {model.manifest.name} fp32 {model.info['variant']}, length 1..32, context "
+        assert repr(model).startswith(text) and repr(model).endswith(">")
+    assert repr(model).endswith(", closed>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ([], 24, "give prompts as one of --text, --ids and --ids-file"),
+        (["--ids", "1", "--ids-file", "x"], 24, "one of --text, --ids and --ids-file"),
+        (["--ids", "1", "--text", "x"], 24, "one of --text, --ids and --ids-file"),
+        (["--ids", "1,x"], 24, "--ids: must be token ids, such as 1,2,3; found 'x'"),
+        (["--ids", ""], 24, "--ids: must be token ids, such as 1,2,3; found none"),
+        (["--ids-file", "/none/such"], 24, "/none/such: can't be read"),
+        (["--ids", "99"], 24, "lie outside 0..60"),
+        (["--ids", "1", "--stop", "-"], 24, "--stop: must be token ids"),
+        (["--ids", "1", "--max-new-tokens", "999"], 16, "don't fit into the context of 192"),
+    ],
+)
+def test_the_command_refuses(
+    decoder_bundle: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    text: str,
+) -> None:
+    assert main(["generate", str(decoder_bundle), *arguments]) == code
+    assert text in capsys.readouterr().err
+
+
+def test_bench_and_calibration_run_such_a_bundle(decoder_bundle: Path, tmp_path: Path) -> None:
+    """Inputs for measurements keep to the rows, at whatever sizes."""
+    file = tmp_path / "calibration.json"
+    arguments = [str(decoder_bundle), "--seconds", "0.1", "--cold-runs", "0", "--json"]
+    command = [sys.executable, "-m", "edgecompile.runtime", "bench", *arguments]
+    (tmp_path / "lengths.txt").write_text("1\n2\n31\n32\n")
+    for more in (["--calibrate", str(file)], ["--lengths", str(tmp_path / "lengths.txt")]):
+        environment = {**os.environ, "PYTHONPATH": str(decoder_bundle / "runtime")}
+        done = subprocess.run(
+            [*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert {point["bucket"] for point in json.loads(file.read_bytes())["points"]} == {0, 1, 2}
