@@ -15,8 +15,6 @@ import pytest
 from tests.conftest import one_at_a_time
 from tests.needs import need, need_aarch64_compiler
 
-TIMEOUT = 600
-
 #: (variant, qemu's CPU): the least CPU that qemu knows for each variant.
 X86 = (("x86-64-v2", "Nehalem"), ("x86-64-v3", "Haswell"))
 ARM = (("aarch64-neon", "cortex-a53"), ("aarch64-dotprod", "cortex-a76"))
@@ -46,7 +44,7 @@ def run(
     }
     environment.pop("EDGECOMPILE_VARIANT", None)
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, cwd=bundle,
+        command, capture_output=True, text=True, env=environment, cwd=bundle,
         preexec_fn=_leave_no_core,
     )  # fmt: skip
 

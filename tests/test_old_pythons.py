@@ -34,9 +34,7 @@ class Interpreter(NamedTuple):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         environment["PYTHONPATH"] = self.folder
         command = [self.path, *options, "-s", str(bundle), *arguments]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, cwd=bundle, timeout=300
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=bundle)
         assert done.returncode == 0, f"{self}: {done.stdout}{done.stderr}"
         return done.stdout
 

@@ -203,9 +203,9 @@ def test_damage_gives_facts_or_an_error_but_no_other_end(
         content[position] = data.draw(st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 255])))
     path = library.with_name(f"damaged-{os.getpid()}.so")
     path.write_bytes(content)
-    start = time.monotonic()
+    start = time.process_time()
     try:
         read_elf(path)
     except ElfError as error:
         assert path.name in error.message
-    assert time.monotonic() - start < 20, "reading must be bounded"
+    assert time.process_time() - start < 20, "reading must be bounded"

@@ -54,7 +54,7 @@ class Machine:
             need(self.runner[0], "qemu-user")
         return subprocess.run(
             [*self.runner, *map(str, command)],
-            input=stdin, capture_output=True, text=True, timeout=900,
+            input=stdin, capture_output=True, text=True,
             env={**os.environ, **variables},
         )  # fmt: skip
 

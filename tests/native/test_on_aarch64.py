@@ -79,7 +79,7 @@ def run_emulated(
     chosen = ["-k", select] if select else []
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, f"tests/native/{file}"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600,
+        cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     print(done.stdout[-3000:])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -72,7 +72,7 @@ async def scheduling(
 
 
 class Held:
-    """Lets a model's runs wait until they may go on, and keeps what they were given."""
+    """Lets a model's runs wait until they may go on, at its end at the latest, and keeps their inputs."""
 
     def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, self.runs = Event(), list[dict[str, Any]]()
@@ -80,10 +80,16 @@ class Held:
 
         def wait(arrays: dict[str, Any], **options: Any) -> Any:
             self.runs.append(arrays)
-            assert self.go.wait(60)
+            self.go.wait()
             return run(arrays, **options)
 
         monkeypatch.setattr(model, "run", wait)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go.set()
 
 
 def same(answer: Any, wanted: Any) -> None:
@@ -162,17 +168,17 @@ def test_the_culprit_fails_alone(tiny_bundle: Path, monkeypatch: pytest.MonkeyPa
 def test_who_has_gone_is_not_run(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> None:
         async with scheduling(tiny_bundle) as (model, scheduler):
-            held = Held(model, monkeypatch)
-            first, *others = scheduler.submit_all([draw(n, 9 + 9 * n) for n in range(3)])
-            await asyncio.sleep(0)
-            under_way = len(scheduler._queue.running)
-            waiting = [future for future in others if not future.done()]
-            assert under_way >= 1 and scheduler.waiting >= 1
-            for future in [first, *waiting]:
-                future.cancel()
-            await asyncio.sleep(0)
-            assert scheduler.waiting == 0
-            held.go.set()
+            with Held(model, monkeypatch) as held:
+                first, *others = scheduler.submit_all([draw(n, 9 + 9 * n) for n in range(3)])
+                await asyncio.sleep(0)
+                under_way = len(scheduler._queue.running)
+                waiting = [future for future in others if not future.done()]
+                assert under_way >= 1 and scheduler.waiting >= 1
+                for future in [first, *waiting]:
+                    future.cancel()
+                await asyncio.sleep(0)
+                assert scheduler.waiting == 0
+                held.go.set()
         assert len(held.runs) == under_way
 
     asyncio.run(ask())
@@ -182,21 +188,21 @@ def test_deadlines(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> None:
         clock = Clock()
         async with scheduling(tiny_bundle, clock, slo=0.025) as (model, scheduler):
-            held = Held(model, monkeypatch)
-            with pytest.raises(DeadlineExceeded, match=r"takes .* ms here"):
-                scheduler.submit(draw(0, 32), deadline=clock.now + 0.005)
-            running = scheduler.submit(draw(0, 32))
-            waiting = scheduler.submit(draw(1, 32))
-            with pytest.raises(Overloaded, match="too late") as caught:
-                scheduler.submit_all([draw(2, 32)] * 2)
-            assert caught.value.retry_after is not None and caught.value.retry_after < 1
-            assert scheduler.backlog > 0
-            clock.now += 0.02  # the run takes longer than predicted
-            held.go.set()
-            await running
-            with pytest.raises(DeadlineExceeded, match="any more"):
-                await waiting
-            assert scheduler.traffic.snapshot()["refused"] == 4
+            with Held(model, monkeypatch) as held:
+                with pytest.raises(DeadlineExceeded, match=r"takes .* ms here"):
+                    scheduler.submit(draw(0, 32), deadline=clock.now + 0.005)
+                running = scheduler.submit(draw(0, 32))
+                waiting = scheduler.submit(draw(1, 32))
+                with pytest.raises(Overloaded, match="too late") as caught:
+                    scheduler.submit_all([draw(2, 32)] * 2)
+                assert caught.value.retry_after is not None and caught.value.retry_after < 1
+                assert scheduler.backlog > 0
+                clock.now += 0.02  # the run takes longer than predicted
+                held.go.set()
+                await running
+                with pytest.raises(DeadlineExceeded, match="any more"):
+                    await waiting
+                assert scheduler.traffic.snapshot()["refused"] == 4
 
     asyncio.run(ask())
 
@@ -204,22 +210,22 @@ def test_deadlines(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refusals(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> None:
         async with scheduling(tiny_bundle, queue=2) as (model, scheduler):
-            held = Held(model, monkeypatch)
-            with pytest.raises(BadRequest, match="input_ids"):
-                scheduler.submit(inputs(10**6))
-            with pytest.raises(BadRequest, match="no bucket"):
-                scheduler.submit(draw(0, 33))
-            with pytest.raises(TooLarge):
-                scheduler.submit_all([draw(0, 3)] * 3)
-            futures = [scheduler.submit(draw(n, 3)) for n in range(3)]
-            with pytest.raises(Overloaded, match="the limit is 2"):
-                scheduler.submit(draw(5, 3))
-            held.go.set()
-            await asyncio.gather(*futures)
-            assert scheduler.traffic.snapshot()["outside"] == {"33": 1}
-            await scheduler.close()
-            with pytest.raises(Draining):
-                scheduler.submit(draw(0, 3))
+            with Held(model, monkeypatch) as held:
+                with pytest.raises(BadRequest, match="input_ids"):
+                    scheduler.submit(inputs(10**6))
+                with pytest.raises(BadRequest, match="no bucket"):
+                    scheduler.submit(draw(0, 33))
+                with pytest.raises(TooLarge):
+                    scheduler.submit_all([draw(0, 3)] * 3)
+                futures = [scheduler.submit(draw(n, 3)) for n in range(3)]
+                with pytest.raises(Overloaded, match="the limit is 2"):
+                    scheduler.submit(draw(5, 3))
+                held.go.set()
+                await asyncio.gather(*futures)
+                assert scheduler.traffic.snapshot()["outside"] == {"33": 1}
+                await scheduler.close()
+                with pytest.raises(Draining):
+                    scheduler.submit(draw(0, 3))
 
     asyncio.run(ask())
 
@@ -355,14 +361,14 @@ def test_a_deadline_passes_while_others_run(
 ) -> None:
     async def ask() -> None:
         async with scheduling(tiny_bundle, costs=None, clock=time.monotonic) as (model, scheduler):
-            held = Held(model, monkeypatch)
-            running = scheduler.submit(draw(0, 9))
-            late = scheduler.submit(draw(1, 9), deadline=time.monotonic() + 0.02)
-            with pytest.raises(DeadlineExceeded):
-                await late  # nothing has ended
-            assert not running.done() and scheduler.waiting == 0
-            held.go.set()
-            same(await running, model.run(draw(0, 9)))
+            with Held(model, monkeypatch) as held:
+                running = scheduler.submit(draw(0, 9))
+                late = scheduler.submit(draw(1, 9), deadline=time.monotonic() + 0.02)
+                with pytest.raises(DeadlineExceeded):
+                    await late  # nothing has ended
+                assert not running.done() and scheduler.waiting == 0
+                held.go.set()
+                same(await running, model.run(draw(0, 9)))
         assert len(held.runs) == 2
 
     asyncio.run(ask())
