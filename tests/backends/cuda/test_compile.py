@@ -75,7 +75,7 @@ def test_kernels_compile(sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (grouped_kernel, half("XWY", E="*i32"), {"BM": 32, "BN": 64, "BK": 32}),
         (convolution_kernel, half("XWBRY"), _CONVOLUTION),
         (depthwise_kernel, half("XWBRY"), {**_FLAT, "BM": 32}),
-        (row_kernel, half("X", W="*i8", S="*fp32", Y="*fp32"), {"BK": 64, "BN": 128}),
+        (row_kernel, half("X", W="*i8", S="*fp32", Y="*fp32"), {"BK": 64, "BN": 64}),
         (recurrence_kernel, half("XWBY", S="*fp32", C="*fp32"), _LSTM),
     ):
         made = compiled(kernel, pointers, constants, sm)

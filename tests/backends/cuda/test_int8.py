@@ -158,7 +158,7 @@ def test_the_kernel_of_one_row(inputs: int, outputs: int, block: int) -> None:
     w = torch.randint(-127, 128, (inputs, outputs), dtype=torch.int8)
     scale = torch.rand(inputs // block, outputs) * 0.01
     want = (x.double() @ (w.double() * scale.double().repeat_interleave(block, 0))).flatten()
-    for part in (192, 384, rows.part_of(inputs, outputs, 16)):
+    for part in (64, 192, rows.part_of(inputs, outputs, 16)):
         plain = rows.ROW(x, w, scale, part)
         with interpreted():
             got = rows.ROW(x, w, scale, part)
@@ -167,11 +167,28 @@ def test_the_kernel_of_one_row(inputs: int, outputs: int, block: int) -> None:
             assert (y.double().sum(0) - want).abs().max() <= 1e-5 * want.abs().max()
 
 
-def test_every_multiprocessor_has_blocks() -> None:
-    for inputs, outputs in ((4096, 4096), (2048, 5632), (384, 1536)):
-        part = rows.part_of(inputs, outputs, 132)
-        blocks = -(-outputs // rows.COLUMNS) * -(-inputs // part)
-        assert part % 192 == 0 and (blocks >= 132 or part == 192)
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "least"),
+    [(4096, 4096, 132), (2048, 5632, 132), (384, 1536, 132), (576, 576, 45), (11008, 4096, 264)],
+)
+def test_every_multiprocessor_has_blocks(inputs: int, outputs: int, least: int) -> None:
+    """As far as eight parts go, which are added up without a kernel."""
+    part = rows.part_of(inputs, outputs, 132)
+    parts = -(-inputs // part)
+    assert part % 64 == 0 and parts <= 8
+    assert -(-outputs // rows.COLUMNS) * parts >= least
+
+
+def test_parts_of_a_row_are_added_up_where_they_are_read(tmp_path: Path) -> None:
+    """Of query, key and value in one kernel, not in one each; in most others with what follows."""
+    graph, _, ids, _ = lowered(Layer(), 1)
+    program = device_free.move_to_gpu(graph, {"ids": ids})
+    ptxas = installed.find_ptxas()
+    raw = device_free.run_inductor(program, H100, partial(choose_tile, H100), tmp_path, ptxas)
+    splitting = [k.name for k in raw.kernels if "split" in k.name]
+    assert not splitting
+    # The table, the attention, five products, and behind each product one.
+    assert len(raw.kernels) <= 12
 
 
 @pytest.mark.parametrize("gpu", [ORIN, H100])

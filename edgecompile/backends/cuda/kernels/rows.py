@@ -10,9 +10,11 @@ from torch import Tensor
 from edgecompile.backends.cuda.kernels.launch import define, launch
 
 #: Columns of a block: rows of a matrix are read in pieces of as many bytes.
-COLUMNS = 128
+COLUMNS = 64
 #: Inputs of a step at most.
 _STEP = 64
+#: Inductor adds up the sums of as many parts where it reads them, without a kernel for it.
+_PARTS = 8
 
 
 @triton.jit
@@ -54,7 +56,7 @@ def _reference(x: Tensor, w: Tensor, scale: Tensor, part: int) -> Tensor:
 def ROW(x: Tensor, w: Tensor, scale: Tensor, part: int) -> Tensor:
     """Sums over each ``part`` of the inputs of ``x`` [1, K] times ``w`` [K, N], in float32 [parts, N].
 
-    ``scale`` [blocks, N] is that of equal blocks of inputs; ``part`` is a multiple of 192.
+    ``scale`` [blocks, N] is that of equal blocks of inputs; ``part`` is a multiple of 64.
     """
     inputs, outputs = w.shape
     block = inputs // scale.shape[0]
@@ -69,12 +71,14 @@ def ROW(x: Tensor, w: Tensor, scale: Tensor, part: int) -> Tensor:
 
 
 def part_of(inputs: int, outputs: int, multiprocessors: int) -> int:
-    """Inputs that one block sums up: few enough that every multiprocessor has two blocks.
+    """Inputs that one block sums up: few enough that every multiprocessor has two blocks, where it can.
 
     Args:
         inputs, outputs: sizes of the matrix.
         multiprocessors: of the GPU.
+
+    Returns:
+        A multiple of a step, at least an eighth of the inputs.
     """
-    wanted = -(-2 * multiprocessors // -(-outputs // COLUMNS))
-    # A multiple of every size of a block of inputs: 16, 32, 48, 64.
-    return max(-(-inputs // wanted // 192) * 192, 192)
+    wanted = min(-(-2 * multiprocessors // -(-outputs // COLUMNS)), _PARTS)
+    return -(-inputs // (wanted * _STEP)) * _STEP

@@ -69,7 +69,9 @@ def narrow_weights(low: Lowering, gpu: GpuFacts) -> None:
                 y: Tensor = rows_kernel.ROW(x.reshape(1, -1), whole, scale, part).sum(0)
                 for bias in biases:
                     y = y + bias.float()
-                return y.to(x.dtype).reshape(*x.shape[:-1], -1)
+                y = y.to(x.dtype).reshape(*x.shape[:-1], -1)
+                # Written down once: else each part of a split adds the sums up in a kernel of its own.
+                return y.as_strided(y.shape, y.stride())
 
             operands = [x, *constants, *([] if bias is None else [bias])]
             replace_results(low.gm, node, inline(low.gm, node, row, operands))
