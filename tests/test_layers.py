@@ -222,7 +222,7 @@ def test_only_three_files_know_torch_s_private_names(path: Path) -> None:
     if path in (
         PACKAGE / "backends" / "inductor_compat.py",
         PACKAGE / "backends" / "cuda" / "device_free.py",
-        PACKAGE / "backends" / "cuda" / "mended.py",
+        PACKAGE / "backends" / "cuda" / "patches.py",
     ):
         return
     private = [name for name in imported_names(path) if name.startswith("torch._")]

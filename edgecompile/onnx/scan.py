@@ -24,7 +24,7 @@ from edgecompile.onnx.weights import write_graph, write_tensors
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 #: How many bytes of values one run may give; a single value may be larger.
-BUDGET = 256 << 20
+BUDGET = 1 << 30
 _FIRST_GROUP = 16
 
 _SUMS = ("ReduceSum", "ReduceMean", "ReduceL1")

@@ -1,4 +1,4 @@
-"""Code for a GPU on a host without one: with mended.py alone in touch with torch's and Triton's private API.
+"""Code for a GPU on a host without one: with patches.py alone in touch with torch's and Triton's private API.
 
 Inductor asks a GPU for its properties, computes constants on it, and times and compiles kernels for it.
 Here a description answers, constants are computed on the CPU, nothing is timed, and what Triton makes ends
@@ -8,10 +8,9 @@ at PTX (:mod:`edgecompile.backends.cuda.cubins` assembles it). torch's CPU wheel
 
 from __future__ import annotations
 
-import math
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,8 @@ import torch
 import torch._dynamo.device_interface as device_interface
 import torch._inductor
 from torch import Tensor
-from torch._inductor import codecache, graph, scheduler, select_algorithm, virtualized
+from torch._inductor import codecache, graph, scheduler, virtualized
 from torch._inductor import utils as inductor_utils
-from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen import wrapper as wrapper_codegen
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.runtime import hints, triton_helpers, triton_heuristics
@@ -34,9 +32,8 @@ from torch.fx import GraphModule
 from torch.utils import _triton
 from torch.utils._pytree import tree_map_only
 
-from edgecompile.backends.cuda import described, mended
+from edgecompile.backends.cuda import described, patches
 from edgecompile.backends.cuda.code import Kernel, RawCode
-from edgecompile.backends.cuda.tiles import Product, Tile
 from edgecompile.errors import CompileError
 from edgecompile.targets.gpu import GpuFacts
 
@@ -118,12 +115,8 @@ def _mode_of(module: GraphModule) -> FakeTensorMode:
     raise CompileError("the exported graph has no tensors")
 
 
-#: The index, among the tiles that a product may be computed with, of the one that is compiled.
-Choose = Callable[[Product, Sequence[Tile]], int]
-
-
 def run_inductor(
-    program: OnGpu, gpu: GpuFacts, choose: Choose, folder: Path, ptxas: Path
+    program: OnGpu, gpu: GpuFacts, choose: patches.Choose, folder: Path, ptxas: Path
 ) -> RawCode:
     """Generates a program's code.
 
@@ -138,7 +131,7 @@ def run_inductor(
         Exception: whatever Inductor or Triton raise.
     """
     made: dict[str, Any] = {}
-    with device_free(gpu, folder, ptxas), _caught(made), _choosing(choose), torch.no_grad():
+    with device_free(gpu, folder, ptxas), _caught(made), patches.choosing(choose), torch.no_grad():
         torch._inductor.aot_compile(
             program.module, (), dict(program.kwargs), options=described.inductor_options()
         )
@@ -205,7 +198,7 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
         (FakeTensor, "tolist", lambda self: self.ec_real.tolist()),
         (FakeTensor, "item", lambda self: self.ec_real.item()),
         *((torch.Tensor, name, method) for name, method in described.UNGUARDED.items()),
-        *mended.MENDED,
+        *patches.PATCHES,
     )
     _forget_device()
     with ExitStack() as stack:
@@ -283,63 +276,6 @@ def _until_ptx() -> Iterator[None]:
     with patch.object(CUDABackend, "make_cubin", lambda self, src, metadata, opt, capability: b"-"):
         yield
     get_ptxas_version.cache_clear()
-
-
-@contextmanager
-def _choosing(choose: Choose) -> Iterator[None]:
-    """Has ``choose`` decide what is otherwise timed.
-
-    Of products before their templates are filled in, which takes long; of convolutions behind.
-    """
-
-    class Choices(InductorChoices):
-        def _finalize_template_configs(
-            self, template_choices: Any, kernel_inputs: Any, *args: Any, **kwargs: Any
-        ) -> list[Any]:
-            offered = super()._finalize_template_configs(
-                template_choices, kernel_inputs, *args, **kwargs
-            )
-            templates = [
-                c for c in offered if isinstance(c.template, select_algorithm.TritonTemplate)
-            ]
-            if len(templates) < 2:
-                return templates or offered
-            product = _product(kernel_inputs)
-            tiles = [Tile.from_options(choice.params.to_kwargs()) for choice in templates]
-            best = templates.pop(choose(product, tiles))
-            tiles = [Tile.from_options(choice.params.to_kwargs()) for choice in templates]
-            # The next best stands by in case that the template refuses the best.
-            return [best, templates[choose(product, tiles)]]
-
-    def pick(choices: list[Any]) -> list[Any]:
-        templates = [c for c in choices if type(c) is select_algorithm.TritonTemplateCaller]
-        if not templates or "convolution" not in templates[0].name:
-            return templates[:1] or choices
-        product = _convolution(templates[0])
-        return [templates[choose(product, [Tile.from_facts(c.info_dict()) for c in templates])]]
-
-    select_algorithm.add_preprocessing_fn(pick)
-    try:
-        with virtualized.V.set_choices_handler(Choices()):
-            yield
-    finally:
-        select_algorithm.clear_preprocessing_fns()
-
-
-def _product(inputs: Any) -> Product:
-    """The sizes of a product, those that vary at their hints."""
-    m, n, k = inputs.mnk_hinted()
-    first = inputs.nodes()[inputs._mat1_idx]
-    hint = virtualized.V.graph.sizevars.optimization_hint
-    batch = math.prod(hint(size) for size in first.get_size()[:-2])
-    return Product(m, n, k, batch, first.get_dtype().itemsize)
-
-
-def _convolution(choice: Any) -> Product:
-    hint = virtualized.V.graph.sizevars.optimization_hint
-    sizes = [hint(size) for size in choice.layout.size]
-    depth = math.prod(hint(size) for size in choice.input_nodes[1].get_size()[1:])
-    return Product(math.prod(sizes) // sizes[1], sizes[1], depth, 1, choice.layout.dtype.itemsize)
 
 
 @contextmanager

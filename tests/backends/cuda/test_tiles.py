@@ -7,23 +7,24 @@ import math
 import pytest
 
 from edgecompile.backends.cuda.lowering.tiles import depthwise_tile
-from edgecompile.backends.cuda.tiles import RULES, Product, Tile, choose_split, choose_tile, cycles
+from edgecompile.backends.cuda.tiles import (
+    PRODUCT_TILES,
+    RULES,
+    Product,
+    Tile,
+    choose_split,
+    choose_tile,
+    cycles,
+)
 from edgecompile.targets.gpu import GpuFacts
 
 ORIN = GpuFacts(87, 8, 163 << 10, 1536, 2 << 20)
 H100 = GpuFacts(90, 114, 227 << 10, 2048, 50 << 20)
-TILES = [
-    Tile(m, n, k, stages, warps)
-    for m, n, k, warps in (
-        (16, 32, 32, 1), (32, 32, 64, 2), (64, 64, 64, 4), (64, 128, 64, 4), (128, 128, 32, 8),
-        (128, 256, 64, 8),
-    )
-    for stages in (1, 3, 5)
-]  # fmt: skip
+TILES = PRODUCT_TILES
 
 
 def chosen(product: Product, gpu: GpuFacts) -> Tile:
-    return TILES[choose_tile(gpu, product, TILES)]
+    return TILES[choose_tile(gpu, [product], TILES)]
 
 
 def test_a_tile_that_does_not_fit_costs_infinitely_much() -> None:
@@ -66,31 +67,51 @@ def test_pipelines_are_preferred_where_the_depth_has_steps() -> None:
 
 def test_the_choice_does_not_depend_on_the_order_of_equals() -> None:
     product = Product(64, 384, 384)
-    assert choose_tile(H100, product, [TILES[3], TILES[3]]) == 0
+    assert choose_tile(H100, [product], [TILES[3], TILES[3]]) == 0
 
 
 @pytest.mark.parametrize("product", [Product(64, 384, 384), Product(8192, 4096, 4096)])
 def test_other_rules_take_other_tiles_that_fit(product: Product) -> None:
     best = chosen(product, H100)
-    by = {rule: TILES[choose_tile(H100, product, TILES, rule)] for rule in RULES}
+    by = {rule: TILES[choose_tile(H100, [product], TILES, rule)] for rule in RULES}
     assert by["model"] == best
     area = {rule: tile.m * tile.n for rule, tile in by.items()}
     areas = [tile.m * tile.n for tile in TILES]
     assert area["larger"] > area["model"] or area["model"] == max(areas)
     assert area["smaller"] < area["model"] or area["model"] == min(areas)
-    assert by["steps"] != best and (by["steps"].m, by["steps"].n) == (best.m, best.n)
+    assert (by["steps"].m, by["steps"].n) == (best.m, best.n)
+    alike = [tile for tile in TILES if (tile.m, tile.n) == (best.m, best.n)]
+    assert by["steps"] != best or len(alike) == 1
     assert all(math.isfinite(cycles(product, tile, H100)) for tile in by.values())
 
 
 def test_a_rule_that_allows_nothing_takes_the_best() -> None:
     tiles = [Tile(16, 32, 32, 1, 1), Tile(64, 64, 64, 3, 4)]
     product = Product(8192, 4096, 4096)
-    assert choose_tile(H100, product, tiles, "larger") == choose_tile(H100, product, tiles)
+    assert choose_tile(H100, [product], tiles, "larger") == choose_tile(H100, [product], tiles)
 
 
 def test_where_nothing_fits_the_smallest_is_taken() -> None:
     tiny = GpuFacts(80, 1, 1 << 10, 1536, 1 << 20)
-    assert TILES[choose_tile(tiny, Product(64, 64, 64), TILES)] == Tile(16, 32, 32, 1, 1)
+    assert TILES[choose_tile(tiny, [Product(64, 64, 64)], TILES)] == Tile(16, 16, 128, 3, 1)
+
+
+def test_a_varying_product_gets_a_tile_that_is_good_at_all_of_its_sizes() -> None:
+    few, many = Product(55, 2304, 768), Product(4096, 2304, 768)
+    between = Product(474, 2304, 768)
+    tile = TILES[choose_tile(H100, [few, between, many], TILES)]
+    lost = []
+    for product in (few, between, many):
+        best = cycles(product, chosen(product, H100), H100)
+        lost.append(cycles(product, tile, H100) / best)
+    own = cycles(many, chosen(few, H100), H100) / cycles(many, chosen(many, H100), H100)
+    assert max(lost) < 1.6 < own
+    assert tile.m * tile.n > chosen(few, H100).m * chosen(few, H100).n
+
+
+def test_a_step_does_not_reach_past_the_end_of_the_depth() -> None:
+    assert 384 % chosen(Product(16, 384, 384), H100).k == 0
+    assert chosen(Product(16, 384, 100), H100).k >= 32  # nothing divides it
 
 
 @pytest.mark.parametrize("gpu", [ORIN, H100])

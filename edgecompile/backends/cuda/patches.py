@@ -1,0 +1,121 @@
+"""What of Inductor is done otherwise while it generates code for a GPU: which tile a product gets, and a mistake.
+
+The mistake: what stands outside a tensor is read as a load with a mask, such as a pool's zeros around an image.
+Where the tensor was made by the same kernel, Inductor takes the value at hand and forgets the mask; in an image
+of one pixel all nine places of a window then count as that pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch._inductor import select_algorithm, virtualized
+from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.triton import TritonKernelOverrides
+from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, GemmConfig
+from torch._inductor.virtualized import V
+from torch._inductor.virtualized import _ops as ops
+
+from edgecompile.backends.cuda.tiles import PRODUCT_TILES, Product, Tile
+
+#: The index, among tiles, of the one that a product is compiled with. The product is given by its sizes: one
+#: where they are fixed, else those of the hints, which are to count most, and others.
+Choose = Callable[[Sequence[Product], Sequence[Tile]], int]
+
+_masked: Callable[..., Any] = TritonKernelOverrides.masked
+_configurations: Callable[..., Any] = BaseConfigHeuristic.preprocess_mm_configs
+
+
+def _keep_mask(mask: Any, body: Any, other: Any) -> Any:
+    result = _masked(mask, body, other)
+    at_hand = V.kernel.cse.store_cache
+    outputs = [arg for node in body.graph.find_nodes(op="output") for arg in node.args]
+    if not any(arg.target == "load" and arg.args[1] in at_hand for arg in outputs):
+        return result
+    return ops.where(mask, result, ops.constant(other, result.dtype))
+
+
+def _offer_tiles(
+    self: Any, m: Any, n: Any, k: Any, configs: Any, *args: Any, **options: Any
+) -> Any:
+    """In half precision our tiles in the place of Inductor's."""
+    if options.get("dtype_size") == 2 and configs is self.mm_configs:
+        configs = [GemmConfig(t.m, t.n, t.k, t.stages, t.warps) for t in PRODUCT_TILES]
+    return _configurations(self, m, n, k, configs, *args, **options)
+
+
+#: What to put in the place of which attribute.
+PATCHES = (
+    (TritonKernelOverrides, "masked", staticmethod(_keep_mask)),
+    (BaseConfigHeuristic, "preprocess_mm_configs", _offer_tiles),
+)
+
+
+@contextmanager
+def choosing(choose: Choose) -> Iterator[None]:
+    """Has ``choose`` decide what is otherwise timed.
+
+    Of products before their templates are filled in, which takes long; of convolutions behind.
+    """
+
+    class Choices(InductorChoices):
+        def _finalize_template_configs(
+            self, template_choices: Any, kernel_inputs: Any, *args: Any, **kwargs: Any
+        ) -> list[Any]:
+            offered = super()._finalize_template_configs(
+                template_choices, kernel_inputs, *args, **kwargs
+            )
+            templates = [
+                c for c in offered if isinstance(c.template, select_algorithm.TritonTemplate)
+            ]
+            if len(templates) < 2:
+                return templates or offered
+            products = _products(kernel_inputs)
+            tiles = [Tile.from_options(choice.params.to_kwargs()) for choice in templates]
+            best = templates.pop(choose(products, tiles))
+            tiles = [Tile.from_options(choice.params.to_kwargs()) for choice in templates]
+            # The next best stands by in case that the template refuses the best.
+            return [best, templates[choose(products, tiles)]]
+
+    def pick(choices: list[Any]) -> list[Any]:
+        templates = [c for c in choices if type(c) is select_algorithm.TritonTemplateCaller]
+        if not templates or "convolution" not in templates[0].name:
+            return templates[:1] or choices
+        product = _convolution(templates[0])
+        return [templates[choose([product], [Tile.from_facts(c.info_dict()) for c in templates])]]
+
+    select_algorithm.add_preprocessing_fn(pick)
+    try:
+        with virtualized.V.set_choices_handler(Choices()):
+            yield
+    finally:
+        select_algorithm.clear_preprocessing_fns()
+
+
+def _products(inputs: Any) -> list[Product]:
+    """The sizes of a product: the hints; where they vary the largest ones, too, and those between."""
+    first, sizevars = inputs.nodes()[inputs._mat1_idx], V.graph.sizevars
+    width = first.get_dtype().itemsize
+
+    def largest(size: Any) -> int:
+        upper = sizevars.shape_env.bound_sympy(size).upper
+        return int(upper) if upper.is_Integer else sizevars.optimization_hint(size)
+
+    def sizes(size_of: Callable[[Any], int]) -> list[int]:
+        batch = math.prod(map(size_of, first.get_size()[:-2]))
+        return [*map(size_of, inputs.mnk_symbolic()), batch]
+
+    hints, most = sizes(sizevars.optimization_hint), sizes(largest)
+    between = [math.isqrt(a * b) for a, b in zip(hints, most, strict=True)]
+    products = [Product(m, n, k, b, width) for m, n, k, b in (hints, between, most)]
+    return products[:1] if hints == most else products
+
+
+def _convolution(choice: Any) -> Product:
+    hint = V.graph.sizevars.optimization_hint
+    sizes = [hint(size) for size in choice.layout.size]
+    depth = math.prod(hint(size) for size in choice.input_nodes[1].get_size()[1:])
+    return Product(math.prod(sizes) // sizes[1], sizes[1], depth, 1, choice.layout.dtype.itemsize)
