@@ -90,8 +90,10 @@ class _Cycle(RequestResponseCycle):
             self.keep_alive = False
         elif not self.keep_alive:
             headers.append((b"connection", b"close"))
-        lines = [b"%b: %b\r\n" % header for header in (*self.default_headers, *headers)]
-        head = b"".join((STATUS_LINE[status], *lines, b"\r\n"))
+        parts = [STATUS_LINE[status]]
+        for name, value in (*self.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        head = b"".join((*parts, b"\r\n"))
         self.response_started = self.response_complete = True
         if self._event is not None:
             self._event.set()
@@ -108,11 +110,20 @@ class HttpTools(Limited, HttpToolsProtocol):
     _next: _Cycle | None = None  # its headers have come, and it hasn't begun
 
     def data_received(self, data: bytes) -> None:
-        """As uvicorn's; what has come whole is answered here."""
-        super().data_received(data)
+        """As uvicorn's and its base's; what has come whole is answered here."""
+        if self._refused:
+            return
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.send_400_response(str(error))
+        except httptools.HttpParserUpgrade:
+            pass  # the request is refused, or answered as any other
         cycle, self._next = self._next, None
         if cycle is None:
+            self.count_head(data)
             return
+        self._head = 0
         if cycle.more_body:
             self._start_asgi_task(cycle, self.app)
             return

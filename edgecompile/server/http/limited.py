@@ -138,6 +138,10 @@ class Limited(asyncio.Protocol):
         if self._refused:
             return
         super().data_received(data)
+        self.count_head(data)
+
+    def count_head(self, data: bytes) -> None:
+        """Refuses headers that grow over the limit."""
         if self.phase() == HEADER:
             self._head += len(data)
             if self._head > self.limits.header_bytes:

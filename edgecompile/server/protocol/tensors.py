@@ -21,6 +21,11 @@ from edgecompile.server.protocol.datatypes import BYTES, DTYPES
 from edgecompile.server.protocol.documents import kind
 
 _MAX_RANK = 16
+_RANGES = {
+    name: (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    for name, dtype in DTYPES.items()
+    if dtype.kind in "iu"
+}
 _ALLOWED: dict[str, frozenset[type]] = {
     "b": frozenset((bool,)),
     "i": frozenset((int,)),
@@ -75,10 +80,11 @@ def from_list(data: Any, datatype: str, shape: Sequence[int], where: str) -> NDA
         fraction = float in strange
         found = "numbers with a fraction" if fraction else f"a {names}"
         raise BadRequest(f"{where}: data holds {found}, which {datatype} doesn't take")
-    if dtype.kind in "iu" and flat:
-        info = np.iinfo(dtype)
-        if min(flat) < info.min or max(flat) > info.max:
-            raise BadRequest(f"{where}: data holds numbers outside {info.min}..{info.max}")
+    if dtype.kind in "iu":
+        least, most = _RANGES[datatype]
+        if flat and (min(flat) < least or max(flat) > most):
+            raise BadRequest(f"{where}: data holds numbers outside {least}..{most}")
+        return np.array(flat, dtype).reshape(shape)
     try:
         with np.errstate(over="raise"):
             return np.array(flat, dtype).reshape(shape)

@@ -218,11 +218,11 @@ def format_answer(
         else:
             if datatype == "FP16":
                 raise Unprocessable(f"{output} is FP16: ask for a binary tensor")
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
+            if array.dtype.kind == "f" and not np.logical_and.reduce(np.isfinite(array), axis=None):
                 raise Unprocessable(
                     f"{output} holds NaN or infinities, which JSON lacks: ask for a binary tensor"
                 )
-            entry["data"] = np.ascontiguousarray(array).reshape(-1)
+            entry["data"] = array.ravel()
         entries.append(entry)
     document: dict[str, Any] = {"model_name": name, "model_version": version}
     if request.id is not None:
