@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from edgecompile.cli.options import add_options
 from edgecompile.cli.options.common import file_option, number_option, seed_option
 from edgecompile.cli.options.traffic import TrafficOptions, lengths_options
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -79,8 +79,6 @@ def _settings(**values: Any) -> BenchSettings:
     seed_option,
 )
 @file_option("--report", help="Write a page.")
-@output_options
-@click.pass_obj
 def command(
     session: Session,
     bundle: Path,

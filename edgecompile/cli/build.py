@@ -19,7 +19,7 @@ from edgecompile.cli.options.common import (
 from edgecompile.cli.options.model import model_argument, model_options
 from edgecompile.cli.options.plan import plan_options
 from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
@@ -113,8 +113,6 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
 )
 @force_option
 @click.option("--verbose", "-v", is_flag=True, help="Print the default options too, at the start.")
-@output_options
-@click.pass_obj
 def command(
     session: Session,
     /,

@@ -16,7 +16,7 @@ from edgecompile.cli.options.common import (
     variants_option,
     work_dir_option,
 )
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,8 +45,6 @@ Example:
 @runtime_option
 @jobs_option
 @on_option
-@output_options
-@click.pass_obj
 def command(
     session: Session,
     work_dir: Path,

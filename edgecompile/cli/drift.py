@@ -10,7 +10,7 @@ import click
 
 from edgecompile.cli.options.common import number_option
 from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,8 +68,6 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     is_flag=True,
     help="Take the stats of other bundles, too, such as earlier builds of the model.",
 )
-@output_options
-@click.pass_obj
 def command(
     session: Session,
     bundle: Path,

@@ -10,7 +10,7 @@ import click
 
 from edgecompile.cli.options.common import max_length_option, target_option
 from edgecompile.cli.options.model import model_argument, model_options
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,8 +57,6 @@ Examples:
     metavar="FILE",
     help="Write an HTML page.",
 )
-@output_options
-@click.pass_obj
 def command(
     session: Session,
     model: str,

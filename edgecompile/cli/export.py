@@ -9,7 +9,7 @@ import click
 
 from edgecompile.cli.options.common import plan_file_option, work_dir_option
 from edgecompile.cli.options.model import model_argument, model_options
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,8 +29,6 @@ Example:
 @work_dir_option
 @plan_file_option
 @model_options
-@output_options
-@click.pass_obj
 def command(
     session: Session, model: str, work_dir: Path, plan_file: Path | None, load: LoadOptions
 ) -> None:

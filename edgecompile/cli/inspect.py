@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgecompile.cli.options.common import complete_target
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,8 +43,6 @@ Examples:
     "seconds.",
 )
 @click.option("--hash", "hashes", is_flag=True, help="Compare every file with its recorded hash.")
-@output_options
-@click.pass_obj
 def command(
     session: Session, bundle: Path, target: str | None, host: bool, audit: bool, hashes: bool
 ) -> None:

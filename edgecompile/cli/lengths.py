@@ -9,7 +9,7 @@ import click
 
 from edgecompile.cli.options.common import file_option, number_option
 from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,8 +34,6 @@ Examples:
 )
 @number_option("--max-length", help="Say what share of the inputs is longer, and count those as N.")
 @file_option("--output", "-o", help="Write the histogram as JSON, which every --lengths reads.")
-@output_options
-@click.pass_obj
 def command(
     session: Session,
     file: str | None,

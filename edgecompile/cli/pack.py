@@ -19,7 +19,7 @@ from edgecompile.cli.options.common import (
     work_dir_option,
 )
 from edgecompile.cli.options.model import model_argument, model_options
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
@@ -42,8 +42,6 @@ Example:
 @seed_option
 @tokenizer_option
 @force_option
-@output_options
-@click.pass_obj
 def command(
     session: Session,
     model: str,

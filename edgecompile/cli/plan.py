@@ -12,7 +12,7 @@ from edgecompile.cli.options.common import file_option, target_option
 from edgecompile.cli.options.model import model_options
 from edgecompile.cli.options.plan import plan_options
 from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
@@ -53,8 +53,6 @@ Examples:
     metavar="NAME.ecb",
     help="Make no plan, but a bundle of programs that the device is to time: bench --calibrate.",
 )
-@output_options
-@click.pass_obj
 def command(
     session: Session,
     /,

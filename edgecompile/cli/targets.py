@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgecompile.cli.options.common import DEFAULT_TARGET, file_option
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,8 +35,6 @@ def command() -> None:
 
 
 @command.command("list", cls=Command)
-@output_options
-@click.pass_obj
 def list_command(session: Session) -> None:
     """List the known targets."""
     from edgecompile.targets.profile import list_targets, load_target
@@ -56,8 +54,6 @@ def list_command(session: Session) -> None:
 
 @command.command("show", cls=Command)
 @click.argument("target", default=DEFAULT_TARGET)
-@output_options
-@click.pass_obj
 def show_command(session: Session, target: str) -> None:
     """Show one target: its variants, limits and speed."""
     from edgecompile.targets.profile import load_target
@@ -68,8 +64,6 @@ def show_command(session: Session, target: str) -> None:
 
 @command.command("check", cls=Command)
 @click.argument("target", default=DEFAULT_TARGET)
-@output_options
-@click.pass_obj
 def check_command(session: Session, target: str) -> None:
     """Check a profile, and whether this machine can build for it and run it.
 
@@ -119,8 +113,6 @@ def check_command(session: Session, target: str) -> None:
 )
 @click.option("--toml", is_flag=True, help="Print the profile as a TOML file.")
 @file_option("--output", "-o", help="Write the profile to FILE.toml, for --target.")
-@output_options
-@click.pass_obj
 def detect_command(
     session: Session, described: Path | None, name: str | None, toml: bool, output: Path | None
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgecompile.cli.options.common import file_option, seed_option
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,8 +32,6 @@ Examples:
 )
 @seed_option
 @file_option("--report", help="Write the table as a page.")
-@output_options
-@click.pass_obj
 def command(
     session: Session, bundle: Path, model: str | None, seed: int, report: Path | None
 ) -> None:

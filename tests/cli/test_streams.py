@@ -75,7 +75,6 @@ def test_interrupted_leaves_nothing(files: Path, number: int, code: int) -> None
 
 def test_what_a_model_prints_does_not_reach_stdout() -> None:
     @click.command(cls=Command)
-    @click.pass_obj
     def noisy(session: Session) -> None:
         print("noise")
         session.json = True

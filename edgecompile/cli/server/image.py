@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgecompile.cli.options.common import file_option
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,8 +63,6 @@ Examples:
     help="Take Debian's and Python's packages of today, not those of the last image.",
 )
 @click.option("--force", is_flag=True, help="Replace an image layout of the same name.")
-@output_options
-@click.pass_obj
 def command(
     session: Session,
     bundles: tuple[Path, ...],

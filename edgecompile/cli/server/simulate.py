@@ -10,7 +10,7 @@ import click
 
 from edgecompile.cli.options.common import file_option, number_option, seed_option
 from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
-from edgecompile.cli.terminal.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -67,8 +67,6 @@ _NAMES = ("by-cost", "one-by-one", "streams", "tei", "infinity", "same-length")
 )
 @seed_option
 @file_option("--plot", help="Write drawings of latency and goodput over the load: an HTML page.")
-@output_options
-@click.pass_obj
 def command(
     session: Session,
     /,

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.cli.terminal.console import Console
-
-_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
 class Session:
@@ -117,8 +115,28 @@ class Session:
         return failure.exit_code
 
 
+def _store(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    assert param.name is not None
+    setattr(ctx.ensure_object(Session), param.name, value)
+
+
+#: Kept in the session, not passed on.
+_OUTPUT_OPTIONS = [
+    click.Option(names, is_flag=True, expose_value=False, callback=_store, help=text)
+    for names, text in (
+        (["--json"], 'Print the result on stdout as JSON; a failure as {"error": {…}}.'),
+        (["--quiet", "-q"], "Print only warnings and errors on stderr."),
+        (["--debug"], "Print the traceback of a failure; let the libraries below warn."),
+    )
+]
+
+
 class Command(click.Command):
-    """A command that keeps stdout for its data."""
+    """A command that keeps stdout for its data; its function gets the session first."""
+
+    def __init__(self, *, callback: Any, params: list[click.Parameter], **more: Any) -> None:
+        params = [*params, *_OUTPUT_OPTIONS]
+        super().__init__(callback=click.pass_obj(callback), params=params, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
         session = ctx.ensure_object(Session)
@@ -140,23 +158,3 @@ class Command(click.Command):
             cures = filter(None, (error.hint, f"see '{ctx.command_path} --help'"))
             error.hint = "; ".join(cures)
             raise
-
-
-def output_options(function: _Decorated) -> _Decorated:
-    """Adds --json, --quiet and --debug, which are stored in the session, not passed on."""
-
-    def store(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-        session = ctx.ensure_object(Session)
-        assert param.name is not None
-        setattr(session, param.name, value)
-
-    for name, text in (
-        ("--debug", "Print the traceback of a failure; let the libraries below warn."),
-        ("--quiet", "Print only warnings and errors on stderr."),
-        ("--json", 'Print the result on stdout as JSON; a failure as {"error": {…}}.'),
-    ):
-        short = ("-q",) if name == "--quiet" else ()
-        function = click.option(
-            name, *short, is_flag=True, expose_value=False, callback=store, help=text
-        )(function)
-    return function
