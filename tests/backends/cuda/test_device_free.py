@@ -163,8 +163,8 @@ def test_a_small_program_becomes_kernels_and_a_wrapper(tmp_path: Path) -> None:
                if isinstance(node.meta.get("val"), torch.Tensor))  # fmt: skip
     asked: list[Product] = []
 
-    def choose(product: Product, tiles: Sequence[Tile]) -> int:
-        asked.append(product)
+    def choose(products: Sequence[Product], tiles: Sequence[Tile]) -> int:
+        asked.extend(products)
         return 0
 
     raw = device_free.run_inductor(program, H100, choose, tmp_path, installed.find_ptxas())
@@ -176,6 +176,35 @@ def test_a_small_program_becomes_kernels_and_a_wrapper(tmp_path: Path) -> None:
     assert "AOTInductorModel" in raw.wrapper
     # Nothing of this host: neither in code that ships nor in what the object's key is made of.
     assert str(tmp_path) not in "".join(kernel.ptx for kernel in raw.kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_products_are_asked_for_at_several_sizes_and_those_in_half_with_our_tiles(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    x = torch.randn(8, 32).to(dtype)
+    program = device_free.move_to_gpu(exported(Net().to(dtype), x=x), {"x": x})
+    asked: list[list[int]] = []
+    narrow: list[bool] = []
+
+    def choose(products: Sequence[Product], tiles: Sequence[Tile]) -> int:
+        asked.append([product.m for product in products])
+        narrow.append(any(tile.n == 16 for tile in tiles))  # none of torch's is
+        return 0
+
+    device_free.run_inductor(program, H100, choose, tmp_path, installed.find_ptxas())
+    assert asked and all(rows == [8, 22, 64] for rows in asked)
+    assert all(found == (dtype == torch.float16) for found in narrow)
+
+
+def test_tiles_of_products_are_offered_where_they_are_replaced() -> None:
+    from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, GemmConfig
+
+    names = list(inspect.signature(BaseConfigHeuristic.preprocess_mm_configs).parameters)
+    assert names[:5] == ["self", "m", "n", "k", "configs"] and "dtype_size" in names
+    config = GemmConfig(64, 32, 128, 4, 2)
+    fields = (config.block_m, config.block_n, config.block_k, config.num_stages, config.num_warps)
+    assert fields == (64, 32, 128, 4, 2)
 
 
 class Asking(torch.nn.Module):
