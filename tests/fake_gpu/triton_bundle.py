@@ -26,6 +26,14 @@ BUILD = HERE.parents[1] / "build" / "tests-triton"
 VARIANT = "cuda-sm90"
 DEVICE = "name=Fake H100;cc=9.0;sm=132;memory=80000000000;integrated=0;driver=12080"
 
+#: Functions of the driver that opening a bundle and running it call.
+CALLS_OF_A_RUN = (
+    "cuMemAlloc_v2", "cuMemHostAlloc", "cuMemcpyHtoD_v2", "cuStreamCreate", "cuModuleLoadDataEx",
+    "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel", "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
+    "cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuDeviceGetName", "cuMemGetInfo_v2",
+)  # fmt: skip
+
 
 def build_fake_driver(folder: Path) -> Path:
     """The fake of libcuda, compiled into ``folder``."""
@@ -215,3 +223,20 @@ def make_inputs(length: int, batch: int = 1, seed: int = 0) -> dict[str, Any]:
         "input_ids": random.integers(0, 100, (batch, length)),
         "attention_mask": random.integers(0, 2, (batch, length)),
     }
+
+
+def make_turn(rows: int) -> dict[str, Any]:
+    """Inputs of the decoder with the caller's own caches of so many rows: three tokens behind four.
+
+    :data:`TURN_TOKEN` follows, and the rows 4 to 6 of the caches are written.
+    """
+    return {
+        "input_ids": np.array([[7, 8, 9]]),
+        "position": np.array([4]),
+        "last": np.array([2]),
+        "key": np.zeros((rows, 2, 3), np.float32),
+        "value": np.zeros((rows, 2, 4), np.float32),
+    }
+
+
+TURN_TOKEN = (7 * 7 + 8 * 8 + 9 * 9) % VOCABULARY

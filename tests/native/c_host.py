@@ -206,6 +206,12 @@ class HostError(Exception):
         self.text = text
 
 
+def build_library() -> Path:
+    """libedgecompile_runtime.so for this machine, which stays loaded once it is."""
+    link = ["-Wl,-z,nodelete"]
+    return build(MACHINES[NATIVE_ARCH], "edgecompile_runtime", shared=True, link=link)
+
+
 class HostLibrary:
     """libedgecompile_runtime.so."""
 

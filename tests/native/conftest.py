@@ -17,6 +17,7 @@ from edgecompile.targets.profile import list_variants, load_variant
 from edgecompile.toolchain.compilers import Toolchain, find_toolchain, run_tool
 from edgecompile.toolchain.native import compile_native, native_sources
 from tests.conftest import one_at_a_time
+from tests.native.c_host import HostLibrary, build_library
 
 NATIVE = native_sources()
 HERE = Path(__file__).resolve().parent
@@ -176,3 +177,9 @@ def kernels(build_native: Build, march: str) -> ctypes.CDLL:
     """kernels_harness.cpp with the kernels, built for one of this CPU's variants."""
     sources = [*KERNEL_SOURCES, HERE / "kernels_harness.cpp"]
     return ctypes.CDLL(str(build_native("kernels", sources, march=march)))
+
+
+@pytest.fixture(scope="session")
+def library() -> HostLibrary:
+    """The C interface."""
+    return HostLibrary(build_library())

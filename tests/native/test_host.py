@@ -27,14 +27,6 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 @pytest.fixture(scope="session")
-def library() -> HostLibrary:
-    machine = c_host.MACHINES[c_host.NATIVE_ARCH]
-    return HostLibrary(
-        c_host.build(machine, "edgecompile_runtime", shared=True, link=["-Wl,-z,nodelete"])
-    )
-
-
-@pytest.fixture(scope="session")
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tiny bundle: three exact buckets over lengths, batch 1 or 2.
 

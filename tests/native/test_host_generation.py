@@ -12,7 +12,7 @@ import pytest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.errors import EdgecompileError
 from tests.native import c_host
-from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary, HostModel
+from tests.native.c_host import HostError, HostLibrary, HostModel
 
 pytest.importorskip("torch")
 from tests.factories import decoder as d
@@ -20,9 +20,7 @@ from tests.factories import decoder as d
 
 @pytest.fixture(scope="module")
 def model(decoder_bundle: Path) -> Iterator[HostModel]:
-    machine = MACHINES[NATIVE_ARCH]
-    link = ["-Wl,-z,nodelete"]
-    library = HostLibrary(c_host.build(machine, "edgecompile_runtime", shared=True, link=link))
+    library = HostLibrary(c_host.build_library())
     # Warming up begins at row 0: any other value would lie outside the bucket of one token.
     with library.open(decoder_bundle, threads=1) as opened:
         yield opened

@@ -27,20 +27,12 @@ from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.numpy_engine import embed
 from tests.fake_gpu.triton_bundle import TritonBundle, TritonDecoder, check_by_threads, make_inputs
 from tests.native import c_host
-from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary, HostModel
+from tests.native.c_host import HostError, HostLibrary, HostModel
 from tests.runtime.bundles import put
 from tests.runtime.format.test_hostile_manifest import GPU, HOSTILE_GPUS
 
 MODE, NO_GPU, GPU_FAILED = 17, 19, 29
 MODES = ("planned", "default", "reduce-overhead")
-
-
-@pytest.fixture(scope="module")
-def library() -> HostLibrary:
-    machine = MACHINES[NATIVE_ARCH]
-    return HostLibrary(
-        c_host.build(machine, "edgecompile_runtime", shared=True, link=["-Wl,-z,nodelete"])
-    )
 
 
 def check(model: HostModel, length: int, batch: int = 1, seed: int = 0) -> None:

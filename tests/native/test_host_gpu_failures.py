@@ -15,19 +15,10 @@ import pytest
 
 from edgecompile.runtime import open_bundle
 from tests.fake_gpu.build import FakeCudart
-from tests.fake_gpu.triton_bundle import TritonBundle, take_failing_driver
+from tests.fake_gpu.triton_bundle import CALLS_OF_A_RUN, TritonBundle, take_failing_driver
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary
 from tests.native.test_host_gpu import GPU_FAILED, MODES, NO_GPU, check, refused
-
-
-@pytest.fixture(scope="module")
-def library() -> HostLibrary:
-    machine = MACHINES[NATIVE_ARCH]
-    return HostLibrary(
-        c_host.build(machine, "edgecompile_runtime", shared=True, link=["-Wl,-z,nodelete"])
-    )
-
 
 # What the machine may lack.
 
@@ -152,15 +143,8 @@ def test_no_gpu_that_may_be_used(
 
 # What may fail at any moment.
 
-CALLS = (
-    "cuMemAlloc_v2", "cuMemHostAlloc", "cuMemcpyHtoD_v2", "cuStreamCreate", "cuModuleLoadDataEx",
-    "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel", "cuMemcpyHtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
-    "cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuDeviceGetName", "cuMemGetInfo_v2",
-)  # fmt: skip
 
-
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", CALLS_OF_A_RUN)
 def test_each_call_may_fail(
     fake_driver: FakeCudart,
     library: HostLibrary,
@@ -272,7 +256,7 @@ def test_the_example_in_each_mode(example: list[str | Path]) -> None:
 
 
 def test_the_end_of_the_example_where_a_call_fails(example: list[str | Path]) -> None:
-    for call in (*CALLS, "cuCtxPushCurrent_v2"):
+    for call in (*CALLS_OF_A_RUN, "cuCtxPushCurrent_v2"):
         for failure in ("1=2", "1=700", "2=719"):
             done = MACHINES[NATIVE_ARCH].run(
                 example, FAKE_CUDART_FAIL=f"{call}:{failure}", EDGECOMPILE_FALLBACK="cpu",

@@ -33,14 +33,6 @@ Answer = tuple[int, dict[str, tuple[str, tuple[int, ...], bytes]]]
 
 
 @pytest.fixture(scope="module")
-def library() -> HostLibrary:
-    machine = MACHINES[NATIVE_ARCH]
-    return HostLibrary(
-        c_host.build(machine, "edgecompile_runtime", shared=True, link=["-Wl,-z,nodelete"])
-    )
-
-
-@pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The runtime library and the programs, by their place in a bundle."""
     folder = tmp_path_factory.mktemp("echo")

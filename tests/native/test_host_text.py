@@ -5,29 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from edgecompile.runtime import open_bundle
 from tests.fake_gpu.build import FakeCudart
-from tests.fake_gpu.triton_bundle import TritonDecoder, generate
+from tests.fake_gpu.triton_bundle import TURN_TOKEN, TritonDecoder, generate, make_turn
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary, HostModel
 
 ROWS = 64
 #: Bytes of a text's caches: two of float32.
 CACHES = ROWS * 4 * (6 + 8)
-
-
-@pytest.fixture(scope="module")
-def library() -> HostLibrary:
-    machine = MACHINES[NATIVE_ARCH]
-    return HostLibrary(
-        c_host.build(machine, "edgecompile_runtime", shared=True, link=["-Wl,-z,nodelete"])
-    )
 
 
 @pytest.fixture(scope="module")
@@ -109,15 +99,9 @@ def test_runs_with_caches_of_the_callers_disturb_no_text(
         with library.open(decoder, mode=mode) as model:
             made = go_on(model, [3, 4], 1)
             for row, rows in enumerate((20, 64, 33), 2):
-                inputs: dict[str, npt.NDArray[Any]] = {
-                    "input_ids": np.array([[7, 8, 9]]),
-                    "position": np.array([4]),
-                    "last": np.array([2]),
-                    "key": np.zeros((rows, 2, 3), np.float32),
-                    "value": np.zeros((rows, 2, 4), np.float32),
-                }
+                inputs = make_turn(rows)
                 logits = model.run(inputs)["logits"]
-                assert int(logits.argmax()) == (7 * 7 + 8 * 8 + 9 * 9) % 100
+                assert int(logits.argmax()) == TURN_TOKEN
                 assert inputs["key"][:, 0, 0].nonzero()[0].tolist() == [4, 5, 6]
                 made.append(run(model, made[-1:], row))
             assert made == generate([3, 4], 4)

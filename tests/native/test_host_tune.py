@@ -16,17 +16,9 @@ from edgecompile.runtime.triton.tuning import TuningFolder
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.triton_bundle import DEVICE, TritonBundle, make_inputs
 from tests.native import c_host
-from tests.native.c_host import MACHINES, NATIVE_ARCH, HostLibrary
+from tests.native.c_host import HostLibrary
 
 WRONG = "TOY_FAULT=7"
-
-
-@pytest.fixture(scope="module")
-def library() -> HostLibrary:
-    machine = MACHINES[NATIVE_ARCH]
-    return HostLibrary(
-        c_host.build(machine, "edgecompile_runtime", shared=True, link=["-Wl,-z,nodelete"])
-    )
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.runtime.golden_files import write_case
 
@@ -140,6 +142,13 @@ ORIN: dict[str, Any] = {
     "rank": 100,
 }
 DELETE = object()
+
+
+def each_rule(names: str, cases: Sequence[Any]) -> pytest.MarkDecorator:
+    """Runs a test for each case; the first of its parts, the rule that it breaks, is in the test's name."""
+    return pytest.mark.parametrize(
+        names, cases, ids=[f"{case[0]}-{number}" for number, case in enumerate(cases)]
+    )
 
 
 def put(document: Any, path: str, value: Any) -> None:

@@ -85,8 +85,7 @@ def library(request: pytest.FixtureRequest) -> str:
     if request.param == "Python":
         return ""
     c_host = pytest.importorskip("tests.native.c_host")
-    machine = c_host.MACHINES[c_host.NATIVE_ARCH]
-    return str(c_host.build(machine, "edgecompile_runtime", shared=True, link=["-Wl,-z,nodelete"]))
+    return str(c_host.build_library())
 
 
 def errors_of(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch._inductor import select_algorithm, virtualized
+from torch._inductor import select_algorithm
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.triton import TritonKernelOverrides
 from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, GemmConfig
@@ -89,7 +89,7 @@ def choosing(choose: Choose) -> Iterator[None]:
 
     select_algorithm.add_preprocessing_fn(pick)
     try:
-        with virtualized.V.set_choices_handler(Choices()):
+        with V.set_choices_handler(Choices()):
             yield
     finally:
         select_algorithm.clear_preprocessing_fns()

@@ -41,10 +41,6 @@ ssize_t read_retrying(int fd, void* data, size_t size, uint64_t offset) {
   }
 }
 
-std::string join_paths(const std::string& folder, const std::string& name) {
-  return !folder.empty() && folder.back() == '/' ? folder + name : cat(folder, "/", name);
-}
-
 // Whether this is an empty file in the place of the folder that Python writes byte code to.
 bool keeps_byte_code_out(int folder, const std::string& name) {
   struct stat info = {};
@@ -165,6 +161,10 @@ BundleFolder::BundleFolder(const std::string& path) : path_(path), folder_(open_
   Sha256 digest;
   digest.update(reinterpret_cast<const uint8_t*>(data.data()), data.size());
   manifest_sha256_ = digest.finish();
+}
+
+std::string join_paths(const std::string& folder, const std::string& name) {
+  return folder.empty() || folder.back() == '/' ? folder + name : cat(folder, "/", name);
 }
 
 std::string BundleFolder::label(const std::string& name) const { return join_paths(path_, name); }

@@ -15,6 +15,9 @@
 
 namespace ecr {
 
+// As Python's os.path.join of a name that isn't absolute.
+std::string join_paths(const std::string& folder, const std::string& name);
+
 // Owns a file descriptor.
 class Descriptor {
  public:

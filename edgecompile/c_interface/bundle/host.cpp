@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/text.h"
@@ -75,6 +76,11 @@ std::set<std::string> probe_features(const BundleFolder& folder, const std::stri
 }
 
 }  // namespace
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
 
 Host describe_host(const BundleFolder& folder) {
   utsname names = {};

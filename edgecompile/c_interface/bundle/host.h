@@ -19,6 +19,9 @@ struct Host {
   int64_t memory = 0;              // bytes; 0 if unknown
 };
 
+// A variable of the environment; "" where it isn't set.
+std::string variable(const char* name);
+
 // A variant that can't run here, and why.
 struct Refusal {
   std::string name;

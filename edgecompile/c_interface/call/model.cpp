@@ -21,10 +21,10 @@ constexpr const char* kFallbackVariable = "EDGECOMPILE_FALLBACK";
 
 // What an option or, where that is null, a variable of the environment says. An empty variable is
 // one that isn't set.
-std::optional<std::string> wanted(const char* option, const char* variable) {
+std::optional<std::string> wanted(const char* option, const char* name) {
   if (option != nullptr) return option;
-  const char* const value = std::getenv(variable);
-  if (value == nullptr || *value == '\0') return std::nullopt;
+  const std::string value = variable(name);
+  if (value.empty()) return std::nullopt;
   return value;
 }
 

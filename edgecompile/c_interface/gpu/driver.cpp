@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "base/text.h"
+#include "bundle/host.h"
 
 namespace ecr {
 namespace {
@@ -29,12 +30,6 @@ std::atomic<bool> g_loaded{false}, g_forked{false};
 
 [[noreturn]] void fail_without(const std::string& text, const std::string& hint = "") {
   throw GpuError(text, hint, 0, "", ECR_NO_GPU);
-}
-
-// "" where it isn't set.
-std::string variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
 }
 
 std::string why_none() {

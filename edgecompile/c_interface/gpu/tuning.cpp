@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "base/text.h"
+#include "bundle/host.h"
 #include "bundle/sha256.h"
 #include "json/field.h"
 
@@ -23,11 +24,6 @@ constexpr size_t kMaxSystemBytes = 1u << 16;
 constexpr size_t kMaxName = 200;
 constexpr const char* kCacheVariable = "EDGECOMPILE_CACHE";
 constexpr const char* kRootVariable = "EDGECOMPILE_DEVICE_ROOT";
-
-std::string variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 // At most so many bytes of a file; none where it can't be read.
 std::optional<std::string> read_start(const std::string& path, size_t most) {
@@ -82,10 +78,6 @@ std::string find_release() {
   return major + "." + revision;
 }
 
-std::string join_path(const std::string& folder, const std::string& name) {
-  return folder + (folder.empty() || folder.back() == '/' ? "" : "/") + name;
-}
-
 std::string home() {
   if (const char* const value = std::getenv("HOME")) {
     const std::string text = value;
@@ -108,8 +100,8 @@ std::string cache_root() {
     return path.substr(0, end == std::string::npos ? 1 : end + 1);
   }
   std::string base = variable("XDG_CACHE_HOME");
-  if (base.empty() || base[0] != '/') base = join_path(home(), ".cache");
-  return join_path(base, "edgecompile");
+  if (base.empty() || base[0] != '/') base = join_paths(home(), ".cache");
+  return join_paths(base, "edgecompile");
 }
 
 size_t count_candidates(const Variant& variant, size_t bucket) {
@@ -157,7 +149,7 @@ std::optional<Tuned> find_tuned(const Manifest& manifest, const Variant& variant
   if (variant.alternatives.empty()) return std::nullopt;
   const std::string key = make_key(manifest, variant, device);
   Tuned tuned;
-  tuned.path = join_path(cache_root(), "tuned/" + key + "/choice.json");
+  tuned.path = join_paths(cache_root(), "tuned/" + key + "/choice.json");
   const std::optional<std::string> data = read_start(tuned.path, kMaxRecordBytes + 1);
   if (!data || data->size() > kMaxRecordBytes) return std::nullopt;
   try {

@@ -26,7 +26,7 @@ from edgecompile.runtime.errors import (
 )
 from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES
 from edgecompile.runtime.model import open_bundle
-from tests.runtime.bundles import DummyBundle, make_weights, pack_weights
+from tests.runtime.bundles import DummyBundle, each_rule, make_weights, pack_weights
 from tests.runtime.format.refusals import read_everything
 from tests.runtime.format.test_hostile_manifest import HOSTILE_GPUS, HOSTILE_VALUES
 from tests.runtime.generations import (
@@ -77,11 +77,7 @@ HOSTILE_BYTES: list[tuple[str, Callable[[bytes], bytes]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("rule", "change"),
-    HOSTILE_BYTES,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_BYTES)],
-)
+@each_rule("rule, change", HOSTILE_BYTES)
 def test_hostile_bytes(bundle: DummyBundle, rule: str, change: Callable[[bytes], bytes]) -> None:
     data = change(json.dumps(bundle.listed()).encode())
     with pytest.raises(BundleError, match=re.escape(f"[{rule}]")):
@@ -144,11 +140,7 @@ HOSTILE_FOLDERS: list[tuple[str, type[EdgecompileError], Callable[[Path], Any]]]
 ]
 
 
-@pytest.mark.parametrize(
-    ("rule", "error", "change"),
-    HOSTILE_FOLDERS,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_FOLDERS)],
-)
+@each_rule("rule, error, change", HOSTILE_FOLDERS)
 def test_hostile_folder(
     bundle: DummyBundle, rule: str, error: type[EdgecompileError], change: Callable[[Path], Any]
 ) -> None:
@@ -201,11 +193,7 @@ HOSTILE_WEIGHTS: list[tuple[str, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("rule", "data"),
-    HOSTILE_WEIGHTS,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_WEIGHTS)],
-)
+@each_rule("rule, data", HOSTILE_WEIGHTS)
 def test_hostile_weights(bundle: DummyBundle, rule: str, data: bytes) -> None:
     bundle.files["weights.fp32"] = data
     with pytest.raises(BundleError, match=re.escape(f"[{rule}]")) as caught:
@@ -260,11 +248,7 @@ HOSTILE_GOLDEN: list[tuple[str, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("rule", "data"),
-    HOSTILE_GOLDEN,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GOLDEN)],
-)
+@each_rule("rule, data", HOSTILE_GOLDEN)
 def test_hostile_golden(bundle: DummyBundle, rule: str, data: bytes) -> None:
     bundle.files["golden/0-hint.npz"] = data
     with pytest.raises(BundleError, match=re.escape(f"[{rule}]")) as caught:
@@ -300,11 +284,7 @@ HOSTILE_NATIVE: list[tuple[str, type[EdgecompileError], str | None, str | None]]
 ]
 
 
-@pytest.mark.parametrize(
-    ("rule", "error", "probe", "runtime"),
-    HOSTILE_NATIVE,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_NATIVE)],
-)
+@each_rule("rule, error, probe, runtime", HOSTILE_NATIVE)
 def test_hostile_native(
     bundle: DummyBundle,
     compile_c: Callable[[str], bytes],

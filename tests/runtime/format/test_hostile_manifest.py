@@ -14,7 +14,7 @@ from edgecompile.runtime.errors import (
 )
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.generation.golden import FILE as GENERATIONS
-from tests.runtime.bundles import DELETE, DummyBundle, put
+from tests.runtime.bundles import DELETE, DummyBundle, each_rule, put
 from tests.runtime.format.refusals import read_everything, refused
 from tests.runtime.generations import (
     HOSTILE_GENERATIONS,
@@ -221,11 +221,7 @@ def test_a_variant_for_gpus_has_code(bundle: DummyBundle) -> None:
     refused(bundle, "variant-gpu", "has neither machine code nor PTX")
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "value", "text"),
-    HOSTILE_GPUS,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GPUS)],
-)
+@each_rule("rule, path, value, text", HOSTILE_GPUS)
 def test_hostile_gpu(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
     add_triton(bundle)
     bundle.document = bundle.listed()
@@ -233,11 +229,7 @@ def test_hostile_gpu(bundle: DummyBundle, rule: str, path: str, value: Any, text
     refused(bundle, rule, text)
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "value", "text"),
-    HOSTILE_VALUES,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_VALUES)],
-)
+@each_rule("rule, path, value, text", HOSTILE_VALUES)
 def test_hostile_value(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
     if "scale" in text:
         scale = {"name": "scale", "dtype": "float32", "shape": ["batch"]}
@@ -248,11 +240,7 @@ def test_hostile_value(bundle: DummyBundle, rule: str, path: str, value: Any, te
     assert (type(error) is FormatVersionError) == (rule == "version-known")
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "value", "text"),
-    HOSTILE_TEXTS,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_TEXTS)],
-)
+@each_rule("rule, path, value, text", HOSTILE_TEXTS)
 def test_hostile_text(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
     add_texts(bundle)
     bundle.document = bundle.listed()
@@ -261,11 +249,7 @@ def test_hostile_text(bundle: DummyBundle, rule: str, path: str, value: Any, tex
     refused(bundle, rule, text)
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "value", "text"),
-    HOSTILE_RECIPES,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_RECIPES)],
-)
+@each_rule("rule, path, value, text", HOSTILE_RECIPES)
 def test_hostile_recipe(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
     recipe = bundle.add_tensorrt()
     put(recipe, path, value)
@@ -275,11 +259,7 @@ def test_hostile_recipe(bundle: DummyBundle, rule: str, path: str, value: Any, t
     assert (type(error) is FormatVersionError) == (rule == "recipe-version")
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "value", "text"),
-    HOSTILE_ENGINES,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_ENGINES)],
-)
+@each_rule("rule, path, value, text", HOSTILE_ENGINES)
 def test_hostile_engine(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
     recipe = bundle.add_tensorrt()
     bundle.add_engine(recipe)
@@ -295,11 +275,7 @@ def test_the_generative_fixture_itself_is_valid(bundle: DummyBundle) -> None:
     read_everything(bundle.write())
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "value", "text"),
-    HOSTILE_GENERATIONS,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GENERATIONS)],
-)
+@each_rule("rule, path, value, text", HOSTILE_GENERATIONS)
 def test_hostile_generation(
     bundle: DummyBundle, rule: str, path: str, value: Any, text: str
 ) -> None:
@@ -313,33 +289,21 @@ def test_the_fixture_behind_an_encoder_is_valid(bundle: DummyBundle) -> None:
     read_everything(bundle.write())
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "value", "text"),
-    HOSTILE_SOURCES,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_SOURCES)],
-)
+@each_rule("rule, path, value, text", HOSTILE_SOURCES)
 def test_hostile_sources(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
     make_seq2seq(bundle)
     put(bundle.document, path, value)
     refused(bundle, rule, text)
 
 
-@pytest.mark.parametrize(
-    ("rule", "case", "text"),
-    HOSTILE_GOLDEN_SOURCES,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GOLDEN_SOURCES)],
-)
+@each_rule("rule, case, text", HOSTILE_GOLDEN_SOURCES)
 def test_hostile_golden_sources(bundle: DummyBundle, rule: str, case: Any, text: str) -> None:
     make_seq2seq(bundle)
     put_generations(bundle, {"cases": [case]})
     refused(bundle, rule, text)
 
 
-@pytest.mark.parametrize(
-    ("rule", "document", "text"),
-    HOSTILE_GOLDEN_GENERATIONS,
-    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GOLDEN_GENERATIONS)],
-)
+@each_rule("rule, document, text", HOSTILE_GOLDEN_GENERATIONS)
 def test_hostile_golden_generation(
     bundle: DummyBundle, rule: str, document: Any, text: str
 ) -> None:

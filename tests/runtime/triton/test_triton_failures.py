@@ -15,6 +15,7 @@ from edgecompile.runtime.errors import (
 )
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.triton_bundle import (
+    CALLS_OF_A_RUN,
     TritonBundle,
     make_inputs,
     take_failing_driver,
@@ -135,15 +136,8 @@ def test_the_gpu_is_made_ready_only_where_it_may_be_used(
 
 # What may fail at any moment.
 
-CALLS = (
-    "cuMemAlloc_v2", "cuMemHostAlloc", "cuMemcpyHtoD_v2", "cuStreamCreate", "cuModuleLoadDataEx",
-    "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel", "cuMemcpyHtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
-    "cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuDeviceGetName", "cuMemGetInfo_v2",
-)  # fmt: skip
 
-
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", CALLS_OF_A_RUN)
 def test_each_call_may_fail(
     fake_driver: FakeCudart,
     triton_bundle: TritonBundle,

@@ -8,16 +8,20 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.errors import GpuError, InputError, ModelClosedError
 from tests.fake_gpu.build import FakeCudart
-from tests.fake_gpu.triton_bundle import TritonDecoder, generate, put_case
+from tests.fake_gpu.triton_bundle import (
+    TURN_TOKEN,
+    TritonDecoder,
+    generate,
+    make_turn,
+    put_case,
+)
 
 ROWS, KEY, VALUE = 64, 6, 8
 #: Bytes of a text's caches: two of float32.
@@ -129,15 +133,9 @@ def test_runs_with_caches_of_the_callers(fake_driver: FakeCudart, decoder: str) 
     with open_bundle(decoder) as model:
         stream = model.stream([3, 4], max_new_tokens=30, eos=())
         for rows in (20, 64, 33):
-            inputs: dict[str, Any] = {
-                "input_ids": np.array([[7, 8, 9]]),
-                "position": np.array([4]),
-                "last": np.array([2]),
-                "key": np.zeros((rows, 2, 3), np.float32),
-                "value": np.zeros((rows, 2, 4), np.float32),
-            }
+            inputs = make_turn(rows)
             logits = model.run(inputs)["logits"]
-            assert int(logits.argmax()) == (7 * 7 + 8 * 8 + 9 * 9) % 100
+            assert int(logits.argmax()) == TURN_TOKEN
             written = inputs["key"][:, 0, 0].nonzero()[0].tolist()
             assert written == [4, 5, 6] and inputs["value"][6, 1, 3] == 18
             next(stream)
