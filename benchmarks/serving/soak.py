@@ -4,8 +4,9 @@
 
 Without ``--bundle`` it builds the model of benchmarks/server.py. Eight connections ask without a pause, in
 a drawn order; bad requests are a tenth. The memory is what the worker alone holds (private pages), and its
-slope is that of a line through all samples behind the first tenth of the requests. The exit code is 1 where
-an answer was wrong, a counter differs, or the line rises by over 1 MiB.
+slope is that of a line through all samples behind the first tenth of the requests. Of both processes the
+table has what is resident, and the share of it that is theirs (PSS), too. The exit code is 1 where an answer
+was wrong, a counter differs, or the line rises by over 1 MiB.
 """
 
 from __future__ import annotations
@@ -61,10 +62,14 @@ def draw_requests(name: str, input_name: str, longest: int, run: Any) -> list[An
     return found + [(http_request(p, body), status, None) for p, body, status in bad] * share
 
 
-def private_bytes(process: int) -> int:
-    """What is in memory for this process alone."""
+def memory_of(process: int) -> dict[str, int]:
+    """Bytes of a process in memory: all, its share of what is shared, and what is its own alone."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+    def total(start: str) -> int:
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(start))
+
+    return {"RSS": total("Rss:"), "PSS": total("Pss:"), "private": total("Private_")}
 
 
 async def load(port: int, requests: list[Any], count: int, draws: random.Random) -> Counter[str]:
@@ -122,7 +127,8 @@ def soak(bundle: Path, count: int) -> int:
     command = [sys.executable, "-m", "edgecompile.server", str(bundle), "--port", "0", "--json"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    draws, seen, samples = random.Random(7), Counter[str](), list[tuple[int, int]]()
+    draws, seen = random.Random(7), Counter[str]()
+    samples = list[tuple[int, dict[str, int], dict[str, int]]]()
     started = time.perf_counter()
     try:
         port = int(json.loads(server.stdout.readline())["urls"][0].rpartition(":")[2])
@@ -131,17 +137,25 @@ def soak(bundle: Path, count: int) -> int:
         step = max(CHUNK, count // SAMPLES)
         for at in range(0, count, step):
             seen += asyncio.run(load(port, requests, step, draws))
-            samples.append((at + step, private_bytes(worker)))
+            samples.append((at + step, memory_of(worker), memory_of(server.pid)))
         told = asyncio.run(counted(port))
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
     wrong = seen.pop("wrong", 0)
-    kept = samples[len(samples) // 10 :]
+    kept = [(n, own["private"]) for n, own, _ in samples[len(samples) // 10 :]]
     slope = np.polyfit(*zip(*kept, strict=True), 1)[0] * kept[-1][0] if len(kept) > 2 else 0.0
-    rows = [[f"{n}", f"{size / 2**20:.2f}"] for n, size in samples[:: max(1, len(samples) // 10)]]
+    kinds = ("private", "PSS", "RSS")
+    shown = samples[:: max(1, len(samples) // 10)]
+    if shown[-1] is not samples[-1]:
+        shown.append(samples[-1])
+    rows = [
+        [f"{n}", *(f"{found[kind] / 2**20:.2f}" for found in both for kind in kinds)]
+        for n, *both in shown
+    ]
     print(f"{sum(seen.values())} requests in {time.perf_counter() - started:.0f} s: {dict(seen)}\n")
-    print(table(["requests", "private memory of the worker, MiB"], rows))
+    heads = [f"{kind} of the {who}, MiB" for who in ("worker", "supervisor") for kind in kinds]
+    print(table(["requests", *heads], rows))
     print(f"\nThe line through them rises by {slope / 2**20:.3f} MiB over all requests.")
     print(f"Wrong answers: {wrong}. Counted by the server: {dict(told)}.")
     return int(bool(wrong) or told != seen or slope > 1 << 20)

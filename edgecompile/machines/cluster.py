@@ -37,11 +37,16 @@ class Cluster:
         """Bytes that tasks may ask for by :func:`fetch`: they travel to the machines that do."""
         return self._ray.put(content)
 
+    def has(self, resource: str) -> bool:
+        """Whether a machine says that it has it: ``ray start --resources '{"NAME": 1}'``."""
+        return bool(self._ray.cluster_resources().get(resource, 0) >= 1)
+
     def map(
         self,
         function: Callable[[Item], Result],
         items: Iterable[Item],
         at_once: int | None = None,
+        resource: str | None = None,
     ) -> Generator[Result, None, None]:
         """Calls ``function``, of a module that every machine has, with each item on some machine.
 
@@ -49,6 +54,8 @@ class Cluster:
             function: raises nothing that is expected: what it raises here arrives as Ray's errors.
             items: each is taken when its task is handed out.
             at_once: tasks under way; None: one for each CPU of the cluster.
+            resource: on machines that say that they have it, one of which each task takes, and no CPU;
+                None: a CPU of any machine.
 
         Yields:
             the results, in the order of the items. Tasks that are under way when the caller stops or
@@ -60,6 +67,8 @@ class Cluster:
         ray = self._ray
         most = at_once or max(1, int(ray.cluster_resources().get("CPU", 1)))
         task = ray.remote(function)
+        if resource is not None:
+            task = task.options(num_cpus=0, resources={resource: 1})
         waiting = iter(items)
         under_way: deque[Any] = deque()
         try:

@@ -1,8 +1,15 @@
-"""What is said where Ray isn't installed; tests/backends/test_remote.py has a cluster."""
+"""What is said where Ray isn't installed; zoo runs and a calibration on a cluster of this machine.
+
+tests/backends/test_remote.py compiles on one.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -10,6 +17,9 @@ import pytest
 from edgecompile.errors import MissingDependencyError
 from edgecompile.machines.cluster import need_ray, open_cluster
 from tests.cli.command import run
+from tests.needs import need_variable
+
+TASKS = Path(__file__).with_name("ray_tasks.py")
 
 
 @pytest.fixture
@@ -37,3 +47,31 @@ def test_commands_say_so_before_they_read_anything(
     result = run(*arguments, "--on", "ray")
     assert result.exit_code == MissingDependencyError.exit_code
     assert "pip install 'edgecompile[ray]'" in result.stderr
+
+
+@pytest.mark.slow
+def test_zoo_runs_and_calibrations_on_a_cluster(tmp_path: Path) -> None:
+    """Ray's environment has no torch: it sees this one's packages."""
+    python = need_variable("EDGECOMPILE_RAY_PYTHON")
+    paths = (str(TASKS.parents[2]), sysconfig.get_path("purelib"))
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    done = subprocess.run(
+        [python, str(TASKS), str(tmp_path)],
+        env=variables, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
+    told = json.loads(line.removeprefix("found "))  # Ray says things of its own
+    assert told["zoo"]["codes"] == [0, 0] and len(told["zoo"]["machines"]) == 1
+    for name in ("mlp", "text_cnn"):
+        found = told["zoo"]["results"][name]
+        assert (found["name"], found["status"], found["stage"]) == (name, "ok", "load")
+    assert told["calibration"]["kind"] == "calibrated"
+    assert told["calibration"]["variant"] == "x86-64-v3" and told["calibration"]["left"] == []
+    assert "a machine of the Ray cluster" in told["calibration"]["notes"][0]
+    assert told["failure"][0] == "BundleError" and "manifest" in told["failure"][1]
+    assert told["has"] == [True, False]

@@ -1,22 +1,32 @@
 """Runs each of the zoo's architectures in a child process: what crashes or eats memory takes only itself.
 
-Children are forks of one process that has the frameworks imported, which saves seconds for each.
+Children are forks of one process that has the frameworks imported, which saves seconds for each. On the
+machines of a Ray cluster each is a zoo of its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import platform
 import resource
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Child", "Limits", "run_children"]
+from edgecompile.machines.cluster import open_cluster
+
+__all__ = ["Child", "Limits", "run_children", "run_there"]
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -143,3 +153,25 @@ def _ended(name: str, status: int, answer: Path, seconds: float) -> Child:
     else:
         death = f"ended with exit code {code}"
     return Child(name, None, death, seconds)
+
+
+def run_there(
+    todo: Sequence[str], options: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and what became of them, in their order; with the machine, and the key of what it ran."""
+    asked = [(name, options.upto, options.memory) for name in todo]
+    with open_cluster() as cluster, closing(cluster.map(_run, asked, options.jobs)) as found:
+        yield from zip(todo, found, strict=True)
+
+
+def _run(asked: tuple[str, str, int]) -> dict[str, Any]:
+    """On a machine: the zoo with this name alone, and its result."""
+    name, upto, memory = asked
+    with tempfile.TemporaryDirectory(prefix="edgecompile-zoo-") as folder:
+        command = [sys.executable, "-m", "tests.zoo.zoo", "--only", name, "--upto", upto]
+        command += ["--memory", str(memory), "--work", folder]
+        done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
+        result = Path(folder) / "results" / f"{name}.json"
+        if result.is_file():
+            return {**json.loads(result.read_text()), "machine": platform.node()}
+    return {"status": "crashed", "reason": done.stderr[-2000:], "machine": platform.node()}

@@ -13,14 +13,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.zoo.catalogue import ENTRIES
-from tests.zoo.children import Limits, run_children
+from tests.zoo.children import Limits, run_children, run_there
 from tests.zoo.entry import Entry
 from tests.zoo.report import read_results, summary_line, write_reports
 from tests.zoo.worker import STAGES, run_entry
@@ -43,6 +43,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.report:
         latest = _earlier(options.earlier) | {n: known[n] for n in chosen if n in fresh}
         return _report(latest, options)
+    started = time.perf_counter()
+    run = run_there if options.on == "ray" else _run_here
+    for number, (name, found) in enumerate(run(todo, options), 1):
+        if found.setdefault("key", keys[name]) != keys[name]:
+            raise SystemExit(
+                f"error: {found['machine']} of the cluster has other sources than this one"
+            )
+        found |= {"name": name, "group": ENTRIES[name].group, "upto": options.upto}
+        found |= {"commit": commit}
+        _write(results / f"{name}.json", found)
+        spent = time.perf_counter() - started
+        print(f"[{number}/{len(todo)} {spent:5.0f} s] {summary_line(found)}", file=sys.stderr)
+    latest = {name: found for name, found in read_results(results).items() if name in chosen}
+    return _report(_earlier(options.earlier) | latest, options)
+
+
+def _run_here(
+    todo: Sequence[str], options: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and what became of them, in the order of ending."""
     _warm_up()
     device = options.device_python or os.environ.get("EDGECOMPILE_DEVICE_PYTHON", sys.executable)
 
@@ -57,18 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not options.keep:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    started = time.perf_counter()
     limits = Limits(memory=options.memory << 30)
-    children = run_children(todo, action, options.work / "logs", jobs=options.jobs, limits=limits)
-    for number, child in enumerate(children, 1):
+    jobs = options.jobs or 1
+    for child in run_children(todo, action, options.work / "logs", jobs=jobs, limits=limits):
         found: dict[str, Any] = child.result or {"status": "crashed", "reason": child.death}
-        found |= {"name": child.name, "group": ENTRIES[child.name].group, "upto": options.upto}
-        found |= {"key": keys[child.name], "wall_s": round(child.seconds, 1), "commit": commit}
-        _write(results / f"{child.name}.json", found)
-        spent = time.perf_counter() - started
-        print(f"[{number}/{len(todo)} {spent:5.0f} s] {summary_line(found)}", file=sys.stderr)
-    latest = {name: found for name, found in read_results(results).items() if name in chosen}
-    return _report(_earlier(options.earlier) | latest, options)
+        yield child.name, found | {"wall_s": round(child.seconds, 1)}
 
 
 def _report(results: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> int:
@@ -80,7 +93,13 @@ def _report(results: Mapping[str, Mapping[str, Any]], options: argparse.Namespac
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/zoo", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these architectures or groups")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument(
+        "--jobs", type=int, help="processes at a time; default: 1, of a cluster one for each CPU"
+    )
+    parser.add_argument(
+        "--on", choices=("local", "ray"), default="local",
+        help="this machine, or those of the Ray cluster at RAY_ADDRESS, with the same sources",
+    )  # fmt: skip
     parser.add_argument("--upto", choices=STAGES, default="build", help="the last stage")
     parser.add_argument(
         "--resume", action="store_true", help="keep results that nothing has changed since"

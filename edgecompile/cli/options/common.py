@@ -85,7 +85,7 @@ on_option = click.option(
     type=click.Choice(["local", "ray"]),
     default="local",
     help="Compile programs for CPUs on this machine (local), or on the machines of the Ray cluster at "
-    "RAY_ADDRESS (ray); costs are measured here.",
+    "RAY_ADDRESS (ray); costs are measured here, or on a machine of it that says that it is the target.",
 )
 
 seed_option = number_option("--seed", least=0, default=0, help="Set the random seed.")

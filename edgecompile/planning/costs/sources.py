@@ -1,7 +1,7 @@
 """Where a model's costs come from: the best source that there is.
 
-A calibration file of the device; else a measuring kit (:mod:`edgecompile.planning.costs.kits`) run by the shipped
-runtime on this host; else, where this host can't run the target's code, a roofline. The cost model
+A calibration file of the device, or with ``--on ray`` what a machine of the cluster that is the target
+measures; else a measuring kit (:mod:`edgecompile.planning.costs.kits`) run by the shipped runtime on this host; else, where this host can't run the target's code, a roofline. The cost model
 says which.
 """
 
@@ -15,18 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import edgecompile
+from edgecompile.backends import RAY
 from edgecompile.buckets.costs.grid import CostGrid, Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
 from edgecompile.export.workcount import count_work
+from edgecompile.machines.cluster import open_cluster
 from edgecompile.models.loaded import model_structure
 from edgecompile.planning.costs.cache import cost_key, find_kept, keep_costs
-from edgecompile.planning.costs.calibration import check_calibration
+from edgecompile.planning.costs.calibration import Calibration, check_calibration
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_calibration
 from edgecompile.planning.costs.engine_cost import ENGINE_NOTE, engine_cost
 from edgecompile.planning.costs.gpu_roofline import gpu_curve
 from edgecompile.planning.costs.kits import BuiltKit, MeasuringKit, build_kit, make_kit
 from edgecompile.planning.costs.measure import calibrate, measured_costs
+from edgecompile.planning.costs.remote import calibrate_there, target_resource
 from edgecompile.planning.costs.roofline import modelled_curve
 from edgecompile.planning.options import TRITON
 from edgecompile.planning.scope import PlanScope
@@ -57,12 +60,19 @@ class Costs:
 
 
 def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_STEP) -> Costs:
-    """The costs of what can be served: measured here, now or before, or else modelled.
+    """The costs of what can be served: measured by a machine of the Ray cluster that is the target, if
+    there is one; or here, now or before; or else modelled.
 
     Raises:
-        CostError: the target's profile lacks what a modelled curve needs.
+        CostError: the target's profile lacks what a modelled curve needs; or what was measured is
+            another machine's.
+        VerificationError, ClusterError, MissingDependencyError: it couldn't be measured on the cluster.
         ExportError, CompileError: a program to measure can't be built.
     """
+    if subject.request.on == RAY and subject.profile.gpu is None:
+        there = _measured_there(subject, precision, step)
+        if there is not None:
+            return there
     if subject.profile.gpu is not None or not subject.runnable:
         return _modelled(subject, precision)
     serving, variant = subject.serving, subject.runnable[-1]
@@ -81,6 +91,33 @@ def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_S
         )
     model = measured_costs(known, "measured", second=serving.scope.second)
     return Costs(model, serving.scope, known.bucket_cost, kit)
+
+
+def _measured_there(subject: Subject, precision: Precision, step: StepHandle) -> Costs | None:
+    """As a device calibrates, on a machine of the cluster; None: no machine says that it is the target."""
+    name = subject.profile.name
+    scratch = subject.work / "calibrated.ecb"
+    with open_cluster() as cluster:
+        if not cluster.has(target_resource(name)):
+            return None
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            built = make_measuring_kit(subject, precision, scratch, step=step)
+            step.update(None, None, "measuring on a machine of the Ray cluster")
+            document = calibrate_there(
+                cluster, built.path, name, subject.request.threads, _seconds(built.kit)
+            )
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    subject.notes.add(f"costs were measured on a machine of the Ray cluster that says it is {name}")
+    return _calibrated(
+        subject, precision, parse_calibration(document, f"the {name} of the cluster")
+    )
+
+
+def _seconds(kit: MeasuringKit) -> float:
+    """How long to measure."""
+    return min(60.0, max(3.0, 0.4 * len(kit.runs)))
 
 
 def _measure(
@@ -102,7 +139,7 @@ def _measure(
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         built = build_kit(subject, kit, [variant], scratch, precision=precision, step=step)
-        seconds = min(60.0, max(3.0, 0.4 * len(kit.runs)))
+        seconds = _seconds(kit)
         show(f"0 of {seconds:g} s")
         threads = subject.request.threads
         return calibrate(built.path, threads=threads, seconds=seconds, tell=show), built.cost
@@ -116,8 +153,11 @@ def calibrated_costs(subject: Subject, precision: Precision, file: str | os.Path
     Raises:
         CostError: they are another model's, machine's or version's; names every difference.
     """
+    return _calibrated(subject, precision, read_calibration(file))
+
+
+def _calibrated(subject: Subject, precision: Precision, calibration: Calibration) -> Costs:
     profile, request, scope = subject.profile, subject.request, subject.scope
-    calibration = read_calibration(file)
     check_calibration(
         calibration,
         structure=model_structure(subject.model),

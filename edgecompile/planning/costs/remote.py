@@ -1,0 +1,67 @@
+"""Calibrating on a machine of a Ray cluster that says which target it is.
+
+All of a kit runs on one machine: figures of several would compare CPUs, not programs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgecompile.errors import EdgecompileError
+from edgecompile.machines.cluster import Cluster, fetch
+from edgecompile.planning.costs.measure import calibrate
+
+
+@dataclass(frozen=True)
+class _Kit:
+    """A measuring kit as it travels: its files by name, their contents fetched by who needs them."""
+
+    files: Mapping[str, Any]
+    threads: int | None
+    seconds: float
+
+
+def target_resource(target: str) -> str:
+    """What a machine has to say that it has: ``ray start --num-cpus 0 --resources '{"target:NAME": 1}'``.
+
+    Without CPUs nothing is compiled there, and with one of these one calibration runs at a time.
+    """
+    return f"target:{target}"
+
+
+def calibrate_there(
+    cluster: Cluster, kit: Path, target: str, threads: int | None, seconds: float
+) -> dict[str, Any]:
+    """As :func:`edgecompile.planning.costs.measure.calibrate`, on a machine that is the target.
+
+    Raises:
+        VerificationError: as there.
+        ClusterError: the machine was lost.
+    """
+    paths = [path for path in sorted(kit.rglob("*")) if path.is_file()]
+    files = {str(path.relative_to(kit)): cluster.share(path.read_bytes()) for path in paths}
+    asked = [_Kit(files, threads, seconds)]
+    with closing(cluster.map(_calibrate, asked, resource=target_resource(target))) as found:
+        document = next(found)
+    if isinstance(document, EdgecompileError):
+        raise document
+    return document
+
+
+def _calibrate(kit: _Kit) -> dict[str, Any] | EdgecompileError:
+    """On the machine; what is wrong comes back as a value."""
+    with tempfile.TemporaryDirectory(prefix="edgecompile-") as folder:
+        bundle = Path(folder) / "kit.ecb"
+        for name, content in kit.files.items():
+            path = bundle / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(fetch(content))
+        try:
+            return calibrate(bundle, threads=kit.threads, seconds=kit.seconds)
+        except EdgecompileError as error:
+            return error
