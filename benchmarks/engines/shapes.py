@@ -1,16 +1,16 @@
-"""Measures which shapes of engines serve lengths to 128 best, on a device with TensorRT.
+"""Measures which shapes of engines serve lengths best, on a device with TensorRT.
 
-python benchmarks/engines/shapes.py build FOLDER RESULTS.jsonl PROCESSES
+python benchmarks/engines/shapes.py build FOLDER RESULTS.jsonl PROCESSES [ENGINE...]
 python benchmarks/engines/shapes.py measure FOLDER RESULTS.jsonl
 
 Both write a JSON line per engine or cell. FOLDER has model.onnx with its weights and the axes batch
-and length, float32.json with the values that stay float32, and cases.npz with the arrays BATCH:LENGTH:in:NAME and BATCH:LENGTH:out:NAME. Engines of
-one batch each:
+and length, float32.json with the values that stay float32, edges.json with the buckets' lengths (here 16, 32, 64 and
+128), and cases.npz with the arrays BATCH:LENGTH:in:NAME and BATCH:LENGTH:out:NAME. Engines of one batch each:
 
 - pad: one profile of length 128 alone
 - range: one profile of 1 to 128
-- buckets: a profile each of 1 to 16, 32, 64 and 128, as ``finish`` builds them
-- fixed: a profile each of 16, 32, 64 and 128 alone
+- buckets: a profile each of 1 to 16, 32, 64 and 128
+- fixed: a profile each of 16, 32, 64 and 128 alone, as ``finish`` builds them
 - own16, own32, own64: engines of that one length; own128 is pad
 """
 
@@ -28,20 +28,25 @@ from engine import Opened, Program, build, make_stream, named, time_call
 
 from edgecompile.runtime.gpu.cuda import Cuda
 
-EDGES = (16, 32, 64, 128)
 BATCHES = (1, 8)
-LENGTHS = (5, 16, 31, 64, 100, 128)
 _LEVEL = 3
 
 
-def engines() -> dict[str, list[tuple[int, int]]]:
+def read_edges(folder: Path) -> list[int]:
+    """The buckets' lengths, ascending."""
+    edges: list[int] = json.loads((folder / "edges.json").read_text())
+    return edges
+
+
+def engines(edges: list[int]) -> dict[str, list[tuple[int, int]]]:
     """Ranges of lengths of each engine's profiles."""
+    longest = edges[-1]
     return {
-        "pad": [(128, 128)],
-        "range": [(1, 128)],
-        "buckets": [(1, edge) for edge in EDGES],
-        "fixed": [(edge, edge) for edge in EDGES],
-        **{f"own{edge}": [(edge, edge)] for edge in EDGES[:-1]},
+        "pad": [(longest, longest)],
+        "range": [(1, longest)],
+        "buckets": [(1, edge) for edge in edges],
+        "fixed": [(edge, edge) for edge in edges],
+        **{f"own{edge}": [(edge, edge)] for edge in edges[:-1]},
     }
 
 
@@ -53,16 +58,16 @@ class Choice(NamedTuple):
     width: int
 
 
-def choose(way: str, length: int) -> Choice:
+def choose(way: str, length: int, edges: list[int]) -> Choice:
     """For ways pad, range, buckets, fixed and own."""
-    number = next(index for index, edge in enumerate(EDGES) if length <= edge)
-    edge = EDGES[number]
+    number = next(index for index, edge in enumerate(edges) if length <= edge)
+    edge = edges[number]
     if way == "pad":
-        return Choice("pad", 0, EDGES[-1])
+        return Choice("pad", 0, edges[-1])
     if way == "range":
         return Choice("range", 0, length)
     if way == "own":
-        return Choice("pad" if edge == EDGES[-1] else f"own{edge}", 0, edge)
+        return Choice("pad" if edge == edges[-1] else f"own{edge}", 0, edge)
     return Choice(way, number, edge)
 
 
@@ -72,10 +77,10 @@ WAYS = ("pad", "range", "buckets", "fixed", "own")
 def build_one(folder: Path, name: str, batch: int) -> dict[str, Any]:
     """Builds FOLDER/NAME-bBATCH.plan."""
     with np.load(str(folder / "cases.npz")) as cases:
-        inputs = [key.split(":")[3] for key in cases.files if key.startswith("1:5:in:")]
+        inputs = sorted({key.split(":")[3] for key in cases.files if ":in:" in key})
     profiles = [
         {item: [(batch, low), (batch, high), (batch, high)] for item in inputs}
-        for low, high in engines()[name]
+        for low, high in engines(read_edges(folder))[name]
     ]
     line = {"step": "build", "engine": name, "batch": batch, "level": _LEVEL}
     with named(line):
@@ -87,9 +92,10 @@ def build_one(folder: Path, name: str, batch: int) -> dict[str, Any]:
     return line
 
 
-def build_all(folder: Path, results: Path, processes: int) -> None:
-    """All engines, those of several profiles first: they take longest."""
-    names = sorted(engines(), key=lambda name: -len(engines()[name]))
+def build_all(folder: Path, results: Path, processes: int, wanted: list[str]) -> None:
+    """All engines, or those that are wanted; those of several profiles first: they take longest."""
+    known = engines(read_edges(folder))
+    names = sorted(wanted or known, key=lambda name: -len(known[name]))
     pairs = [(name, str(batch)) for name in names for batch in BATCHES]
 
     def start(pair: tuple[str, str]) -> None:
@@ -102,9 +108,9 @@ def build_all(folder: Path, results: Path, processes: int) -> None:
 def measure(folder: Path, results: Path) -> None:
     """All cells, the whole GPU first; what isn't built is left out."""
     opened: dict[str, Opened] = {}
-    cases = dict(np.load(str(folder / "cases.npz")))
+    cases, edges = dict(np.load(str(folder / "cases.npz"))), read_edges(folder)
     for batch in BATCHES:
-        for name in engines():
+        for name in engines(edges):
             path = folder / f"{name}-b{batch}.plan"
             if path.exists():
                 line = {"step": "open", "engine": name, "batch": batch}
@@ -121,18 +127,19 @@ def measure(folder: Path, results: Path) -> None:
         add(results, line)
         if stream < 0:
             continue
-        for line in cells(opened, cases, stream):
+        for line in cells(opened, cases, edges, stream):
             add(results, {**line, "multiprocessors": multiprocessors})
 
 
 def cells(
-    opened: dict[str, Opened], cases: dict[str, Any], stream: int
+    opened: dict[str, Opened], cases: dict[str, Any], edges: list[int], stream: int
 ) -> Iterator[dict[str, Any]]:
     """Times of every way at every length, with and without a graph."""
+    lengths = sorted({int(key.split(":")[1]) for key in cases})
     for batch in BATCHES:
         for way in WAYS:
-            for length in LENGTHS:
-                choice = choose(way, length)
+            for length in lengths:
+                choice = choose(way, length, edges)
                 engine = opened.get(f"{choice.engine} {batch}")
                 if engine is None:
                     continue
@@ -187,7 +194,7 @@ def main(arguments: list[str]) -> None:
     if task == "one":
         add(results, build_one(folder, arguments[3], int(arguments[4])))
     elif task == "build":
-        build_all(folder, results, int(arguments[3]))
+        build_all(folder, results, int(arguments[3]), arguments[4:])
     else:
         measure(folder, results)
 

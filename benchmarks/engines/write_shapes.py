@@ -1,6 +1,8 @@
 """Writes a model's ONNX in float16 and inputs with eager's answers, for shapes.py on a device.
 
-python benchmarks/engines/write_shapes.py MODEL FOLDER
+python benchmarks/engines/write_shapes.py MODEL FOLDER [EDGE...]
+
+An EDGE is the length of a bucket, ascending; without any 16, 32, 64 and 128.
 """
 
 from __future__ import annotations
@@ -10,25 +12,30 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from shapes import BATCHES, EDGES, LENGTHS
+from shapes import BATCHES
 
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.loaders.load import load_model
 from edgecompile.onnx.build import build_onnx
 from edgecompile.onnx.operators import OnnxTarget
 
+#: Beside the edges; odd ones too.
+LENGTHS = (5, 31, 100, 200, 400)
 
-def main(source: str, folder: Path) -> None:
-    """Writes FOLDER/{model.onnx,weights.fp16,float32.json,cases.npz}, in opset 17 for TensorRT 8.6."""
+
+def main(source: str, folder: Path, edges: list[int]) -> None:
+    """Writes FOLDER/{model.onnx,weights.fp16,float32.json,edges.json,cases.npz}, in opset 17 for TensorRT 8.6."""
     rows = max(BATCHES)
     model = load_model(Path(source), batch=(1, rows))
-    lengths, batches = AxisRange(1, EDGES[-1], EDGES[-2]), AxisRange(1, rows, 1)
+    longest = edges[-1]
+    lengths, batches = AxisRange(1, longest, longest // 2), AxisRange(1, rows, 1)
     bucket = Bucket("exact", (("length", lengths), ("batch", batches)))
     made = build_onnx(model, [bucket], "fp16", OnnxTarget("8.6", 17), None, folder)
     (folder / "float32.json").write_text(json.dumps(made.float32))
+    (folder / "edges.json").write_text(json.dumps(edges))
     arrays = {}
     for batch in BATCHES:
-        for length in LENGTHS:
+        for length in sorted({*edges, *(x for x in LENGTHS if x < longest)}):
             inputs = model.make_example({"length": length, "batch": batch}, seed=length)
             for kind, tensors in (("in", inputs), ("out", model.run(inputs))):
                 for name, tensor in tensors.items():
@@ -37,4 +44,4 @@ def main(source: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), [int(x) for x in sys.argv[3:]] or [16, 32, 64, 128])

@@ -9,7 +9,7 @@ from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.assembly import bucket_spec
 from edgecompile.errors import PlanError, TargetError
 from edgecompile.models.specs import InputSpec
-from edgecompile.onnx.memory import MemoryEstimate, estimate_memory
+from edgecompile.onnx.memory import HOST_BUILD_8_6, MemoryEstimate, estimate_memory
 from edgecompile.precision import TOLERANCES, min_cosine
 from edgecompile.runtime.format.recipe_schema import Recipe, ShapeRange, TargetDevice, TensorType
 from edgecompile.runtime.format.schema import BucketSpec, Manifest, TensorSpec
@@ -54,7 +54,14 @@ def make_recipe(
     largest = [
         {name: extent.hi for name, extent in bucket.axes.items()} for bucket in manifest.buckets
     ]
-    memory = estimate_memory(onnx, largest, weights.stat().st_size, gpu.memory_bytes)
+    known = profile.kind == "cuda" and jetpack.takes("8.6")
+    memory = estimate_memory(
+        onnx,
+        largest,
+        weights.stat().st_size,
+        gpu.memory_bytes,
+        HOST_BUILD_8_6 if known else None,
+    )
     require_memory(memory, manifest, profile)
     return Recipe(
         onnx=onnx.name,

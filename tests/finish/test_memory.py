@@ -66,6 +66,31 @@ def test_a_builder_that_dies_once(rig: Rig, how: str) -> None:
     assert f"was ended by {signal_name}" in done.stderr
 
 
+def test_unclear_words_count_as_want_of_memory_where_that_is_predicted(rig: Rig) -> None:
+    """TensorRT 8.6 speaks of kernels and handles where memory ran out."""
+    unclear = {"FAKE_TRT_FAIL": "build_serialized_network:*"}
+    assert rig.finish(**unclear).code == 60
+    rig.bundle.recipe["predicted"]["scratch_bytes"][1] = 9 << 30
+    rig.bundle.write()
+    done = rig.finish("--force", **unclear)
+    assert done.code == 62 and "optimization level 1, 1 profile: TensorRT built no" in done.stderr
+    # The parser's words are clear.
+    done = rig.finish("--force", FAKE_TRT_LACKS="Gather")
+    assert done.code == 60 and "trying again" not in done.stderr
+
+
+def test_main_memory_beside_a_gpu_that_has_its_own(rig: Rig) -> None:
+    rig.bundle.recipe["predicted"]["host_bytes"] = 6 << 30
+    (rig.root / "proc/meminfo").write_text(f"MemAvailable:    {5 << 20} kB\n")
+    assert rig.finish().report["state"] == "finished"  # an Orin has one memory for both
+    device = f"name=Orin;cc=8.7;sm=8;memory={8 << 30};integrated=0;driver=12060"
+    done = rig.finish(FAKE_CUDART_DEVICE=device)
+    assert done.code == 62
+    assert "6,144 MiB of main memory, and 5,120 MiB are free" in done.stderr
+    done = rig.finish("--force", FAKE_CUDART_DEVICE=device, FAKE_TRT_FAIL="Builder:*:kill")
+    assert done.code == 62 and "MiB were free, 5,120 MiB of main memory); tried" in done.stderr
+
+
 def test_workspace_is_capped_by_what_is_free(rig: Rig) -> None:
     (rig.root / "proc/meminfo").write_text("MemAvailable:    500000 kB\n")
     device = "name=Orin;cc=8.7;sm=8;memory=500000000;integrated=1;driver=12060"

@@ -1,7 +1,7 @@
 """Checks before a build: the right device, enough memory, enough disk."""
 
 import os
-from typing import List, Optional, Tuple
+from typing import List, NamedTuple, Optional
 
 from ..errors import DeviceDiskError, DeviceMemoryError, EngineCacheError, WrongDeviceError
 from ..format.recipe import version_pair
@@ -12,6 +12,25 @@ from .attempts import LEAST_WORKSPACE
 
 #: Beside the engine: the timing cache, stamps, what a file system needs for itself.
 _DISK_RESERVE = 64 << 20
+
+
+class Room(NamedTuple):
+    """Free bytes: of the GPU, and of main memory where that is another; None: not known, or the same."""
+
+    gpu: int
+    host: Optional[int] = None
+
+
+class Allowed(NamedTuple):
+    """What a build may begin with.
+
+    ``workspace``: bytes. ``notes``: for people. ``short``: the prediction says that memory won't do, and the user wants
+    it tried.
+    """
+
+    workspace: int
+    notes: List[str]
+    short: bool = False
 
 
 def check_device(recipe: Recipe, identity: DeviceIdentity, force: bool) -> List[str]:
@@ -63,28 +82,25 @@ def check_memory(
     manifest: Manifest,
     recipe: Recipe,
     identity: DeviceIdentity,
-    free: int,
+    room: Room,
     asked: Optional[int],
     force: bool,
-) -> Tuple[int, List[str]]:
-    """The workspace in bytes that the first attempt may have, from what is predicted and free.
+) -> Allowed:
+    """The workspace that the first attempt may have, from what is predicted and free.
 
     Args:
         manifest: the bundle's; names the buckets.
         recipe: with the predictions.
         identity: the device.
-        free: bytes of its memory that a build can have now.
+        room: what a build can have now.
         asked: the workspace that the user wants, or None.
         force: turn errors into notes.
-
-    Returns:
-        The workspace and notes for people.
 
     Raises:
         DeviceMemoryError: the engine can't be built or run in all of the device's memory, or not
             in what is free now; with the numbers.
     """
-    total, predicted = identity.memory_bytes, recipe.predicted
+    free, total, predicted = room.gpu, identity.memory_bytes, recipe.predicted
     wrong = []
     for number, scratch in enumerate(predicted.scratch_bytes):
         need = predicted.engine_bytes + scratch
@@ -114,15 +130,23 @@ def check_memory(
         if not force:
             raise DeviceMemoryError(text, "end other programs first; " + hint)
         notes.append(text)
+    host = predicted.host_bytes
+    if host is not None and room.host is not None and host > room.host:
+        text = "the build is predicted to take {} of main memory, and {} are free"
+        text = text.format(_mib(host), _mib(room.host))
+        if not force:
+            raise DeviceMemoryError(text, "end other programs first; " + hint)
+        notes.append(text)
+    short = bool(notes)
     if asked is not None:
-        return asked, notes
+        return Allowed(asked, notes, short)
     # Half of what is free at most: TensorRT's other memory isn't bounded by anything.
     share = min(free // 2, max(free - fixed, 0))
     allowed = max(min(workspace, share), least)
     if allowed < workspace:
         text = "workspace capped to {} of the recipe's {}: {} of memory are free"
         notes.append(text.format(_mib(allowed), _mib(workspace), _mib(free)))
-    return allowed, notes
+    return Allowed(allowed, notes, short)
 
 
 def check_disk(path: str, recipe: Recipe) -> None:

@@ -29,7 +29,7 @@ from ..gpu.log import BuildFailure
 from ..stats.file import format_time
 from .attempts import Attempt, Way, list_attempts, merge_profiles
 from .build import BuildJob
-from .checks import check_disk, check_memory
+from .checks import Room, check_disk, check_memory
 from .shipped import copy_engine, list_differences
 from .worker import WorkerDied, Workers
 
@@ -76,7 +76,7 @@ class EngineMaker:
         self.engines = EngineFolder(content, self.identity)
         self.attempts: List[Dict[str, Any]] = []
         self.notes: List[str] = []
-        self.free = 0
+        self.room = Room(0)
 
     def refusal(self, engine: FinishedEngine) -> str:
         """Why TensorRT doesn't take an engine that is whole and whose key fits; "" if it does."""
@@ -201,37 +201,47 @@ class EngineMaker:
             os.close(self.folder.open_checked(self._path(name)))
         check_disk(self.engines.path, recipe)
         # Now, not when this began: it may have waited for another process, which used much.
-        self.free = int(self.workers.describe()["free_bytes"])
-        workspace, notes = check_memory(
+        described = self.workers.describe()
+        self.room = Room(described["free_bytes"], described["host_bytes"])
+        allowed = check_memory(
             self.manifest,
             recipe,
             self.identity,
-            self.free,
+            self.room,
             self.options.workspace,
             self.options.force,
         )
-        for note in notes:
+        for note in allowed.notes:
             self.note(note)
         level = recipe.optimization_level if self.options.level is None else self.options.level
-        attempts = list_attempts(recipe, workspace, level, way.profiles)
+        attempts = list_attempts(recipe, allowed.workspace, level, way.profiles)
         for number, attempt in enumerate(attempts):
             self.say("{}: {}".format("trying again" if number else "building", attempt))
             if len(attempt.groups) < len(recipe.profiles):
                 self.note("buckets share profiles: {}".format(_groups_text(attempt)))
-            built = self._attempt(attempt, way.pinned, lock)
+            built = self._attempt(attempt, way.pinned, allowed.short, lock)
             if built is not None:
                 return built
         lines = ["{}: {}".format(item["settings"], item["outcome"]) for item in self.attempts]
+        text = "{:,} MiB of {:,} MiB were free".format(
+            self.room.gpu >> 20, self.identity.memory_bytes >> 20
+        )
+        if self.room.host is not None:
+            text += ", {:,} MiB of main memory".format(self.room.host >> 20)
         raise DeviceMemoryError(
-            "the memory doesn't do for building the engine ({:,} MiB of {:,} MiB were free); "
-            "tried\n  {}".format(
-                self.free >> 20, self.identity.memory_bytes >> 20, "\n  ".join(lines)
+            "the memory doesn't do for building the engine ({}); tried\n  {}".format(
+                text, "\n  ".join(lines)
             ),
             "end other programs, add swap space, or build the bundle with fewer or smaller buckets",
         )
 
-    def _attempt(self, attempt: Attempt, pinned: bool, lock: int) -> Optional[FinishedEngine]:
-        """The engine, built and in place; None where memory ran out."""
+    def _attempt(
+        self, attempt: Attempt, pinned: bool, short: bool, lock: int
+    ) -> Optional[FinishedEngine]:
+        """The engine, built and in place; None where memory ran out.
+
+        ``short``: it was predicted to, so a failure without a clear reason counts as that.
+        """
         started = time.monotonic()
         output = self._scratch_name()
         job = BuildJob(
@@ -252,7 +262,7 @@ class EngineMaker:
         except (BuildFailure, WorkerDied) as failure:
             entry["outcome"] = str(failure)
             self.say("  " + str(failure))
-            if not _for_want_of_memory(failure):
+            if not _for_want_of_memory(failure, short):
                 hint = "docs/jetson.md of edgecompile says what to send along with a report"
                 raise FinishError(str(failure), hint) from None
             return None
@@ -369,11 +379,14 @@ def _is_shipped(engine: FinishedEngine) -> bool:
     return "made_by" in engine.stamp["built"]
 
 
-def _for_want_of_memory(failure: Exception) -> bool:
+def _for_want_of_memory(failure: Exception, short: bool) -> bool:
     # Whatever signal ended the builder, memory is the commonest cause, and less of it is tried.
     if isinstance(failure, WorkerDied):
         return failure.signal != 0
-    return isinstance(failure, BuildFailure) and failure.memory
+    if not isinstance(failure, BuildFailure):
+        return False
+    # Without memory TensorRT 8.6 speaks of kernels and handles as well.
+    return short if failure.memory is None else failure.memory
 
 
 def _groups_text(attempt: Attempt) -> str:

@@ -26,7 +26,7 @@ from ..children import child_command
 from ..errors import DeviceMemoryError, EdgecompileError, FinishError, GpuError
 from ..format.document import shorten
 from ..gpu.cuda import Cuda
-from ..gpu.device import describe_device, free_memory
+from ..gpu.device import describe_device, free_memory, main_memory
 from ..gpu.log import BuildFailure, is_about_memory
 from .build import BuildJob, Tell, build_engine
 
@@ -163,7 +163,7 @@ def _judge(task: str, answer: Message, code: int) -> Dict[str, Any]:
         result: Dict[str, Any] = answer["result"]
         return result
     if "failed" in answer:
-        raise BuildFailure(str(answer["failed"]["text"]), bool(answer["failed"]["memory"]))
+        raise BuildFailure(str(answer["failed"]["text"]), answer["failed"]["memory"])
     if "error" in answer:
         entry = answer["error"]
         kind = getattr(errors, str(entry["class"]), FinishError)
@@ -248,6 +248,8 @@ def describe(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
     return {
         "device": identity.to_json(),
         "free_bytes": free_memory(cuda, identity.integrated),
+        # Where they share it, that is one memory.
+        "host_bytes": None if identity.integrated else main_memory(),
     }
 
 

@@ -200,7 +200,7 @@ class _RecipeReader:
         for size in sizes:
             scratch.check_range(size, 0, MAX_BYTES, "recipe-range")
         self._check_count(scratch, "sizes", "recipe-profiles")
-        seconds = _optional(entry.at("build_seconds"))
+        host, seconds = entry.find("host_bytes"), _optional(entry.at("build_seconds"))
         if seconds is not None and not seconds >= 0:
             text = "{} is negative".format(seconds)
             entry.find("build_seconds").refuse("recipe-range", text)
@@ -210,6 +210,7 @@ class _RecipeReader:
             scratch_bytes=sizes,
             build_seconds=seconds,
             how=entry.at("how").string() or "",
+            host_bytes=_ranged(host, 0, MAX_BYTES) if host.given else None,
         )
 
     def _engine(self, entry: Field) -> ShippedEngine:

@@ -58,13 +58,18 @@ class TargetDevice(Record):
 
 @dataclass(frozen=True)
 class Predicted(Record):
-    """The build host's predictions: bytes, and seconds where it can tell; ``how`` names their basis."""
+    """The build host's predictions: bytes, and seconds where it can tell; ``how`` names their basis.
+
+    ``host_bytes``: of main memory that a build takes where the GPU has memory of its own; None: not known, or
+    part of ``build_bytes``.
+    """
 
     build_bytes: int
     engine_bytes: int
     scratch_bytes: Tuple[int, ...]
     build_seconds: Optional[float]
     how: str
+    host_bytes: Optional[int] = None
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,10 @@ ROOT_VARIABLE = "EDGECOMPILE_DEVICE_ROOT"
 _MODEL_FILE = "/proc/device-tree/model"
 _RELEASE_FILE = "/etc/nv_tegra_release"
 _MEMORY_FILE = "/proc/meminfo"
+_LIMIT_FILE = "/sys/fs/cgroup/memory.max"  # of a container
 _RELEASE = re.compile(r"# R([0-9]{1,4}) \(release\), REVISION: ([0-9]{1,4}(?:\.[0-9]{1,4}){0,3})")
 _AVAILABLE = re.compile(r"^MemAvailable: +([0-9]{1,15}) kB$", re.MULTILINE)
+_LIMIT = re.compile(r"[0-9]{1,19}")
 _MOST = 1 << 16
 #: JetPack by the major version of L4T. Of later ones only TensorRT's version is compared.
 _JETPACKS = {35: "5", 36: "6", 38: "7"}
@@ -143,10 +145,18 @@ def free_memory(cuda: Cuda, integrated: bool) -> int:
     """
     free = cuda.memory()[0]
     if integrated:
-        match = _AVAILABLE.search(_read(_MEMORY_FILE))
-        if match:
-            free = max(free, int(match.group(1)) * 1024)
+        free = max(free, main_memory() or 0)
     return free
+
+
+def main_memory() -> Optional[int]:
+    """Bytes of main memory that a process can have, at most those of its container; None: not known."""
+    match = _AVAILABLE.search(_read(_MEMORY_FILE))
+    if not match:
+        return None
+    limit = _read(_LIMIT_FILE).strip()
+    available = int(match.group(1)) * 1024
+    return min(available, int(limit)) if _LIMIT.fullmatch(limit) else available
 
 
 def _read(path: str) -> str:

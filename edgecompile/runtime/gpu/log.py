@@ -1,6 +1,6 @@
 """TensorRT's log: it says why something failed there alone, so its last messages are kept."""
 
-from typing import TYPE_CHECKING, List
+from typing import TYPE_CHECKING, List, Optional
 
 from ..format.document import shorten
 
@@ -26,9 +26,9 @@ def is_about_memory(text: str) -> bool:
 
 
 class BuildFailure(Exception):
-    """No engine came out; ``memory``: for want of memory, so a smaller attempt may do."""
+    """No engine came out; ``memory``: for want of memory, so a smaller attempt may do; None: it may be."""
 
-    def __init__(self, text: str, memory: bool) -> None:
+    def __init__(self, text: str, memory: Optional[bool]) -> None:
         super().__init__(text)
         self.memory = memory
 
@@ -54,7 +54,7 @@ class BuildLog:
         reasons = self.errors or self.warnings or ["TensorRT gave no reason"]
         text = "{}: {}".format(doing, "; ".join(reasons[-5:]))
         # Without any reason the commonest one is assumed: a smaller attempt costs time alone.
-        return BuildFailure(text, self.about_memory() or not self.errors)
+        return BuildFailure(text, self.about_memory() or not self.errors or None)
 
 
 def make_logger(log: BuildLog) -> "tensorrt.ILogger":

@@ -16,12 +16,11 @@ from edgecompile.runtime.errors import (
     EngineCacheError,
     WrongDeviceError,
 )
-from edgecompile.runtime.finish.checks import check_device, check_disk, check_memory
+from edgecompile.runtime.finish.checks import Room, check_device, check_disk, check_memory
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.recipe import parse_recipe
 from edgecompile.runtime.format.recipe_schema import Recipe
 from edgecompile.runtime.format.schema import Manifest
-from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.targets.jetpack import load_jetpack
 from tests.runtime.bundles import DummyBundle
 from tests.runtime.gpu.test_cache import ORIN
@@ -112,12 +111,15 @@ class TestMemory:
         predicted: dict[str, Any] | None = None,
         asked: int | None = None,
         force: bool = False,
-        identity: DeviceIdentity = NANO,
+        host: int | None = None,
     ) -> tuple[int, list[str]]:
         manifest, recipe = parsed
         changed = dataclasses.replace(recipe.predicted, **(predicted or {}))
         recipe = dataclasses.replace(recipe, predicted=changed)
-        return check_memory(manifest, recipe, identity, free, asked, force)
+        allowed = check_memory(manifest, recipe, NANO, Room(free, host), asked, force)
+        # A prediction that says no is only gone on from where that is asked for.
+        assert force or not allowed.short
+        return allowed[:2]
 
     def test_all_of_the_workspace_where_there_is_enough(
         self, parsed: tuple[Manifest, Recipe]
@@ -155,6 +157,21 @@ class TestMemory:
         assert "end other programs" in (caught.value.hint or "")
         workspace, notes = self.check(parsed, free=GIB, predicted=predicted, force=True)
         assert workspace == 64 * MIB and "2,112 MiB" in notes[0]
+
+    def test_main_memory_where_the_gpu_has_its_own(self, parsed: tuple[Manifest, Recipe]) -> None:
+        predicted = {"host_bytes": 6 * GIB}
+        for host in (None, 6 * GIB):  # of a module, or a host, that has enough
+            assert self.check(parsed, free=6 * GIB, predicted=predicted, host=host) == (GIB, [])
+        with pytest.raises(DeviceMemoryError) as caught:
+            self.check(parsed, free=6 * GIB, predicted=predicted, host=5 * GIB)
+        text = "the build is predicted to take 6,144 MiB of main memory, and 5,120 MiB are free"
+        assert caught.value.message == text and "--force" in (caught.value.hint or "")
+        room, manifest = Room(6 * GIB, 5 * GIB), parsed[0]
+        recipe = dataclasses.replace(
+            parsed[1], predicted=dataclasses.replace(parsed[1].predicted, **predicted)
+        )
+        forced = check_memory(manifest, recipe, NANO, room, None, True)
+        assert forced == (GIB, [text], True)
 
     def test_buckets_that_no_engine_could_run(self, parsed: tuple[Manifest, Recipe]) -> None:
         predicted = {"scratch_bytes": (9 * GIB, 8 * GIB), "build_bytes": 10 * GIB}
