@@ -214,6 +214,9 @@ class _Checker:
                 yield f"its attribute {rule['name']} is {value!r}, not one of {rule['values']}"
             if value is not None and rule.get("without", "\0") in str(value):
                 yield f"its attribute {rule['name']} is {value!r}, with '{rule['without']}'"
+        for rule in self._rules("inputs", operator):
+            if len(node.input) > rule["most"]:
+                yield f"it has {len(node.input)} inputs, {rule['most']} are taken"
         for rule in self._rules("outputs", operator):
             used = sum(1 for name in node.output[rule["most"] :] if name in self.used)
             if used:

@@ -120,13 +120,14 @@ def test_what_tensorrt_8_lacks() -> None:
     """As its parser's source has it: operators, element types, reductions, slices along computed axes."""
     graph = graph_of(
         """agraph (int32[n] x, float[n,4,4,4] w, int64[1] at, bfloat16[n] half)
-            => (int32[1] y, float[n,4,4,4] t, float[n,4,4,4] s, int32[m] p, bfloat16[n] a, float16[n] l) {
+            => (int32[1] y, float[n,4,4,4] t, float[n,4,4,4] s, int32[m] p, bfloat16[n] a, float16[n] l, float e) {
           y = ReduceMax(x)
           t = Trilu(w)
           s = ScatterElements<reduction="add">(w, spots, w)
           p = Slice(x, zero, one, at)
           a = Abs(half)
           l = CastLike(half, like)
+          e = Einsum<equation="abcd,abcd,abcd->">(w, w, w)
         }""",
         opset=17,
         spots=np.zeros((1, 4, 4, 4), np.int64),
@@ -141,6 +142,7 @@ def test_what_tensorrt_8_lacks() -> None:
         "Slice in the model: its axes are calculated, they must be constants",
         "Abs in the model: 'half' is bfloat16; it takes float32, float16, int32, int64",
         "CastLike in the model: TensorRT has it from 9.1 on",
+        "Einsum in the model: it has 3 inputs, 2 are taken",
     ]
     assert problems(graph, "10.16") == []
 
