@@ -71,6 +71,13 @@ class Predicted(Record):
     how: str
     host_bytes: Optional[int] = None
 
+    def to_json(self) -> Dict[str, Any]:
+        """Plain JSON values; without ``host_bytes`` where that isn't known."""
+        entries = super().to_json()
+        if self.host_bytes is None:
+            del entries["host_bytes"]
+        return entries
+
 
 @dataclass(frozen=True)
 class ShippedEngine(Record):

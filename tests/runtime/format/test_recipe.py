@@ -71,6 +71,15 @@ def test_what_is_written_is_read_again(bundle: DummyBundle) -> None:
     assert parse(bundle, json.loads(data)).to_bytes() == data
 
 
+def test_main_memory_is_kept_where_it_is_known(bundle: DummyBundle) -> None:
+    data = bundle.add_tensorrt()
+    data["predicted"]["host_bytes"] = 6 << 30
+    recipe = parse(bundle, data)
+    assert recipe.predicted.host_bytes == 6 << 30 and recipe.to_json() == data
+    data["predicted"]["host_bytes"] = None
+    assert parse(bundle, data).predicted.host_bytes is None
+
+
 def test_unknown_keys_are_ignored(bundle: DummyBundle) -> None:
     recipe = bundle.add_tensorrt()
     expected = parse(bundle, recipe)

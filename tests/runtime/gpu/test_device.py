@@ -10,7 +10,12 @@ import pytest
 
 from edgecompile.runtime.errors import GpuUnavailableError
 from edgecompile.runtime.gpu.cuda import Cuda
-from edgecompile.runtime.gpu.device import describe_device, free_memory, tensorrt_version
+from edgecompile.runtime.gpu.device import (
+    describe_device,
+    free_memory,
+    main_memory,
+    tensorrt_version,
+)
 from tests.fake_gpu.build import MODULES, FakeCudart
 from tests.fake_gpu.bundles import DEVICE, MODEL, make_device_root
 from tests.needs import need
@@ -126,6 +131,22 @@ def test_free_memory_counts_the_page_cache_where_it_is_shared(orin: tuple[Cuda, 
     (root / "proc" / "meminfo").unlink()
     assert free_memory(cuda, integrated=True) == 4 << 30
     cuda.free(block)
+
+
+def test_main_memory_is_what_the_kernel_and_the_container_leave(orin: tuple[Cuda, Path]) -> None:
+    root = orin[1]
+    assert main_memory() == 6_000_000 * 1024
+    limit = root / "sys" / "fs" / "cgroup" / "memory.max"
+    limit.parent.mkdir(parents=True)
+    for text, bytes_left in {
+        "max\n": 6_000_000 * 1024,
+        "1000000\n": 1_000_000,
+        str(1 << 60): 6_000_000 * 1024,
+    }.items():
+        limit.write_text(text)
+        assert main_memory() == bytes_left
+    (root / "proc" / "meminfo").unlink()
+    assert main_memory() is None
 
 
 def test_without_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
