@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,19 @@ import pytest
 
 from edgecompile.errors import TargetError
 from edgecompile.onnx.operators import known_releases
-from edgecompile.planning.costs.gpu_roofline import LAUNCH_US, MLPERF_RECORD, gpu_curve
+from edgecompile.planning.costs.gpu_roofline import (
+    LAUNCH_US,
+    MLPERF_RECORD,
+    TENSORRT_8_6,
+    gpu_curve,
+)
 from edgecompile.planning.costs.roofline import Efficiency
 from edgecompile.targets.gpu import GpuSpec
 from edgecompile.targets.jetpack import list_jetpacks, load_jetpack
 from edgecompile.targets.profile import TargetProfile, list_targets, load_target
 from tests.planning.costs.test_roofline import MINILM
 
+RECORDS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 JETSONS = [name for name in list_targets() if load_target(name).kind == "jetson"]
 PROFILE = """
 name = "mine"
@@ -175,7 +182,7 @@ def test_a_curve_in_closed_form(write: Callable[..., Path]) -> None:
     assert last.pad_ms == pytest.approx(25 + 0.2)
     for point in curve.points:
         assert point.exact_ms is not None and point.pad_ms is not None
-        assert point.exact_ms - point.pad_ms == pytest.approx(100 * (LAUNCH_US - 2.0) / 1e3)
+        assert point.exact_ms - point.pad_ms == pytest.approx(100 * LAUNCH_US / 1e3)
     assert curve.kind == "modelled" and "not measured" in dict(curve.provenance)["how"]
 
 
@@ -219,3 +226,26 @@ def test_the_efficiency_is_that_of_the_record() -> None:
     for name, ms in {"jetson-agx-orin": 3.27, "jetson-orin-nx": 5.71}.items():
         seconds = layers * 12 * hidden**2 / (1e9 * gpu_of(name).bandwidth_gbs)
         assert seconds / MLPERF_RECORD.bandwidth * 1e3 == pytest.approx(ms, rel=0.1)
+
+
+def test_the_efficiency_of_tensorrt_8_6_is_that_of_its_record(write: Callable[..., Path]) -> None:
+    """MiniLM padded to 128 in float16, on the whole of an H100 and on 8 and 16 of its multiprocessors."""
+    rows = json.loads((RECORDS / "2026-11-24-tensorrt-8.6.json").read_text())["shapes"]
+    cells = [
+        row
+        for row in rows
+        if row["step"] == "run" and row["way"] == "pad" and row["graph"] and "ms" in row
+    ]
+    assert len(cells) == 36
+    for row in cells:
+        share = (row["multiprocessors"] or 132) / 132
+        peak = ("fp16 = 8000", f"fp16 = {989e3 * share:.0f}")
+        profile = load_target(write(peak, ("bandwidth_gbs = 60", "bandwidth_gbs = 3350")))
+        work = replace(
+            MINILM,
+            flops_per_element=row["batch"] * MINILM.flops_per_element,
+            flops_per_pair=row["batch"] * MINILM.flops_per_pair,
+            bytes_per_element=row["batch"] * MINILM.bytes_per_element,
+        )
+        (point,) = gpu_curve(work, profile, [128], efficiency=TENSORRT_8_6["fp16"]).points
+        assert point.pad_ms == pytest.approx(row["ms"], rel=0.2)

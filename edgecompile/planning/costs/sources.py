@@ -26,7 +26,7 @@ from edgecompile.planning.costs.cache import cost_key, find_kept, keep_costs
 from edgecompile.planning.costs.calibration import Calibration, check_calibration
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_calibration
 from edgecompile.planning.costs.engine_cost import ENGINE_NOTE, engine_cost
-from edgecompile.planning.costs.gpu_roofline import gpu_curve
+from edgecompile.planning.costs.gpu_roofline import MLPERF_RECORD, TENSORRT_8_6, gpu_curve
 from edgecompile.planning.costs.kits import BuiltKit, MeasuringKit, build_kit, make_kit
 from edgecompile.planning.costs.measure import calibrate, measured_costs
 from edgecompile.planning.costs.remote import calibrate_there, target_resource
@@ -207,8 +207,16 @@ def _modelled(subject: Subject, weights: Precision) -> Costs:
             one_shape = all(r.lo == r.hi for _, r in scope.axes[1:])
             # Triton's programs store int8 and multiply float16.
             products = GPU_PRECISION if request.backend == TRITON and precision == INT8 else None
+            # Of a Jetson the records are of Jetsons.
+            own = engine and profile.kind == "cuda" and profile.tensorrt.startswith("8.")
             whole = gpu_curve(
-                work, profile, lengths, precision=precision, products=products, graphs=one_shape
+                work,
+                profile,
+                lengths,
+                precision=precision,
+                products=products,
+                graphs=one_shape,
+                efficiency=TENSORRT_8_6[precision] if own else MLPERF_RECORD,
             )
         else:
             whole = modelled_curve(
