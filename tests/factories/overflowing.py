@@ -31,6 +31,17 @@ class Overflowing(nn.Module):
         return self.narrow(self.wide(x) / 3000)
 
 
+class Newer(nn.Module):
+    """Operators that ONNX has since opset 18."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.Mish()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x) + (x.to(torch.int64) & 3)
+
+
 class Mixer(nn.Module):
     """Bitwise operations, of which TensorRT has none."""
 
@@ -63,6 +74,10 @@ def _seeded(module: type[nn.Module], inputs: dict[str, Tensor], pad: float) -> d
 
 def overflowing() -> dict[str, Any]:
     return _seeded(Overflowing, {"x": torch.ones(1, 12, 8)}, 0.0)
+
+
+def newer() -> dict[str, Any]:
+    return _seeded(Newer, {"x": torch.ones(1, 12, 8)}, 0.0)
 
 
 def bitwise() -> dict[str, Any]:

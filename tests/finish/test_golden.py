@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,3 +106,29 @@ def test_padding_that_wasn_t_verified_isn_t_tested(rig: Rig) -> None:
     done = rig.finish()
     assert done.report["selftest"]["modes"] == ["planned", "default"]
     assert 'not tested: the mode "reduce-overhead" pads' in done.stderr
+
+
+@pytest.mark.slow
+def test_one_command_checks_a_bundle_for_tensorrt(rig: Rig) -> None:
+    """scripts/gpu-check: every mode, and an exit code that tells a wrong answer."""
+    output = rig.folder / "checked"
+
+    def check() -> tuple[int, dict[str, Any]]:
+        rig.bundle.write()
+        command = [sys.executable, str(REPOSITORY / "scripts" / "gpu-check"), "--installed"]
+        command += ["--seconds", "0.05", "--output", str(output), str(rig.bundle.folder)]
+        done = subprocess.run(command, env=rig.environment, capture_output=True, text=True)
+        (row,) = json.loads((output / "gpu-check.json").read_text())
+        return done.returncode, row
+
+    code, row = check()
+    assert code == 0 and row["answer"] == "ok" and row["failures"] == [], row
+    assert row["cases"] == 6 and row["worst / limit"] < 1 and row["precision"] == "fp16"
+    assert all(row[f"{mode} ms"] > 0 for mode in ("planned", "default", "reduce-overhead"))
+    assert (output / "tiny-calibration.json").exists()
+    spoil(rig.bundle, 1, 1.0)
+    code, row = check()
+    assert code == 1 and row["answer"] == "FAILED"
+    assert [text.partition(":")[0] for text in row["failures"]] == [
+        f"tiny-selftest-{mode}" for mode in ("planned", "default", "reduce-overhead")
+    ]

@@ -186,6 +186,20 @@ def test_operators_that_tensorrt_lacks_are_refused_before_anything_is_written(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_what_opset_17_lacks_is_told_by_operator_and_line(tmp_path: Path) -> None:
+    source = FACTORIES / "overflowing.py"
+    model = load_model(f"{source}:newer")
+    lines = source.read_text().splitlines()
+    place = next(n for n, line in enumerate(lines, 1) if "self.act(x) + " in line)
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        build_onnx(model, [bucket(1, 12)], "fp32", OnnxTarget("8.6", 17), None, tmp_path)
+    assert caught.value.message.splitlines()[1:] == [
+        f"  Mish in act (overflowing.py:{place}): opset 17 has no such operator",
+        f"  BitwiseAnd in the model (overflowing.py:{place}): opset 17 has no such operator",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_precision_and_an_opset_below_what_is_needed(
     bert: LoadedModel, tmp_path: Path
 ) -> None:
