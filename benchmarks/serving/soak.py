@@ -138,7 +138,9 @@ def soak(bundle: Path, count: int) -> int:
         for at in range(0, count, step):
             seen += asyncio.run(load(port, requests, step, draws))
             samples.append((at + step, memory_of(worker), memory_of(server.pid)))
-        told = asyncio.run(counted(port))
+            told = f"{at + step} requests, {samples[-1][1]['private'] / 2**20:.2f} MiB"
+            print(told, file=sys.stderr, flush=True)
+        counts = asyncio.run(counted(port))
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
@@ -157,8 +159,8 @@ def soak(bundle: Path, count: int) -> int:
     heads = [f"{kind} of the {who}, MiB" for who in ("worker", "supervisor") for kind in kinds]
     print(table(["requests", *heads], rows))
     print(f"\nThe line through them rises by {slope / 2**20:.3f} MiB over all requests.")
-    print(f"Wrong answers: {wrong}. Counted by the server: {dict(told)}.")
-    return int(bool(wrong) or told != seen or slope > 1 << 20)
+    print(f"Wrong answers: {wrong}. Counted by the server: {dict(counts)}.")
+    return int(bool(wrong) or counts != seen or slope > 1 << 20)
 
 
 if __name__ == "__main__":

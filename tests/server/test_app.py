@@ -210,6 +210,15 @@ def test_large_bodies_are_refused_while_they_arrive(tiny_bundle: Path) -> None:
             for size, chunk in ((1001, 2000), (1001, 100), (10_000, 100)):
                 reply = await call(app, "POST", INFER, b" " * size, chunk=chunk)
                 assert reply.status == 413 and "at most 1000 bytes" in reply.error
+            for path, key in (
+                ("/embed", "inputs"),
+                ("/rerank", "texts"),
+                ("/v1/embeddings", "input"),
+            ):
+                reply = await call(
+                    app, "POST", path, {"model": "tiny", "query": "a", key: ["a"] * 200}
+                )
+                assert reply.status == 413
             headers = {"content-encoding": "gzip"}
             assert (await call(app, "POST", INFER, b"", headers)).status == 415
             assert (await call(app, "POST", INFER, tensor(1, 2, 3), chunk=10)).status == 200

@@ -161,6 +161,21 @@ def test_malformed_requests_are_refused_and_the_connection_closed(
     served.check()
 
 
+def test_a_request_without_a_length_has_no_body(served: Served) -> None:
+    answer = served.ask(HEAD + b"Connection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"isn't JSON" in answer
+    served.check()
+
+
+def test_a_body_that_ends_early_is_no_request(served: Served) -> None:
+    with served.connect() as client:
+        client.sendall(GOOD[:-1])
+        client.shutdown(socket.SHUT_WR)
+        assert b"HTTP/1.1 200 " not in read_all(client)
+    wait_until(lambda: not served.app.connections())
+    served.check()
+
+
 def test_headers_may_not_be_endless(served: Served) -> None:
     for flood in (b"X: " + b"y" * 10_000, b"".join(b"X-%d: y\r\n" % i for i in range(1000))):
         answer = served.ask(b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + flood + b"\r\n\r\n")

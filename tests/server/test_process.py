@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -241,6 +242,42 @@ def worker_alive(number: int) -> bool:
         return "edgecompile" in Path(f"/proc/{number}/cmdline").read_text()
     except OSError:
         return False
+
+
+@pytest.mark.slow
+def test_more_connections_than_files_may_be_open(tiny_bundle: Path) -> None:
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    with serving(tiny_bundle, preexec_fn=few_files) as server:
+        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+        for client in crowd:
+            client.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert crowd[0].recv(15) == b"HTTP/1.1 200 OK"
+        for client in crowd:
+            client.close()
+        while (status := server.ask("POST", INFER, tensor(1, 2, 3))[0]) == 503:
+            time.sleep(0.05)  # it hasn't noticed yet that they are gone
+        assert status == 200
+        assert server.end() == 0 and "no more files" in server.err
+
+
+@pytest.mark.slow
+def test_a_bundle_that_is_damaged_in_place_is_not_served(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Its weights are cut off under a worker that has them mapped: it dies at its next run."""
+    bundle = tmp_path / "served.ecb"
+    shutil.copytree(tiny_bundle, bundle)
+    with serving(bundle) as server:
+        (worker,) = server.workers()
+        weights = next(bundle.glob("weights*"))
+        os.truncate(weights, 0)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            server.ask("POST", INFER, tensor(1, 2, 3))
+        bundle.rename(tmp_path / "damaged")
+        shutil.copytree(tiny_bundle, bundle)
+        assert server.ask("POST", INFER, tensor(1, 2, 3))[0] == 200
+        assert worker not in server.workers()
+        assert server.end() == 0 and "ended with -7" in server.err
 
 
 @pytest.mark.slow

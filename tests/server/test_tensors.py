@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgecompile.server.errors import BadRequest, ServerError, TooLarge
+from edgecompile.server.protocol import documents, v2
 from edgecompile.server.protocol.datatypes import DTYPES
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
 from edgecompile.server.protocol.v2 import format_answer, read_request
@@ -250,6 +251,51 @@ def test_requests_that_are_wrong(body: bytes, message: str) -> None:
         read_request(body, None, MOST)
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_numbers_and_keys_that_parsers_read_in_their_own_way(
+    monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    if not fast:
+        monkeypatch.setattr(documents, "orjson", None)
+    for number in ("1e999", "-1e999", "1" + "0" * 400):
+        body = request(inputs=[{**ONE, "datatype": "FP64", "data": [7, 2]}]).replace(
+            b"[7, 2]", b"[%s, 2]" % number.encode()
+        )
+        with pytest.raises(BadRequest):
+            read_request(body, None, MOST)
+    with pytest.raises(BadRequest):
+        read_request(request().replace(b"[1, 2]", b"[1, 18446744073709551617]"), None, MOST)
+    # Of equal keys the last one counts; keys that nobody knows are left alone, however many.
+    twice = b'{"inputs": 3, ' + request()[1:]
+    many = b"{" + b"".join(b'"k%d":0,' % n for n in range(10**6)) + request()[1:]
+    for body in (twice, many):
+        assert read_request(body, None, MOST).inputs["a"].tolist() == [1, 2]
+
+
+def test_heads_that_come_again_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v2, "_heads", {})
+    entry = {**ONE, "parameters": {"binary_data_size": 16}}
+    del entry["data"]
+    head = json.dumps({"inputs": [entry]}).encode()
+    for values in ([1, 2], [3, 4]):
+        body = head + np.array(values).tobytes()
+        assert read_request(body, b"%d" % len(head), MOST).inputs["a"].tolist() == values
+    assert len(v2._heads) == 1
+    with pytest.raises(BadRequest, match="16 bytes of its binary tensor are missing"):
+        read_request(head, b"%d" % len(head), MOST)
+    with pytest.raises(TooLarge):  # another limit
+        read_request(body, b"%d" % len(head), 1)
+    # What doesn't come again isn't kept, nor are more than so many.
+    monkeypatch.setattr(v2, "_KEPT_HEADS", 2)
+    for n in range(5):
+        for more in ({"id": str(n)}, {"n": n}):
+            head = json.dumps({"inputs": [entry], **more}).encode()
+            read_request(head + bytes(16), b"%d" % len(head), MOST)
+    assert len(v2._heads) == 2
+    read_request(request(), b"%d" % len(request()), MOST)
+    assert len(v2._heads) == 2
+
+
 def test_parameters_are_read() -> None:
     body = request(
         id="7", parameters={"timeout": 2500, "priority": 3}, outputs=[{"name": "a"}, {"name": "b"}]
@@ -312,8 +358,6 @@ def test_too_many_elements_of_several_inputs() -> None:
 
 
 def test_the_standard_library_reads_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgecompile.server.protocol import documents
-
     if documents.orjson is None:
         pytest.skip("orjson isn't installed")
     value = {

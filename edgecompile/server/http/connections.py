@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
+import os
+import resource
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
 
@@ -21,6 +24,8 @@ from edgecompile.server.http.limited import BODY, HEADER, IDLE, RUNNING, Limited
 _log = logging.getLogger("edgecompile.server")
 #: Seconds between two looks at all connections.
 _SWEEP = 1.0
+#: Files that a worker may need beside its connections: statistics, the moment in which one is refused.
+_OTHER_FILES = 24
 
 
 class _H11(Limited, H11Protocol):
@@ -44,6 +49,22 @@ def _load_fast() -> type[Any]:
     return HttpTools
 
 
+def _files_for(connections: int) -> int:
+    """So many of these connections may be open at once; raises the process' own limit where it can.
+
+    Without a file for it a connection would be accepted and cut off, and nobody told why.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd")) + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= used + connections:
+        return connections
+    most = used + connections
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(1, most - used)
+
+
 class Listener:
     """Accepts connections on sockets and serves an application over them."""
 
@@ -52,7 +73,7 @@ class Listener:
         limits = app.settings.limits
         fast = importlib.util.find_spec("httptools") is not None
         base: type[Any] = _load_fast() if http == "httptools" or (http == "auto" and fast) else _H11
-        self._protocol = type(base.__name__, (base,), {"limits": limits})
+        self._protocol: Any = type(base.__name__, (base,), {"limits": limits})
         self._config = Config(
             app,
             lifespan="off",
@@ -74,6 +95,11 @@ class Listener:
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Begins to accept on sockets that listen already."""
         loop = asyncio.get_running_loop()
+        limits = self._protocol.limits
+        most = _files_for(limits.connections)
+        if most < limits.connections:
+            _log.warning("at most %d connections, as the system allows no more files", most)
+            self._protocol.limits = replace(limits, connections=most)
         for item in sockets:
             self._servers.append(await loop.create_server(self._make, sock=item, backlog=2048))
         self._sweeper = loop.create_task(self._sweep(loop.time))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -34,7 +35,14 @@ def load_object(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def _loads(body: bytes) -> Any:
-    return json.loads(body.decode("utf-8"), parse_constant=_refuse)
+    return json.loads(body.decode("utf-8"), parse_constant=_refuse, parse_float=_read_float)
+
+
+def _read_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text:.40} is more than a double holds")
+    return value
 
 
 def _refuse(name: str) -> NoReturn:

@@ -6,6 +6,7 @@ open_inference_rest.yaml; Triton's docs/protocol/extension_binary_data.md and ex
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,6 +45,24 @@ class InferRequest(NamedTuple):
     priority: int
 
 
+class _Tensor(NamedTuple):
+    """An input as the JSON describes it: its elements are in ``data``, or ``size`` bytes behind the JSON."""
+
+    where: str
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    size: int | None
+    data: Any
+
+
+#: What the JSON of requests says: of all but the inputs, and of these.
+_Head = tuple[tuple[Any, ...], tuple[_Tensor, ...]]
+#: Requests with binary tensors often differ in these alone: so many heads are read once.
+_KEPT_HEADS, _MOST_KEPT = 512, 2048  # the latter in bytes
+_heads: dict[tuple[bytes, int], _Head] = {}
+
+
 def read_request(body: bytes, header_length: bytes | None, most: int) -> InferRequest:
     """Reads a body.
 
@@ -56,23 +75,38 @@ def read_request(body: bytes, header_length: bytes | None, most: int) -> InferRe
         BadRequest: something is wrong with it.
         TooLarge: it has too many elements.
     """
-    view = memoryview(body)
     cut = _header_length(header_length, len(body))
-    document = load_object(body if cut is None else view[:cut])
-    rest = view[len(body) if cut is None else cut :]
+    if cut is None:
+        asked, tensors = _read_head(load_object(body), most)
+        return InferRequest(_make_arrays(tensors, memoryview(b"")), *asked)
+    key = (body[:cut], most)
+    head = _heads.get(key)
+    if head is None:
+        document = load_object(key[0])
+        head = _read_head(document, most)
+        # One with an id doesn't come again, and data would stay in memory.
+        binary = all(tensor.size is not None for tensor in head[1])
+        if binary and "id" not in document and cut <= _MOST_KEPT:
+            if len(_heads) >= _KEPT_HEADS:
+                _heads.clear()
+            _heads[key] = head
+    return InferRequest(_make_arrays(head[1], memoryview(body)[cut:]), *head[0])
+
+
+def _read_head(document: Mapping[str, Any], most: int) -> _Head:
     # Keys that the protocol lacks are left alone: KServe's own client sends a model_name.
     parameters = _object(document, "parameters")
     identity = document.get("id")
     if identity is not None and not isinstance(identity, str):
         raise BadRequest(f"id must be a string, not a {kind(identity)}")
-    inputs = _read_inputs(document.get("inputs"), rest, most)
+    tensors = _read_tensors(document.get("inputs"), most)
     flag = timeout = None
     priority = 0
     if parameters:
         flag = _flag(parameters, "binary_data_output", "parameters")
         timeout, priority = _timeout(parameters), _priority(parameters)
     outputs, binary = _read_outputs(document.get("outputs"), flag)
-    return InferRequest(inputs, outputs, binary, identity, timeout, priority)
+    return (outputs, binary, identity, timeout, priority), tensors
 
 
 def _header_length(given: bytes | None, size: int) -> int | None:
@@ -89,11 +123,11 @@ def _header_length(given: bytes | None, size: int) -> int | None:
     return length
 
 
-def _read_inputs(entries: Any, rest: memoryview, most: int) -> dict[str, NDArray[Any]]:
+def _read_tensors(entries: Any, most: int) -> tuple[_Tensor, ...]:
     if not isinstance(entries, list) or not entries:
         raise BadRequest("inputs must be a list of at least one tensor")
-    found: dict[str, NDArray[Any]] = {}
-    at = total = 0
+    found: dict[str, _Tensor] = {}
+    total = 0
     for index, entry in enumerate(entries):
         where = f"inputs[{index}]"
         if not isinstance(entry, dict):
@@ -108,19 +142,28 @@ def _read_inputs(entries: Any, rest: memoryview, most: int) -> dict[str, NDArray
             raise BadRequest(f"{where}: datatype {_short(datatype)} must be one of {known}")
         shape = read_shape(entry.get("shape"), where, most - total)
         size = _binary_size(entry, where)
+        if size is None and "data" not in entry:
+            raise BadRequest(f"{where} has neither data nor a binary tensor")
+        if size is not None and "data" in entry:
+            raise BadRequest(f"{where} has both data and a binary tensor")
+        found[name] = _Tensor(where, name, datatype, shape, size, entry.get("data"))
+        total += math.prod(shape)
+    return (*found.values(),)
+
+
+def _make_arrays(tensors: Sequence[_Tensor], rest: memoryview) -> dict[str, NDArray[Any]]:
+    """The inputs; ``rest`` are the bytes behind the JSON."""
+    found: dict[str, NDArray[Any]] = {}
+    at = 0
+    for where, name, datatype, shape, size, data in tensors:
         if size is None:
-            if "data" not in entry:
-                raise BadRequest(f"{where} has neither data nor a binary tensor")
-            found[name] = from_list(entry["data"], datatype, shape, where)
-        else:
-            if "data" in entry:
-                raise BadRequest(f"{where} has both data and a binary tensor")
-            if at + size > len(rest):
-                missing = at + size - len(rest)
-                raise BadRequest(f"{where}: {missing} bytes of its binary tensor are missing")
-            found[name] = from_bytes(rest[at : at + size], datatype, shape, where)
-            at += size
-        total += found[name].size
+            found[name] = from_list(data, datatype, shape, where)
+            continue
+        if at + size > len(rest):
+            missing = at + size - len(rest)
+            raise BadRequest(f"{where}: {missing} bytes of its binary tensor are missing")
+        found[name] = from_bytes(rest[at : at + size], datatype, shape, where)
+        at += size
     if at != len(rest):
         raise BadRequest(f"{len(rest) - at} bytes behind the last binary tensor")
     return found

@@ -68,6 +68,7 @@ class CostTable:
         self._part = 1.0 - margin
         self._columns: dict[tuple[int, int], tuple[float, ...]] = {}
         self._sizes: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
+        self._cheapest: dict[tuple[int, int], float] = {}
 
     def seconds(self, threads: int, rows: int, length: int) -> float:
         """The seconds of one run; more rows than ``most_rows`` are several runs."""
@@ -108,7 +109,12 @@ class CostTable:
 
     def cheapest(self, threads: int, length: int) -> float:
         """Seconds of one row of this length in the best batch of rows like it."""
-        return min(seconds / rows for rows, seconds in self.useful(threads, length))
+        key = (threads, max(self.shortest, min(length, self.longest)))
+        found = self._cheapest.get(key)
+        if found is None:
+            useful = self.useful(threads, length)
+            found = self._cheapest[key] = min(seconds / rows for rows, seconds in useful)
+        return found
 
     def _make_column(self, threads: int, length: int) -> tuple[float, ...]:
         lines = self._lines[threads]
