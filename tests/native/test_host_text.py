@@ -218,6 +218,7 @@ def test_too_little_memory_for_the_caches(
     assert caught.value.status == 29 and "--max-context" in caught.value.text
 
 
+@pytest.mark.slow
 def test_with_sanitizers(fake_driver: FakeCudart, decoder: str) -> None:
     """A program in C: right tokens in each mode, and the end of it where a call fails."""
     machine = MACHINES[NATIVE_ARCH]
