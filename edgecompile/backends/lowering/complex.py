@@ -18,6 +18,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from edgecompile.backends.fourier import TRANSFORMS, Pair
 from edgecompile.backends.lowering.constants import attribute_name, constant_of, value_of
+from edgecompile.backends.lowering.in_place import changed_memory, memory_of
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering
 
@@ -151,8 +152,9 @@ def lower_complex(low: Lowering) -> None:
         for node in gm.graph.nodes
         if _is_complex(node) or any(_is_complex(x) for x in node.all_input_nodes)
     ]
+    changed = changed_memory(gm)
     for node in concerned:
-        reason = _obstacle(gm, node)
+        reason = _obstacle(gm, node, changed)
         if reason is not None:
             low.report.kept[node.name] = reason
             return
@@ -188,7 +190,7 @@ def _drop_formalities(gm: GraphModule) -> None:
                 gm.graph.erase_node(node)
 
 
-def _obstacle(gm: GraphModule, node: Node) -> str | None:
+def _obstacle(gm: GraphModule, node: Node, changed: set[Node]) -> str | None:
     if node.op == "get_attr":
         return None if constant_of(gm, node) is not None else "a complex constant can't be read"
     if node.op != "call_function" or (node.target not in _MOVES and node.target not in _FUNCTIONS):
@@ -198,7 +200,7 @@ def _obstacle(gm: GraphModule, node: Node) -> str | None:
     changes = {target for target, schema in schemas.items() if schema and schema.is_mutable}
     if changes - {aten.copy_.default}:
         return "its memory is changed later"
-    if node.target in _COPIES and any(n.target is aten.copy_.default for n in gm.graph.nodes):
+    if node.target in _COPIES and memory_of(node) in changed:
         return "its memory is changed later"
     if isinstance(node.kwargs.get("alpha"), complex):
         return "a sum with a complex factor"

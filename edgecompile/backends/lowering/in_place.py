@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+
+import torch
 from torch.fx import GraphModule, Node
 
 
@@ -21,6 +24,37 @@ def changes_in_place(gm: GraphModule) -> list[Node]:
         if changes:
             nodes.append(node)
     return nodes
+
+
+def memory_of(node: Node) -> Node:
+    """The node that made the memory that a node's result may lie in."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            shares = node.target is operator.getitem
+        else:
+            # ``type_as`` returns its operand where nothing is to be converted, and doesn't say so.
+            shares = schema.arguments[0].alias_info is not None
+            shares = shares or node.target is torch.ops.aten.type_as.default
+        if not shares:
+            break
+        node = node.args[0]
+    return node
+
+
+def changed_memory(gm: GraphModule) -> set[Node]:
+    """The nodes that made the memory that is changed in place, wherever that is."""
+    made = set()
+    for node in changes_in_place(gm):
+        schema = getattr(node.target, "_schema", None)
+        written = node.all_input_nodes
+        if schema is not None:
+            names = {x.name for x in schema.arguments if x.alias_info and x.alias_info.is_write}
+            given = zip((x.name for x in schema.arguments), node.args, strict=False)
+            named = {**dict(given), **node.kwargs}
+            written = [x for name, x in named.items() if name in names and isinstance(x, Node)]
+        made |= {memory_of(x) for x in written}
+    return made
 
 
 class ChangesInPlace:

@@ -251,3 +251,29 @@ def test_a_part_that_is_changed_in_place_is_left_alone() -> None:
     graph, report = lowered(module, x)
     assert "its memory is changed later" in report.kept.values()
     torch.testing.assert_close(graph(x=x), module(x))
+
+
+def test_a_view_of_a_part_that_is_changed_in_place_is_left_alone() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = as_complex(x * 1)
+        torch.view_as_real(y).flatten(-2)[..., 1:].mul_(2)
+        return y.abs()
+
+    module, x = Transform(function), torch.randn(2, 3, 8)
+    graph, report = lowered(module, x)
+    assert "its memory is changed later" in report.kept.values()
+    torch.testing.assert_close(graph(x=x), module(x))
+
+
+def test_what_is_copied_elsewhere_is_a_pair_all_the_same() -> None:
+    def function(x: Tensor) -> Tensor:
+        turned = torch.view_as_real(as_complex(x) * 1j).flatten(-2).type_as(x)
+        joined = x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))
+        joined[..., : x.shape[-1]].copy_(x)
+        joined[..., x.shape[-1] :].copy_(turned)
+        return joined
+
+    module, x = Transform(function), torch.randn(2, 3, 8)
+    graph, report = lowered(module, x)
+    assert complex_nodes(graph) == [] and report.kept == {}
+    torch.testing.assert_close(graph(x=x), module(x))
