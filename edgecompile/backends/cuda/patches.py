@@ -1,8 +1,11 @@
-"""What of Inductor is done otherwise while it generates code for a GPU: which tile a product gets, and a mistake.
+"""What of Inductor is done otherwise while it generates code for a GPU: which tile a product gets, and two mistakes.
 
-The mistake: what stands outside a tensor is read as a load with a mask, such as a pool's zeros around an image.
+One mistake: what stands outside a tensor is read as a load with a mask, such as a pool's zeros around an image.
 Where the tensor was made by the same kernel, Inductor takes the value at hand and forgets the mask; in an image
 of one pixel all nine places of a window then count as that pixel.
+
+The other: a running sum that it would divide among several blocks of threads fails if it then tiles the dimensions
+around it by two ("Unexpected tiling"). So one block goes through each line.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch._inductor import select_algorithm
+from torch._inductor import ir, select_algorithm
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.triton import TritonKernelOverrides
 from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, GemmConfig
@@ -27,6 +30,7 @@ Choose = Callable[[Sequence[Product], Sequence[Tile]], int]
 
 _masked: Callable[..., Any] = TritonKernelOverrides.masked
 _configurations: Callable[..., Any] = BaseConfigHeuristic.preprocess_mm_configs
+_splits: Callable[..., Any] = ir.Scan.num_splits
 
 
 def _keep_mask(mask: Any, body: Any, other: Any) -> Any:
@@ -47,9 +51,15 @@ def _offer_tiles(
     return _configurations(self, m, n, k, configs, *args, **options)
 
 
+def _never_split(cls: Any, *args: Any, **options: Any) -> tuple[Any, int]:
+    hint, _ = _splits(*args, **options)
+    return hint, 1
+
+
 #: What to put in the place of which attribute.
 PATCHES = (
     (TritonKernelOverrides, "masked", staticmethod(_keep_mask)),
+    (ir.Scan, "num_splits", classmethod(_never_split)),
     (BaseConfigHeuristic, "preprocess_mm_configs", _offer_tiles),
 )
 

@@ -100,6 +100,8 @@ def test_what_is_patched_or_called_is_there(module: str, name: str) -> None:
         ("torch._inductor.choices", "InductorChoices._finalize_template_configs",
          "self template_choices kernel_inputs templates op_name kwarg_overrides"),
         ("torch._inductor.codegen.triton", "TritonKernelOverrides.masked", "mask body other"),
+        ("torch._inductor.ir", "Scan.num_splits",
+         "device dtype inner_fn axis pointwise_ranges scan_ranges combine_fn scan_numel"),
         ("triton.backends.nvidia.compiler", "CUDABackend.make_cubin", "self src metadata opt capability"),
     ],
 )  # fmt: skip
@@ -261,6 +263,22 @@ def test_zeros_around_a_value_at_hand_stay_zeros(tmp_path: Path) -> None:
     with interpreted():
         launch(getattr(module, kernel.entry), (8,), y, x, 8, 16, XBLOCK=1)
     assert (y - x / x.sum(1, keepdim=True) / 9).abs().max().item() <= 1e-7
+
+
+class RunningSum(torch.nn.Module):
+    """Few lines, so long that Inductor would have several blocks of threads share each."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lines = x.reshape(x.shape[0], 256, 2).permute(2, 0, 1)
+        return torch.cumsum(lines[..., None].expand(-1, -1, -1, 16) * 2, 2)
+
+
+def test_running_sums_are_not_divided(tmp_path: Path) -> None:
+    x = torch.rand(4, 512)
+    program = device_free.move_to_gpu(exported(RunningSum(), x=x), {"x": x})
+    raw = device_free.run_inductor(program, H100, lambda *_: 0, tmp_path, installed.find_ptxas())
+    (kernel,) = raw.kernels
+    assert "associative_scan" in kernel.source and "lookback" not in kernel.source
 
 
 def test_a_constant_that_nobody_knows_is_a_defect() -> None:
