@@ -9,6 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from edgecompile.backends.cuda.kernels.attention import CACHED_ATTENTION
+from edgecompile.backends.cuda.kernels.extremes import EXTREMES
 from edgecompile.backends.cuda.kernels.grouped import GROUPED
 from edgecompile.backends.cuda.kernels.launch import interpreted
 from edgecompile.backends.cuda.kernels.recurrence import RECURRENCE
@@ -77,3 +78,22 @@ def test_groups_of_rows(dtype: torch.dtype) -> None:
         got = GROUPED(x, w, ends)
     assert got[43:].count_nonzero() == 0
     assert (got - want).abs().max().item() <= (2e-5 if dtype == torch.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_extremes_of_places(dtype: torch.dtype, largest: bool) -> None:
+    x = (drawn(3, 300) * 9).to(dtype)
+    places = torch.arange(900).reshape(3, 300) * 7 % 12
+    x[0, 0], places[places == 4] = -3, 5  # nothing goes to 4
+    if dtype == torch.float32:
+        x[places == 2] = torch.inf if largest else -torch.inf
+        x[places == 3] = -torch.inf if largest else torch.inf
+    want, hit = EXTREMES(x, places, 12, largest)
+    with interpreted():
+        got = EXTREMES(x, places, 12, largest)
+    assert torch.equal(got[0], want) and torch.equal(got[1], hit)
+    assert not hit[:, 4].any() and hit[:, 3].all()
+    assert torch.equal(
+        want[1, 0], x[1, places[1] == 0].amax() if largest else x[1, places[1] == 0].amin()
+    )

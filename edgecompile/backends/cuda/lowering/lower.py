@@ -17,6 +17,7 @@ from edgecompile.backends.cuda.lowering.narrow import narrow_graph
 from edgecompile.backends.cuda.lowering.operators import lower_operators
 from edgecompile.backends.cuda.lowering.products import merge_linears, sum_vectors
 from edgecompile.backends.cuda.lowering.tiles import hints_of
+from edgecompile.backends.cuda.lowering.values import settle_sizes
 from edgecompile.backends.generated import ExternCall
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic
 from edgecompile.backends.lowering.complex import lower_complex
@@ -61,8 +62,9 @@ def lower_for_gpu(
     Raises:
         MissingKernelError: sizes within the program depend on values; lists every such call.
     """
-    _refuse_sizes_of_values(gm)
     low = Lowering(gm, LoweringReport())
+    settle_sizes(low)
+    _refuse_sizes_of_values(gm)
     _inline_bodies(gm)
     drop_dropout(gm)
     _fill_scalars(gm)

@@ -2,7 +2,8 @@
 
 What a model widens on purpose stays float32: what it converts to float32 itself (the squares of a
 root-mean-square norm, angles made of positions), and what is computed of that alone. Where both kinds
-meet, the wider one is rounded, and a product with a constant is always of half precision. Inductor
+meet, the wider one is rounded, and a product with a constant is of half precision, but for those that choose
+(:mod:`~edgecompile.backends.cuda.lowering.routers`), which are of float32. Inductor
 computes chains of elementwise operators and sums in float32 in either case and rounds at their ends.
 
 float16 ends at 65504: conversions and numbers in the graph stop there, so that a mask's lowest float32
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_map
 
+from edgecompile.backends.cuda.lowering.routers import find_routers
 from edgecompile.backends.lowering.constants import (
     PACKED_PREFIX,
     attribute_name,
@@ -83,6 +85,7 @@ class _Narrowing:
         self.gm, self.dtype = gm, dtype
         self.limit = torch.finfo(dtype).max if dtype == torch.float16 else None
         self.narrowed: dict[Node, Node] = {}
+        self.routers = find_routers(gm)
         self.changes = bool(changes_in_place(gm))
         values = (value_of(node) for node in gm.graph.nodes)
         modes = (getattr(value, "fake_mode", None) for value in values)
@@ -126,6 +129,9 @@ class _Narrowing:
             args = torch.fx.map_arg(node.args, lambda source: source.meta["val"])
             with self.mode:
                 node.meta["val"] = node.target(*args)  # type: ignore[operator]
+        if node in self.routers:
+            self._widen(node)
+            return
         floats = [source for source in node.all_input_nodes if self._kind(source) is not None]
         narrow = any(self._kind(source) == self.dtype for source in floats)
         product = name in _PRODUCTS and any(map(self._is_constant, floats))
@@ -264,7 +270,7 @@ class _Narrowing:
         return tree_map(converted, value)
 
     def _widen(self, node: Node) -> None:
-        """Gives an operator with a body of its own what the body was exported for."""
+        """Gives an operator float32 operands, of which its recorded results are."""
         replaced = {}
         for source in node.all_input_nodes:
             if self._kind(source) == self.dtype:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from edgecompile.backends.cuda.kernels import attention, grouped, recurrence, sorting
+from edgecompile.backends.cuda.kernels import attention, extremes, grouped, recurrence, sorting
 from edgecompile.backends.cuda.lowering.tiles import attention_tile
 from edgecompile.backends.lowering.constants import value_of
 from edgecompile.backends.lowering.grouped import GROUPED
@@ -25,6 +26,7 @@ from edgecompile.targets.gpu import GpuFacts
 
 aten = torch.ops.aten
 
+_BAGS = {aten.embedding_bag.default, aten.embedding_bag.padding_idx}
 _SORTS = {aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable}
 
 
@@ -90,13 +92,140 @@ def lower_operators(low: Lowering, gpu: GpuFacts) -> None:
         replace(low.gm, node, grouped.GROUPED, (x, w, ends))
         return True
 
+    def send(node: Node) -> bool | str:
+        x, dim, index, src, how, include = arguments_of(node).values()
+        target, places = value_of(x), value_of(index)
+        if how == "sum":
+            return False
+        if target is None or places is None or how not in ("amax", "amin", "mean"):
+            return f"its kind is {how}"
+        if how == "mean" and not target.is_floating_point():
+            return "its mean is of integers"
+        others = [set(range(v.dim())) - {dim % max(v.dim(), 1)} for v in (target, places)]
+        sizes = [
+            [str(v.shape[i]) for i in sorted(o)]
+            for v, o in zip((target, places), others, strict=True)
+        ]
+        if not target.dim() or sizes[0] != sizes[1]:
+            return "its index doesn't reach all lines"
+        function = _means if how == "mean" else _extremes
+        run = partial(function, dim=dim, largest=how == "amax", include=include)
+        replace_results(low.gm, node, inline(low.gm, node, run, [x, index, src], symbolic=True))
+        return True
+
+    def bag(node: Node) -> bool | str:
+        bound = arguments_of(node)
+        if any(taker.args[1] != 0 and taker.users for taker in node.users):
+            return "its inner results are read"
+        for taker in list(node.users):
+            if taker.args[1] != 0:
+                low.gm.graph.erase_node(taker)
+        operands = [bound[name] for name in ("weight", "indices", "offsets")]
+        equal = _equal_bags(operands[1], operands[2])
+        if equal is not None:
+            operands = [operands[0], equal]
+        if bound["per_sample_weights"] is not None:
+            operands.append(bound["per_sample_weights"])
+        run = partial(
+            _equally_bagged if equal is not None else _bagged,
+            mode=bound["mode"],
+            padding=bound.get("padding_idx"),
+            last=bound["include_last_offset"],
+        )
+        replace_results(low.gm, node, inline(low.gm, node, run, operands, symbolic=True))
+        return True
+
     low.each("grouped", {n.target for n in low.gm.graph.nodes if str(n.target) in GROUPED}, group)
+    low.each("bags", _BAGS, bag)
     low.each("attentions", {CACHED_ATTENTION}, attend)
     low.each("counts", {aten.histc.default}, count)
     low.each("selections", {aten.index_select.default}, pick)
     low.each("recurrences", {PLAIN}, recur)
+    low.each("scatters", {aten.scatter_reduce.two}, send)
     low.each("sorts", _SORTS, sort)
     low.each("sorts", {aten.topk.default}, select)
+
+
+def _equal_bags(ids: Node, offsets: Node) -> Node | None:
+    """The matrix with a bag in each row that torch has made flat for ``embedding_bag``."""
+    source = ids.args[0] if ids.target is aten.reshape.default else None
+    matrix = value_of(source)
+    if matrix is None or matrix.dim() != 2 or offsets.target is not aten.arange.start_step:
+        return None
+    ends = [x.meta["val"] if isinstance(x, Node) else x for x in offsets.args]
+    wanted = [0, matrix.shape[0] * matrix.shape[1], matrix.shape[1]]
+    return source if list(map(str, ends)) == list(map(str, wanted)) else None  # type: ignore[return-value]
+
+
+def _equally_bagged(
+    w: Tensor, ids: Tensor, *factors: Tensor, mode: int, padding: int | None, last: bool
+) -> Tensor:
+    """Sums (mode 0), means or largest of the rows of a table that each line of ``ids`` [B, L] names."""
+    rows = torch.embedding(w, ids)
+    kept = torch.ones(ids.shape, dtype=torch.bool) if padding is None else ids != padding
+    return _joined(rows, kept, [f.reshape(ids.shape) for f in factors], mode)
+
+
+def _bagged(
+    w: Tensor, ids: Tensor, offsets: Tensor, *factors: Tensor, mode: int, padding: Any, last: bool
+) -> Tensor:
+    """The same of ``ids`` [T], of which a bag ends where the next one begins: every bag reads all of them."""
+    tokens = torch.arange(ids.shape[0])
+    starts = offsets[:-1] if last else offsets
+    ends = offsets[1:]
+    if not last:
+        ends = torch.cat([ends, torch.full((1,), ids.shape[0], dtype=offsets.dtype)])
+    kept = (tokens >= starts[:, None]) & (tokens < ends[:, None])
+    if padding is not None:
+        kept = kept & (ids != padding)
+    return _joined(torch.embedding(w, ids), kept, list(factors), mode)
+
+
+def _joined(rows: Tensor, kept: Tensor, factors: list[Tensor], mode: int) -> Tensor:
+    """The rows [.., L, D] that are ``kept`` [B, L] as one of each bag; zeros of an empty one."""
+    if mode == 2:
+        most = torch.where(kept[..., None], rows, float("-inf")).amax(1)
+        return torch.where(kept.any(1)[:, None], most, 0.0).to(rows.dtype)
+    weights = kept.to(torch.float32)
+    for factor in factors:
+        weights = weights * factor
+    wide = rows.to(torch.float32)
+    total = weights @ wide if wide.dim() == 2 else (weights[..., None] * wide).sum(1)
+    if mode == 1:
+        total = total / kept.sum(1).clamp(min=1)[:, None]
+    return total.to(rows.dtype)
+
+
+def _extremes(
+    x: Tensor, index: Tensor, src: Tensor, *, dim: int, largest: bool, include: bool
+) -> Tensor:
+    """The largest or smallest of what goes to each place of ``x``, with what is there or instead of it."""
+    wide = torch.float32 if x.dtype.is_floating_point else torch.int64
+    moved, places = x.movedim(dim, -1), index.movedim(dim, -1)
+    values = src.movedim(dim, -1)[..., : places.shape[-1]]
+    lines = (-1, places.shape[-1])
+    best, hit = extremes.EXTREMES(
+        values.reshape(lines).to(wide), places.reshape(lines), moved.shape[-1], largest
+    )
+    best, hit = best.reshape(moved.shape).to(x.dtype), hit.reshape(moved.shape)
+    if include:
+        result = torch.maximum(best, moved) if largest else torch.minimum(best, moved)
+    else:
+        result = torch.where(hit != 0, best, moved)
+    return result.movedim(-1, dim)
+
+
+def _means(
+    x: Tensor, index: Tensor, src: Tensor, *, dim: int, largest: bool, include: bool
+) -> Tensor:
+    """The mean of what goes to each place of ``x``, with what is there or instead of it."""
+    wide, zeros = x.to(torch.float32), torch.zeros(x.shape, dtype=torch.float32)
+    source = src.to(torch.float32)
+    count = zeros.scatter_add(dim, index, torch.ones(index.shape, dtype=torch.float32))
+    if include:
+        return ((wide.scatter_add(dim, index, source)) / (count + 1)).to(x.dtype)
+    total = zeros.scatter_add(dim, index, source) / count.clamp(min=1)
+    return torch.where(count > 0, total, wide).to(x.dtype)
 
 
 def _sorted(low: Lowering, node: Node, x: Node, dim: int, k: Any, descending: bool) -> list[Node]:
