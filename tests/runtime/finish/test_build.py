@@ -105,12 +105,12 @@ class TestPhases:
         ([], [], True),
         (["Error Code 2: OutOfMemory (Requested size was 12 bytes.)"], [], True),
         (["10: Could not find any implementation"], ["Tactic: insufficient memory"], True),
-        (["Error Code 10: Internal Error"], ["tactic skipped"], False),
+        (["Error Code 10: Internal Error"], ["tactic skipped"], None),
         (["Cuda Runtime (out of memory)"], [], True),
     ],
 )
 def test_a_lack_of_memory_is_told_by_the_log(
-    errors: list[str], warnings: list[str], memory: bool
+    errors: list[str], warnings: list[str], memory: bool | None
 ) -> None:
     log = BuildLog()
     for text in errors:
