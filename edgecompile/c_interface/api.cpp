@@ -38,11 +38,8 @@ class OpenModels {
   // Null where there is none.
   std::shared_ptr<Model> remove(const ecr_model* handle) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = models_.find(reinterpret_cast<uintptr_t>(handle));
-    if (found == models_.end()) return nullptr;
-    std::shared_ptr<Model> model = std::move(found->second);
-    models_.erase(found);
-    return model;
+    const auto removed = models_.extract(reinterpret_cast<uintptr_t>(handle));
+    return removed.empty() ? nullptr : removed.mapped();
   }
 
  private:

@@ -29,6 +29,13 @@ class Error : public std::exception {
   throw Error(code, message, hint);
 }
 
+// The base of what stays where it was made.
+struct Fixed {
+  Fixed() = default;
+  Fixed(const Fixed&) = delete;
+  Fixed& operator=(const Fixed&) = delete;
+};
+
 // The calling thread's text; never null. When memory has run out, a fixed text stands in.
 const char* last_error() noexcept;
 

@@ -85,6 +85,16 @@ int open_beneath(int folder, const std::string& name, int flags = kFileFlags) {
   }
 }
 
+FileState file_state(const struct stat& info) {
+  return {static_cast<int64_t>(info.st_dev),
+          static_cast<int64_t>(info.st_ino),
+          info.st_size,
+          info.st_mtim.tv_sec,
+          info.st_mtim.tv_nsec,
+          info.st_ctim.tv_sec,
+          info.st_ctim.tv_nsec};
+}
+
 }  // namespace
 
 Descriptor::~Descriptor() {
@@ -108,16 +118,6 @@ size_t read_at(const Descriptor& file, void* data, size_t size, uint64_t offset,
     done += static_cast<size_t>(count);
   }
   return done;
-}
-
-FileState file_state(const struct stat& info) {
-  return {static_cast<int64_t>(info.st_dev),
-          static_cast<int64_t>(info.st_ino),
-          info.st_size,
-          info.st_mtim.tv_sec,
-          info.st_mtim.tv_nsec,
-          info.st_ctim.tv_sec,
-          info.st_ctim.tv_nsec};
 }
 
 std::optional<FileState> state_of_path(const std::string& path) {

@@ -4,8 +4,6 @@
 // neither a link inside the bundle nor a rename of the folder changes what is read.
 #pragma once
 
-#include <sys/stat.h>
-
 #include <array>
 #include <optional>
 #include <string>
@@ -40,7 +38,6 @@ class Descriptor {
 // What changes with the content of a file: device, inode, size, times of modification and change. A
 // writer can set the time of modification back, but not that of change.
 using FileState = std::array<int64_t, 7>;
-FileState file_state(const struct stat& info);
 // Of what lies at a path, links followed; none where there is nothing.
 std::optional<FileState> state_of_path(const std::string& path);
 std::optional<FileState> state_of_file(const Descriptor& file);

@@ -5,10 +5,10 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <iterator>
+#include <sstream>
 
 #include "base/text.h"
 #include "bundle/libraries.h"
@@ -64,15 +64,8 @@ std::set<std::string> probe_features(const BundleFolder& folder, const std::stri
   if (probe(text.data(), kProbeBytes) < 0) {
     fail(ECR_NATIVE, cat(pinned.label, ": the probe needs more than ", kProbeBytes, " bytes"));
   }
-  text.resize(strnlen(text.c_str(), text.size()));
-  std::set<std::string> features;
-  size_t begin = 0;
-  while ((begin = text.find_first_not_of(' ', begin)) != std::string::npos) {
-    const size_t end = std::min(text.find(' ', begin), text.size());
-    features.insert(text.substr(begin, end - begin));
-    begin = end;
-  }
-  return features;
+  std::istringstream words(text.c_str());
+  return {std::istream_iterator<std::string>(words), {}};
 }
 
 }  // namespace

@@ -104,9 +104,7 @@ bool has_hardware() { return (getauxval(AT_HWCAP) & 1ul << 6) != 0; }  // HWCAP_
 
 #else
 
-void hardware_blocks(uint32_t* state, const uint8_t* data, size_t blocks) {
-  sha256_blocks_portable(state, data, blocks);
-}
+constexpr Blocks hardware_blocks = sha256_blocks_portable;
 
 bool has_hardware() { return false; }
 

@@ -2,7 +2,6 @@
 #include "bundle/weights.h"
 
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -150,19 +149,19 @@ std::shared_ptr<Weights> map_weights(const BundleFolder& folder, const std::stri
   static auto& shared = *new std::map<FileState, std::weak_ptr<Weights>>;
 
   const Descriptor file = folder.open(name);
-  struct stat info = {};
-  if (fstat(file.get(), &info) != 0) fail(ECR_DAMAGED, folder.label(name) + ": can't be read");
-  const FileState key = file_state(info);
+  const std::optional<FileState> key = state_of_file(file);
+  if (!key) fail(ECR_DAMAGED, folder.label(name) + ": can't be read");
   std::shared_ptr<Weights> weights;
   {
     const std::lock_guard<std::mutex> lock(mutex);
     for (auto at = shared.begin(); at != shared.end();) {
       at = at->second.expired() ? shared.erase(at) : std::next(at);
     }
-    weights = shared[key].lock();
+    weights = shared[*key].lock();
     if (weights == nullptr) {
-      weights = std::make_shared<Weights>(file, info.st_size, folder.label(name));
-      shared[key] = weights;
+      const int64_t size = folder.manifest().files.at(name).size;
+      weights = std::make_shared<Weights>(file, size, folder.label(name));
+      shared[*key] = weights;
     }
   }
   if (check_hash) weights->check_hash(folder, name, file);

@@ -23,14 +23,12 @@ struct Constant {
   int64_t nbytes = 0;
 };
 
-class Weights {
+class Weights : Fixed {
  public:
   // Checks the header and maps the file. Throws Error ECR_BUNDLE with the first broken rule
   // (weights-* and json-* of FORMAT.md) that the use of a tensor depends on.
   Weights(const Descriptor& file, int64_t size, const std::string& source);
   ~Weights();
-  Weights(const Weights&) = delete;
-  Weights& operator=(const Weights&) = delete;
 
   // In the order of the header, without the entries that fill gaps.
   const std::vector<Constant>& constants() const { return constants_; }

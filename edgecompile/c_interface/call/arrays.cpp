@@ -76,6 +76,12 @@ Sizes shape_of(const TensorSpec& spec, const Sizes& sizes) {
   return shape;
 }
 
+std::vector<Sizes> shapes_of(const std::vector<TensorSpec>& specs, const Sizes& sizes) {
+  std::vector<Sizes> shapes;
+  for (const TensorSpec& spec : specs) shapes.push_back(shape_of(spec, sizes));
+  return shapes;
+}
+
 Sizes row_major(const Sizes& sizes) {
   Sizes strides(sizes.size());
   // Unsigned: an empty array's strides mean nothing, and may overflow.

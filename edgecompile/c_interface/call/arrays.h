@@ -42,6 +42,7 @@ Array make_array(const ElementType& type, Sizes sizes);
 int64_t count_elements(const Sizes& sizes);
 // The shape of an input or output where axes have these sizes; -1 for a size of no axis.
 Sizes shape_of(const TensorSpec& spec, const Sizes& sizes);
+std::vector<Sizes> shapes_of(const std::vector<TensorSpec>& specs, const Sizes& sizes);
 // Strides of a row-major array, in elements.
 Sizes row_major(const Sizes& sizes);
 std::string sizes_text(const Sizes& sizes);  // "[1, 7]"

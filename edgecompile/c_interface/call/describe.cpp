@@ -21,7 +21,7 @@ void write_host(JsonWriter* out, const Host& host) {
 }  // namespace
 
 std::string Model::describe() {
-  const Call call(this);
+  const auto call = enter();
   const Manifest& manifest = folder_.manifest();
   JsonWriter out;
   out.open('{');

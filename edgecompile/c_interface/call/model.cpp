@@ -113,15 +113,10 @@ void cut_caches(const Manifest& manifest, const Bucket& bucket, CheckedInputs* i
 
 }  // namespace
 
-Model::Call::Call(Model* model) : model_(*model) {
-  const std::lock_guard<std::mutex> lock(model_.state_mutex_);
-  if (model_.closed_) fail(ECR_CLOSED, model_.folder_.path() + ": the model is closed");
-  ++model_.running_;
-}
-
-Model::Call::~Call() {
-  const std::lock_guard<std::mutex> lock(model_.state_mutex_);
-  if (--model_.running_ == 0 && model_.closed_) model_.idle_.notify_all();
+std::shared_lock<std::shared_mutex> Model::enter() {
+  std::shared_lock<std::shared_mutex> call(calls_);
+  if (programs_ == nullptr) fail(ECR_CLOSED, folder_.path() + ": the model is closed");
+  return call;
 }
 
 Model::Model(const std::string& path, const ecr_options& options)
@@ -194,7 +189,7 @@ void Model::warm_up() {
       }
     }
     try {
-      programs_->run(bucket, inputs, output_shapes(sizes), nullptr);
+      programs_->run(bucket, inputs, shapes_of(folder_.manifest().outputs, sizes), nullptr);
     } catch (const std::bad_alloc&) {
       fail_for_memory(doing, needed);
     }
@@ -215,15 +210,9 @@ void Model::begin_run(const CheckedInputs& inputs) {
   if (row == 0) programs_->begin_text();
 }
 
-std::vector<Sizes> Model::output_shapes(const Sizes& sizes) const {
-  std::vector<Sizes> shapes;
-  for (const TensorSpec& spec : folder_.manifest().outputs) shapes.push_back(shape_of(spec, sizes));
-  return shapes;
-}
-
 std::unique_ptr<Outputs> Model::run(const ecr_tensor* inputs, int64_t count,
                                     std::optional<int32_t> wanted) {
-  const Call call(this);
+  const auto call = enter();
   const Manifest& manifest = folder_.manifest();
   const auto n_buckets = static_cast<int64_t>(manifest.buckets.size());
   if (wanted && (*wanted < 0 || *wanted >= n_buckets)) {
@@ -260,7 +249,7 @@ std::unique_ptr<Outputs> Model::run(const ecr_tensor* inputs, int64_t count,
   }
   auto result = std::make_unique<Outputs>();
   programs_->run(bucket, dispatcher_->pad(*filled, checked_inputs.arrays, sizes),
-                 output_shapes(sizes), result.get());
+                 shapes_of(manifest.outputs, sizes), result.get());
   if (checked_inputs.own_text) {
     text_rows_ = first_row(manifest, checked_inputs) + sizes[manifest.generation->length];
   }
@@ -286,7 +275,7 @@ const Tolerance& Model::tolerance() const {
 }
 
 ecr_signature Model::signature() {
-  const Call call(this);
+  const auto call = enter();
   const Manifest& manifest = folder_.manifest();
   ecr_signature signature = {};
   signature.name = manifest.name.c_str();
@@ -303,12 +292,7 @@ ecr_signature Model::signature() {
 }
 
 void Model::close() {
-  {
-    std::unique_lock<std::mutex> lock(state_mutex_);
-    if (closed_) return;
-    closed_ = true;
-    idle_.wait(lock, [this] { return running_ == 0; });
-  }
+  const std::unique_lock<std::shared_mutex> lock(calls_);
   programs_.reset();
 }
 

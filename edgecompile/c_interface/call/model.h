@@ -1,10 +1,10 @@
 // A bundle opened for running.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -15,12 +15,10 @@
 
 namespace ecr {
 
-class Model {
+class Model : Fixed {
  public:
   // Throws Error.
   Model(const std::string& path, const ecr_options& options);
-  Model(const Model&) = delete;
-  Model& operator=(const Model&) = delete;
 
   // With the program of `bucket`, or of the one that fits. Throws Error.
   std::unique_ptr<Outputs> run(const ecr_tensor* inputs, int64_t count,
@@ -31,33 +29,21 @@ class Model {
   void close();
 
  private:
-  // Counts a call that is under way. Throws Error ECR_CLOSED.
-  class Call {
-   public:
-    explicit Call(Model* model);
-    ~Call();
-    Call(const Call&) = delete;
-    Call& operator=(const Call&) = delete;
-
-   private:
-    Model& model_;
-  };
-
+  // What a call holds while it is under way. Throws Error ECR_CLOSED.
+  std::shared_lock<std::shared_mutex> enter();
   // Without the backends and variants that can't be used.
   void open(const ecr_options& options, const Strings& without);
   void warm_up();
   // Of a run over the model's own text: that its rows follow those that are there. Throws Error.
   void begin_run(const CheckedInputs& inputs);
   const Tolerance& tolerance() const;
-  // The manifest's shapes of the outputs.
-  std::vector<Sizes> output_shapes(const Sizes& sizes) const;
 
   BundleFolder folder_;
   Host host_;
   std::vector<Refusal> refused_;
   std::string fallback_;  // why the CPU runs instead of a GPU; "": it doesn't
   const Variant* variant_ = nullptr;
-  std::unique_ptr<Programs> programs_;
+  std::unique_ptr<Programs> programs_;  // none: it is closed
   std::optional<Dispatcher> dispatcher_;
   std::vector<ecr_spec> input_specs_;
   std::vector<ecr_spec> output_specs_;
@@ -65,10 +51,7 @@ class Model {
   std::mutex text_mutex_;  // held by a run over the model's own text
   int64_t text_rows_ = 0;  // of it that were written
 
-  std::mutex state_mutex_;
-  std::condition_variable idle_;
-  int64_t running_ = 0;
-  bool closed_ = false;
+  std::shared_mutex calls_;  // shared by those under way
 };
 
 }  // namespace ecr

@@ -72,13 +72,11 @@ class RuntimeLibrary {
 };
 
 // What one run gave; frees native memory when it goes.
-class ProgramOutputs {
+class ProgramOutputs : Fixed {
  public:
   ProgramOutputs(const RuntimeLibrary& library, ec_outputs* handle)
       : library_(library), handle_(handle) {}
   ~ProgramOutputs() { library_.outputs_free_(handle_); }
-  ProgramOutputs(const ProgramOutputs&) = delete;
-  ProgramOutputs& operator=(const ProgramOutputs&) = delete;
 
   int64_t count() const { return library_.outputs_count_(handle_); }
   // Output i as a row-major array, cut to `crop` (sizes; -1 for all there is). Its memory is the
@@ -92,14 +90,12 @@ class ProgramOutputs {
 
 // One compiled bucket. `run` may be called from several threads. Nothing is checked that the caller
 // has checked: a wrong number of inputs or a wrong dtype can end the process.
-class Program {
+class Program : Fixed {
  public:
   // `weights` stays mapped until the program goes. Throws Error ECR_NATIVE.
   Program(const RuntimeLibrary& library, const PinnedLibrary& pinned,
           std::shared_ptr<const Weights> weights, int32_t concurrency);
   ~Program();
-  Program(const Program&) = delete;
-  Program& operator=(const Program&) = delete;
 
   const std::string& label() const { return label_; }
   int64_t input_count() const { return library_.program_input_count_(handle_); }

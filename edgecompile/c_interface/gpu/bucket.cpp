@@ -30,12 +30,6 @@ Sizes largest_sizes(const Bucket& bucket) {
   return sizes;
 }
 
-std::vector<Sizes> input_shapes(const Manifest& manifest, const Sizes& sizes) {
-  std::vector<Sizes> shapes;
-  for (const TensorSpec& spec : manifest.inputs) shapes.push_back(shape_of(spec, sizes));
-  return shapes;
-}
-
 GpuBucket::GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& manifest,
                      const Bucket& bucket, size_t most_graphs, const CacheMemory* text)
     : lane_(lane),
@@ -46,7 +40,7 @@ GpuBucket::GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& mani
       graph_after_(text != nullptr && has_one_length(manifest, bucket) ? 1 : kGraphAfter) {
   program_.load(lane_.device.capability);
   const Sizes largest = largest_sizes(bucket);
-  largest_ = input_shapes(manifest_, largest);
+  largest_ = shapes_of(manifest_.inputs, largest);
   plan_ = arrange(largest_);
   check_outputs(largest);
   staging_ = std::make_unique<const Staging>(*lane_.driver, plan_.end, lane_.device.integrated);

@@ -49,14 +49,12 @@ struct Device {
 };
 std::string cuda_version_text(int64_t number);  // "12.6" for 12060
 
-class Driver {
+class Driver : Fixed {
  public:
   // The library, loaded once per process, and at least one GPU, made ready. It is the file that the
   // environment variable EDGECOMPILE_CUDA_DRIVER names, else libcuda.so.1. Throws GpuError, of
   // ECR_NO_GPU but after a fork.
   static const Driver& load();
-  Driver(const Driver&) = delete;
-  Driver& operator=(const Driver&) = delete;
 
   const std::string& path() const { return path_; }
   Device describe() const;
@@ -68,12 +66,10 @@ class Driver {
 
   // Lets the calling thread use the GPU while it lives, and then what it used before. Throws
   // GpuError, also after a fork.
-  class Current {
+  class Current : Fixed {
    public:
     explicit Current(const Driver& driver);
     ~Current();
-    Current(const Current&) = delete;
-    Current& operator=(const Current&) = delete;
 
    private:
     const Driver& driver_;

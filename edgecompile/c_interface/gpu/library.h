@@ -51,15 +51,13 @@ struct Rehearsal {
 };
 
 // One compiled bucket; not from two threads at once.
-class GpuProgram {
+class GpuProgram : Fixed {
  public:
   // Loads it and binds its constants; the GPU isn't used. Everything that is given stays as long as
   // this. Throws Error.
   GpuProgram(const GpuLibrary& library, const PinnedLibrary& pinned, const DeviceWeights& weights,
              const Manifest& manifest);
   ~GpuProgram();
-  GpuProgram(const GpuProgram&) = delete;
-  GpuProgram& operator=(const GpuProgram&) = delete;
 
   const std::string& label() const { return label_; }
   // Makes these the shapes of the next runs, which are `user`'s, and tells what those will do.

@@ -43,7 +43,7 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
     programs_.push_back(
         std::make_unique<GpuProgram>(library, pin_library(folder_, program), *weights_, manifest));
     const Rehearsal rehearsal =
-        programs_[i]->rehearse(input_shapes(manifest, largest_sizes(specs_[i])));
+        programs_[i]->rehearse(shapes_of(manifest.inputs, largest_sizes(specs_[i])));
     lane_.scratch_bytes = std::max(lane_.scratch_bytes, rehearsal.scratch_bytes);
     launches_.push_back(rehearsal.launches);
   }
