@@ -20,9 +20,8 @@ from edgecompile.bench.bench import bench_bundle, default_cache
 from edgecompile.bench.report import BenchReport, BenchSettings
 from edgecompile.cli.terminal.console import Console
 from edgecompile.cli.terminal.failures import describe_failure
-from edgecompile.cli.terminal.output import write_json
 from edgecompile.errors import BenchError
-from edgecompile.files import write_text
+from edgecompile.files import write_document, write_text
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.identity import load_average
 from edgecompile.pipeline.build import build
@@ -189,7 +188,7 @@ def write_record(report: BenchReport, options: argparse.Namespace) -> Path:
     stem = f"{date}-{options.name or f'{options.preset}-{report.subject.precision_class}'}"
     model = options.model.name if options.model else PRESETS[options.preset].title
     title = f"{model}, {precision}, {report.settings.threads} threads, {date}"
-    write_json(folder / f"{stem}.json", report.to_json())
+    write_document(folder / f"{stem}.json", report.to_json())
     path = folder / f"{stem}.md"
     write_text(path, render_record(report, title, remarks=options.remark))
     return path

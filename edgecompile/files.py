@@ -128,3 +128,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
         error.filename = str(target)  # nobody knows the temporary name
         raise
     return target
+
+
+def write_document(path: str | os.PathLike[str], document: Mapping[str, Any]) -> Path:
+    """Writes a JSON document for somebody else; as :func:`write_text`."""
+    return write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")

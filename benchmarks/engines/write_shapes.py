@@ -15,6 +15,7 @@ import numpy as np
 from shapes import BATCHES
 
 from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
 from edgecompile.onnx.build import build_onnx
 from edgecompile.onnx.operators import OnnxTarget
@@ -30,7 +31,9 @@ def main(source: str, folder: Path, edges: list[int]) -> None:
     longest = edges[-1]
     lengths, batches = AxisRange(1, longest, longest // 2), AxisRange(1, rows, 1)
     bucket = Bucket("exact", (("length", lengths), ("batch", batches)))
-    made = build_onnx(model, [bucket], "fp16", OnnxTarget("8.6", 17), None, folder)
+    exported = export_model(model, {name: (axis.lo, axis.hi) for name, axis in bucket.axes})
+    target = OnnxTarget("8.6", 17)
+    made = build_onnx(model, [bucket], "fp16", target, None, folder, exported=exported)
     (folder / "float32.json").write_text(json.dumps(made.float32))
     (folder / "edges.json").write_text(json.dumps(edges))
     arrays = {}

@@ -37,10 +37,9 @@ from edgecompile.buckets.baselines import BaselineResult, compare_baselines
 from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.cli.terminal.console import Console
 from edgecompile.cli.terminal.failures import describe_failure
-from edgecompile.cli.terminal.output import write_json
 from edgecompile.errors import BenchError
 from edgecompile.export.store import ExportStore
-from edgecompile.files import write_text
+from edgecompile.files import write_document, write_text
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.machines.detection import runnable_variants
@@ -275,7 +274,7 @@ def write_record(report: PlansReport, options: argparse.Namespace) -> Path | Non
         folder = REPOSITORY / "docs" / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{date}-{options.name}.md"
-    write_json(path.with_suffix(".json"), report.to_json())
+    write_document(path.with_suffix(".json"), report.to_json())
     write_text(path, text)
     return path
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
 from edgecompile.api.traffic import find_sources
 from edgecompile.errors import UsageError
-from edgecompile.files import write_text
+from edgecompile.files import write_document, write_text
 from edgecompile.units import format_ms
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Plan(Shown):
         Raises:
             OSError: it can't be written.
         """
-        return write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
+        return write_document(path, self.to_json())
 
     def write_report(self, path: PathLike) -> Path:
         """Writes an HTML page with the histogram, the costs and the comparison; gives its path.

@@ -52,9 +52,9 @@ def command(
     if max_length is not None:
         distribution, over = distribution.clip(max_length)
     if output is not None:
-        from edgecompile.cli.terminal.output import write_json
+        from edgecompile.files import write_document
 
-        write_json(output, distribution.to_json())
+        write_document(output, distribution.to_json())
         session.console.say(f"wrote {output}")
     summary = distribution.summary().to_json()
     document = {**distribution.to_json(), "summary": summary, "share_over": over}

@@ -141,9 +141,8 @@ def _write(
     output: Path | None,
     report: Path | None,
 ) -> None:
-    from edgecompile.cli.terminal.output import write_json
     from edgecompile.cli.terminal.plan_table import plan_page, plan_table, precision_table
-    from edgecompile.files import write_text
+    from edgecompile.files import write_document, write_text
 
     console, assessment = session.console, result.assessment
     assert assessment is not None  # it has costs
@@ -154,7 +153,7 @@ def _write(
     if work_dir is not None:
         console.say(f"wrote {work_dir / 'plan.json'}")
     if output is not None:
-        write_json(output, document)
+        write_document(output, document)
         console.say(f"wrote {output}")
     if report is not None:
         write_text(report, plan_page(assessment, model))

@@ -105,7 +105,7 @@ class _Climber:
             tried = try_strategy(self.subject, strategy, watch)
         names = {symbol: axis_texts(source, inputs) for symbol, source in watch.symbols.items()}
         conditions = self._conditions(watch.found, names, strategy)
-        if tried.program is None or tried.ranges is None:
+        if tried.program is None:
             assert tried.reason is not None
             return self._refused(strategy, tried.reason, conditions), None
         real = tried.ranges

@@ -7,7 +7,7 @@ its graph was run against eager at several sizes of every axis (:mod:`edgecompil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -47,19 +47,10 @@ class Attempt:
     problem: str
     raw: str = ""
     program: torch.export.ExportedProgram | None = None
-    ranges: Mapping[str, Range] | None = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
     reason: Reason | None = None
     also: Sequence[Sizes] = ()
     result: CheckResult | None = None
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A part of the wanted range for which an attempt is right."""
-
-    attempt: Attempt
-    ranges: dict[str, Range]
-    result: CheckResult
 
 
 # How often a range is cut before an attempt is given up.
@@ -109,7 +100,7 @@ def export_model(
         if attempt.program is not None and attempt.ranges == spans:
             result = attempt.result or check_program(attempt.program, scope)
             if result.ok:
-                return _finish(loaded, _Part(attempt, spans, result), effects.notes)
+                return _finish(loaded, replace(attempt, result=result), effects.notes)
             if result.only_eager:
                 # No other way to export can be right where the model itself fails.
                 attempts = [replace(attempt, problem=f"{result.describe()}")]
@@ -174,12 +165,12 @@ def _in_vain(strategy: ExportStrategy, attempts: Sequence[Attempt], loaded: Load
     return fixed and (strategy.auto or (strategy.strict and strategy.deferred))
 
 
-def _best_part(scope: ExportScope, attempts: Sequence[Attempt]) -> _Part | None:
+def _best_part(scope: ExportScope, attempts: Sequence[Attempt]) -> Attempt | None:
     """The attempt that is right for the widest part of the range, with that part."""
-    best: _Part | None = None
+    best: Attempt | None = None
     traced = scope.traced
     for attempt in attempts:
-        part = dict(attempt.ranges or {})
+        part = dict(attempt.ranges)
         for _ in range(_SHRINKS):
             inside = all(lo <= traced[axis] <= hi for axis, (lo, hi) in part.items())
             if not inside or _width(part) <= (_width(best.ranges) if best else 0):
@@ -187,7 +178,7 @@ def _best_part(scope: ExportScope, attempts: Sequence[Attempt]) -> _Part | None:
             assert attempt.program is not None
             result = check_program(attempt.program, replace(scope, ranges=part), attempt.also)
             if result.ok:
-                best = _Part(attempt, part, result)
+                best = replace(attempt, ranges=part, result=result)
                 break
             part = _shrink(part, result.failed, traced)
     return best
@@ -212,9 +203,9 @@ def _shrink(
     return result
 
 
-def _finish(loaded: LoadedModel, part: _Part, known: Sequence[str]) -> ExportedModel:
-    program, strategy, result = part.attempt.program, part.attempt.strategy, part.result
-    assert program is not None
+def _finish(loaded: LoadedModel, part: Attempt, known: Sequence[str]) -> ExportedModel:
+    program, strategy, result = part.program, part.strategy, part.result
+    assert program is not None and result is not None
     notes = list(known)
     for spec, node in zip(loaded.inputs, input_nodes(program), strict=True):
         if not node.users:
@@ -240,7 +231,7 @@ def _finish(loaded: LoadedModel, part: _Part, known: Sequence[str]) -> ExportedM
     )
 
 
-def _refusal(scope: ExportScope, attempts: Sequence[Attempt], part: _Part | None) -> ExportError:
+def _refusal(scope: ExportScope, attempts: Sequence[Attempt], part: Attempt | None) -> ExportError:
     """The error that says why nothing worked; the first strategy's reason tells the most."""
     first = next((a for a in attempts if a.reason is not None), None)
     text = (first or attempts[0]).problem

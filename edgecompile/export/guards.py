@@ -11,7 +11,6 @@ import ast
 import io
 import logging
 import re
-import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from edgecompile.models.modules import describe_error, is_user_code
+from edgecompile.models.modules import describe_error
+from edgecompile.models.source_lines import place_of_trace, user_places
 from edgecompile.models.specs import InputSpec
 
 _SHAPES_LOG = "torch.fx.experimental.symbolic_shapes"
@@ -160,7 +160,9 @@ def explain_failure(
     constant = _CONSTANT.search(raw)
     guards = tuple(dict.fromkeys(_guards(raw, inputs)))
     if constant is not None:
-        return _specialised(constant[1], constant[2], at or _last_user_line(raw), raw)
+        traced = place_of_trace(raw)
+        at = at or (f" (at {traced})" if traced else "")
+        return _specialised(constant[1], constant[2], at, raw)
     for guard in guards:
         bounds = _RANGE.match(guard)
         if bounds is not None and bounds[1] == bounds[3]:
@@ -274,21 +276,10 @@ def _axis_of(match: re.Match[str], inputs: Sequence[InputSpec]) -> str:
 
 
 def _user_line() -> str:
-    frames = traceback.extract_stack(sys._getframe())
-    users = [f for f in frames if is_user_code(f.filename) and _is_model_frame(f.filename)]
-    if not users:
-        return ""
-    frame = users[-1]
-    return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    users = user_places(f for f in traceback.extract_stack() if _is_model_frame(f.filename))
+    return str(users[-1]) if users else ""
 
 
 def _is_model_frame(filename: str) -> bool:
     # The stack begins with whoever called us: the command line, a test runner, threads.
     return not re.search(r"/(logging|_pytest|pluggy|click|threading|contextlib|runpy)\b", filename)
-
-
-def _last_user_line(raw: str) -> str:
-    users = [m for m in _CALLED.finditer(raw) if is_user_code(m[1])]
-    if not users:
-        return ""
-    return f" (at {users[-1][1]}:{users[-1][2]} in {users[-1][3]}: {users[-1][4].strip()})"

@@ -41,8 +41,9 @@ from edgecompile.loaders.factory_specs import ModelSpec, build_model, find_probl
 from edgecompile.loaders.kinds import names_file
 from edgecompile.loaders.saved_programs import load_program_object
 from edgecompile.models.loaded import LoadedModel, ModelSource
-from edgecompile.models.modules import describe_error, is_user_code
+from edgecompile.models.modules import describe_error
 from edgecompile.models.options import LoadOptions
+from edgecompile.models.source_lines import user_places
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
@@ -118,16 +119,14 @@ def _generator(
             f"{subject} can't be used for {task}: " + "; ".join(problems),
             hint=f'return {{"module": model, "task": "{task}"}}; keys beside: name, tokenizer',
         )
-    from edgecompile.loaders.generators.makers import MAKERS  # needs transformers
+    from edgecompile.loaders.generators.makers import GeneratorMaker  # needs transformers
 
     tokenizer = value.get("tokenizer") if isinstance(value, Mapping) else None
-    return MAKERS[task](
-        module.eval().float(),
-        options,
-        name=name,
-        source=source,
-        tokenizer=None if tokenizer is None else Path(tokenizer),
-    )
+    tokenizer = None if tokenizer is None else Path(tokenizer)
+    plain = module.eval().float()
+    return GeneratorMaker(
+        task, plain, options, name=name, source=source, tokenizer=tokenizer
+    ).make()
 
 
 def to_spec(value: object, subject: str, options: LoadOptions) -> ModelSpec:
@@ -193,15 +192,14 @@ def _import_module(name: str) -> ModuleType:
     try:
         with _on_path(Path.cwd()):
             return importlib.import_module(name)
-    except ModuleNotFoundError as exc:
-        if exc.name is not None and (name == exc.name or name.startswith(exc.name + ".")):
+    except (Exception, SystemExit) as exc:
+        absent = exc.name if isinstance(exc, ModuleNotFoundError) else None
+        if absent is not None and (name == absent or name.startswith(absent + ".")):
             raise ModelError(
                 f"there is no Python module '{name}'",
                 hint="a factory is written file.py:function or package.module:function; modules "
                 "are looked up in this folder and in the environment",
             ) from exc
-        raise ModelError(_readable(exc, f"'{name}' can't be imported")) from exc
-    except (Exception, SystemExit) as exc:
         raise ModelError(_readable(exc, f"'{name}' can't be imported")) from exc
 
 
@@ -246,8 +244,7 @@ def _readable(exc: BaseException, what: str) -> str:
     """The exception and the last lines of the traceback that are the user's own."""
     if isinstance(exc, SyntaxError) and exc.filename:
         return f"{what}: {exc.filename}:{exc.lineno}: {exc.msg}: {(exc.text or '').strip()}"
-    frames = [f for f in traceback.extract_tb(exc.__traceback__) if is_user_code(f.filename)]
-    places = [f"  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-4:]]
+    places = [f"  {place}" for place in user_places(traceback.extract_tb(exc.__traceback__))[-4:]]
     text = f"{type(exc).__name__}: {exc}" if str(exc) else describe_error(exc)
     return "\n".join([f"{what}: {text}", *places])
 

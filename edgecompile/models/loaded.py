@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
-from edgecompile.files import plain_fields
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
 from edgecompile.runtime.format.schema import GenerationSpec
 
@@ -48,10 +47,6 @@ class ModelSource:
     def lasting(self) -> bool:
         """Whether another process can tell that it loads the same: a factory's code can't be hashed."""
         return self.kind in ("folder", "pt2")
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
-        return plain_fields(self)
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from edgecompile.errors import ModelError
-
-_TORCH = str(Path(torch.__file__).parent)
-_OWN = str(Path(__file__).parents[1])
+from edgecompile.models.source_lines import user_places
 
 # torch lists what an operator does have in forty lines.
 _NO_CODE = re.compile(r"Could not run '([^']+)' with arguments from the 'CPU' backend")
@@ -140,17 +137,8 @@ def describe_error(exc: BaseException) -> str:
         text = f"the operator {missing[1]} has no code for the CPU"
     else:
         text = type(exc).__name__ + (f": {lines[0]}" if lines else "")
-    frames = [f for f in traceback.extract_tb(exc.__traceback__) if is_user_code(f.filename)]
-    if not frames:
-        return text
-    frame = frames[-1]
-    place = f"{frame.filename}:{frame.lineno} in {frame.name}"
-    return f"{text} (at {place}: {frame.line})" if frame.line else f"{text} (at {place})"
-
-
-def is_user_code(filename: str) -> bool:
-    """Whether a file of a traceback belongs to the model rather than to torch, Python or us."""
-    return not (filename.startswith((_TORCH, _OWN, "<")) or "/importlib/" in filename)
+    places = user_places(traceback.extract_tb(exc.__traceback__))
+    return f"{text} (at {places[-1]})" if places else text
 
 
 def _flatten(prefix: str, value: Any) -> Iterable[tuple[str, torch.Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -14,12 +14,6 @@ from edgecompile.runtime.format.dtypes import INPUT_NAMES
 
 # A size that is no model's hidden size by accident, and small enough to cost nothing.
 _USUAL = 11
-_STEPS: tuple[Callable[[int], int], ...] = (
-    lambda size: size + 2,
-    lambda size: size - 1,
-    lambda size: size + 1,
-)
-_LEAPS: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size: size // 2)
 
 
 def probe_model(
@@ -61,14 +55,15 @@ def probe_model(
     shapes: dict[str, list[int | str | None]] = {key: list(t.shape) for key, t in first.items()}
     for axis, limits in axes.items():
         # A step that is too small for a strided convolution changes nothing, a large one does.
-        near = _vary(module, inputs, start, axis, limits, name, _STEPS)
-        far = _vary(module, inputs, start, axis, limits, name, _LEAPS)
-        others = [other for other in (near, far) if other is not None]
+        usual = start[axis]
+        tries = ((usual + 2, usual - 1, usual + 1), (2 * usual, usual // 2))
+        found = [_vary(module, inputs, start, axis, limits, name, sizes) for sizes in tries]
+        others = [other for other in found if other is not None]
         for key, tensor in first.items():
             for dim, size in enumerate(tensor.shape):
                 if not others:
                     # The axis can't vary, or only in ways not tried: equal sizes are taken for it.
-                    if size == start[axis] and size > 1:
+                    if size == usual and size > 1:
                         shapes[key][dim] = axis
                     continue
                 pairs = [
@@ -77,7 +72,7 @@ def probe_model(
                 ]
                 if all(varied == size for _, varied in pairs):
                     continue
-                same = size == start[axis] and all(varied == given for given, varied in pairs)
+                same = size == usual and all(varied == given for given, varied in pairs)
                 shapes[key][dim] = axis if same and shapes[key][dim] is not None else None
     outputs = tuple(
         OutputSpec(key, str(tensor.dtype).removeprefix("torch."), tuple(shapes[key]))
@@ -99,13 +94,12 @@ def _vary(
     axis: str,
     limits: AxisLimits,
     name: str,
-    changes: Sequence[Callable[[int], int]],
+    tried: Sequence[int],
 ) -> tuple[dict[str, int], dict[str, torch.Tensor]] | None:
-    size = start[axis]
-    for other in (change(size) for change in changes):
+    for other in tried:
         # An axis that is fixed by choice (batch 1) can usually vary all the same.
         inside = limits.lo <= other <= (limits.hi or other) or limits.lo == limits.hi
-        if other < 1 or other == size or not inside:
+        if other < 1 or other == start[axis] or not inside:
             continue
         sizes = {**start, axis: other}
         try:

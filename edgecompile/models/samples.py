@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from edgecompile.lengths.texts import load_tokenizer, read_lines, wants_lower_ca
 if TYPE_CHECKING:
     from edgecompile.models.loaded import LoadedModel
 
+T = TypeVar("T")
 DEFAULT_SAMPLES = 24
 _MAX_LINES = 20_000
 _DRAWN = 8
@@ -57,19 +58,20 @@ class Samples:
 
 
 def text_samples(
-    model: LoadedModel, texts: SampleTexts, longest: int, count: int = DEFAULT_SAMPLES
+    model: LoadedModel, texts: SampleTexts | None, longest: int, count: int = DEFAULT_SAMPLES
 ) -> Samples | None:
     """Samples of a file of texts, evenly spread over it; texts over ``longest`` tokens left out.
 
     Returns:
-        None where the model has inputs that no tokenizer gives, or no text fits.
+        None where there are no texts, the model has inputs that no tokenizer gives, or no text fits.
 
     Raises:
         LengthsError: the file isn't UTF-8 text.
         ModelError, MissingDependencyError: the tokenizer can't be read.
         OSError: the file can't be read.
     """
-    if any(spec.name not in TOKENIZER_PARTS or len(spec.shape) != 2 for spec in model.inputs):
+    plain = all(spec.name in TOKENIZER_PARTS and len(spec.shape) == 2 for spec in model.inputs)
+    if texts is None or not plain:
         return None
     encoder = load_tokenizer(texts.tokenizer)
     lower = wants_lower_case(texts.tokenizer.parent)
@@ -78,11 +80,11 @@ def text_samples(
     shortest = model.axes[model.length_axis].lo if model.length_axis else 1
     encoded = []
     # Some may not fit: as many are tried as there are until enough do.
-    for index in _spread(len(lines), 4 * count):
-        found = encoder.encode(lines[index].lower() if lower else lines[index])
+    for line in spread(lines, 4 * count):
+        found = encoder.encode(line.lower() if lower else line)
         if shortest <= len(found.ids) <= longest:
             encoded.append(found)
-    encoded = [encoded[index] for index in _spread(len(encoded), count)]
+    encoded = spread(encoded, count)
     if not encoded:
         return None
     made = tuple(_inputs(model, found) for found in encoded)
@@ -145,10 +147,10 @@ def _drawn(model: LoadedModel, length: int, seed: int) -> dict[str, npt.NDArray[
     return {name: t.numpy() for name, t in model.make_example(sizes, seed=seed).items()}
 
 
-def _spread(total: int, count: int) -> Sequence[int]:
-    """At most ``count`` indices below ``total``, evenly spread."""
-    count = min(total, count)
-    return [(2 * i + 1) * total // (2 * count) for i in range(count)]
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """At most ``count`` of some items, evenly spread."""
+    count = min(len(items), count)
+    return [items[(2 * i + 1) * len(items) // (2 * count)] for i in range(count)]
 
 
 def _inputs(model: LoadedModel, encoded: Any) -> dict[str, npt.NDArray[np.generic]]:

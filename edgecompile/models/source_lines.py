@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import PurePath
-from typing import Any
+from pathlib import Path, PurePath
 
-from edgecompile.files import plain_fields
-from edgecompile.models.modules import is_user_code
+import torch
 
+_TORCH = str(Path(torch.__file__).parent)
+_OWN = str(Path(__file__).parents[1])
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n[ \t]+(?!File ")([^\n]+))?')
 _TEXT = re.compile(r"(?:^|\(at )([^\s()][^()]*?):(\d+) in ([^\s:()]+)(?:: (.*?))?\)?$", re.DOTALL)
 
@@ -33,26 +34,30 @@ class Place:
         """``file.py:12``, for tables."""
         return f"{PurePath(self.file).name}:{self.line}"
 
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
-        return plain_fields(self)
-
 
 def place_of_trace(trace: str | None) -> Place | None:
     """The innermost line of a stack trace that is the model's own; None without one."""
-    found = None
-    for match in _FRAME.finditer(trace or ""):
-        if is_user_code(match[1]):
-            found = Place(match[1], int(match[2]), match[3], (match[4] or "").strip())
-    return found
+    users = [match for match in _FRAME.finditer(trace or "") if is_user_code(match[1])]
+    return _place(users[-1]) if users else None
 
 
 def place_of_text(text: str | None) -> Place | None:
     """The line that a message of ours names as ``file.py:12 in forward: code``, or ``(at …)``."""
     match = _TEXT.search(text or "")
-    if match is None:
-        return None
+    return None if match is None else _place(match)
+
+
+def _place(match: re.Match[str]) -> Place:
     return Place(match[1], int(match[2]), match[3], (match[4] or "").strip())
+
+
+def user_places(frames: Iterable[traceback.FrameSummary]) -> tuple[Place, ...]:
+    """Those of the model's own code among the frames of a stack."""
+    return tuple(
+        Place(frame.filename, frame.lineno or 0, frame.name, (frame.line or "").strip())
+        for frame in frames
+        if is_user_code(frame.filename)
+    )
 
 
 def places_of_error(error: BaseException) -> tuple[Place, ...]:
@@ -60,10 +65,9 @@ def places_of_error(error: BaseException) -> tuple[Place, ...]:
 
     Looks at what caused the error where there is a cause: the error itself is ours.
     """
-    cause = error.__cause__ or error
-    frames = traceback.extract_tb(cause.__traceback__)
-    return tuple(
-        Place(frame.filename, frame.lineno or 0, frame.name, (frame.line or "").strip())
-        for frame in frames
-        if is_user_code(frame.filename)
-    )
+    return user_places(traceback.extract_tb((error.__cause__ or error).__traceback__))
+
+
+def is_user_code(filename: str) -> bool:
+    """Whether a file of a traceback belongs to the model rather than to torch, Python or us."""
+    return not (filename.startswith((_TORCH, _OWN, "<")) or "/importlib/" in filename)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from edgecompile.files import plain_fields
 from edgecompile.runtime.format.dtypes import Number
@@ -21,8 +21,25 @@ class AxisLimits:
         return f"{self.lo} and up" if self.hi is None else f"{self.lo}..{self.hi}"
 
 
+_Own = TypeVar("_Own", bound="_Spec")
+
+
+class _Spec:
+    """What a spec is in a file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return plain_fields(self)
+
+    @classmethod
+    def from_json(cls: type[_Own], value: Mapping[str, Any]) -> _Own:
+        """The inverse of :meth:`to_json`."""
+        parts = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items()}
+        return cls(**parts)
+
+
 @dataclass(frozen=True)
-class InputSpec:
+class InputSpec(_Spec):
     """One input.
 
     Attributes:
@@ -52,21 +69,9 @@ class InputSpec:
         """Whether the input only tells real positions (1) from padding (0)."""
         return self.pad == 0 and self.draw == (1, 1)
 
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
-        return plain_fields(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> InputSpec:
-        """The inverse of :meth:`to_json`."""
-        fields: dict[str, Any] = {
-            key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
-        }
-        return cls(**fields)
-
 
 @dataclass(frozen=True)
-class OutputSpec:
+class OutputSpec(_Spec):
     """One output.
 
     ``shape`` has a fixed size, the name of an axis whose size the dimension always has, or None
@@ -76,15 +81,6 @@ class OutputSpec:
     name: str
     dtype: str
     shape: tuple[int | str | None, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
-        return plain_fields(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> OutputSpec:
-        """The inverse of :meth:`to_json`."""
-        return cls(value["name"], value["dtype"], tuple(value["shape"]))
 
 
 def axis_sizes(inputs: Sequence[InputSpec], arrays: Mapping[str, Any]) -> dict[str, int]:

@@ -75,7 +75,7 @@ def resolve_precision(
     request, model = subject.request, subject.model
     name = request.precision_for(subject.profile)
     samples = None
-    if request.texts is not None and model.length_axis is not None:
+    if model.length_axis is not None:
         samples = text_samples(model, request.texts, subject.scope.axes[0][1].hi)
     rounded = None
     if rounding and name in (AUTO_PRECISION, "int8"):

@@ -105,9 +105,7 @@ def _samples(subject: Subject, judges: Samples | None) -> tuple[Samples, list[fl
     """The inputs, and what a row of each counts."""
     model, request = subject.model, subject.request
     own, seed = subject.serving.scope.axes[0][1], request.seed + _SEED
-    usual = None
-    if request.texts is not None:
-        usual = text_samples(model, request.texts, own.hi, 2 * DEFAULT_SAMPLES)
+    usual = text_samples(model, request.texts, own.hi, 2 * DEFAULT_SAMPLES)
     if usual is not None and judges is not None:
         usual = _without(usual, judges)
     if usual is None or not usual.inputs:

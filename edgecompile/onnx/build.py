@@ -10,7 +10,6 @@ from pathlib import Path
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.cases import Case, make_cases, sample_cases
 from edgecompile.errors import CompileError, VerificationError
-from edgecompile.export.export import export_model
 from edgecompile.export.program import ExportedModel
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples
@@ -47,7 +46,7 @@ def build_onnx(
     folder: Path,
     step: StepHandle = NULL_STEP,
     *,
-    exported: ExportedModel | None = None,
+    exported: ExportedModel,
     also: Sequence[OnnxTarget] = (),
 ) -> OnnxArtifact:
     """Writes ``model.onnx`` and ``weights.PRECISION`` into ``folder``.
@@ -67,12 +66,12 @@ def build_onnx(
             with; None: drawn ones at the buckets' sizes.
         folder: where the files go; made if missing.
         step: gets the progress.
-        exported: the program for at least the buckets' whole range, if there is one already.
+        exported: the program for at least the buckets' whole range.
         also: further releases whose operators are compared.
 
     Raises:
         MissingDependencyError: onnx, onnxruntime or onnxscript isn't installed.
-        ExportError, ModelError: the model can't be exported.
+        ExportError, ModelError: the model can't be translated or run.
         UnsupportedOperatorError: TensorRT lacks operators; lists all.
         OpsetError: the opset isn't one that TensorRT takes.
         VerificationError: the file's outputs differ from eager's by more than the precision allows.
@@ -113,12 +112,10 @@ class _Build:
     inputs: Sequence[Arrays] = ()
 
     def run(
-        self, folder: Path, exported: ExportedModel | None, also: Sequence[OnnxTarget]
+        self, folder: Path, exported: ExportedModel, also: Sequence[OnnxTarget]
     ) -> OnnxArtifact:
         """All steps; the files get their names last."""
         self._say("export")
-        if exported is None:
-            exported = self._export()
         graph = export_onnx(exported, self.cap.opset, self.scratch)
         for target in (*also, self.cap):
             check_operators(graph, target).check()
@@ -245,15 +242,6 @@ class _Build:
         self._say("check against eager, rounded")
         write_onnx(round_halves(graph), path, weights)
         return self._check(path, precision)
-
-    def _export(self) -> ExportedModel:
-        ranges = {}
-        for name, _ in self.buckets[0].axes:
-            spans = [bucket.range(name) for bucket in self.buckets]
-            ranges[name] = (min(s.lo for s in spans), max(s.hi for s in spans))
-        widest = max(self.buckets, key=lambda bucket: bucket.hi)
-        hint = {name: span.hint for name, span in widest.axes}
-        return export_model(self.model, ranges, hint=hint)
 
     def _cases(self) -> list[Case]:
         cases = list(make_cases(self.model, self.buckets))

@@ -133,21 +133,24 @@ def check_onnx(
     plain: dict[int, _Runs] = {}
     filled: dict[int, _Runs] = {}
     refusal = _padding_refusal(buckets, inputs, outputs)
+
+    def note(runs: dict[int, _Runs], case: Case, got: Mapping[str, npt.NDArray[Any]]) -> None:
+        pairs = [(got[name], want) for name, want in case.outputs.items()]
+        found = [compare_arrays(*pair, tolerance, min_cosine) for pair in pairs]
+        runs.setdefault(case.bucket, []).append((case.name, found))
+
     for case in cases:
-        got = runner.run(case.inputs)
-        plain.setdefault(case.bucket, []).append((case.name, _compare(got, case, tolerance)))
+        note(plain, case, runner.run(case.inputs))
         sizes = axis_sizes(inputs, case.inputs)
         upper = {name: span.hi for name, span in buckets[case.bucket].axes}
         if refusal or sizes == {name: upper.get(name, size) for name, size in sizes.items()}:
             continue
         more = fill_up(case.inputs, inputs, upper)
         cut = cut_back(runner.run(more), outputs, sizes)
-        filled.setdefault(case.bucket, []).append((case.name, _compare(cut, case, tolerance)))
-    results = [_sum_up(i, False, True, runs, min_cosine) for i, runs in sorted(plain.items())]
-    padding = [
-        _sum_up(i, True, buckets[i].mode == "pad", runs, min_cosine)
-        for i, runs in sorted(filled.items())
-    ]
+        note(filled, case, cut)
+    counts = {i: bucket.mode == "pad" for i, bucket in enumerate(buckets)}
+    results = [_sum_up(i, False, True, runs) for i, runs in sorted(plain.items())]
+    padding = [_sum_up(i, True, counts[i], runs) for i, runs in sorted(filled.items())]
     wrong = [text for item in padding for text in item.reasons]
     return OnnxReport(
         results=(*results, *padding),
@@ -189,27 +192,16 @@ def _padding_refusal(
     return ""
 
 
-def _compare(
-    got: Mapping[str, npt.NDArray[Any]], case: Case, tolerance: Tolerance
-) -> list[Agreement]:
-    return [compare_arrays(got[name], want, tolerance) for name, want in case.outputs.items()]
-
-
-def _sum_up(
-    bucket: int, padded: bool, counts: bool, runs: _Runs, least: float | None
-) -> BucketAgreement:
+def _sum_up(bucket: int, padded: bool, counts: bool, runs: _Runs) -> BucketAgreement:
     reasons = []
     worst, share, worst_name = runs[0][1][0], -1.0, runs[0][0]
     cosines = [a.cosine for _, agreements in runs for a in agreements if a.cosine is not None]
     for name, agreement in ((name, a) for name, agreements in runs for a in agreements):
-        reason, cosine = agreement.reason or "", agreement.cosine
-        if not reason and least is not None and cosine is not None and cosine < least:
-            reason = f"cosine {cosine:.6f}, at least {least:g} is asked for"
-        if reason:
+        if agreement.reason:
             how = ", padded" if padded else ""
-            reasons.append(f"bucket {bucket}, {name}{how}: {reason}")
+            reasons.append(f"bucket {bucket}, {name}{how}: {agreement.reason}")
         used = agreement.max_abs_error / agreement.limit if agreement.limit else 0.0
-        used = float("inf") if reason else used
+        used = float("inf") if agreement.reason else used
         if used > share:
             worst, share, worst_name = agreement, used, name
     return BucketAgreement(

@@ -104,7 +104,7 @@ class _Narrowing:
                     self.result.tensors[name] = self.old.tensors[name]
                 continue
             wide = stays or index in fixed
-            node.input[index] = self._single(name, place) if wide else self._half(name, place)
+            node.input[index] = self._in(name, place, half=not wide)
         if not stays:
             retarget(node, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
@@ -113,7 +113,7 @@ class _Narrowing:
         names = {}
         for name in taken(node):
             if self.dtypes.get(name) == "float32":
-                names[name] = self._single(name, place)
+                names[name] = self._in(name, place, half=False)
             elif name in self.old.tensors:
                 self.result.tensors[name] = self.old.tensors[name]
         rename_inputs(node, names)
@@ -131,33 +131,23 @@ class _Narrowing:
             else:
                 self.halves[name] = name
 
-    def _half(self, name: str, place: Place) -> str:
+    def _in(self, name: str, place: Place, *, half: bool) -> str:
+        """The name of a value in float16 or float32, which is made where there is none yet."""
         import onnx
 
-        if name not in self.halves:
+        own, other = (self.halves, self.singles) if half else (self.singles, self.halves)
+        if name not in own:
             array = self.old.tensors.get(name)
+            is_new = array is None or name in other
+            own[name] = self._fresh(f"{name}/fp{16 if half else 32}") if is_new else name
             if array is None:
-                self.halves[name] = self._fresh(f"{name}/fp16")
-                self._cast(self.singles[name], self.halves[name], onnx.TensorProto.FLOAT16, place)
+                kind = onnx.TensorProto.FLOAT16 if half else onnx.TensorProto.FLOAT
+                self._cast(other[name], own[name], kind, place)
             else:
-                self.halves[name] = self._fresh(f"{name}/fp16") if name in self.singles else name
-                fill = self.fills.get(name)
+                fill = self.fills.get(name) if half else None
                 array = array if fill is None else fill.apply(array)
-                self.result.tensors[self.halves[name]] = array.astype(np.float16)
-        return self.halves[name]
-
-    def _single(self, name: str, place: Place) -> str:
-        import onnx
-
-        if name not in self.singles:
-            array = self.old.tensors.get(name)
-            if array is None:
-                self.singles[name] = self._fresh(f"{name}/fp32")
-                self._cast(self.halves[name], self.singles[name], onnx.TensorProto.FLOAT, place)
-            else:
-                self.singles[name] = self._fresh(f"{name}/fp32") if name in self.halves else name
-                self.result.tensors[self.singles[name]] = array
-        return self.singles[name]
+                self.result.tensors[own[name]] = array.astype(np.float16) if half else array
+        return own[name]
 
     def _cast(self, source: str, target: str, to: int, place: Place) -> None:
         self.result.add("Cast", [source], target, place, to=to)

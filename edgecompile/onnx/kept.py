@@ -31,7 +31,7 @@ _SMALL = "its constant"
 _DIVIDES = ("Div", "Reciprocal", "Log")
 _HANDS_ON = (
     *("Concat", "Expand", "Identity", "Reshape", "Slice", "Sqrt", "Squeeze", "Transpose"),
-    *("Unsqueeze"),
+    "Unsqueeze",
 )
 
 #: Operators that end a walk back from a delicate value: what goes into them isn't calculated from

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from edgecompile.errors import OpsetError, TargetError, UnsupportedOperatorError
-from edgecompile.files import plain_fields
 from edgecompile.onnx.graph import OnnxGraph, attribute, inner_graphs
 from edgecompile.targets.schema import read_toml
 
@@ -74,10 +73,6 @@ class OpsReport:
     operators: Mapping[str, int]
     violations: tuple[Violation, ...]
     source: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return plain_fields(self)
 
     def check(self) -> None:
         """Raises an UnsupportedOperatorError that lists every violation, if there is any."""

@@ -65,9 +65,10 @@ def _build_for_cpu(run: Run, model: LoadedModel, staging: Staging, work: Path) -
     subject = stages.find_subject(run, model, work)
     resolved = stages.choose_precision(run, subject)
     planned = stages.make_plan(run, subject, resolved.precision)
-    exported = stages.export_programs(run, subject.whole, planned.plan.buckets)
+    exports, buckets = subject.whole, planned.plan.buckets
+    exported = stages.export_programs(run, exports, buckets)
     compiled = stages.compile_programs(
-        run, subject.whole, exported, planned.plan.buckets, work, precision=resolved.precision
+        run, map(exports.key, buckets), exported, buckets, work, precision=resolved.precision
     )
     contents = stages.contents(run, subject, planned, compiled, resolved)
     return stages.pack(run, contents, staging)

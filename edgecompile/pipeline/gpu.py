@@ -72,9 +72,7 @@ def build_for_gpu(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
     planned = make_plan(run, subject)
     buckets, whole = planned.plan.buckets, planned.scope.whole_bucket
     exported = export_programs(run, subject.whole, [whole])
-    samples = None
-    if options.texts is not None:
-        samples = text_samples(model, options.texts, planned.plan.max_length)
+    samples = text_samples(model, options.texts, planned.plan.max_length)
     releases = [OnnxTarget(name, jetpack.opset) for name in jetpack.releases(known_releases())]
     artifact = run.stage(
         "write and check the ONNX",
@@ -97,9 +95,8 @@ def build_for_gpu(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
         rtx = run.stage(
             "parse and build it with TensorRT-RTX", lambda _: check_rtx(artifact.path, profiles)
         )
-    compiled = compile_programs(
-        run, subject.whole, exported, [whole], work, title="compile for the module's own cores"
-    )
+    keys, title = [subject.whole.key(whole)], "compile for the module's own cores"
+    compiled = compile_programs(run, keys, exported, [whole], work, title=title)
     engine: BuiltEngine | None = None
     if device is not None:
         here = device
@@ -152,13 +149,11 @@ def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Pat
     own = exported
     if not generates:
         own = export_programs(run, subject.whole, served, of="for the machine's own cores")
-    compiled = compile_programs(
-        run, subject.whole, own, served, work, title="compile for the machine's own cores"
-    )
-    samples = None
-    if options.texts is not None:
-        samples = text_samples(model, options.texts, planned.plan.max_length)
-    packed = contents(run, subject, planned, compiled, ResolvedPrecision(FP32, samples=samples))
+    keys, title = map(subject.whole.key, served), "compile for the machine's own cores"
+    compiled = compile_programs(run, keys, own, served, work, title=title)
+    samples = text_samples(model, options.texts, planned.plan.max_length)
+    resolved = ResolvedPrecision(FP32, samples=samples)
+    packed = contents(run, subject, planned, compiled, resolved)
     return pack(run, replace(packed, programs=programs), staging)
 
 

@@ -79,9 +79,9 @@ def build_seq2seq(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
     def programs(exports: ExportStore, part: BucketPlan, folder: Path) -> CompiledModel:
         name, buckets = exports.model.name, part.buckets
         exported = export_programs(run, exports, buckets, of=name)
-        precision, title = resolved.precision, f"compile {name}"
+        keys, precision, title = map(exports.key, buckets), resolved.precision, f"compile {name}"
         return compile_programs(
-            run, exports, exported, buckets, folder, precision=precision, title=title
+            run, keys, exported, buckets, folder, precision=precision, title=title
         )
 
     steps = programs(ExportStore(decoder, work / "exported"), plan, work)

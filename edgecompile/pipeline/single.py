@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgecompile.backends.compilation import CompiledModel, compile_buckets
+from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.staging import Staging
 from edgecompile.errors import UsageError
@@ -22,7 +22,6 @@ from edgecompile.pipeline.work_files import find_exports, left_sizes, settle_pre
 from edgecompile.planning.generation_plan import require_native
 from edgecompile.planning.padding import with_padding
 from edgecompile.progress import NULL_PROGRESS, Progress
-from edgecompile.targets.profile import VariantSpec
 
 
 @dataclass(frozen=True)
@@ -81,21 +80,9 @@ def compile_exports(
     exported = run.stage(
         "load the exported programs", lambda _: [ExportedModel.load(path) for path in folders]
     )
-    return run.stage(
-        "compile",
-        lambda step: compile_buckets(
-            exported,
-            plan.buckets,
-            run.profile,
-            work / "artifacts",
-            keys=[path.name for path in folders],
-            variants=_variants(run, variants),
-            precision=precision,
-            runtime=run.options.runtime,
-            jobs=run.options.jobs,
-            on=run.options.on,
-            step=step,
-        ),
+    keys = [path.name for path in folders]
+    return stages.compile_programs(
+        run, keys, exported, plan.buckets, work, precision=precision, variants=variants
     )
 
 
@@ -115,19 +102,17 @@ def pack_libraries(
     run, work, plan = _begin(request, progress)
     folders = find_exports(plan, work)
     keys = [path.name for path in folders]
-    compiled = run.stage(
-        "load what was compiled",
-        lambda _: compile_buckets(
-            [ExportedModel.load(path) for path in folders],
-            plan.buckets,
-            run.profile,
-            work / "artifacts",
-            keys=keys,
-            variants=_variants(run, variants),
-            precision=load_precision(work),
-            runtime=run.options.runtime,
-            only_known=True,
-        ),
+    exported = [ExportedModel.load(path) for path in folders]
+    compiled = stages.compile_programs(
+        run,
+        keys,
+        exported,
+        plan.buckets,
+        work,
+        precision=load_precision(work),
+        title="load what was compiled",
+        variants=variants,
+        only_known=True,
     )
     model = stages.load(run)
     ExportStore(model, work / "exported").require(plan.buckets, keys)
@@ -147,7 +132,3 @@ def _begin(request: BuildRequest, progress: Progress) -> tuple[Run, Path, Bucket
         raise UsageError("A stage that is run alone needs --work-dir DIR and a plan.")
     longest = replace(request.plan, max_length=plan.max_length)
     return Run(replace(request, plan=longest), profile, progress), work, plan
-
-
-def _variants(run: Run, names: Sequence[str]) -> list[VariantSpec] | None:
-    return [run.profile.variant(name) for name in names] or None

@@ -5,7 +5,7 @@ load → subject (scope, serving mode) → precision → plan → export → com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,15 +107,22 @@ def export_programs(
 
 def compile_programs(
     run: Run,
-    exports: ExportStore,
+    keys: Iterable[str],
     exported: Sequence[ExportedModel],
     buckets: Sequence[Bucket],
     work: Path,
     *,
     precision: Precision = FP32,
     title: str = "compile",
+    variants: Sequence[str] = (),
+    only_known: bool = False,
 ) -> CompiledModel:
-    """A library for each bucket and variant, judged."""
+    """A library for each bucket and variant, judged; see ``compile_buckets``.
+
+    Args:
+        keys: of what was exported, one for each bucket.
+        variants: names of the target's; () for all.
+    """
     return run.stage(
         title,
         lambda step: compile_buckets(
@@ -123,11 +130,13 @@ def compile_programs(
             buckets,
             run.profile,
             work / "artifacts",
-            keys=[exports.key(bucket) for bucket in buckets],
+            keys=list(keys),
+            variants=[run.profile.variant(name) for name in variants] or None,
             precision=precision,
             runtime=run.options.runtime,
             jobs=run.options.jobs,
             on=run.options.on,
+            only_known=only_known,
             step=step,
         ),
     )

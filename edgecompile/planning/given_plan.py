@@ -9,7 +9,6 @@ from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.errors import PlanError
 from edgecompile.models.loaded import LoadedModel, model_structure
-from edgecompile.planning.padding import extent_of
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope
 from edgecompile.targets.profile import TargetProfile
@@ -51,7 +50,7 @@ def check_plan(
     served, _ = request.traffic.clip(plan.max_length)
     axes = []
     for name in names:
-        lo, hi = extent_of(plan, name)
+        lo, hi = plan.extent(name)
         hint = min(max(served.quantile(0.5), lo), hi) if name == axis else lo
         axes.append((name, AxisRange(lo, hi, hint)))
     joint = request.joint
@@ -62,7 +61,7 @@ def _size_problems(plan: BucketPlan, model: LoadedModel, request: PlanRequest) -
     """Where its sizes aren't the model's, or leave traffic out that was to be served."""
     problems = []
     for name, limits in model.axes.items():
-        lo, hi = extent_of(plan, name)
+        lo, hi = plan.extent(name)
         whole = (limits.lo, limits.hi or hi)
         fits = whole[0] <= lo and hi <= whole[1] if name == model.length_axis else (lo, hi) == whole
         if not fits:
@@ -81,7 +80,7 @@ def _size_problems(plan: BucketPlan, model: LoadedModel, request: PlanRequest) -
     joint = request.joint
     if joint is not None and joint.axes[1] in model.axes:
         second = joint.axes[1]
-        lo, hi = extent_of(plan, second)
+        lo, hi = plan.extent(second)
         least, most = joint.min(second), joint.max(second)
         if least < lo or most > hi:
             problems.append(f"{second} is {lo} to {hi} in it, {least} to {most} in the sample")

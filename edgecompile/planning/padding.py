@@ -70,7 +70,7 @@ def with_padding(
     names = {name for bucket in plan.buckets for name in bucket.pad_axes}.union(also)
     axes = []
     for name, _ in plan.buckets[0].axes:
-        lo, hi = extent_of(plan, name)
+        lo, hi = plan.extent(name)
         if name in names and lo < hi:
             axes.append((name, AxisRange(lo, hi, hi)))
     if not axes:
@@ -88,9 +88,3 @@ def with_padding(
     others = tuple(item for item in plan.notes if item != note)
     assumed = (note,) if padding == ASSUMED else ()
     return replace(plan, padding=padding, notes=(*others, *assumed))
-
-
-def extent_of(plan: BucketPlan, name: str) -> tuple[int, int]:
-    """The smallest and the largest size of an axis that any bucket serves."""
-    ranges = [bucket.range(name) for bucket in plan.buckets]
-    return min(extent.lo for extent in ranges), max(extent.hi for extent in ranges)

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.cli.terminal.output import write_json
-from edgecompile.files import write_text
+from edgecompile.files import write_document, write_text
 from tests.cli.command import run
 
 
 def test_writing_replaces_whole_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
+    write_document(path, {"a": 1})
     assert json.loads(path.read_text()) == {"a": 1}
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
 

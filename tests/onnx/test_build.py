@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import (
     CompileError,
@@ -15,8 +17,10 @@ from edgecompile.errors import (
     UnsupportedOperatorError,
     VerificationError,
 )
+from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.samples import Samples
 from edgecompile.onnx.build import build_onnx
 from edgecompile.onnx.operators import OnnxTarget
 from edgecompile.onnx.report import OnnxArtifact
@@ -37,6 +41,21 @@ def bucket(lo: int, hi: int, batch: tuple[int, int] | None = (1, 2)) -> Bucket:
 BUCKETS = [bucket(1, 8), bucket(9, 32)]
 
 
+def build(
+    model: LoadedModel,
+    buckets: Sequence[Bucket],
+    precision: str,
+    target: OnnxTarget,
+    samples: Samples | None,
+    folder: Path,
+) -> OnnxArtifact:
+    """The ONNX of a model that is exported for all that the buckets serve."""
+    plan = BucketPlan("length", tuple(buckets))
+    ranges = {name: plan.extent(name) for name, _ in buckets[0].axes}
+    exported = export_model(model, ranges)
+    return build_onnx(model, buckets, precision, target, samples, folder, exported=exported)
+
+
 @pytest.fixture(scope="module")
 def bert(tiny_model: Path) -> LoadedModel:
     return load_model(tiny_model, batch=(1, 2))
@@ -45,7 +64,7 @@ def bert(tiny_model: Path) -> LoadedModel:
 @pytest.fixture(scope="module")
 def plain(bert: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> OnnxArtifact:
     folder = tmp_path_factory.mktemp("fp32")
-    return build_onnx(bert, BUCKETS, "fp32", TARGET, None, folder)
+    return build(bert, BUCKETS, "fp32", TARGET, None, folder)
 
 
 def test_a_bert_in_fp32(plain: OnnxArtifact) -> None:
@@ -83,13 +102,13 @@ def test_nodes_say_where_they_come_from_and_nothing_tells_of_the_machine(
 def test_the_same_model_gives_the_same_bytes(
     bert: LoadedModel, plain: OnnxArtifact, tmp_path: Path
 ) -> None:
-    again = build_onnx(bert, BUCKETS, "fp32", TARGET, None, tmp_path)
+    again = build(bert, BUCKETS, "fp32", TARGET, None, tmp_path)
     assert again.path.read_bytes() == plain.path.read_bytes()
     assert again.weights.read_bytes() == plain.weights.read_bytes()
 
 
 def test_a_bert_in_fp16(bert: LoadedModel, tmp_path: Path) -> None:
-    made = build_onnx(bert, BUCKETS, "fp16", TARGET, None, tmp_path)
+    made = build(bert, BUCKETS, "fp16", TARGET, None, tmp_path)
     assert made.check.ok and made.check.padding and made.check.cosine is not None
     assert made.check.cosine > 0.99999
     assert made.outputs == {"last_hidden_state": "float32", "pooler_output": "float32"}
@@ -101,7 +120,7 @@ def test_a_bert_in_fp16(bert: LoadedModel, tmp_path: Path) -> None:
 
 
 def test_a_bert_in_int8(bert: LoadedModel, tmp_path: Path) -> None:
-    made = build_onnx(bert, BUCKETS, "int8", TARGET, None, tmp_path)
+    made = build(bert, BUCKETS, "int8", TARGET, None, tmp_path)
     assert made.check.ok and made.int8 is not None
     assert len(made.int8.layers) == 13 and 1 <= made.int8.quantized <= 13
     assert made.int8.cosine is not None and 0.999 <= made.int8.cosine < 0.999999
@@ -121,7 +140,7 @@ def test_a_bert_in_int8(bert: LoadedModel, tmp_path: Path) -> None:
     ],
 )
 def test_a_bert_for_tensorrt_8(bert: LoadedModel, tmp_path: Path, precision: str) -> None:
-    made = build_onnx(bert, BUCKETS, precision, OnnxTarget("8.6", 17), None, tmp_path)
+    made = build(bert, BUCKETS, precision, OnnxTarget("8.6", 17), None, tmp_path)
     assert made.check.ok and made.check.padding and made.opset == 17
     assert made.inputs == {"input_ids": "int64", "attention_mask": "int64"}
     proto = onnx.load(str(made.path), load_external_data=False)
@@ -151,7 +170,7 @@ def test_positions_counted_from_a_mask(tmp_path: Path, target: OnnxTarget) -> No
     """RoBERTa's positions are sums of whole numbers, which TensorRT's CumSum doesn't take."""
     write_model(tmp_path / "model", "roberta", "Model")
     model = load_model(tmp_path / "model")
-    made = build_onnx(model, [bucket(1, 16, (1, 1))], "fp16", target, None, tmp_path)
+    made = build(model, [bucket(1, 16, (1, 1))], "fp16", target, None, tmp_path)
     assert made.check.ok and made.ops.operators["CumSum"] == 1
     kept = {item.operator for item in made.kept}
     assert "CumSum" in kept  # float16 ends at 2048 to be exact
@@ -160,7 +179,7 @@ def test_positions_counted_from_a_mask(tmp_path: Path, target: OnnxTarget) -> No
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     write_model(tmp_path / "model", "gpt2", "LMHeadModel")
     model = load_model(tmp_path / "model", task="logits")
-    made = build_onnx(model, [bucket(1, 16, (1, 1))], "fp16", TARGET, None, tmp_path)
+    made = build(model, [bucket(1, 16, (1, 1))], "fp16", TARGET, None, tmp_path)
     proto = onnx.load(str(made.path))
     seen = [(t.data_type, tuple(t.dims), t.raw_data) for t in proto.graph.initializer]
     assert len(seen) == len(set(seen))
@@ -168,7 +187,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
 
 def test_a_model_that_overflows_keeps_what_does(tmp_path: Path) -> None:
     model = load_model(f"{FACTORIES / 'overflowing.py'}:overflowing")
-    made = build_onnx(model, [bucket(1, 12)], "fp16", TARGET, None, tmp_path)
+    made = build(model, [bucket(1, 12)], "fp16", TARGET, None, tmp_path)
     assert made.check.ok, made.check.reasons
     found = {item.place.module: item.reason for item in made.kept}
     assert "wide" in found and "float16 ends at 65504" in found["wide"]
@@ -181,7 +200,7 @@ def test_operators_that_tensorrt_lacks_are_refused_before_anything_is_written(
 ) -> None:
     model = load_model(f"{FACTORIES / 'overflowing.py'}:bitwise")
     with pytest.raises(UnsupportedOperatorError, match="BitwiseXor in mixer") as caught:
-        build_onnx(model, [bucket(1, 12)], "fp16", TARGET, None, tmp_path / "out")
+        build(model, [bucket(1, 12)], "fp16", TARGET, None, tmp_path / "out")
     assert "BitShift" in caught.value.message
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -192,7 +211,7 @@ def test_what_opset_17_lacks_is_told_by_operator_and_line(tmp_path: Path) -> Non
     lines = source.read_text().splitlines()
     place = next(n for n, line in enumerate(lines, 1) if "self.act(x) + " in line)
     with pytest.raises(UnsupportedOperatorError) as caught:
-        build_onnx(model, [bucket(1, 12)], "fp32", OnnxTarget("8.6", 17), None, tmp_path)
+        build(model, [bucket(1, 12)], "fp32", OnnxTarget("8.6", 17), None, tmp_path)
     assert caught.value.message.splitlines()[1:] == [
         f"  Mish in act (overflowing.py:{place}): opset 17 has no such operator",
         f"  BitwiseAnd in the model (overflowing.py:{place}): opset 17 has no such operator",
@@ -204,9 +223,9 @@ def test_an_unknown_precision_and_an_opset_below_what_is_needed(
     bert: LoadedModel, tmp_path: Path
 ) -> None:
     with pytest.raises(CompileError, match="bf17"):
-        build_onnx(bert, BUCKETS, "bf17", TARGET, None, tmp_path)
+        build(bert, BUCKETS, "bf17", TARGET, None, tmp_path)
     with pytest.raises(OpsetError, match="9 to 20"):
-        build_onnx(bert, BUCKETS, "fp32", OnnxTarget("10.3", opset=21), None, tmp_path)
+        build(bert, BUCKETS, "fp32", OnnxTarget("10.3", opset=21), None, tmp_path)
 
 
 def test_wrong_answers_are_refused(
@@ -224,5 +243,5 @@ def test_wrong_answers_are_refused(
 
     monkeypatch.setattr(module, "export_onnx", spoiled)
     with pytest.raises(VerificationError, match="in fp32 differs from eager"):
-        build_onnx(bert, BUCKETS, "fp32", TARGET, None, tmp_path)
+        build(bert, BUCKETS, "fp32", TARGET, None, tmp_path)
     assert list(tmp_path.iterdir()) == []

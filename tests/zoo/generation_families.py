@@ -305,19 +305,16 @@ def load_family(name: str) -> Any:
     Raises:
         ModelError: it can't.
     """
-    from edgecompile.loaders.generators.makers import make_causal, make_seq2seq
+    from edgecompile.loaders.generators.makers import GeneratorMaker
     from edgecompile.models.loaded import ModelSource
     from edgecompile.models.options import LoadOptions
 
+    options = LoadOptions(max_length=LONGEST_RUN, max_context=POSITIONS, task="causal-lm")
     if name in SOURCES:
         fixed = name == "whisper"
         options = LoadOptions(max_length=None if fixed else LONGEST_SOURCE, max_context=POSITIONS)
-        return make_seq2seq(
-            make_family(name), options, name=name, source=ModelSource("object", name)
-        )
-    options = LoadOptions(max_length=LONGEST_RUN, max_context=POSITIONS, task="causal-lm")
-    source = ModelSource("object", name)
-    return make_causal(make_family(name), options, name=name, source=source)
+    task, source = options.task or "seq2seq-lm", ModelSource("object", name)
+    return GeneratorMaker(task, make_family(name), options, name=name, source=source).make()
 
 
 def build_family(

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import PurePath
 from typing import TextIO
 
 from rich.console import RenderableType
@@ -108,12 +107,9 @@ class Console:
         begin = time.monotonic()
         with live or nullcontext():
             step = _Step(self, title, live)
+            ended = False
             try:
                 yield step
-            except BaseException:
-                ended = False
-                raise
-            else:
                 ended = True
             finally:
                 if live is not None:
@@ -148,9 +144,7 @@ class Console:
 
     def summary(self, rows: Iterable[tuple[str, str]]) -> None:
         """The outcome: size, time, hash."""
-        if not self._quiet:
-            self._print(Text())
-            self._print(facts(rows, strong=True))
+        self.show(facts(rows, strong=True))
 
     def _labelled(self, label: str, style: str, message: str, hint: str | None) -> None:
         lines = printable(message).rstrip().split("\n")
@@ -205,8 +199,6 @@ def _option(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, PurePath):
-        return str(value)
     if isinstance(value, (list, tuple, set, frozenset)):
         return ", ".join(map(str, value))
     return str(value)

@@ -67,11 +67,7 @@ def describe_failure(exc: BaseException) -> Failure:
         return Failure(exc.exit_code, exc.message, exc.hint or _FREE_SOME)
     full = _disk_full(exc)
     if full is not None:
-        return Failure(
-            DiskFullError.exit_code,
-            full,
-            _FREE_SOME,
-        )
+        return Failure(DiskFullError.exit_code, full, _FREE_SOME)
     if isinstance(exc, UsageError):
         return Failure(click.UsageError.exit_code, exc.message, exc.hint)
     if isinstance(exc, EdgecompileError):

@@ -172,10 +172,7 @@ def _layer_norm(codes: Codes, name: str, arguments: Arguments, value: Any) -> An
     dims = list(range(first, source.dim()))
     row = mix(_weights(codes, arguments), _row(codes, source, dims))
     code = ordered(row.expand(source.shape), dims)
-    return (
-        Coded.of(value[0], None, code),
-        *(Coded.of(part, None, mix(index, row)) for index, part in enumerate(value[1:])),
-    )
+    return tuple(map(Coded.of, value, (None, None, None), (code, mix(0, row), mix(1, row))))
 
 
 @rule("native_group_norm")
@@ -186,10 +183,7 @@ def _group_norm(codes: Codes, name: str, arguments: Arguments, value: Any) -> An
     grouped = codes.of(source).reshape(source.shape[0], groups, -1)
     row = mix(_weights(codes, arguments), ordered(grouped, [2]).sum(2))
     code = ordered(row[:, :, None].expand(grouped.shape), [1, 2]).reshape(source.shape)
-    return (
-        Coded.of(value[0], None, code),
-        *(Coded.of(part, None, mix(index, row)) for index, part in enumerate(value[1:])),
-    )
+    return tuple(map(Coded.of, value, (None, None, None), (code, mix(0, row), mix(1, row))))
 
 
 @rule("native_batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit")

@@ -23,8 +23,7 @@ from edgecompile.export.padding.rules import (
     unknown_of,
     whole,
 )
-from edgecompile.models.modules import is_user_code
-from edgecompile.models.source_lines import Place
+from edgecompile.models.source_lines import Place, user_places
 
 #: Operators that write nothing, but change the shape of their first argument.
 _TURNS = ("transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_")
@@ -223,7 +222,4 @@ def _known(item: Any) -> Any:
 
 def _place() -> Place | None:
     """The innermost line of the model's code that is running."""
-    for frame in reversed(traceback.extract_stack()):
-        if is_user_code(frame.filename):
-            return Place(frame.filename, frame.lineno or 0, frame.name, (frame.line or "").strip())
-    return None
+    return next(iter(user_places(reversed(traceback.extract_stack()))), None)

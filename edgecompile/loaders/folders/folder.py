@@ -57,16 +57,17 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         details=_details(transformer, config, task, pipeline),
     )
     if generates:
-        from edgecompile.loaders.generators.makers import MAKERS  # needs transformers
+        from edgecompile.loaders.generators.makers import GeneratorMaker  # needs transformers
 
-        return MAKERS[task.name](
+        return GeneratorMaker(
+            task.name,
             transformer,
             options,
             name=name,
             source=source,
             tokenizer=tokenizer,
             notes=chosen,
-        )
+        ).make()
     if pooling is not None:
         drop_pooler(transformer)
     made = find_inputs(transformer, inner, config, options, task, pooled=pooling is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,17 +20,14 @@ def max_positions(model: nn.Module) -> int | None:
     serves 512 positions.
     """
     limits = [
-        _usable_rows(module)
+        rows
         for name, module in model.named_modules()
-        if name.rpartition(".")[2] in _TABLES and _rows(module) is not None
+        if name.rpartition(".")[2] in _TABLES and (rows := _usable_rows(module)) is not None
     ]
-    config: Any = getattr(model, "config", None)
-    if not limits:
-        if getattr(config, "position_embedding_type", "absolute") in ("relative", "none"):
-            return None
-        values = [getattr(config, key, None) for key in _KEYS]
-        limits = [value for value in values if isinstance(value, int) and value >= 1]
-    return min(limits, default=None)
+    if limits:
+        return min(limits)
+    config = getattr(model, "config", None)
+    return _configured(lambda key: getattr(config, key, None))
 
 
 def stored_positions(config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> int | None:
@@ -45,23 +42,22 @@ def stored_positions(config: Mapping[str, Any], shapes: Mapping[str, Sequence[in
         for name, shape in shapes.items()
         if len(shape) == 2 and name.removesuffix(".weight").rpartition(".")[2] in _TABLES
     ]
-    if rows:
-        return max(rows)
-    if config.get("position_embedding_type", "absolute") in ("relative", "none"):
+    return max(rows) if rows else _configured(config.get)
+
+
+def _configured(setting: Callable[[str], Any]) -> int | None:
+    """The limit that a configuration names, for a model without a table."""
+    if setting("position_embedding_type") in ("relative", "none"):
         return None
-    values = [config.get(key) for key in _KEYS]
+    values = [setting(key) for key in _KEYS]
     return min((v for v in values if isinstance(v, int) and v >= 1), default=None)
 
 
-def _rows(module: nn.Module) -> int | None:
+def _usable_rows(module: nn.Module) -> int | None:
     weight = getattr(module, "weight", None)
-    return int(weight.shape[0]) if weight is not None and weight.dim() == 2 else None
-
-
-def _usable_rows(module: nn.Module) -> int:
-    rows = _rows(module)
-    assert rows is not None
-    padding = getattr(module, "padding_idx", None)
+    if weight is None or weight.dim() != 2:
+        return None
+    rows, padding = int(weight.shape[0]), getattr(module, "padding_idx", None)
     if isinstance(padding, int):
         return max(1, rows - padding - 1)
     # OPT and BART keep two rows free in front, and say so in an attribute.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,20 +217,15 @@ def _load(module: nn.Module, path: Path, prefix: str) -> None:
         raise ModelError(f"'{path / WEIGHTS}' doesn't fit its config.json: {reason}") from exc
 
 
-def _mean(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _mean(
+    tokens: torch.Tensor, mask: torch.Tensor, *, by_place: bool = False, root: bool = False
+) -> torch.Tensor:
+    """The sum of the real positions by their number, or its root; later ones may weigh more."""
     weights = mask.unsqueeze(-1).to(tokens.dtype)
-    return (tokens * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
-
-
-def _mean_sqrt(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    weights = mask.unsqueeze(-1).to(tokens.dtype)
-    return (tokens * weights).sum(1) / weights.sum(1).clamp(min=1e-9).sqrt()
-
-
-def _weighted_mean(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    positions = torch.arange(1, tokens.shape[1] + 1, dtype=tokens.dtype)
-    weights = mask.unsqueeze(-1).to(tokens.dtype) * positions.unsqueeze(-1)
-    return (tokens * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+    if by_place:
+        weights = weights * torch.arange(1, tokens.shape[1] + 1, dtype=tokens.dtype).unsqueeze(-1)
+    total = weights.sum(1).clamp(min=1e-9)
+    return (tokens * weights).sum(1) / (total.sqrt() if root else total)
 
 
 def _max(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -253,7 +249,7 @@ _POOL: Mapping[str, Any] = {
     "cls": _first,
     "max": _max,
     "mean": _mean,
-    "mean_sqrt_len_tokens": _mean_sqrt,
-    "weightedmean": _weighted_mean,
+    "mean_sqrt_len_tokens": partial(_mean, root=True),
+    "weightedmean": partial(_mean, by_place=True),
     "lasttoken": _last,
 }

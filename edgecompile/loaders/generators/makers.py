@@ -8,7 +8,7 @@ steps. Behind a source the encoder is a model of its own; see :mod:`edgecompile.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,29 +79,47 @@ _ONLY_BEHIND_SOURCES = (
 )
 
 
-class _Maker:
-    """What both kinds of models have in common.
+class GeneratorMaker:
+    """Makes a transformers model with a language modelling head one to generate with.
 
     Args:
+        task: ``causal-lm``, or ``seq2seq-lm`` for an encoder and a decoder.
         model: in eval mode, float32, on the CPU.
-        text: the part of it that reads and writes the text.
-        options: ``max_context`` bounds the context.
+        options: ``max_context`` bounds the context, or the new text behind a source, ``max_length``
+            the tokens of one run, or the source.
         name: what to call it where the options don't say.
         source: where it came from.
+        tokenizer: its ``tokenizer.json``; travels with the encoder.
         notes: what a person may want to know already.
+
+    Raises:
+        ModelError: a batch is asked for, or the model isn't one of an encoder and a decoder.
     """
 
     def __init__(
         self,
+        task: str,
         model: Any,
-        text: Any,
         options: LoadOptions,
+        *,
         name: str,
         source: ModelSource,
-        notes: Sequence[str],
+        tokenizer: Path | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
-        self.model, self.source, self.notes = model, source, list(notes)
-        self.name = plain_name(options.name or name)
+        self.behind_sources, text = task == SEQ2SEQ_LM, model
+        if self.behind_sources:
+            refuse_unused(options, "sources", without="seq2seq-encoder")
+            if not getattr(model.config, "is_encoder_decoder", False):
+                raise ModelError(
+                    f"{type(model).__name__} has no encoder of its own",
+                    hint="--task causal-lm is for models of a decoder alone",
+                )
+            text = model.get_decoder()
+        else:
+            refuse_unused(options, "prompts", without="logits")
+        self.model, self.options, self.source, self.notes = model, options, source, list(notes)
+        self.name, self.tokenizer = plain_name(options.name or name), tokenizer
         self.load = options.to_json()
         self.own = own_attention(model)
         self.max_context = context_limit(max_positions(text), options.max_context, self.notes)
@@ -109,14 +127,23 @@ class _Maker:
         self.pad = pad_token(model, options, self.vocabulary)
         self.tokens = trial_tokens(self.vocabulary, self.max_context)
 
-    def make(
+    def make(self) -> LoadedModel:
+        """The model; inputs and outputs are those of
+        :class:`~edgecompile.loaders.generators.step.GenerationStep`.
+
+        Raises:
+            ModelError: it isn't supported: it keeps another state than keys and values, or doesn't
+                agree with itself over a cache from outside, or in two parts.
+        """
+        return self._seq2seq() if self.behind_sources else self._causal()
+
+    def _made(
         self,
         step: GenerationStep,
         axes: Mapping[str, AxisLimits],
         *,
         cross: Sequence[InputSpec] = (),
         encoder: LoadedModel | None = None,
-        tokenizer: Path | None = None,
         **settings: Any,
     ) -> LoadedModel:
         """The model whose module is ``step``.
@@ -125,7 +152,6 @@ class _Maker:
             axes: those of its inputs.
             cross: inputs with the keys and values of a source.
             encoder: makes them.
-            tokenizer: its ``tokenizer.json``.
             settings: further fields of the specification.
         """
         longest = axes[LENGTH].hi or self.max_context
@@ -158,147 +184,83 @@ class _Maker:
             axes=axes,
             length_axis=LENGTH,
             source=self.source,
-            tokenizer=tokenizer,
+            tokenizer=self.tokenizer if encoder is None else None,
             notes=tuple(self.notes),
             load=self.load,
             generation=Generation(spec, greedy_of(self.model, spec), encoder),
         )
 
+    def _causal(self) -> LoadedModel:
+        model, most = self.model, self.max_context
+        self.notes += unheeded_settings(model, _ONLY_BEHIND_SOURCES)
+        with quiet(import_transformers()):
+            with attending(model, self.own), short_windows(model), torch.no_grad():
+                shapes = find_caches(model)
+                want = model(input_ids=self.tokens, use_cache=False).logits[0]
+                steps = (GenerationStep(model, shapes, way).eval() for way in WAYS)
+                hint = "--task logits compiles it without a cache"
+                step = find_step(steps, self.own, self.tokens, want, pad=self.pad, hint=hint)
+            attend_always(model, step.way.attention or self.own)
+        axes = {LENGTH: AxisLimits(1, most), CONTEXT: AxisLimits(most, most)}
+        made = self._made(step, axes)
+        return made.with_longest(self.options.max_length or min(DEFAULT_LENGTH, most))
 
-def make_causal(
-    model: Any,
-    options: LoadOptions,
-    *,
-    name: str,
-    source: ModelSource,
-    tokenizer: Path | None = None,
-    notes: Sequence[str] = (),
-) -> LoadedModel:
-    """A transformers model with a language modelling head, to generate with.
-
-    Inputs and outputs are those of :class:`~edgecompile.loaders.generators.step.GenerationStep`.
-
-    Args:
-        model: in eval mode, float32, on the CPU.
-        options: ``max_context`` bounds the context, ``max_length`` the tokens of one run.
-        name: what to call it where the options don't say.
-        source: where it came from.
-        tokenizer: its ``tokenizer.json``.
-        notes: what a person may want to know already.
-
-    Raises:
-        ModelError: a batch is asked for; or the model isn't supported: it keeps another state than
-            keys and values, or doesn't agree with itself over a cache from outside.
-    """
-    refuse_unused(options, "prompts", without="logits")
-    maker = _Maker(model, model, options, name, source, notes)
-    maker.notes += unheeded_settings(model, _ONLY_BEHIND_SOURCES)
-    with quiet(import_transformers()):
-        with attending(model, maker.own), short_windows(model), torch.no_grad():
-            shapes = find_caches(model)
-            want = model(input_ids=maker.tokens, use_cache=False).logits[0]
-            steps = (GenerationStep(model, shapes, way).eval() for way in WAYS)
-            hint = "--task logits compiles it without a cache"
-            step = find_step(steps, maker.own, maker.tokens, want, pad=maker.pad, hint=hint)
-        attend_always(model, step.way.attention or maker.own)
-    most = maker.max_context
-    axes = {LENGTH: AxisLimits(1, most), CONTEXT: AxisLimits(most, most)}
-    made = maker.make(step, axes, tokenizer=tokenizer)
-    return made.with_longest(options.max_length or min(DEFAULT_LENGTH, most))
-
-
-def make_seq2seq(
-    model: Any,
-    options: LoadOptions,
-    *,
-    name: str,
-    source: ModelSource,
-    tokenizer: Path | None = None,
-    notes: Sequence[str] = (),
-) -> LoadedModel:
-    """A transformers model of an encoder and a decoder with a head, to generate with.
-
-    Args:
-        model: in eval mode, float32, on the CPU.
-        options: ``max_context`` bounds the new text, ``max_length`` the source.
-        name: what to call it where the options don't say.
-        source: where it came from.
-        tokenizer: its ``tokenizer.json``; travels with the encoder.
-        notes: what a person may want to know already.
-
-    Raises:
-        ModelError: a batch is asked for, the model isn't one of an encoder and a decoder, or doesn't
-            agree with itself in two parts.
-    """
-    refuse_unused(options, "sources", without="seq2seq-encoder")
-    if not getattr(model.config, "is_encoder_decoder", False):
-        raise ModelError(
-            f"{type(model).__name__} has no encoder of its own",
-            hint="--task causal-lm is for models of a decoder alone",
+    def _seq2seq(self) -> LoadedModel:
+        model, own, tokens, vocabulary = self.model, self.own, self.tokens, self.vocabulary
+        start = _start(model, vocabulary, self.notes)
+        self.notes += unheeded_settings(model)
+        with quiet(import_transformers()):
+            kind, inputs, axes = _source_inputs(model, self.options, self.pad, self.notes)
+            sizes = {axis: min(_TRIED, limits.hi or _TRIED) for axis, limits in axes.items()}
+            tried = make_example(inputs, sizes, seed=3)
+            with torch.no_grad(), attending(model, own):
+                hidden = model.get_encoder()(**tried, return_dict=True).last_hidden_state
+            projections = find_projections(model, own, hidden, start[0])
+            reader = encoder_alone(model)
+            reader.set_attn_implementation(own)
+            whole = SourceEncoder(reader, projections, [spec.name for spec in inputs]).eval()
+            with torch.no_grad():
+                with attending(model, own):
+                    want = model(**tried, decoder_input_ids=tokens, use_cache=False).logits[0]
+                alone = decoder_alone(model, projections)
+                steps = (
+                    GenerationStep(alone, projections.caches, way, source=True).eval()
+                    for way in SOURCE_WAYS
+                )
+                hint = "--task seq2seq-encoder compiles the encoder alone"
+                more = whole(**tried)
+                step = find_step(steps, own, tokens, want, pad=self.pad, hint=hint, more=more)
+        encoder = LoadedModel(
+            name=self.name + "-encoder",
+            module=whole,
+            inputs=inputs,
+            outputs=probe_model(whole, inputs, axes, self.name + "-encoder")[0],
+            axes=axes,
+            length_axis=LENGTH if LENGTH in axes else next(iter(axes)),
+            source=self.source,
+            tokenizer=self.tokenizer,
+            load=self.load,
         )
-    maker = _Maker(model, model.get_decoder(), options, name, source, notes)
-    own, tokens, vocabulary = maker.own, maker.tokens, maker.vocabulary
-    start = _start(model, vocabulary, maker.notes)
-    maker.notes += unheeded_settings(model)
-    with quiet(import_transformers()):
-        kind, inputs, axes = _source_inputs(model, options, maker.pad, maker.notes)
-        sizes = {axis: min(_TRIED, limits.hi or _TRIED) for axis, limits in axes.items()}
-        tried = make_example(inputs, sizes, seed=3)
-        with torch.no_grad(), attending(model, own):
-            hidden = model.get_encoder()(**tried, return_dict=True).last_hidden_state
-        projections = find_projections(model, own, hidden, start[0])
-        reader = encoder_alone(model)
-        reader.set_attn_implementation(own)
-        whole = SourceEncoder(reader, projections, [spec.name for spec in inputs]).eval()
-        with torch.no_grad():
-            with attending(model, own):
-                want = model(**tried, decoder_input_ids=tokens, use_cache=False).logits[0]
-            alone = decoder_alone(model, projections)
-            steps = (
-                GenerationStep(alone, projections.caches, way, source=True).eval()
-                for way in SOURCE_WAYS
-            )
-            hint = "--task seq2seq-encoder compiles the encoder alone"
-            more = whole(**tried)
-            step = find_step(steps, own, tokens, want, pad=maker.pad, hint=hint, more=more)
-    encoder = LoadedModel(
-        name=maker.name + "-encoder",
-        module=whole,
-        inputs=inputs,
-        outputs=probe_model(whole, inputs, axes, maker.name + "-encoder")[0],
-        axes=axes,
-        length_axis=LENGTH if LENGTH in axes else next(iter(axes)),
-        source=source,
-        tokenizer=tokenizer,
-        load=maker.load,
-    )
-    rows = _source_rows(encoder)
-    run, most = min(LONGEST_RUN, maker.max_context), maker.max_context
-    own_axes = {LENGTH: AxisLimits(1, run), CONTEXT: AxisLimits(least_context(run, most), most)}
-    if rows == SOURCE:
-        own_axes[SOURCE] = axes[LENGTH]
-    parts = [part for shape in projections.cross for part in shape]
-    return maker.make(
-        step,
-        own_axes,
-        cross=[
-            InputSpec(cross, "float32", (rows, *part))
-            for cross, part in zip(step.cross, parts, strict=True)
-        ],
-        encoder=encoder,
-        defaults=_defaults(model, len(start)),
-        source=kind,
-        start=start,
-        suppress=tokens_of(model, "suppress_tokens", vocabulary),
-        suppress_first=tokens_of(model, "begin_suppress_tokens", vocabulary),
-    )
-
-
-#: The function that makes a model, by the name of the task.
-MAKERS: Mapping[str, Callable[..., LoadedModel]] = {
-    CAUSAL_LM: make_causal,
-    SEQ2SEQ_LM: make_seq2seq,
-}
+        rows = _source_rows(encoder)
+        run, most = min(LONGEST_RUN, self.max_context), self.max_context
+        own_axes = {LENGTH: AxisLimits(1, run), CONTEXT: AxisLimits(least_context(run, most), most)}
+        if rows == SOURCE:
+            own_axes[SOURCE] = axes[LENGTH]
+        parts = [part for shape in projections.cross for part in shape]
+        return self._made(
+            step,
+            own_axes,
+            cross=[
+                InputSpec(cross, "float32", (rows, *part))
+                for cross, part in zip(step.cross, parts, strict=True)
+            ],
+            encoder=encoder,
+            defaults=_defaults(model, len(start)),
+            source=kind,
+            start=start,
+            suppress=tokens_of(model, "suppress_tokens", vocabulary),
+            suppress_first=tokens_of(model, "begin_suppress_tokens", vocabulary),
+        )
 
 
 def _source_inputs(

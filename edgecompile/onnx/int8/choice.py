@@ -7,6 +7,7 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 
 from edgecompile.bundle.cases import Case
+from edgecompile.models.samples import spread
 from edgecompile.onnx.graph import OnnxGraph
 from edgecompile.onnx.int8.quantize import Trial, choose_layers, harm, quantize
 from edgecompile.onnx.int8.scales import ActivationScale, Layer, find_layers, find_scales
@@ -62,7 +63,7 @@ class Int8Choice:
 
     def choose(self) -> tuple[list[Layer], list[tuple[int, Trial]]]:
         """The layers, and what was tried."""
-        few = _spread(sorted(self.cases, key=_size)[: max(_ALONE, len(self.cases) // 2)], _ALONE)
+        few = spread(sorted(self.cases, key=_size)[: max(_ALONE, len(self.cases) // 2)], _ALONE)
         for number, layer in enumerate(self.layers):
             self.say(f"int8, layer {number + 1} of {len(self.layers)} alone")
             self._alone[layer.node] = self._try([layer], few).error
@@ -123,8 +124,3 @@ class Int8Choice:
 
 def _size(case: Case) -> int:
     return sum(int(array.size) for array in case.inputs.values())
-
-
-def _spread(cases: Sequence[Case], count: int) -> list[Case]:
-    count = min(count, len(cases))
-    return [cases[(2 * i + 1) * len(cases) // (2 * count)] for i in range(count)]
