@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.errors import MemoryLimitError
 from edgecompile.server.http import metrics
 from edgecompile.server.settings import Limits
 from tests.server.asgi import call, run, serving, tensor
@@ -325,6 +326,23 @@ def test_health(tiny_bundle: Path) -> None:
         while not release.is_set():
             time.sleep(0.01)
         raise RuntimeError("stuck no more")
+
+    run(ask())
+
+
+def test_a_run_without_memory_is_to_be_asked_again(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryLimitError("no memory")
+
+    async def ask() -> None:
+        async with serving(tiny_bundle) as app:
+            with monkeypatch.context() as without:
+                without.setattr(app.repository.get("tiny").model, "run", fail)
+                reply = await call(app, "POST", INFER, tensor(1, 2, 3))
+            assert reply.status == 503 and reply.headers["retry-after"] == "1"
+            assert (await call(app, "POST", INFER, tensor(1, 2, 3))).status == 200
 
     run(ask())
 

@@ -82,9 +82,13 @@ def from_list(data: Any, datatype: str, shape: Sequence[int], where: str) -> NDA
         raise BadRequest(f"{where}: data holds {found}, which {datatype} doesn't take")
     if dtype.kind in "iu":
         least, most = _RANGES[datatype]
-        if flat and (min(flat) < least or max(flat) > most):
-            raise BadRequest(f"{where}: data holds numbers outside {least}..{most}")
-        return np.array(flat, dtype).reshape(shape)
+        # numpy itself refuses what INT64 doesn't hold, and looks at each number anyway.
+        if datatype == "INT64" or not flat or (min(flat) >= least and max(flat) <= most):
+            try:
+                return np.array(flat, dtype).reshape(shape)
+            except OverflowError:
+                pass
+        raise BadRequest(f"{where}: data holds numbers outside {least}..{most}")
     try:
         with np.errstate(over="raise"):
             return np.array(flat, dtype).reshape(shape)

@@ -147,7 +147,8 @@ def _read_tensors(entries: Any, most: int) -> tuple[_Tensor, ...]:
         if size is not None and "data" in entry:
             raise BadRequest(f"{where} has both data and a binary tensor")
         found[name] = _Tensor(where, name, datatype, shape, size, entry.get("data"))
-        total += math.prod(shape)
+        if len(entries) > 1:
+            total += math.prod(shape)
     return (*found.values(),)
 
 

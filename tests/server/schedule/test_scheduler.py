@@ -262,6 +262,21 @@ def test_traffic_is_counted_by_request(tiny_bundle: Path, tmp_path: Path) -> Non
     assert document["runs"] == 40 and document["sizes"] is None and document["axes"] == ["length"]
 
 
+def test_statistics_that_can_not_be_written_stop_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+
+    async def ask() -> None:
+        async with scheduling(tiny_bundle) as (model, scheduler):
+            scheduler.traffic.schedule(folder / "stats.json", 1e-9)
+            folder.rmdir()
+            for n in range(3):
+                same(await scheduler.submit(draw(n, 5)), model.run(draw(n, 5)))
+
+    asyncio.run(ask())
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(
     ("counts", "planned", "distance"),
     [
