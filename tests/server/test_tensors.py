@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edgecompile.server.errors import BadRequest, ServerError, TooLarge
+from edgecompile.server.errors import BadRequest, ServerError, TooLarge, Unprocessable
 from edgecompile.server.protocol import documents, v2
 from edgecompile.server.protocol.datatypes import DTYPES
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
@@ -374,3 +374,15 @@ def test_the_standard_library_reads_and_writes_the_same(monkeypatch: pytest.Monk
         with pytest.raises(BadRequest):
             documents.load_object(body)
     assert math.isclose(json.loads(slow)["a"][0], 0.1)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_numbers_that_json_lacks(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    if not fast:
+        monkeypatch.setattr(documents, "orjson", None)
+    asked = read_request(request(id="null"), None, MOST)
+    good = np.array([1.5, -2.0], np.float32)
+    assert b"[1.5,-2.0]" in format_answer("null", "1", asked, {"null": good})[0]
+    for value in (np.nan, np.inf, -np.inf):
+        with pytest.raises(Unprocessable, match="y holds NaN or infinities"):
+            format_answer("m", "1", asked, {"x": good, "y": np.array([1, value], np.float32)})
