@@ -192,6 +192,8 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
         # The patterns are traced with real tensors, of any device.
         (joint_graph, "lazy_init", lambda device=None: lazy_init(torch.device("cpu"))),
         (joint_graph.UniformValueConstantFolder, "_deduce_value", deduce_on_cpu),
+        # It makes a tensor on the GPU to fold a product with zero.
+        (joint_graph.UniformValueConstantFolder, "_add_peephole_patterns", lambda self: None),
         (graph, "is_same_tensor", _same_tensor),
         (scheduler.Scheduler, "check_prologue_fusion_heuristics_fusable", _joins_product),
         # Small constants are written into kernels.
@@ -262,9 +264,12 @@ def _same_tensor(one: Tensor, other: Tensor) -> bool:
 
 
 def _joins_product(self: Any, operand: Any, product: Any, why: Any) -> bool:
-    """Whether a product's kernel computes an operand itself: one made of int8, too, of half the bytes."""
-    read = (virtualized.V.graph.get_dtype(dep.name) for dep in operand.read_writes.reads)
-    return torch.int8 in read or _join(self, operand, product, why)
+    """Whether a product's kernel computes an operand itself: one made of int8, too, of half the bytes.
+
+    Not one that reads nothing: the template takes the one number that it is for a tile, and isn't compiled.
+    """
+    read = [virtualized.V.graph.get_dtype(dep.name) for dep in operand.read_writes.reads]
+    return bool(read) and (torch.int8 in read or _join(self, operand, product, why))
 
 
 @contextmanager

@@ -58,6 +58,11 @@ def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("torch._inductor.graph", "is_same_tensor"),
         ("torch._inductor.fx_passes.joint_graph", "lazy_init"),
         ("torch._inductor.fx_passes.joint_graph", "UniformValueConstantFolder._deduce_value"),
+        (
+            "torch._inductor.fx_passes.joint_graph",
+            "UniformValueConstantFolder._add_peephole_patterns",
+        ),
+        ("torch._inductor.scheduler", "Scheduler.check_prologue_fusion_heuristics_fusable"),
         ("torch._inductor.runtime.hints", "DeviceProperties.create.cache_clear"),
         ("torch.utils._triton", "has_triton.cache_clear"),
         ("torch.utils._triton", "triton_backend.cache_clear"),
@@ -263,6 +268,24 @@ def test_zeros_around_a_value_at_hand_stay_zeros(tmp_path: Path) -> None:
     with interpreted():
         launch(getattr(module, kernel.entry), (8,), y, x, 8, 16, XBLOCK=1)
     assert (y - x / x.sum(1, keepdim=True) / 9).abs().max().item() <= 1e-7
+
+
+class Zeros(torch.nn.Module):
+    """A product with an operand that is one number everywhere, and a product with zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.zeros(x.shape[0], 32)) + x[:, :1] * 0
+
+
+def test_constant_operands_are_compiled(tmp_path: Path) -> None:
+    x = torch.rand(40, 32)
+    program = device_free.move_to_gpu(exported(Zeros(), x=x), {"x": x})
+    raw = device_free.run_inductor(program, H100, lambda *_: 0, tmp_path, installed.find_ptxas())
+    assert any("tl.dot" in kernel.source for kernel in raw.kernels)
 
 
 class RunningSum(torch.nn.Module):
