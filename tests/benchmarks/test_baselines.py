@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def workshop(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Work
         threads=2,
         cache=tmp_path_factory.mktemp("cache"),
     )
+
+
+@pytest.fixture(scope="module")
+def eager(workshop: Workshop) -> Iterator[WorkerProcess]:
+    """The process that all others are compared with."""
+    with WorkerProcess(KINDS["eager"].prepare(workshop), 2) as worker:
+        worker.open(workload(), timeout=NO_LIMIT)
+        yield worker
 
 
 def empty_workshop(folder: Path) -> Workshop:
@@ -147,13 +156,17 @@ def test_folder_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-opset23", "openvino"])
-def test_a_runtime_agrees_with_eager(name: str, workshop: Workshop, tmp_path: Path) -> None:
-    check_agreement(name, workshop, tmp_path)
+def test_a_runtime_agrees_with_eager(
+    name: str, workshop: Workshop, eager: WorkerProcess, tmp_path: Path
+) -> None:
+    check_agreement(name, workshop, eager, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["aoti", "torch-compile"])
-def test_a_compiled_model_agrees_with_eager(name: str, workshop: Workshop, tmp_path: Path) -> None:
-    launch = check_agreement(name, workshop, tmp_path)
+def test_a_compiled_model_agrees_with_eager(
+    name: str, workshop: Workshop, eager: WorkerProcess, tmp_path: Path
+) -> None:
+    launch = check_agreement(name, workshop, eager, tmp_path)
     if name == "aoti":
         import zipfile
 
@@ -165,10 +178,10 @@ def test_a_compiled_model_agrees_with_eager(name: str, workshop: Workshop, tmp_p
 
 @pytest.mark.parametrize("name", ["onnxruntime-int8", "onnxruntime-int8-reduced", "openvino-int8"])
 def test_a_narrow_model_is_near_eager_and_smaller(
-    name: str, workshop: Workshop, tmp_path: Path
+    name: str, workshop: Workshop, eager: WorkerProcess, tmp_path: Path
 ) -> None:
     assert KINDS[name].precision == "int8"
-    launch = check_agreement(name, workshop, tmp_path, cosine=0.95, error=0.5)
+    launch = check_agreement(name, workshop, eager, tmp_path, cosine=0.95, error=0.5)
     wide = KINDS[name.partition("-")[0]].prepare(workshop)
     assert "int8" in launch.settings["path"] and launch.settings != wide.settings
     with WorkerProcess(launch, 2) as worker, WorkerProcess(wide, 2) as reference:
@@ -187,12 +200,14 @@ def test_reduced_weights_are_another_file(workshop: Workshop) -> None:
 
 
 def test_bfloat16_is_refused_where_openvino_would_ignore_it(
-    workshop: Workshop, tmp_path: Path
+    workshop: Workshop, eager: WorkerProcess, tmp_path: Path
 ) -> None:
     openvino = need_baseline("openvino")
     offered = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if "BF16" in offered:
-        launch = check_agreement("openvino-bf16", workshop, tmp_path, cosine=0.999, error=0.2)
+        launch = check_agreement(
+            "openvino-bf16", workshop, eager, tmp_path, cosine=0.999, error=0.2
+        )
         assert launch.settings["precision"] == "bf16"
     else:
         with pytest.raises(BenchError, match="OpenVINO has no bfloat16"):
@@ -202,9 +217,11 @@ def test_bfloat16_is_refused_where_openvino_would_ignore_it(
 # ExecuTorch, in the environment that has it
 
 
-def test_executorch_agrees_with_eager(workshop: Workshop, tmp_path: Path) -> None:
+def test_executorch_agrees_with_eager(
+    workshop: Workshop, eager: WorkerProcess, tmp_path: Path
+) -> None:
     need_variable(PYTHON_VARIABLE)
-    launch = check_agreement("executorch", workshop, tmp_path)
+    launch = check_agreement("executorch", workshop, eager, tmp_path)
     assert Path(launch.settings["path"]).stat().st_size > workshop.weight_bytes
 
 
@@ -229,6 +246,7 @@ def test_executorch_is_missed_by_name(
 def check_agreement(
     name: str,
     workshop: Workshop,
+    eager: WorkerProcess,
     folder: Path,
     *,
     cosine: float = 0.999999,
@@ -237,13 +255,11 @@ def check_agreement(
     kind = KINDS[name]
     for package in kind.needs:
         need_baseline(package)
-    eager = KINDS["eager"].prepare(workshop)
     launch = kind.prepare(workshop)
-    with WorkerProcess(eager, 2) as reference, WorkerProcess(launch, 2) as worker:
-        reference.open(workload(), timeout=NO_LIMIT)
+    with WorkerProcess(launch, 2) as worker:
         opened = worker.open(workload(), timeout=NO_LIMIT)
         assert opened["facts"]["threads"] == 2
-        found = measure_agreement(reference, {name: worker}, [1, 2, 7, 32], folder, seed=1)
+        found = measure_agreement(eager, {name: worker}, [1, 2, 7, 32], folder, seed=1)
         alien = {"torch", "transformers"} & set(opened["loaded"])
         assert name in ("aoti", "torch-compile", "executorch") or not alien, (
             "their memory would be counted"
