@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run native tests for every variant that this CPU can run, not for its best one alone",
     )
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: garbage is no longer looked for among its millions of objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
