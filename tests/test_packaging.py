@@ -193,6 +193,7 @@ def test_editable_install_works(source: Path, tmp_path: Path) -> None:
         (source / "profiles" / "new.toml").unlink()
 
 
+@pytest.mark.slow
 def test_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
     command = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path)
     run(*command, source, cwd=tmp_path)

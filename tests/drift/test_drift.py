@@ -311,7 +311,7 @@ def test_distance_is_the_largest_gap(first: dict[int, int], second: dict[int, in
     assert length_distance(one, one, ends) == 0.0
 
 
-@pytest.mark.parametrize("top", [4, 1_000_000_000])
+@pytest.mark.parametrize("top", [4, pytest.param(1_000_000_000, marks=pytest.mark.slow)])
 def test_chance_is_seen_as_a_move_in_one_case_of_a_hundred(top: int) -> None:
     """Same distribution twice, with many ties and with none."""
     rng = np.random.default_rng(0)

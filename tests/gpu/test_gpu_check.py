@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fake_gpu.build import FakeCudart
 
 SCRIPT = Path(__file__).with_name("check.py")
@@ -31,6 +33,7 @@ def test_every_stage_is_gone_through(fake_cudart: FakeCudart) -> None:
     assert report["sticky"]["ok"], report["sticky"]
 
 
+@pytest.mark.slow
 def test_what_ends_a_process_is_recorded(fake_cudart: FakeCudart) -> None:
     command = [sys.executable, str(SCRIPT), "--fake", str(fake_cudart.path) + ".absent"]
     command += ["--kinds", "eager", "--models", "plain", "--rounds", "1", "--layers", "1"]

@@ -64,7 +64,7 @@ def half(names: str, **others: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "sm",
-    [87, 90, pytest.param(80, marks=pytest.mark.slow), pytest.param(89, marks=pytest.mark.slow)],
+    [87, *(pytest.param(sm, marks=pytest.mark.slow) for sm in (80, 89, 90))],
 )
 def test_kernels_compile(sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -38,7 +38,12 @@ LAYERS: list[nn.Module] = [
 ]
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=[str(i) for i in range(len(LAYERS))])
+@pytest.mark.parametrize(
+    "layer",
+    # The last is the only one that takes seconds.
+    [*LAYERS[:-1], pytest.param(LAYERS[-1], marks=pytest.mark.slow)],
+    ids=map(str, range(len(LAYERS))),
+)
 def test_convolutions(layer: nn.Module) -> None:
     dims = next(int(type(m).__name__[-2]) for m in layer.modules() if "Conv" in type(m).__name__)
     sizes = {1: (21,), 2: (13, 11), 3: (5, 6, 7)}[dims]

@@ -191,8 +191,15 @@ def test_parts_of_a_row_are_added_up_where_they_are_read(tmp_path: Path) -> None
     assert len(raw.kernels) <= 12
 
 
-@pytest.mark.parametrize("gpu", [ORIN, H100])
-@pytest.mark.parametrize("length", [1, 30])
+@pytest.mark.parametrize(
+    ("length", "gpu"),
+    [
+        (1, ORIN),
+        (30, H100),
+        pytest.param(1, H100, marks=pytest.mark.slow),
+        pytest.param(30, ORIN, marks=pytest.mark.slow),
+    ],
+)
 def test_kernels_read_int8(gpu: GpuFacts, length: int, tmp_path: Path) -> None:
     """No kernel writes a whole matrix of half precision: those that multiply make it as they go."""
     graph, _, ids, _ = lowered(Layer(), length)

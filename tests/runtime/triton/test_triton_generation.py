@@ -213,12 +213,14 @@ def test_a_text_lost_its_turn(fake_driver: FakeCudart, decoder: str) -> None:
     "call",
     [
         "cuMemAlloc_v2",
-        "cuMemHostAlloc",
-        "cuMemsetD8Async",
-        pytest.param("cuStreamSynchronize", marks=pytest.mark.slow),
-        "cuMemcpyHtoDAsync_v2",
         "cuLaunchKernel",
-        pytest.param("cuGraphLaunch", marks=pytest.mark.slow),
+        *(
+            pytest.param(call, marks=pytest.mark.slow)
+            for call in (
+                *("cuMemHostAlloc", "cuMemsetD8Async", "cuStreamSynchronize"),
+                *("cuMemcpyHtoDAsync_v2", "cuGraphLaunch"),
+            )
+        ),
     ],
 )
 def test_each_call_may_fail(
