@@ -2,9 +2,6 @@
 
 Native code trusts its inputs: a wrong count or an index outside its table ends the process, and a
 wrong size gives wrong numbers. Everything that could do so is refused here, all problems at once.
-
-A generative program changes its caches in place: these are the caller's own memory, as the changes
-would be lost with a copy, and rows outside of them would be written outside of the array.
 """
 
 import sys
@@ -31,7 +28,15 @@ from ..format.schema import GenerationSpec, Manifest, TensorSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .caches import CacheRules
+
 MAX_LISTED = 40
+
+
+def _cache_rules(spec: GenerationSpec) -> "CacheRules":
+    from .caches import CacheRules  # other models start without it
+
+    return CacheRules(spec)
 
 
 class InputChecker:
@@ -39,7 +44,7 @@ class InputChecker:
 
     def __init__(self, manifest: Manifest) -> None:
         self._specs = manifest.inputs
-        self._caches = None if manifest.generation is None else CacheRules(manifest.generation)
+        self._caches = None if manifest.generation is None else _cache_rules(manifest.generation)
         self._names = frozenset(item.name for item in manifest.inputs)
         self._dtypes = [np.dtype(item.dtype) for item in manifest.inputs]
         # A cache has none: what the program writes there would be lost.
@@ -355,72 +360,3 @@ def make_inputs(
                 array[...] = rng.standard_normal(shape)
         result[spec.name] = array
     return result
-
-
-class CacheRules:
-    """The rules for inputs of one generative manifest; holds no state of a run."""
-
-    def __init__(self, spec: GenerationSpec) -> None:
-        self._spec = spec
-        self.names = frozenset(spec.caches)
-
-    def take(
-        self,
-        spec: TensorSpec,
-        value: object,
-        others: "Sequence[NDArray[Any]]",
-        problems: List[str],
-    ) -> "Optional[NDArray[Any]]":
-        """``value`` itself if it can be changed in place; None and a problem otherwise.
-
-        Args:
-            spec: the input.
-            value: what was given for it.
-            others: the inputs that were taken before, which it may not overlap.
-            problems: gets a line for what is wrong.
-        """
-        problem = _cache_misfit(spec, value, others)
-        if problem is None:
-            assert isinstance(value, np.ndarray)
-            return value
-        problems.append("{}: {}; the model changes it in place".format(spec.name, problem))
-        return None
-
-    def check_rows(
-        self,
-        arrays: "Mapping[str, NDArray[Any]]",
-        sizes: Mapping[str, int],
-        filled: Mapping[str, int],
-    ) -> List[str]:
-        """Faults in the rows of a run: of inputs of these ``sizes``, padded to ``filled``."""
-        spec, problems = self._spec, []
-        position, last = int(arrays[spec.position][0]), int(arrays[spec.last][0])
-        length, rows = sizes[spec.length_axis], sizes[spec.context_axis]
-        computed = filled.get(spec.length_axis, length)
-        if not 0 <= position <= rows - computed:
-            padded = " (padded to {})".format(computed) if computed != length else ""
-            text = "{}: {} with {} tokens{} doesn't lie within the {} rows of the caches"
-            problems.append(text.format(spec.position, position, length, padded, rows))
-        if not 0 <= last < length:
-            text = "{}: {} isn't one of the {} tokens, 0..{}"
-            problems.append(text.format(spec.last, last, length, length - 1))
-        return problems
-
-
-def _cache_misfit(
-    spec: TensorSpec, value: object, others: "Sequence[NDArray[Any]]"
-) -> Optional[str]:
-    if type(value) is not np.ndarray:
-        return "is a {}, must be an array".format(type(value).__name__)
-    if value.dtype != np.dtype(spec.dtype) or not value.dtype.isnative:
-        return "has dtype {}, must be {}".format(value.dtype, spec.dtype)
-    if not value.flags.writeable:
-        return "is read-only"
-    if not value.flags.c_contiguous:
-        return "isn't contiguous"
-    if not value.flags.aligned:
-        return "isn't aligned in memory"
-    # Contiguous arrays overlap where their bounds do, which is quickly told.
-    if any(np.may_share_memory(value, other) for other in others):
-        return "overlaps another input"
-    return None

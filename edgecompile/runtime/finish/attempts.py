@@ -40,6 +40,10 @@ class Attempt:
         owner = {bucket: index for index, group in enumerate(self.groups) for bucket in group}
         return tuple(owner[bucket] for bucket in range(len(owner)))
 
+    def groups_text(self) -> str:
+        """Buckets that share a profile joined by +: ``0+1, 2``."""
+        return ", ".join("+".join(str(bucket) for bucket in group) for group in self.groups)
+
     def to_json(self) -> Dict[str, Any]:
         """{"workspace_bytes", "optimization_level", "profiles"}, the last a number."""
         return {

@@ -218,7 +218,7 @@ class EngineMaker:
         for number, attempt in enumerate(attempts):
             self.say("{}: {}".format("trying again" if number else "building", attempt))
             if len(attempt.groups) < len(recipe.profiles):
-                self.note("buckets share profiles: {}".format(_groups_text(attempt)))
+                self.note("buckets share profiles: {}".format(attempt.groups_text()))
             built = self._attempt(attempt, way.pinned, allowed.short, lock)
             if built is not None:
                 return built
@@ -387,10 +387,6 @@ def _for_want_of_memory(failure: Exception, short: bool) -> bool:
         return False
     # Without memory TensorRT 8.6 speaks of kernels and handles as well.
     return short if failure.memory is None else failure.memory
-
-
-def _groups_text(attempt: Attempt) -> str:
-    return ", ".join("+".join(str(bucket) for bucket in group) for group in attempt.groups)
 
 
 @contextlib.contextmanager

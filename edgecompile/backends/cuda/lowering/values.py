@@ -23,6 +23,8 @@ from edgecompile.backends.lowering.rewriting import Lowering, arguments_of
 
 aten = torch.ops.aten
 
+#: The class of operators with one signature each; torch has it under a private name.
+_OPERATOR = type(aten.linear.default)
 _PUTS = (aten.index_put_.default, aten.index_put.default)
 #: They compute each row of the first dimension by itself; operators that are pointwise do, too.
 _ROWS = {aten.linear.default, aten.dropout.default, aten.to.dtype, aten._to_copy.default}
@@ -129,7 +131,7 @@ def _put_where(gm: GraphModule, put: Node, mask: Tensor) -> None:
 def _computes_rows(node: Node, rows: Sequence[Node]) -> bool:
     """Whether each row of a result is made of the same row of ``rows`` and of what has no rows."""
     value, target = value_of(node), node.target
-    if value is None or not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if value is None or not isinstance(target, _OPERATOR) or target._schema.is_mutable:
         return False
     others = [value_of(x) for x in node.all_input_nodes if x not in rows]
     if any(x is None or x.dim() >= value.dim() for x in others):
