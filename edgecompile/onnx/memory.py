@@ -33,8 +33,8 @@ _CONTEXT = 500 << 20
 #: What kernels may try out beside; more makes few of them faster on transformers.
 _WORKSPACE = 512 << 20
 _LEAST_WORKSPACE = 64 << 20
-#: TensorRT 8.6.0's builder on x86-64 took 5.0 to 6.2 GB of main memory whatever the model (2026-11-25-tensorrt-8.6.md).
-#: Of later releases nothing is known.
+#: TensorRT 8.6.0's builder on x86-64 took 6.3 GB of main memory with 24 MB of weights, and 6.7 with 178
+#: (2026-11-26-tensorrt-8.6-lengths.md). Of later releases nothing is known.
 HOST_BUILD_8_6 = 6_200_000_000
 #: Engines of MiniLM had 5 MB beside their weights with one profile and 20 with four; BERT-base's grew
 #: by 18 MB from one to four.
@@ -66,7 +66,7 @@ def estimate_memory(
     profiles: Sequence[Mapping[str, int]],
     weight_bytes: int,
     available_bytes: int,
-    host_bytes: int | None = None,
+    host_fixed: int | None = None,
 ) -> MemoryEstimate:
     """Predicts the memory of a build and of runs.
 
@@ -75,7 +75,7 @@ def estimate_memory(
         profiles: the largest size of every axis, for each profile.
         weight_bytes: of the weights, as stored.
         available_bytes: the module's memory.
-        host_bytes: of main memory beside it; None: not known, or the same memory.
+        host_fixed: of main memory beside it, for a model without weights; None: not known, or the same memory.
 
     Raises:
         CompileError: the shapes of the graph can't be inferred.
@@ -96,8 +96,8 @@ def estimate_memory(
         how="scratch: the tensors of the ONNX that are alive at once, nothing fused; build: 3 x "
         "weights and 0.3 GB, as TensorRT-RTX took for BERT-base and MiniLM, 0.5 GB for CUDA, workspace, "
         "scratch; engine: weights and 5 MB for each profile, as there"
-        + ("" if host_bytes is None else "; main memory: what TensorRT 8.6.0 took on x86-64"),
-        host_bytes=host_bytes,
+        + ("" if host_fixed is None else "; main memory: as TensorRT 8.6.0 took on x86-64"),
+        host_bytes=None if host_fixed is None else host_fixed + _BUILD_WEIGHTS * weight_bytes,
     )
     return MemoryEstimate(predicted, workspace, available_bytes)
 

@@ -275,6 +275,11 @@ def test_what_fits_is_not_refused(folder: BundleFolder, tmp_path: Path) -> None:
         tmp_path / "model.onnx", [{"batch": 1, "length": 1}] * 4, 100 * MIB, 8 << 30
     )
     assert more.predicted.engine_bytes > memory.predicted.engine_bytes
+    assert memory.predicted.host_bytes is None
+    beside = estimate_memory(
+        tmp_path / "model.onnx", [{"batch": 1, "length": 1}], 100 * MIB, 8 << 30, 6 << 30
+    )
+    assert beside.predicted.host_bytes == (6 << 30) + 300 * MIB
 
 
 def test_a_padded_axis_has_one_size_in_its_profile() -> None:
