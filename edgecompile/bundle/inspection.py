@@ -121,8 +121,7 @@ def audit_bundle(
             native = bundle / variant.runtime
             verdicts.append(_judge(native, spec, wanted, vectorised=known))
             soname, exports = _offered(native)
-        more = [path for paths in variant.alternatives for path in paths]
-        for program in (*variant.programs, *more):
+        for program in variant.files():
             path = bundle / program
             if variant.backend == TORCH:
                 exports = _unversioned(path)

@@ -120,6 +120,17 @@ def drop_conditions(
     return chosen
 
 
+def size_symbols(gm: GraphModule, inputs: Sequence[InputSpec]) -> dict[Any, str]:
+    """The symbols (sympy) that a graph's inputs have for their sizes, and the axis of each."""
+    given = {n.name: n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"}
+    return {
+        size.node.expr: axis
+        for spec in inputs
+        for axis, size in zip(spec.shape, getattr(given.get(spec.name), "shape", ()), strict=False)
+        if isinstance(axis, str) and isinstance(size, torch.SymInt)
+    }
+
+
 def unlike_sizes(
     gm: GraphModule,
     assumed: Sequence[Any],
@@ -134,13 +145,7 @@ def unlike_sizes(
         assumed: conditions (sympy) on its inputs' symbolic sizes.
         inputs, ranges, centre: as in :func:`broken_conditions`.
     """
-    given = {n.name: n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"}
-    symbols = {
-        size.node.expr: axis
-        for spec in inputs
-        for axis, size in zip(spec.shape, getattr(given.get(spec.name), "shape", ()), strict=False)
-        if isinstance(axis, str) and isinstance(size, torch.SymInt)
-    }
+    symbols = size_symbols(gm, inputs)
     # What depends on values, too, isn't known here.
     ours = [condition for condition in assumed if condition.free_symbols <= symbols.keys()]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.backends.cuda.compiled import GpuPrograms
+from edgecompile.backends.cuda.compiled import GpuPrograms, form_notes
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.staging import Staging
 from edgecompile.export.program import ExportedModel
@@ -167,7 +167,9 @@ def _compile_for_gpu(
 ) -> GpuPrograms:
     from edgecompile.backends.cuda.programs import compile_for_gpu  # Triton is an extra
 
-    return run.stage(
+    generation = subject.whole.model.generation
+    context = None if generation is None else generation.spec.context_axis
+    programs = run.stage(
         "compile for the GPU",
         lambda step: compile_for_gpu(
             exported,
@@ -178,6 +180,9 @@ def _compile_for_gpu(
             keys=[subject.whole.key(bucket) for bucket in buckets],
             saved=[subject.whole.place(bucket) for bucket in buckets],
             alternatives=run.options.alternatives,
+            traffic=subject.scope.sample(context) if run.options.forms > 1 else (),
             step=step,
         ),
     )
+    run.notes.add(*form_notes(programs))
+    return programs

@@ -116,7 +116,12 @@ def _mode_of(module: GraphModule) -> FakeTensorMode:
 
 
 def run_inductor(
-    program: OnGpu, gpu: GpuFacts, choose: patches.Choose, folder: Path, ptxas: Path
+    program: OnGpu,
+    gpu: GpuFacts,
+    choose: patches.Choose,
+    folder: Path,
+    ptxas: Path,
+    points: patches.Points = (),
 ) -> RawCode:
     """Generates a program's code.
 
@@ -126,12 +131,14 @@ def run_inductor(
         choose: chooses among templates.
         folder: gets Inductor's and Triton's files; none of an earlier program.
         ptxas: will assemble the PTX: decides its version.
+        points: sizes at which ``choose`` sees products that vary.
 
     Raises:
         Exception: whatever Inductor or Triton raise.
     """
     made: dict[str, Any] = {}
-    with device_free(gpu, folder, ptxas), _caught(made), patches.choosing(choose), torch.no_grad():
+    choosing = patches.choosing(choose, points)
+    with device_free(gpu, folder, ptxas), _caught(made), choosing, torch.no_grad():
         torch._inductor.aot_compile(
             program.module, (), dict(program.kwargs), options=described.inductor_options()
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.backends.missing_kernels import modules_of_nodes
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError
-from edgecompile.export.conditions import unlike_sizes
+from edgecompile.export.conditions import size_symbols, unlike_sizes
 from edgecompile.export.program import ExportedModel
 from edgecompile.targets.gpu import GpuFacts
 
@@ -64,6 +64,7 @@ def generate_gpu(
     *,
     check: Callable[[GraphModule], None] = lambda module: None,
     rule: str = RULES[0],
+    points: Sequence[Mapping[str, int]] = (),
 ) -> GeneratedGpu:
     """Generates a program's code; takes :data:`~edgecompile.backends.inductor_compat.GENERATING`.
 
@@ -75,6 +76,8 @@ def generate_gpu(
         ptxas: the assembler that the PTX is for.
         check: is given the graph, lowered and still on the CPU; raises where it computes wrongly.
         rule: how the tiles of products are chosen.
+        points: sizes that they are chosen for, the ones that count most first; (): the hint, the largest,
+            and between.
 
     Raises:
         CompileError: Inductor or Triton failed, or fixed a size that varies.
@@ -102,7 +105,12 @@ def generate_gpu(
         with temporary_folder() as folder, equal_sizes_copied():
             try:
                 choose = partial(choose_tile, gpu, rule=rule)
-                raw = run_inductor(program, gpu, choose, Path(folder), ptxas)
+                known_sizes = size_symbols(module, exported.inputs)
+                values = [
+                    {symbol: at[axis] for symbol, axis in known_sizes.items() if axis in at}
+                    for at in points
+                ]
+                raw = run_inductor(program, gpu, choose, Path(folder), ptxas, values)
             except CompileError:
                 raise
             except Exception as error:

@@ -11,7 +11,7 @@ around it by two ("Unexpected tiling"). So one block goes through each line.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,9 @@ from edgecompile.backends.cuda.tiles import PRODUCT_TILES, Product, Tile
 #: The index, among tiles, of the one that a product is compiled with. The product is given by its sizes: one
 #: where they are fixed, else those of the hints, which are to count most, and others.
 Choose = Callable[[Sequence[Product], Sequence[Tile]], int]
+
+#: Values of the symbols of sizes, at which a product that varies is looked at.
+Points = Sequence[Mapping[Any, int]]
 
 _masked: Callable[..., Any] = TritonKernelOverrides.masked
 _configurations: Callable[..., Any] = BaseConfigHeuristic.preprocess_mm_configs
@@ -65,10 +68,14 @@ PATCHES = (
 
 
 @contextmanager
-def choosing(choose: Choose) -> Iterator[None]:
+def choosing(choose: Choose, points: Points = ()) -> Iterator[None]:
     """Has ``choose`` decide what is otherwise timed.
 
     Of products before their templates are filled in, which takes long; of convolutions behind.
+
+    Args:
+        choose: gets the product at several sizes where they vary.
+        points: which these are; (): the hints, the largest, and those between.
     """
 
     class Choices(InductorChoices):
@@ -83,7 +90,7 @@ def choosing(choose: Choose) -> Iterator[None]:
             ]
             if len(templates) < 2:
                 return templates or offered
-            products = _products(kernel_inputs)
+            products = _products(kernel_inputs, points)
             tiles = [Tile.from_options(choice.params.to_kwargs()) for choice in templates]
             best = templates.pop(choose(products, tiles))
             tiles = [Tile.from_options(choice.params.to_kwargs()) for choice in templates]
@@ -105,8 +112,9 @@ def choosing(choose: Choose) -> Iterator[None]:
         select_algorithm.clear_preprocessing_fns()
 
 
-def _products(inputs: Any) -> list[Product]:
-    """The sizes of a product: the hints; where they vary the largest ones, too, and those between."""
+def _products(inputs: Any, points: Points) -> list[Product]:
+    """The sizes of a product: at ``points``, or the hints, and where they vary the largest ones, too, and
+    those between."""
     first, sizevars = inputs.nodes()[inputs._mat1_idx], V.graph.sizevars
     width = first.get_dtype().itemsize
 
@@ -118,6 +126,11 @@ def _products(inputs: Any) -> list[Product]:
         batch = math.prod(map(size_of, first.get_size()[:-2]))
         return [*map(size_of, inputs.mnk_symbolic()), batch]
 
+    def at(point: Mapping[Any, int]) -> tuple[int, ...]:
+        return tuple(sizes(lambda size: sizevars.optimization_hint(size.xreplace(point))))
+
+    if points:
+        return [Product(m, n, k, b, width) for m, n, k, b in dict.fromkeys(map(at, points))]
     hints, most = sizes(sizevars.optimization_hint), sizes(largest)
     between = [math.isqrt(a * b) for a, b in zip(hints, most, strict=True)]
     products = [Product(m, n, k, b, width) for m, n, k, b in (hints, between, most)]

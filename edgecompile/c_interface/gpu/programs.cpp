@@ -38,14 +38,27 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
   const Driver::Current current(driver);
   weights_ = DeviceWeights::share(driver, *weights, manifest.files.at(file).sha256);
   lane_.scratch_bytes = kLeastScratch;
-  for (size_t i = 0; i < specs_.size(); ++i) {
-    const std::string& program = candidate(variant_, i, tuned_ ? tuned_->choice[i] : 0);
+  const std::vector<std::vector<std::string>> lists = list_candidates(variant_);
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const std::string& program = lists[i][tuned_ ? tuned_->choice[i] : 0];
     programs_.push_back(
         std::make_unique<GpuProgram>(library, pin_library(folder_, program), *weights_, manifest));
-    const Rehearsal rehearsal =
-        programs_[i]->rehearse(shapes_of(manifest.inputs, largest_sizes(specs_[i])));
-    lane_.scratch_bytes = std::max(lane_.scratch_bytes, rehearsal.scratch_bytes);
-    launches_.push_back(rehearsal.launches);
+  }
+  size_t next = specs_.size();
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    Forms forms{programs_[i].get()};
+    if (!variant_.few.empty() && variant_.few[i]) {
+      forms.few = programs_[next++].get();
+      forms.rows = variant_.few[i]->rows;
+    }
+    forms_.push_back(forms);
+    const std::vector<Sizes> largest = shapes_of(manifest.inputs, largest_sizes(specs_[i]));
+    for (GpuProgram* const form : {forms.own, forms.few}) {
+      if (form == nullptr) continue;
+      const Rehearsal rehearsal = form->rehearse(largest);
+      lane_.scratch_bytes = std::max(lane_.scratch_bytes, rehearsal.scratch_bytes);
+      if (form == forms.own) launches_.push_back(rehearsal.launches);
+    }
   }
   try {
     void* stream = nullptr;
@@ -78,8 +91,8 @@ GpuBucket& GpuPrograms::ready(size_t bucket) {
   if (slot == nullptr) {
     const Manifest& manifest = folder_.manifest();
     const bool often = mode_ == kPlanned && !replays(specs_[bucket]);
-    auto made = std::make_unique<GpuBucket>(lane_, programs_[bucket].get(), manifest,
-                                            specs_[bucket], often ? kMostGraphs : 0);
+    auto made = std::make_unique<GpuBucket>(lane_, forms_[bucket], manifest, specs_[bucket],
+                                            often ? kMostGraphs : 0);
     // What is in memory by chance could be indices outside their tables.
     if (replays(specs_[bucket])) {
       made->capture(make_inputs(manifest, largest_sizes(specs_[bucket])));
@@ -92,9 +105,8 @@ GpuBucket& GpuPrograms::ready(size_t bucket) {
 GpuBucket& GpuPrograms::ready_for_text(size_t bucket) {
   std::unique_ptr<GpuBucket>& slot = text_buckets_[bucket];
   if (slot == nullptr) {
-    slot = std::make_unique<GpuBucket>(lane_, programs_[bucket].get(), folder_.manifest(),
-                                       specs_[bucket], mode_ == kDefault ? 0 : kMostGraphs,
-                                       text_.get());
+    slot = std::make_unique<GpuBucket>(lane_, forms_[bucket], folder_.manifest(), specs_[bucket],
+                                       mode_ == kDefault ? 0 : kMostGraphs, text_.get());
   }
   return *slot;
 }
@@ -168,7 +180,11 @@ void GpuPrograms::describe(JsonWriter* out) {
   out->key("memory_bytes").raw(cat(device.memory));
   out->key("driver_version").string(cuda_version_text(device.driver));
   out->key("runtime_version").string("").close('}');
-  out->key("weight_bytes").raw(cat(weights_->nbytes())).key("launches").open('{');
+  out->key("weight_bytes").raw(cat(weights_->nbytes())).key("few_rows").open('{');
+  for (size_t i = 0; i < variant_.few.size(); ++i) {
+    if (variant_.few[i]) out->key(cat(i)).raw(cat(variant_.few[i]->rows));
+  }
+  out->close('}').key("launches").open('{');
   for (size_t i = 0; i < launches_.size(); ++i) out->key(cat(i)).raw(cat(launches_[i]));
   out->close('}').key("tuned");
   if (tuned_) {

@@ -104,10 +104,6 @@ std::string cache_root() {
   return join_paths(base, "edgecompile");
 }
 
-size_t count_candidates(const Variant& variant, size_t bucket) {
-  return 1 + variant.alternatives[bucket].size();
-}
-
 // The SHA-256 of everything that a choice depends on, as JSON with sorted keys.
 std::string make_key(const Manifest& manifest, const Variant& variant, const Device& device) {
   const auto sha256 = [&manifest](const std::string& path) {
@@ -115,11 +111,9 @@ std::string make_key(const Manifest& manifest, const Variant& variant, const Dev
   };
   JsonWriter out;
   out.open('{').key("content").open('{').key("programs").open('[');
-  for (size_t bucket = 0; bucket < variant.programs.size(); ++bucket) {
+  for (const std::vector<std::string>& paths : list_candidates(variant)) {
     out.open('[');
-    for (size_t i = 0; i < count_candidates(variant, bucket); ++i) {
-      out.string(sha256(candidate(variant, bucket, i)));
-    }
+    for (const std::string& path : paths) out.string(sha256(path));
     out.close(']');
   }
   out.close(']').key("runtime").string(sha256(variant.runtime));
@@ -140,8 +134,20 @@ std::string make_key(const Manifest& manifest, const Variant& variant, const Dev
 
 }  // namespace
 
-const std::string& candidate(const Variant& variant, size_t bucket, size_t number) {
-  return number == 0 ? variant.programs[bucket] : variant.alternatives[bucket][number - 1];
+std::vector<std::vector<std::string>> list_candidates(const Variant& variant) {
+  std::vector<std::vector<std::string>> lists;
+  const auto add = [&lists](const std::string& program, const std::vector<std::string>& others) {
+    lists.push_back({program});
+    lists.back().insert(lists.back().end(), others.begin(), others.end());
+  };
+  for (size_t i = 0; i < variant.programs.size(); ++i) {
+    add(variant.programs[i],
+        variant.alternatives.empty() ? std::vector<std::string>() : variant.alternatives[i]);
+  }
+  for (const std::optional<FewRows>& few : variant.few) {
+    if (few) add(few->program, few->alternatives);
+  }
+  return lists;
 }
 
 std::optional<Tuned> find_tuned(const Manifest& manifest, const Variant& variant,
@@ -159,10 +165,11 @@ std::optional<Tuned> find_tuned(const Manifest& manifest, const Variant& variant
         document.at("key").string() != key) {
       return std::nullopt;
     }
-    const size_t count = variant.programs.size();
+    const std::vector<std::vector<std::string>> lists = list_candidates(variant);
+    const size_t count = lists.size();
     for (const Field& item : document.at("choice").list(count, count)) {
       const int64_t number = item.integer();
-      const auto most = static_cast<int64_t>(count_candidates(variant, tuned.choice.size()));
+      const auto most = static_cast<int64_t>(lists[tuned.choice.size()].size());
       if (number < 0 || number >= most) return std::nullopt;
       tuned.choice.push_back(static_cast<size_t>(number));
     }

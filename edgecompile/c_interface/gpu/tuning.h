@@ -10,7 +10,8 @@
 
 namespace ecr {
 
-// What was recorded: for each bucket 0 or the number of an alternative, from 1 on.
+// What was recorded: for each program 0 or the number of an alternative, from 1 on. The programs
+// are those of the buckets, then those for few rows in the buckets' order.
 struct Tuned {
   std::vector<size_t> choice;
   std::string path;  // of the record
@@ -22,7 +23,7 @@ struct Tuned {
 std::optional<Tuned> find_tuned(const Manifest& manifest, const Variant& variant,
                                 const Device& device);
 
-// A bucket's program, by its number.
-const std::string& candidate(const Variant& variant, size_t bucket, size_t number);
+// For each program the one that runs unless it was tuned, and its alternatives.
+std::vector<std::vector<std::string>> list_candidates(const Variant& variant);
 
 }  // namespace ecr

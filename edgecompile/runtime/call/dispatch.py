@@ -119,6 +119,17 @@ class Dispatcher:
         return sizes
 
 
+def axis_sizes(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Dict[str, int]:
+    """The sizes of the axes where inputs have these shapes, by name."""
+    return {
+        dim: size
+        for spec in manifest.inputs
+        if spec.name in shapes
+        for dim, size in zip(spec.shape, shapes[spec.name])
+        if isinstance(dim, str)
+    }
+
+
 def _fills(manifest: Manifest) -> List[Dict[str, int]]:
     axis = manifest.length_axis
     return [{name: x.axes[name].hi for name in x.padded(axis)} for x in manifest.buckets]

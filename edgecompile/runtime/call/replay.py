@@ -8,6 +8,7 @@ from ..errors import EdgecompileError
 from ..format.compare import compare_arrays
 from ..format.golden import Case, list_cases, read_case
 from ..format.schema import Manifest, Tolerance
+from .dispatch import axis_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,6 +81,7 @@ def _run_case(model: Runner, bucket: int, name: str, load: _Loader) -> Dict[str,
     result: Dict[str, Any] = {
         "bucket": bucket,
         "case": name,
+        "sizes": {},
         "ok": False,
         "max_abs_error": None,
         "scale": None,
@@ -90,6 +92,8 @@ def _run_case(model: Runner, bucket: int, name: str, load: _Loader) -> Dict[str,
     }
     try:
         case = load()
+        shapes = {name: array.shape for name, array in case.inputs.items()}
+        result["sizes"] = axis_sizes(model.manifest, shapes)
         started = time.perf_counter_ns()
         outputs = model.run_bucket(bucket, case.inputs)
         result["ms"] = (time.perf_counter_ns() - started) / 1e6

@@ -136,7 +136,7 @@ def device_bytes(manifest: Manifest, variant: Variant) -> Dict[str, int]:
     native = [name for name in (variant.runtime, manifest.probes[variant.arch]) if name]
     result = {
         "weights": size(manifest.weights[precision]),
-        "programs": size(*variant.programs),
+        "programs": size(*variant.programs, *(x.program for x in variant.few if x is not None)),
         "native_runtime": size(*native),
         "python_runtime": size(*python),
     }
@@ -203,6 +203,11 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
     for item in report["variants"]:
         chosen = " (chosen)" if item["name"] == report["chosen"] else ""
         lines.append("variant   {}{}: {}".format(item["name"], chosen, item["verdict"]))
+    for item in manifest["variants"]:
+        for index, few in enumerate(item.get("few", ())):
+            if few is not None:
+                text = "bucket {}  {}: another program for at most {} rows"
+                lines.append(text.format(index, item["name"], few["rows"]))
     if report["problem"]:
         lines.append("problem   " + report["problem"])
     if report["device_bytes"]:

@@ -117,12 +117,7 @@ def bucket_cost(manifest: Manifest) -> Dict[str, float]:
 
     "base_size" is the bundle without programs; "bucket_build_s" is what the builder noted.
     """
-    programs = [
-        name
-        for variant in manifest.variants
-        for names in (variant.programs, *variant.alternatives)
-        for name in names
-    ]
+    programs = [name for variant in manifest.variants for name in variant.files()]
     taken = sum(manifest.files[name].size for name in programs)
     cost: Dict[str, float] = {
         "base_size": sum(entry.size for entry in manifest.files.values()) - taken,

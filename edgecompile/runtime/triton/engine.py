@@ -7,10 +7,11 @@ tells the shapes of its outputs and the memory that it needs. Runs then use that
 import ctypes
 from typing import Any, Dict, List, Mapping, Optional
 
+from ..call.dispatch import axis_sizes
 from ..cpu.libraries import pin_library
 from ..errors import BundleError, GpuError
 from ..format.folder import BundleFolder
-from ..format.schema import Manifest, Variant
+from ..format.schema import FewRows, Manifest, Variant
 from ..gpu.engines import Sizes
 from ..gpu.program import largest_shape
 from .constants import DeviceConstants, release_constants
@@ -39,16 +40,31 @@ class TritonEngine:
         self._manifest: Manifest = folder.manifest
         self._constants: Optional[DeviceConstants] = constants
         self._capability = int(capability.replace(".", ""))
-        self._programs: Dict[int, GpuProgramLibrary] = {}
+        self._programs: Dict[str, GpuProgramLibrary] = {}
         #: Kernel launches of a run at each loaded bucket's largest shapes.
         self.launches: Dict[int, int] = {}
 
-    def _program(self, profile: int) -> GpuProgramLibrary:
-        known = self._programs.get(profile)
+    def choose(self, profile: int, shapes: Mapping[str, Sizes]) -> GpuProgramLibrary:
+        """The program that runs these shapes: the bucket's own, or the one for few rows."""
+        few, manifest = self._few(profile), self._manifest
+        if few is not None and manifest.count_rows(axis_sizes(manifest, shapes)) <= few.rows:
+            return self._program(few.program)
+        return self._program(self._variant.programs[profile])
+
+    def _programs_of(self, profile: int) -> List[GpuProgramLibrary]:
+        """A bucket's own program, and the one for few rows if it has one."""
+        own, few = self._variant.programs[profile], self._few(profile)
+        return [self._program(path) for path in ([own] if few is None else [own, few.program])]
+
+    def _few(self, profile: int) -> Optional[FewRows]:
+        return self._variant.few[profile] if self._variant.few else None
+
+    def _program(self, path: str) -> GpuProgramLibrary:
+        known = self._programs.get(path)
         if known is not None:
             return known
         assert self._constants is not None
-        pinned = pin_library(self._folder, self._variant.programs[profile])
+        pinned = pin_library(self._folder, path)
         program = self._library.open_program(pinned, self._constants.table)
         wanted = (len(self._manifest.inputs), len(self._manifest.outputs))
         counts = (program.n_inputs, program.n_outputs)
@@ -58,16 +74,15 @@ class TritonEngine:
             raise BundleError(
                 text.format(program.label, *(counts + wanted)) + " [program-signature]"
             )
-        self._programs[profile] = program
+        self._programs[path] = program
         return program
 
-    def rehearse(self, profile: int, shapes: Mapping[str, Sizes]) -> Rehearsal:
-        """Rehearses a run in a profile, whose outputs have the manifest's dtypes.
+    def rehearse(self, program: GpuProgramLibrary, shapes: Mapping[str, Sizes]) -> Rehearsal:
+        """Rehearses a run, whose outputs have the manifest's dtypes.
 
         Raises:
             GpuError: the program refuses the shapes, or is of another model.
         """
-        program = self._program(profile)
         rehearsal = program.rehearse(self._manifest.inputs, shapes)
         wrong = [
             "{} is {}, the manifest says {}".format(spec.name, dtype, spec.dtype)
@@ -82,21 +97,23 @@ class TritonEngine:
         """See ``gpu.engines``; by a rehearsal at the bucket's largest shapes."""
         bucket = self._manifest.buckets[profile]
         shapes = {spec.name: largest_shape(spec, bucket) for spec in self._manifest.inputs}
-        rehearsal = self.rehearse(profile, shapes)
-        self.launches[profile] = rehearsal.launches
-        return rehearsal.scratch_bytes
+        # A program for few rows never takes more than at these.
+        each = [self.rehearse(program, shapes) for program in self._programs_of(profile)]
+        self.launches[profile] = each[0].launches
+        return max(rehearsal.scratch_bytes for rehearsal in each)
 
     def open(self, profile: int, scratch: int, size: int, stream: int) -> "TritonContext":
         """See ``gpu.engines``. The bucket's kernels are loaded onto the GPU."""
-        program = self._program(profile)
-        program.load(self._capability)
-        return TritonContext(self, program, profile, scratch, size)
+        for program in self._programs_of(profile):
+            program.load(self._capability)
+        return TritonContext(self, profile, scratch, size)
 
     def describe(self) -> Dict[str, Any]:
         """For ``info``, plain JSON values."""
         used = self._constants
         return {
             "weight_bytes": 0 if used is None else used.nbytes,
+            "few_rows": {str(i): x.rows for i, x in enumerate(self._variant.few) if x is not None},
             "launches": {str(key): value for key, value in sorted(self.launches.items())},
         }
 
@@ -125,13 +142,13 @@ class TritonContext:
     def __init__(
         self,
         engine: TritonEngine,
-        program: GpuProgramLibrary,
         profile: int,
         scratch: int,
         size: int,
     ) -> None:
         self._engine = engine
-        self._program: Optional[GpuProgramLibrary] = program
+        self._program: Optional[GpuProgramLibrary] = None
+        self._closed = False
         self._profile = profile
         self._scratch, self._size = scratch, size
         manifest = engine._manifest
@@ -141,7 +158,8 @@ class TritonContext:
 
     def reshape(self, shapes: Mapping[str, Sizes]) -> Dict[str, Sizes]:
         """See ``gpu.engines``."""
-        rehearsal = self._engine.rehearse(self._profile, shapes)
+        program = self._engine.choose(self._profile, shapes)
+        rehearsal = self._engine.rehearse(program, shapes)
         if rehearsal.scratch_bytes > self._size:
             text = (
                 "{}: takes {} bytes of scratch memory at {}, more than the {} of its largest shapes"
@@ -151,8 +169,7 @@ class TritonContext:
                 text.format(self._engine.label, rehearsal.scratch_bytes, sizes, self._size)
             )
         self._shapes = dict(shapes)
-        if self._program is not None:
-            self._program.user = self
+        self._program, program.user = program, self
         return dict(zip(self._outputs, rehearsal.outputs))
 
     def bind(self, addresses: Mapping[str, int]) -> None:
@@ -162,15 +179,15 @@ class TritonContext:
 
     def enqueue(self, stream: int) -> None:
         """See ``gpu.engines``."""
-        if self._program is None:
+        if self._closed or self._program is None:
             raise GpuError("{}: the context is closed".format(self._engine.label))
         if self._program.user is not self:  # the program has the shapes of another context
             self.reshape(self._shapes)
         self._program.enqueue(self._sources, self._targets, self._scratch, self._size, stream)
 
     def close(self) -> None:
-        """See ``gpu.engines``; the engine keeps the program."""
-        self._program = None
+        """See ``gpu.engines``; the engine keeps the programs."""
+        self._closed = True
 
 
 def _pack(addresses: List[int]) -> Any:

@@ -25,7 +25,8 @@ _NAME = "choice.json"
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found: ``choice`` has for each bucket 0 or the number of an alternative, from 1 on."""
+    """What was found: ``choice`` has for each program of ``list_candidates`` 0 or the number of an alternative,
+    from 1 on."""
 
     choice: Tuple[int, ...]
     path: str
@@ -36,16 +37,25 @@ class Tuned:
         return {"choice": list(self.choice), "path": self.path}
 
 
-def candidates(variant: Variant, bucket: int) -> List[str]:
-    """The programs of a bucket: the one that runs unless it was tuned, and its alternatives."""
-    more = variant.alternatives[bucket] if variant.alternatives else ()
-    return [variant.programs[bucket], *more]
+def list_candidates(variant: Variant) -> List[List[str]]:
+    """For each program the one that runs unless it was tuned, and its alternatives.
+
+    The programs are those of the buckets, then those for few rows in the buckets' order.
+    """
+    more = variant.alternatives or ((),) * len(variant.programs)
+    lists = [[program, *others] for program, others in zip(variant.programs, more)]
+    return lists + [[x.program, *x.alternatives] for x in variant.few if x is not None]
 
 
 def with_choice(variant: Variant, choice: Sequence[int]) -> Variant:
     """The variant with these programs in the place of its first ones."""
-    chosen = [candidates(variant, bucket)[number] for bucket, number in enumerate(choice)]
-    return variant._replace(programs=tuple(chosen))
+    chosen = [items[number] for items, number in zip(list_candidates(variant), choice)]
+    count = len(variant.programs)
+    few = iter(chosen[count:])
+    return variant._replace(
+        programs=tuple(chosen[:count]),
+        few=tuple(None if x is None else x._replace(program=next(few)) for x in variant.few),
+    )
 
 
 class TuningFolder(KeptFolder):
@@ -55,14 +65,14 @@ class TuningFolder(KeptFolder):
         assert variant.gpu is not None
         self.device = describe_device(driver, tensorrt="").key_json()
         del self.device["tensorrt"]
-        self._counts = [len(candidates(variant, bucket)) for bucket in range(len(variant.programs))]
+        self._counts = [len(items) for items in list_candidates(variant)]
         used = manifest.weights[variant.gpu.precision]
         self.content = {
             "runtime": manifest.files[variant.runtime].sha256,
             "weights": manifest.files[used].sha256,
             "programs": [
-                [manifest.files[path].sha256 for path in candidates(variant, bucket)]
-                for bucket in range(len(variant.programs))
+                [manifest.files[path].sha256 for path in items]
+                for items in list_candidates(variant)
             ],
         }
         depends = {"version": RECORD_VERSION, "content": self.content, "device": self.device}

@@ -74,9 +74,13 @@ def judge_triton_variant(manifest: Manifest, variant: Variant) -> str:
     tuned, why = find_tuned(manifest, variant, driver)
     if tuned is None:
         return "{}; {}".format(text, why)
-    counts = [1 + len(x) for x in variant.alternatives]
-    chosen = ["{} of {}".format(number + 1, most) for number, most in zip(tuned.choice, counts)]
-    return "{}; tuned, program by bucket: {}".format(text, ", ".join(chosen))
+    from .tuning import list_candidates
+
+    lists = list_candidates(variant)
+    chosen = ["{} of {}".format(n + 1, len(items)) for n, items in zip(tuned.choice, lists)]
+    count = len(variant.programs)
+    text += "; tuned, program by bucket: " + ", ".join(chosen[:count])
+    return text + (", for few rows: " + ", ".join(chosen[count:]) if chosen[count:] else "")
 
 
 def find_tuned(
@@ -105,7 +109,7 @@ def open_triton_variant(
         variant: of it.
         mode: one of ``gpu.engines.MODES``.
         check_weights: compare the weights' hash.
-        choice: for each bucket 0 or the number of an alternative; None: what ``tune`` chose on this GPU,
+        choice: for each of ``tuning.list_candidates`` the number of a program; None: what ``tune`` chose on this GPU,
             else the first programs.
 
     Raises:

@@ -18,6 +18,8 @@ from torch.utils._triton import has_triton
 
 from edgecompile.backends.cuda.tiles import Product, Tile
 from edgecompile.errors import CompileError, MissingDependencyError
+from edgecompile.export.conditions import size_symbols
+from edgecompile.models.specs import InputSpec
 from edgecompile.targets.gpu import GpuFacts
 from tests.needs import need_triton
 
@@ -202,6 +204,22 @@ def test_products_are_asked_for_at_several_sizes_and_those_in_half_with_our_tile
     device_free.run_inductor(program, H100, choose, tmp_path, installed.find_ptxas())
     assert asked and all(rows == [8, 22, 64] for rows in asked)
     assert all(found == (dtype == torch.float16) for found in narrow)
+
+
+def test_products_are_asked_for_at_the_points_that_are_given(tmp_path: Path) -> None:
+    x = torch.randn(8, 32).half()
+    module = exported(Net().half(), x=x)
+    (symbol,) = size_symbols(module, [InputSpec("x", "float16", ("length", 32))])
+    asked: list[list[int]] = []
+
+    def choose(products: Sequence[Product], tiles: Sequence[Tile]) -> int:
+        asked.append([product.m for product in products])
+        return 0
+
+    program = device_free.move_to_gpu(module, {"x": x})
+    points = [{symbol: 5}, {symbol: 3}, {symbol: 5}]
+    device_free.run_inductor(program, H100, choose, tmp_path, installed.find_ptxas(), points)
+    assert asked and all(rows == [5, 3] for rows in asked)
 
 
 def test_tiles_of_products_are_offered_where_they_are_replaced() -> None:
