@@ -77,8 +77,9 @@ class Cluster:
                     under_way.append(task.remote(item))
                 if not under_way:
                     return
-                yield ray.get(under_way[0])
-                under_way.popleft()
+                result = ray.get(under_way[0])
+                under_way.popleft()  # to cancel a task that has just ended can end Ray itself
+                yield result
         except ray.exceptions.RayTaskError:
             raise  # a bug of the function, with its traceback
         except ray.exceptions.RayError as error:

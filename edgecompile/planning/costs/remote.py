@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,7 @@ def calibrate_there(
     paths = [path for path in sorted(kit.rglob("*")) if path.is_file()]
     files = {str(path.relative_to(kit)): cluster.share(path.read_bytes()) for path in paths}
     asked = [_Kit(files, threads, seconds)]
-    with closing(cluster.map(_calibrate, asked, resource=target_resource(target))) as found:
-        document = next(found)
+    (document,) = cluster.map(_calibrate, asked, resource=target_resource(target))
     if isinstance(document, EdgecompileError):
         raise document
     return document
