@@ -61,7 +61,10 @@ def find_subject(run: Run, model: LoadedModel, work: Path, *, cut: bool = True) 
 def choose_precision(run: Run, subject: Subject, *, rounding: bool = True) -> ResolvedPrecision:
     """The precision that was asked for, or the choice that ``auto`` is; leaves it in the work folder."""
     title = resolving_title(subject.request.precision_for(run.profile), subject.model)
-    if title is None or not rounding:
+    if run.profile.gpu is not None:
+        # What a GPU computes in is its costs' matter; the weights are those of the cores beside it.
+        resolved = ResolvedPrecision(FP32)
+    elif title is None or not rounding:
         resolved = resolve_precision(subject, rounding=rounding)
     else:
         resolved = run.stage(title, lambda step: resolve_precision(subject, step=step))

@@ -125,3 +125,14 @@ def test_a_work_folder_brings_its_lengths(files: Path) -> None:
     assert json.loads(again.stdout)["buckets"] == json.loads(first.stdout)["buckets"]
     missing = run("compile", "-w", "w")
     assert missing.exit_code == 33 and "edgecompile export MODEL --work-dir w" in missing.stderr
+
+
+@pytest.mark.parametrize("precision", ["fp16", pytest.param("int8", marks=pytest.mark.slow)])
+def test_a_gpu_s_precision_isn_t_that_of_the_cores(
+    files: Path, tiny_model: Path, precision: str
+) -> None:
+    lengths = ("--model", str(tiny_model), "--max-length", "32")
+    target = ("--target", "jetson-orin-nano", "--precision", precision)
+    result = run("plan", "lengths.txt", *lengths, *target, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["expected_ms"] > 0
