@@ -21,7 +21,7 @@ import torch
 import torch._dynamo.device_interface as device_interface
 import torch._inductor
 from torch import Tensor
-from torch._inductor import codecache, graph, scheduler, virtualized
+from torch._inductor import codecache, graph, scheduler
 from torch._inductor import utils as inductor_utils
 from torch._inductor.codegen import wrapper as wrapper_codegen
 from torch._inductor.fx_passes import joint_graph
@@ -271,12 +271,11 @@ def _same_tensor(one: Tensor, other: Tensor) -> bool:
 
 
 def _joins_product(self: Any, operand: Any, product: Any, why: Any) -> bool:
-    """Whether a product's kernel computes an operand itself: one made of int8, too, of half the bytes.
+    """Whether a product's kernel computes an operand itself.
 
     Not one that reads nothing: the template takes the one number that it is for a tile, and isn't compiled.
     """
-    read = [virtualized.V.graph.get_dtype(dep.name) for dep in operand.read_writes.reads]
-    return bool(read) and (torch.int8 in read or _join(self, operand, product, why))
+    return bool(operand.read_writes.reads) and _join(self, operand, product, why)
 
 
 @contextmanager

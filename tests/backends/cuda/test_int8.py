@@ -201,7 +201,7 @@ def test_parts_of_a_row_are_added_up_where_they_are_read(tmp_path: Path) -> None
     ],
 )
 def test_kernels_read_int8(gpu: GpuFacts, length: int, tmp_path: Path) -> None:
-    """No kernel writes a whole matrix of half precision: those that multiply make it as they go."""
+    """One row's products read int8; those of more rows read a matrix of half precision, written once before."""
     graph, _, ids, _ = lowered(Layer(), length)
     program = device_free.move_to_gpu(graph, {"ids": ids})
     ptxas = installed.find_ptxas()
@@ -216,12 +216,11 @@ def test_kernels_read_int8(gpu: GpuFacts, length: int, tmp_path: Path) -> None:
     ]
     if length > 1:
         assert len(products) == 5
-        assert {kernel.name for kernel in products} <= {kernel.name for kernel in reading}
+        assert not {kernel.name for kernel in products} & {kernel.name for kernel in reading}
+        assert reading and all(kernel.name.startswith("triton_poi") for kernel in reading)
     else:
         assert not products and [kernel.name for kernel in reading]
         assert {kernel.entry for kernel in reading} == {"row_kernel"} and len(reading) >= 3
-    written = [k.name for k in raw.kernels if k.name.startswith("triton_poi") and k in reading]
-    assert not written
     assembled = assemble(raw.kernels, [gpu.compute_capability], ptxas)
     verdict = audit_kernels(assembled, gpu, "test")
     assert not [finding for finding in verdict.findings if finding.severity == "error"]
