@@ -15,6 +15,7 @@ import numpy as np
 
 from edgecompile.errors import CompileError
 from edgecompile.runtime.format.recipe_schema import Predicted
+from edgecompile.targets.gpu import profile_bytes
 
 if TYPE_CHECKING:  # onnx is an extra: bundles for CPUs are packed without it
     from onnx import ModelProto, ValueInfoProto
@@ -36,9 +37,6 @@ _LEAST_WORKSPACE = 64 << 20
 #: TensorRT 8.6.0's builder on x86-64 took 6.3 GB of main memory with 24 MB of weights, and 6.7 with 178
 #: (2026-11-26-tensorrt-8.6-lengths.md). Of later releases nothing is known.
 HOST_BUILD_8_6 = 6_200_000_000
-#: Engines of MiniLM had 5 MB beside their weights with one profile and 20 with four; BERT-base's grew
-#: by 18 MB from one to four.
-_ENGINE_PER_PROFILE = 5 << 20
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,7 @@ def estimate_memory(
     path: Path,
     profiles: Sequence[Mapping[str, int]],
     weight_bytes: int,
+    precision: str,
     available_bytes: int,
     host_fixed: int | None = None,
 ) -> MemoryEstimate:
@@ -74,6 +73,7 @@ def estimate_memory(
         path: of the ONNX; its weights needn't be there.
         profiles: the largest size of every axis, for each profile.
         weight_bytes: of the weights, as stored.
+        precision: what the engine computes in.
         available_bytes: the module's memory.
         host_fixed: of main memory beside it, for a model without weights; None: not known, or the same memory.
 
@@ -84,7 +84,8 @@ def estimate_memory(
 
     model = onnx.load(str(path), load_external_data=False)
     scratch = tuple(peak_live_bytes(model, sizes) for sizes in profiles)
-    engine = weight_bytes + _ENGINE_PER_PROFILE * len(profiles)
+    more = profile_bytes(weight_bytes, precision)
+    engine = weight_bytes + profile_bytes(0, precision) + more * (len(profiles) - 1)
     room = available_bytes // 8
     workspace = max(_LEAST_WORKSPACE, min(_WORKSPACE, room))
     build = _BUILD_WEIGHTS * weight_bytes + _BUILD_FIXED + _CONTEXT + workspace + max(scratch)
@@ -95,7 +96,7 @@ def estimate_memory(
         build_seconds=None,
         how="scratch: the tensors of the ONNX that are alive at once, nothing fused; build: 3 x "
         "weights and 0.3 GB, as TensorRT-RTX took for BERT-base and MiniLM, 0.5 GB for CUDA, workspace, "
-        "scratch; engine: weights and 5 MB for each profile, as there"
+        "scratch; engine: weights and 5 MB for each profile, in half precision 0.35 of the weights for each but the first"
         + ("" if host_fixed is None else "; main memory: as TensorRT 8.6.0 took on x86-64"),
         host_bytes=None if host_fixed is None else host_fixed + _BUILD_WEIGHTS * weight_bytes,
     )

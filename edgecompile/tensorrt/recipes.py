@@ -59,6 +59,7 @@ def make_recipe(
         onnx,
         largest,
         weights.stat().st_size,
+        precision,
         gpu.memory_bytes,
         HOST_BUILD_8_6 if known else None,
     )

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from edgecompile.cli import cli
 from edgecompile.errors import CompileError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.onnx.memory import estimate_memory, peak_live_bytes
+from edgecompile.onnx.memory import MemoryEstimate, estimate_memory, peak_live_bytes
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
@@ -265,21 +265,20 @@ def test_a_build_that_does_not_fit_is_refused_with_its_numbers(
 
 def test_what_fits_is_not_refused(folder: BundleFolder, tmp_path: Path) -> None:
     onnx.save(chain(1, 1), tmp_path / "model.onnx")
-    memory = estimate_memory(
-        tmp_path / "model.onnx", [{"batch": 1, "length": 1}], 100 * MIB, 8 << 30
-    )
+
+    def estimate(profiles: int, precision: str, host: int | None = None) -> MemoryEstimate:
+        sizes = [{"batch": 1, "length": 1}] * profiles
+        return estimate_memory(tmp_path / "model.onnx", sizes, 100 * MIB, precision, 8 << 30, host)
+
+    memory = estimate(1, "fp16")
     require_memory(memory, folder.manifest, load_target("jetson-orin-nano"))
-    assert memory.predicted.engine_bytes >= 100 * MIB
+    assert memory.predicted.engine_bytes == 105 * MIB
     assert memory.predicted.build_bytes >= 300 * MIB
-    more = estimate_memory(
-        tmp_path / "model.onnx", [{"batch": 1, "length": 1}] * 4, 100 * MIB, 8 << 30
-    )
-    assert more.predicted.engine_bytes > memory.predicted.engine_bytes
+    # Profiles share all weights in fp32, two thirds of them in fp16.
+    assert estimate(4, "fp32").predicted.engine_bytes == 120 * MIB
+    assert estimate(4, "fp16").predicted.engine_bytes == 225 * MIB
     assert memory.predicted.host_bytes is None
-    beside = estimate_memory(
-        tmp_path / "model.onnx", [{"batch": 1, "length": 1}], 100 * MIB, 8 << 30, 6 << 30
-    )
-    assert beside.predicted.host_bytes == (6 << 30) + 300 * MIB
+    assert estimate(1, "fp16", 6 << 30).predicted.host_bytes == (6 << 30) + 300 * MIB
 
 
 def test_a_padded_axis_has_one_size_in_its_profile() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from edgecompile.buckets.costs.flops import FlopModel
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.planning.costs.roofline import WEIGHT_BYTES
+from edgecompile.targets.gpu import profile_bytes
 
 #: TensorRT 8.6.0 on a server with an H100 (2026-11-24-tensorrt-8.6.md): seconds that its builder takes to
 #: start, for each call of the model, and for each profile beyond the first as a share of all before.
 _START_S, _CALL_S, _PROFILE_SHARE = 11.0, 0.5, 0.25
-#: Bytes of an engine beside its weights, for each profile, there.
-_PROFILE_BYTES = 5 << 20
 
 ENGINE_NOTE = (
     "Times to build count the engine on a server with an H100; the cores of a module take longer."
@@ -18,7 +17,7 @@ ENGINE_NOTE = (
 
 
 def engine_cost(work: FlopModel, weight_bytes: int, precision: str) -> BucketCost:
-    """The engine's size and time to build; every bucket is a profile of it, and profiles share weights.
+    """The engine's size and time to build; every bucket is a profile of it.
 
     Sizes are those of the device's disk: the weights as the ONNX and as the engine hold them, and in
     float32 for the device's own cores.
@@ -30,9 +29,11 @@ def engine_cost(work: FlopModel, weight_bytes: int, precision: str) -> BucketCos
     """
     first = _START_S + _CALL_S * work.calls
     stored = weight_bytes * WEIGHT_BYTES[precision] // 4
+    more = profile_bytes(stored, precision)
     return BucketCost(
-        base_size=weight_bytes + 2 * stored,
-        bucket_size=_PROFILE_BYTES,
+        # The first profile has nothing to repeat.
+        base_size=weight_bytes + 2 * stored - more + profile_bytes(0, precision),
+        bucket_size=more,
         base_build_s=(1 - _PROFILE_SHARE) * first,
         bucket_build_s=_PROFILE_SHARE * first,
     )
