@@ -176,10 +176,10 @@ class ManifestReader {
       if (few.rows < 1 || few.rows > kMostRows) {
         item.at("rows").refuse("variant-few", cat(few.rows, " isn't within 1..", kMostRows));
       }
-      few.program = read_path(item.at("program"));
       if (const std::optional<Field> others = item.find("alternatives")) {
         for (const Field& other : others->list(0, 8)) few.alternatives.push_back(read_path(other));
       }
+      few.program = read_path(item.at("program"));
       found.back() = std::move(few);
     }
     if (found.size() != manifest_.buckets.size()) {
