@@ -52,10 +52,10 @@ COLD = """
 import json, sys, time
 started = time.perf_counter()
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.call.inputs import make_inputs
 imported = time.perf_counter()
 model = open_bundle(sys.argv[1], warmup=False)
 opened = time.perf_counter()
+from edgecompile.runtime.call.inputs import make_inputs
 manifest = model.manifest
 sizes = {axis: extent.lo for axis, extent in manifest.axes.items()}
 model.run(make_inputs(manifest, sizes))

@@ -23,7 +23,7 @@ from edgecompile.bundle.verify import RUNTIME_COMMAND
 from edgecompile.cli import DEVICE_COMMANDS, cli
 from edgecompile.runtime import __main__ as device
 from edgecompile.runtime import errors as device_errors
-from edgecompile.runtime import model as device_model
+from edgecompile.runtime import model, start
 from edgecompile.runtime.cpu.loaders import PACKAGES
 from edgecompile.server import errors as server_errors
 
@@ -201,12 +201,12 @@ def test_every_error_has_an_exit_code_of_its_own() -> None:
 
 
 def test_arguments_of_open_bundle_are_documented() -> None:
-    parameters = list(inspect.signature(device_model.open_bundle).parameters)[1:]
+    parameters = list(inspect.signature(start.open_bundle).parameters)[1:]
     documented = [row[0].strip("`") for row in rows(DOCS / "runtime.md", "argument")]
     assert documented == parameters
     signature = ", ".join(
         f'{name}="{item.default}"' if isinstance(item.default, str) else f"{name}={item.default}"
-        for name, item in inspect.signature(device_model.open_bundle).parameters.items()
+        for name, item in inspect.signature(start.open_bundle).parameters.items()
         if item.default is not item.empty
     )
     text = (DOCS / "runtime.md").read_text(encoding="utf-8")
@@ -220,7 +220,7 @@ OF_THE_RUNTIME = {
 
 
 def test_members_of_model_are_documented() -> None:
-    members = {name for name in dir(device_model.Model) if not name.startswith("_")}
+    members = {name for name in dir(model.Model) if not name.startswith("_")}
     members -= OF_THE_RUNTIME
     documented = {
         name.strip("`").partition("(")[0]

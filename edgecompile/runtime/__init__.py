@@ -46,7 +46,8 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .model import Model, open_bundle
+    from .model import Model
+    from .start import open_bundle
     from .text.encoder import open_tokenizer
 
 __all__ = [
@@ -89,10 +90,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Model", "open_bundle"):
-        from . import model
+    if name == "open_bundle":
+        from .start import open_bundle
 
-        return getattr(model, name)
+        return open_bundle
+    if name == "Model":
+        from .model import Model
+
+        return Model
     if name == "open_tokenizer":
         from .text.encoder import open_tokenizer
 

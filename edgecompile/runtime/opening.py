@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Uni
 
 from .cpu.host import VARIANT_VARIABLE, Host, architecture, choose_variant, missing
 from .cpu.loaders import find_loader
-from .cpu.programs import Programs, open_cpu_variant
 from .errors import (
     EdgecompileError,
     FinishError,
@@ -22,6 +21,7 @@ from .format.schema import AOTI_CPU, GPU_BACKENDS, NOTHING, TENSORRT, TRITON, Ma
 from .gpu.engines import MODES, PLANNED
 
 if TYPE_CHECKING:
+    from .cpu.programs import Programs
     from .gpu.programs import GpuPrograms
 
 MODE_VARIABLE = "EDGECOMPILE_MODE"
@@ -166,8 +166,10 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
             raise
     else:
         # torch's programs are opened by who registered for them: this package never imports torch.
-        own = variant.backend == AOTI_CPU
-        open_variant = open_cpu_variant if own else find_loader(variant.backend).open
+        if variant.backend == AOTI_CPU:
+            from .cpu.programs import open_cpu_variant as open_variant
+        else:
+            open_variant = find_loader(variant.backend).open
         programs = open_variant(
             folder,
             variant,

@@ -18,7 +18,8 @@ from edgecompile.runtime.format.schema import TORCH
 from .loader import TorchLoader
 
 if TYPE_CHECKING:
-    from edgecompile.runtime.model import Model, open_bundle
+    from edgecompile.runtime.model import Model
+    from edgecompile.runtime.start import open_bundle
 
 __all__ = ["Model", "open_bundle"]
 

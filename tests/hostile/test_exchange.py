@@ -28,7 +28,7 @@ from edgecompile.runtime.format import folder as files
 from edgecompile.runtime.format import weights
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.weights import map_weights
-from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.start import open_bundle
 from tests.hostile.conftest import Toy
 from tests.hostile.fuzzer import build_programs
 from tests.hostile.loaders import NativeLoader

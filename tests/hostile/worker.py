@@ -32,7 +32,7 @@ import edgecompile.runtime.format.folder as files
 from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.cpu import library
 from edgecompile.runtime.errors import EdgecompileError
-from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.start import open_bundle
 from tests.agreement import named_rules
 
 #: Audit events that no loader has a reason to cause.

@@ -18,7 +18,8 @@ import pytest
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.cpu.host import VARIANT_VARIABLE
 from edgecompile.runtime.errors import EdgecompileError
-from edgecompile.runtime.model import Model, open_bundle
+from edgecompile.runtime.model import Model
+from edgecompile.runtime.start import open_bundle
 from tests.native import c_host
 from tests.native.c_host import HostError, HostLibrary, HostModel, make_tensors
 from tests.runtime.bundles import change_libraries

@@ -16,7 +16,7 @@ import pytest
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.golden import list_cases, read_case
-from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.start import open_bundle
 from tests.emulation import build_for_any
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, Machine

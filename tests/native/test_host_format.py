@@ -19,7 +19,7 @@ import pytest
 
 from edgecompile.runtime.cpu import loaders
 from edgecompile.runtime.errors import EdgecompileError
-from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.start import open_bundle
 from tests.agreement import LEFT, Verdict, agree, named_rules
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, Machine

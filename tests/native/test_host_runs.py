@@ -18,7 +18,7 @@ import pytest
 
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.format.dtypes import INPUT_NAMES, value_range
-from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.start import open_bundle
 from edgecompile.toolchain.native import native_sources
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary

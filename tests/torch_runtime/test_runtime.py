@@ -33,7 +33,8 @@ from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime.cpu import loaders
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import TORCH, Manifest
-from edgecompile.runtime.model import Model, open_bundle
+from edgecompile.runtime.model import Model
+from edgecompile.runtime.start import open_bundle
 from edgecompile.targets.profile import load_target
 from tests.conftest import FACTORIES, one_at_a_time
 from tests.factories.tiny_models import masked_mlp

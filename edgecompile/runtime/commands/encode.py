@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ..errors import InputError
 from ..format.document import shorten
-from ..model import open_bundle
+from ..start import open_bundle
 from ..text.encoder import Text, TextOutputs
 
 _SHOWN = 4  # numbers of a row, and labels of a text

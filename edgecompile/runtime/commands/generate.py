@@ -87,7 +87,7 @@ def run_generate(
     Raises:
         InputError: the prompts or the options are wrong.
     """
-    from ..model import open_bundle  # here: other commands needn't wait for it
+    from ..start import open_bundle  # here: other commands needn't wait for it
     from ..text.encoder import open_tokenizer
 
     given_ids = _read_prompts(options)

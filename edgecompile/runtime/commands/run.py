@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..format.document import shorten
 from ..format.output import check_output, write_output
 from ..limits import memory_for
-from ..model import open_bundle
+from ..start import open_bundle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ..call.replay import run_cases
 from ..format.schema import plain
 from ..generation.golden import format_generations, replay_generations
-from ..model import open_bundle
+from ..start import open_bundle
 
 
 def run_selftest(

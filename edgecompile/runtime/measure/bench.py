@@ -4,7 +4,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..call.inputs import make_inputs
 from ..errors import InputError
-from ..model import open_bundle
+from ..start import open_bundle
 from ..stats.counters import percentile
 from .coldstart import measure_cold_start, read_memory
 from .rounds import check_budget, measure_rounds, what_ran

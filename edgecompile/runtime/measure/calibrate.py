@@ -11,7 +11,7 @@ from ..errors import BundleError
 from ..format.document import json_type, shorten
 from ..format.output import check_output, write_report
 from ..format.schema import Extent, Manifest
-from ..model import open_bundle
+from ..start import open_bundle
 from ..stats.counters import percentile
 from ..stats.file import format_time
 from .coldstart import measure_cold_loads

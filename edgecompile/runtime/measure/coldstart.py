@@ -10,7 +10,7 @@ from ..call.inputs import make_inputs
 from ..children import child_command
 from ..cpu import loaders
 from ..errors import NativeError
-from ..model import open_bundle
+from ..start import open_bundle
 from ..stats.counters import median_ms
 from .workload import plan_runs
 

@@ -9,7 +9,7 @@ from ..cpu.library import ProfileRow, RuntimeLibrary
 from ..errors import InputError, UnsupportedHostError
 from ..format.dtypes import BY_CODE
 from ..format.schema import TORCH
-from ..model import open_bundle
+from ..start import open_bundle
 from .rounds import check_budget
 from .workload import plan_runs
 

@@ -15,7 +15,8 @@ from ..call.inputs import make_inputs
 from ..errors import InputError
 from ..format.output import check_output, write_report
 from ..format.schema import Manifest
-from ..model import Model, open_bundle
+from ..model import Model
+from ..start import open_bundle
 from ..stats.file import format_time
 from .rounds import check_budget
 

@@ -13,7 +13,8 @@ from ..call.inputs import make_inputs
 from ..call.replay import run_cases
 from ..errors import EdgecompileError
 from ..gpu.engines import PLANNED
-from ..model import Model, open_bundle
+from ..model import Model
+from ..start import open_bundle
 from ..stats.counters import median_ms
 from .rounds import measure_rounds
 from .workload import plan_runs

@@ -20,7 +20,7 @@ from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import InputSpec
 from edgecompile.runtime.format.schema import Extent, Manifest, Tolerance, plain
-from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.start import open_bundle
 from edgecompile.runtime.text.encoder import TextEncoder
 from tests.factories.folders import write_model, write_pipeline, write_tokenizer
 from tests.needs import lack

@@ -25,7 +25,7 @@ from edgecompile.runtime.errors import (
     NativeError,
 )
 from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES
-from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.start import open_bundle
 from tests.runtime.bundles import DummyBundle, each_rule, make_weights, pack_weights
 from tests.runtime.format.refusals import read_everything
 from tests.runtime.format.test_hostile_manifest import HOSTILE_GPUS, HOSTILE_VALUES

@@ -12,7 +12,7 @@ from edgecompile.runtime.measure.coldstart import (
     measure_cold_start,
     read_memory,
 )
-from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.start import open_bundle
 
 
 def test_memory_of_this_process() -> None:
