@@ -60,6 +60,7 @@ REPORT: dict[str, Any] = {
             {
                 "bucket": int,
                 "case": str,
+                "sizes": dict,
                 "mode": str,
                 "ok": bool,
                 "max_abs_error": float,
