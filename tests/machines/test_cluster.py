@@ -73,5 +73,7 @@ def test_zoo_runs_and_calibrations_on_a_cluster(tmp_path: Path) -> None:
     assert told["calibration"]["kind"] == "calibrated"
     assert told["calibration"]["variant"] == "x86-64-v3" and told["calibration"]["left"] == []
     assert "a machine of the Ray cluster" in told["calibration"]["notes"][0]
-    assert told["failure"][0] == "BundleError" and "format_version: is required" in told["failure"][1]
+    assert (
+        told["failure"][0] == "BundleError" and "format_version: is required" in told["failure"][1]
+    )
     assert told["has"] == [True, False]

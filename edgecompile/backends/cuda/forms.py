@@ -46,7 +46,7 @@ class Forms:
 
     Attributes:
         rows: the most that the one for few has.
-            few, many: sizes that each one's tiles are chosen for, the one that counts most first.
+        few, many: sizes that each one's tiles are chosen for, the one that counts most first.
         gain: share of the products' time that they save on the traffic, by the model.
     """
 

@@ -62,7 +62,9 @@ GpuProgram& GpuBucket::choose(const std::vector<Sizes>& inputs) const {
   }
   if (manifest_.generation) sizes.erase(manifest_.generation->context);
   int64_t rows = 1;
-  for (const auto& [axis, size] : sizes) rows *= size;
+  for (const auto& [axis, size] : sizes) {
+    if (__builtin_mul_overflow(rows, size, &rows)) return *forms_.own;
+  }
   return rows <= forms_.rows ? *forms_.few : *forms_.own;
 }
 

@@ -21,7 +21,6 @@ struct Lane {
 
 // The sizes of a bucket's axes at their upper ends.
 Sizes largest_sizes(const Bucket& bucket);
-// The shapes of all inputs where axes have these sizes.
 
 // Ready to run. Not from two threads at once; the GPU is current on the one that calls.
 class GpuBucket {

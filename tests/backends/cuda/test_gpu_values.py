@@ -203,6 +203,19 @@ def test_values_sent_to_places(how: str, include: bool) -> None:
         assert aten.scatter_reduce.two not in targets(graph)
 
 
+@pytest.mark.parametrize("how", ["amax", "amin"])
+def test_narrow_integers_that_nothing_is_sent_to_stay(how: str) -> None:
+    sign = -1 if how == "amax" else 1
+    example = {
+        "x": torch.full((1, 2), 5 * sign, dtype=torch.int32),
+        "index": torch.zeros((1, 1), dtype=torch.int64),
+        "src": torch.full((1, 1), 3, dtype=torch.int32),
+    }
+    graph, report = check(Scatters(1, how, True), example)
+    assert report.counts["scatters"] == 1
+    assert graph(**example)[0].tolist() == [3, 5 * sign]
+
+
 def test_values_that_reach_a_part_of_the_lines_stay() -> None:
     example = {"x": torch.randn(3, 7), "index": torch.randint(7, (2, 9)), "src": torch.randn(2, 9)}
     _, report = lowered(Scatters(1, "amax", True), example, "fp16")

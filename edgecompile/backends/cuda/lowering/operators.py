@@ -209,10 +209,9 @@ def _extremes(
     )
     best, hit = best.reshape(moved.shape).to(x.dtype), hit.reshape(moved.shape)
     if include:
-        result = torch.maximum(best, moved) if largest else torch.minimum(best, moved)
-    else:
-        result = torch.where(hit != 0, best, moved)
-    return result.movedim(-1, dim)
+        best = torch.maximum(best, moved) if largest else torch.minimum(best, moved)
+    # Where nothing goes to, the kernel's number is no number of a narrower type.
+    return torch.where(hit != 0, best, moved).movedim(-1, dim)
 
 
 def _means(
