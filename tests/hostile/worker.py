@@ -28,7 +28,9 @@ from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+import edgecompile.runtime.cpu.programs
 import edgecompile.runtime.format.folder as files
+import edgecompile.runtime.model  # noqa: F401  else imported with the first bundle, which is watched
 from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.cpu import library
 from edgecompile.runtime.errors import EdgecompileError
