@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.needs import need_variable
+from tests.cluster import run_on_ray
 
 DRIVER = Path(__file__).parent / "ray_compile.py"
 
 
 @pytest.mark.slow
 def test_a_cluster_makes_the_same(tmp_path: Path) -> None:
-    """Ray's environment has no torch: it sees this one's packages."""
-    python = need_variable("EDGECOMPILE_RAY_PYTHON")
-    paths = (str(DRIVER.parents[2]), sysconfig.get_path("purelib"))
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    done = subprocess.run(
-        [python, str(DRIVER), str(tmp_path)],
-        env=variables, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
-    told = json.loads(line.removeprefix("found "))  # Ray says things of its own
+    told = run_on_ray(DRIVER, tmp_path, folder=tmp_path, torch=True)
     local = told["local"]
     assert local["left"] == [] and len(local["libraries"]) == 2
     assert [step[:2] for step in local["told"]] == [[1, 2], [2, 2]]

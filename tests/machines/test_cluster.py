@@ -6,10 +6,6 @@ tests/backends/test_remote.py compiles on one.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,7 @@ import pytest
 from edgecompile.errors import MissingDependencyError
 from edgecompile.machines.cluster import need_ray, open_cluster
 from tests.cli.command import run
-from tests.needs import need_variable
+from tests.cluster import run_on_ray
 
 TASKS = Path(__file__).with_name("ray_tasks.py")
 
@@ -51,21 +47,7 @@ def test_commands_say_so_before_they_read_anything(
 
 @pytest.mark.slow
 def test_zoo_runs_and_calibrations_on_a_cluster(tmp_path: Path) -> None:
-    """Ray's environment has no torch: it sees this one's packages."""
-    python = need_variable("EDGECOMPILE_RAY_PYTHON")
-    paths = (str(TASKS.parents[2]), sysconfig.get_path("purelib"))
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    done = subprocess.run(
-        [python, str(TASKS), str(tmp_path)],
-        env=variables, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
-    told = json.loads(line.removeprefix("found "))  # Ray says things of its own
+    told = run_on_ray(TASKS, tmp_path, folder=tmp_path, torch=True)
     assert told["zoo"]["codes"] == [0, 0] and len(told["zoo"]["machines"]) == 1
     for name in ("mlp", "text_cnn"):
         found = told["zoo"]["results"][name]

@@ -82,15 +82,22 @@ def test_each_program_is_tuned_by_itself(
                 assert launched() == count
 
 
+@pytest.mark.parametrize(("rows", "count"), [(15, 2), (16, 2 + MORE)])
 def test_rows_of_caches_do_not_count(
-    fake_driver: FakeCudart, library: HostLibrary, tmp_path: Path
+    fake_driver: FakeCudart, library: HostLibrary, tmp_path: Path, rows: int, count: int
 ) -> None:
+    """Its bucket fills three tokens up to 16; the caches have 40 rows."""
     decoder = TritonDecoder(tmp_path / "x.ecb")
-    decoder.add_few(3, bucket=1)
+    decoder.add_few(rows, OFTEN, bucket=1)
     path = decoder.write()
     with library.open(path) as model, open_bundle(path) as python:
+        launched = fake_driver.library.fake_cuda_launches
         turns = [make_turn(40), make_turn(40)]
-        got, want = model.run(turns[0]), python.run(turns[1])
+        launched()
+        got = model.run(turns[0])
+        ours = launched()
+        want = python.run(turns[1])
+        assert (ours, launched()) == (count, count)
         assert all(got[name].tobytes() == array.tobytes() for name, array in want.items())
         for name in ("key", "value"):
             assert turns[0][name].tobytes() == turns[1][name].tobytes()

@@ -128,7 +128,7 @@ def main(bundle: str) -> None:
         "after": sorted(after),
         "stats": "backlog_s" if "edgecompile_backlog_seconds" in metrics else "",
     }
-    print(json.dumps(told), flush=True)
+    print("found " + json.dumps(told), flush=True)
     serve.shutdown()
     ray.shutdown()
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +10,7 @@ import pytest
 
 from edgecompile.runtime.errors import InputError
 from edgecompile.server.ray import Backlog, Options, Replica, read_options
-from tests.needs import need_variable
+from tests.cluster import run_on_ray
 
 CLUSTER = Path(__file__).parent / "ray_cluster.py"
 
@@ -61,19 +58,7 @@ def test_replicas_follow_the_predicted_backlog() -> None:
 @pytest.mark.slow
 def test_a_replica_is_killed_under_load(tiny_bundle: Path, tmp_path: Path) -> None:
     """Requests that it had begun are repeated; none is lost or wrong, and it is replaced."""
-    python = need_variable("EDGECOMPILE_RAY_PYTHON")
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(CLUSTER.parents[2]),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    done = subprocess.run(
-        [python, str(CLUSTER), str(tiny_bundle)],
-        env=variables, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith('{"asked"'))
-    told = json.loads(line)  # Ray says things of its own
+    told = run_on_ray(CLUSTER, tiny_bundle, folder=tmp_path)
     assert told["answered"] == told["asked"] and told["wrong"] == 0
     assert told["killed"] not in told["after"] and len(told["after"]) == 2
     assert told["repeated"] < told["asked"] / 20

@@ -108,8 +108,8 @@ def lower_operators(low: Lowering, gpu: GpuFacts) -> None:
         ]
         if not target.dim() or sizes[0] != sizes[1]:
             return "its index doesn't reach all lines"
-        function = _means if how == "mean" else _extremes
-        run = partial(function, dim=dim, largest=how == "amax", include=include)
+        function = _means if how == "mean" else partial(_extremes, largest=how == "amax")
+        run = partial(function, dim=dim, include=include)
         replace_results(low.gm, node, inline(low.gm, node, run, [x, index, src], symbolic=True))
         return True
 
@@ -126,12 +126,10 @@ def lower_operators(low: Lowering, gpu: GpuFacts) -> None:
             operands = [operands[0], equal]
         if bound["per_sample_weights"] is not None:
             operands.append(bound["per_sample_weights"])
-        run = partial(
-            _equally_bagged if equal is not None else _bagged,
-            mode=bound["mode"],
-            padding=bound.get("padding_idx"),
-            last=bound["include_last_offset"],
-        )
+        run: Any = partial(_bagged, last=bound["include_last_offset"])
+        if equal is not None:
+            run = _equally_bagged
+        run = partial(run, mode=bound["mode"], padding=bound.get("padding_idx"))
         replace_results(low.gm, node, inline(low.gm, node, run, operands, symbolic=True))
         return True
 
@@ -158,7 +156,7 @@ def _equal_bags(ids: Node, offsets: Node) -> Node | None:
 
 
 def _equally_bagged(
-    w: Tensor, ids: Tensor, *factors: Tensor, mode: int, padding: int | None, last: bool
+    w: Tensor, ids: Tensor, *factors: Tensor, mode: int, padding: int | None
 ) -> Tensor:
     """Sums (mode 0), means or largest of the rows of a table that each line of ``ids`` [B, L] names."""
     rows = torch.embedding(w, ids)
@@ -214,9 +212,7 @@ def _extremes(
     return torch.where(hit != 0, best, moved).movedim(-1, dim)
 
 
-def _means(
-    x: Tensor, index: Tensor, src: Tensor, *, dim: int, largest: bool, include: bool
-) -> Tensor:
+def _means(x: Tensor, index: Tensor, src: Tensor, *, dim: int, include: bool) -> Tensor:
     """The mean of what goes to each place of ``x``, with what is there or instead of it."""
     wide, zeros = x.to(torch.float32), torch.zeros(x.shape, dtype=torch.float32)
     source = src.to(torch.float32)
