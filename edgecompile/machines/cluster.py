@@ -78,7 +78,7 @@ class Cluster:
                 if not under_way:
                     return
                 result = ray.get(under_way[0])
-                under_way.popleft()  # to cancel a task that has just ended can end Ray itself
+                under_way.popleft()
                 yield result
         except ray.exceptions.RayTaskError:
             raise  # a bug of the function, with its traceback
@@ -88,9 +88,12 @@ class Cluster:
                 hint="run the command again: what was compiled is kept with --work-dir",
             ) from error
         finally:
-            # As with threads, a compiler that runs comes to its end; what would follow doesn't begin.
-            for reference in under_way:
-                ray.cancel(reference)
+            # As with threads, a compiler that runs comes to its end; what would follow doesn't begin. One
+            # that failed has ended, as others may have, and to cancel such a task can end Ray itself.
+            if under_way:
+                every = list(under_way)
+                for reference in ray.wait(every, num_returns=len(every), timeout=0)[1]:
+                    ray.cancel(reference)
 
 
 @contextmanager

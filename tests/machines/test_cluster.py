@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from edgecompile.errors import MissingDependencyError
-from edgecompile.machines.cluster import need_ray, open_cluster
+from edgecompile.errors import ClusterError, MissingDependencyError
+from edgecompile.machines.cluster import Cluster, need_ray, open_cluster
 from tests.cli.command import run
 from tests.cluster import run_on_ray
 
@@ -43,6 +45,66 @@ def test_commands_say_so_before_they_read_anything(
     result = run(*arguments, "--on", "ray")
     assert result.exit_code == MissingDependencyError.exit_code
     assert "pip install 'edgecompile[ray]'" in result.stderr
+
+
+class FakeRay:
+    """As much of Ray as ``map`` uses: the tasks named ``ended`` have come to their end."""
+
+    class exceptions:
+        class RayError(Exception): ...
+
+        class RayTaskError(RayError): ...
+
+    def __init__(self, ended: dict[str, Any]) -> None:
+        self.ended, self.cancelled = ended, list[str]()
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 3}
+
+    def remote(self, function: Any) -> Any:
+        return SimpleNamespace(remote=function)
+
+    def get(self, task: str) -> Any:
+        if isinstance(result := self.ended[task], BaseException):
+            raise result
+        return result
+
+    def wait(self, tasks: list[str], num_returns: int, timeout: float) -> Any:
+        assert (num_returns, timeout) == (len(tasks), 0)
+        ready = [task for task in tasks if task in self.ended]
+        return ready, [task for task in tasks if task not in self.ended]
+
+    def cancel(self, task: str) -> None:
+        self.cancelled.append(task)
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (FakeRay.exceptions.RayError("its machine is gone"), ClusterError),
+        (FakeRay.exceptions.RayTaskError("a bug"), FakeRay.exceptions.RayTaskError),
+    ],
+)
+def test_only_tasks_that_run_are_cancelled(failure: Exception, raised: type[Exception]) -> None:
+    ray = FakeRay({"a": 1, "b": failure, "d": 2})
+    results = Cluster(ray).map(str, "abcde")
+    assert next(results) == 1
+    with pytest.raises(raised):
+        next(results)
+    assert ray.cancelled == ["c"]  # b failed, d is done, e wasn't begun
+
+
+def test_what_runs_is_cancelled_where_the_caller_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(task: str) -> None:
+        raise KeyboardInterrupt
+
+    ray = FakeRay({"b": 1})
+    monkeypatch.setattr(ray, "get", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(Cluster(ray).map(str, "abc"))
+    assert ray.cancelled == ["a", "c"]
 
 
 @pytest.mark.slow

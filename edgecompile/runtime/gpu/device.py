@@ -18,10 +18,15 @@ ROOT_VARIABLE = "EDGECOMPILE_DEVICE_ROOT"
 _MODEL_FILE = "/proc/device-tree/model"
 _RELEASE_FILE = "/etc/nv_tegra_release"
 _MEMORY_FILE = "/proc/meminfo"
-_LIMIT_FILE = "/sys/fs/cgroup/memory.max"  # of a container
+# Of a container.
+_LIMIT_FILE = "/sys/fs/cgroup/memory.max"
+_USED_FILE = "/sys/fs/cgroup/memory.current"
+_KINDS_FILE = "/sys/fs/cgroup/memory.stat"
 _RELEASE = re.compile(r"# R([0-9]{1,4}) \(release\), REVISION: ([0-9]{1,4}(?:\.[0-9]{1,4}){0,3})")
 _AVAILABLE = re.compile(r"^MemAvailable: +([0-9]{1,15}) kB$", re.MULTILINE)
-_LIMIT = re.compile(r"[0-9]{1,19}")
+_NUMBER = re.compile(r"[0-9]{1,19}")
+# Of the files that it has read, those that it didn't read again: given back when they are asked for.
+_SPARE = re.compile(r"^inactive_file ([0-9]{1,19})$", re.MULTILINE)
 _MOST = 1 << 16
 #: JetPack by the major version of L4T. Of later ones only TensorRT's version is compared.
 _JETPACKS = {35: "5", 36: "6", 38: "7"}
@@ -150,13 +155,20 @@ def free_memory(cuda: Cuda, integrated: bool) -> int:
 
 
 def main_memory() -> Optional[int]:
-    """Bytes of main memory that a process can have, at most those of its container; None: not known."""
+    """Bytes of main memory that a process can have, at most what its container's limit leaves; None: not
+    known."""
     match = _AVAILABLE.search(_read(_MEMORY_FILE))
     if not match:
         return None
-    limit = _read(_LIMIT_FILE).strip()
     available = int(match.group(1)) * 1024
-    return min(available, int(limit)) if _LIMIT.fullmatch(limit) else available
+    limit = _read(_LIMIT_FILE).strip()
+    if not _NUMBER.fullmatch(limit):
+        return available
+    used = _read(_USED_FILE).strip()
+    spare = _SPARE.search(_read(_KINDS_FILE))
+    taken = int(used) if _NUMBER.fullmatch(used) else 0
+    taken = max(0, taken - (int(spare.group(1)) if spare else 0))
+    return min(available, max(0, int(limit) - taken))
 
 
 def _read(path: str) -> str:

@@ -145,6 +145,14 @@ def test_main_memory_is_what_the_kernel_and_the_container_leave(orin: tuple[Cuda
     }.items():
         limit.write_text(text)
         assert main_memory() == bytes_left
+    # What the container has taken already, but for files that it has read and doesn't read again.
+    limit.write_text("1000000\n")
+    limit.with_name("memory.current").write_text("700000\n")
+    assert main_memory() == 300_000
+    limit.with_name("memory.stat").write_text("active_file 90000\ninactive_file 50000\n")
+    assert main_memory() == 350_000
+    limit.with_name("memory.current").write_text("1100000\n")
+    assert main_memory() == 0
     (root / "proc" / "meminfo").unlink()
     assert main_memory() is None
 
