@@ -111,6 +111,16 @@ class OpenBundle(Unique):
         return self._programs.min_cosine
 
     @property
+    def broken(self) -> Optional[str]:
+        """Why every further run in this process is refused, or None.
+
+        So it is once CUDA has reported an error that its context doesn't survive: a kernel that
+        faulted, an assertion on the GPU that failed. Another process isn't concerned.
+        """
+        inner = None if self._encoder is None else self._encoder.broken
+        return self._programs.broken or inner
+
+    @property
     def info(self) -> Dict[str, Any]:
         """The open bundle as plain JSON values: inputs, outputs, buckets, variant, host, …"""
         manifest = self.manifest

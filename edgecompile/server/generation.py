@@ -222,7 +222,7 @@ class Generator:
     def _run_step(self, step: _Step, threads: int) -> int | Exception | None:
         self.running_since = self._clock()
         try:
-            with self._journal.running([step.key]):
+            with self._journal.running([step.key], self._model):
                 if threads == self._cpus:
                     return next(step.stream, None)
                 token: int | None = self._model.with_threads(threads, next, step.stream, None)

@@ -1,7 +1,7 @@
 """Which requests run, written where it outlives the worker; those that killed two are refused a while.
 
-The supervisor makes a file in memory for each worker. The worker notes there what runs; if it dies, the
-supervisor reads what that was, and writes to all workers' files which requests are suspects.
+The supervisor makes a file in memory for each worker. The worker notes there what runs; if it dies, or what
+runs breaks its GPU, the supervisor reads what that was, and writes to all workers' files which requests are suspects.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.server.errors import Quarantined
+from edgecompile.server.errors import NotReady, Quarantined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from edgecompile.runtime import Model
 
 #: A request that ran in so many workers when they died is refused.
 MOST_DEATHS = 2
@@ -75,9 +77,15 @@ class Journal:
                 f"{HOLD_S / 60:.0f} minutes"
             )
 
-    def running(self, keys: Sequence[bytes]) -> _Noted:
-        """These requests run as long as the context lasts. For any thread."""
-        return _Noted(self, keys)
+    def running(self, keys: Sequence[bytes], model: Model) -> _Noted:
+        """These requests run on ``model`` as long as the context lasts. For any thread.
+
+        Raises:
+            NotReady: nothing runs there any more.
+        """
+        if model.broken is not None:
+            raise NotReady(model.broken, 1.0)
+        return _Noted(self, keys, model)
 
     def clear(self, key: bytes) -> None:
         """The request ran well: it is no suspect any more."""
@@ -106,18 +114,20 @@ class Journal:
 
 
 class _Noted:
-    """The context of what runs. One that is never left, as its thread has gone, stays noted."""
+    """The context of what runs. It stays noted where it is never left, as its thread has gone, and where
+    the run broke the model: this worker has to end."""
 
-    __slots__ = ("_held", "_journal", "_keys")
+    __slots__ = ("_held", "_journal", "_keys", "_model")
 
-    def __init__(self, journal: Journal, keys: Sequence[bytes]) -> None:
-        self._journal, self._keys = journal, keys
+    def __init__(self, journal: Journal, keys: Sequence[bytes], model: Model) -> None:
+        self._journal, self._keys, self._model = journal, keys, model
 
     def __enter__(self) -> None:
         self._held = self._journal._begin(self._keys)
 
     def __exit__(self, *failure: object) -> None:
-        self._journal._end(self._held)
+        if self._model.broken is None:
+            self._journal._end(self._held)
 
 
 class Suspects:

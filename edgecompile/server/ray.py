@@ -94,7 +94,7 @@ class Replica:
             options.name or None,
         )
         prove(self._model.model)
-        self._model.ready = True
+        self._model.proven = True
         settings = Settings(slo_s=slo, threads=options.threads)
         self._app = App(Repository([self._model]), settings)
 
@@ -103,9 +103,9 @@ class Replica:
         return self._app
 
     async def check_health(self) -> None:
-        """Raises if a run is stuck; Ray then replaces the replica."""
-        if stuck := self._app.stuck():
-            raise RuntimeError(stuck)
+        """Raises if a run is stuck, or the GPU is broken; Ray then replaces the replica."""
+        if reason := self._app.sick():
+            raise RuntimeError(reason)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The figures for :class:`Backlog`."""

@@ -34,7 +34,7 @@ class ServedModel:
         model: the open bundle.
         scheduler: its queue.
         generator: makes new tokens; None where the bundle generates nothing.
-        ready: whether it takes requests: set once it has reproduced its golden vectors.
+        proven: set once it has reproduced its golden vectors.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ServedModel:
             model, queue=limits.queue, clock=clock, costs=costs, journal=journal, cores=cores
         )
         self.clock = clock
-        self.ready = False
+        self.proven = False
         self.generator: Generator | None = None
         if model.manifest.generation is not None:
             texts, queue = limits.generations, limits.queue
@@ -88,7 +88,7 @@ class ServedModel:
             NotReady, Overloaded, DeadlineExceeded: it isn't run.
             ServerError: the model failed.
         """
-        self._check_ready()
+        self.check_ready()
         self.check_outputs(outputs)
         return await self.scheduler.submit(
             inputs, outputs=outputs, deadline=deadline, priority=priority
@@ -114,7 +114,7 @@ class ServedModel:
             BadRequest, Unprocessable: something is wrong with the texts, or the bundle takes none.
             Others as ``infer``.
         """
-        self._check_ready()
+        self.check_ready()
         encoder = self.encoder()
         tokenized = await self._tokenize(encoder, texts, prompt, truncate)
         try:
@@ -193,13 +193,19 @@ class ServedModel:
             found.append(self.generator.running_since)
         return min((since for since in found if since is not None), default=None)
 
-    def _check_ready(self) -> None:
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests: it is proven, and nothing has broken its GPU since."""
+        return self.proven and self.model.broken is None
+
+    def check_ready(self) -> None:
+        """Raises NotReady unless it takes requests."""
         if not self.ready:
-            raise NotReady(f"{self.name} isn't ready", 1.0)
+            raise NotReady(self.model.broken or f"{self.name} isn't ready", 1.0)
 
     async def close(self) -> None:
         """Refuses further requests, waits for those that are in, and closes the model."""
-        self.ready = False
+        self.proven = False
         await self.scheduler.close()
         self._tokenizing.shutdown()
         if self.generator is not None:

@@ -8,7 +8,7 @@
 #include "fake_cudart.c"
 
 enum { MODULE = EXECUTABLE + 1, FUNCTION };
-enum { BAD_IMAGE = 200, NO_CONTEXT = 201, NOT_FOUND = 500 };
+enum { BAD_IMAGE = 200, NO_CONTEXT = 201, NOT_FOUND = 500, ASSERTED = 710 };
 
 static __thread int current; /* contexts of this thread, one or none is usual */
 static long launches;
@@ -85,6 +85,7 @@ int cuGetErrorName(int number, const char** text) {
                                          {"209", "CUDA_ERROR_NO_BINARY_FOR_GPU"},
                                          {"222", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
                                          {"700", "CUDA_ERROR_ILLEGAL_ADDRESS"},
+                                         {"710", "CUDA_ERROR_ASSERT"},
                                          {"719", "CUDA_ERROR_LAUNCH_FAILED"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (atoi(names[i][0]) == number) return *text = names[i][1], OK;
@@ -166,11 +167,14 @@ static int touch(uint64_t at, uint64_t bytes) {
   return 0;
 }
 
-/* ids, mask, products, count: products = ids * mask */
+/* ids, mask, products, count: products = ids * mask; it asserts that ids are below 100 */
 static void toy_products(const uint64_t* a) {
   if (!touch(a[0], a[3] * 8) || !touch(a[1], a[3] * 8) || !touch(a[2], a[3] * 4)) return;
   const int64_t *ids = P(a[0]), *mask = P(a[1]);
-  for (uint64_t i = 0; i < a[3]; i++) ((float*)P(a[2]))[i] = (float)(ids[i] * mask[i]);
+  for (uint64_t i = 0; i < a[3]; i++) {
+    if (ids[i] >= 100) fake_cudart_fault(ASSERTED);
+    ((float*)P(a[2]))[i] = (float)(ids[i] * mask[i]);
+  }
 }
 
 /* mask, floats, count */

@@ -84,7 +84,7 @@ async def serving(*bundles: Path, **settings: Any) -> AsyncIterator[App]:
     chosen = Settings(**settings)
     models = [ServedModel(open_bundle(path), limits=chosen.limits) for path in bundles]
     for model in models:
-        model.ready = True
+        model.proven = True
     yield App(Repository(models), chosen)
     for model in models:
         await model.close()

@@ -297,13 +297,13 @@ def test_health(tiny_bundle: Path) -> None:
     async def ask() -> None:
         async with serving(tiny_bundle, stuck_s=5.0) as app:
             model = app.repository.get("tiny")
-            model.ready = False
+            model.proven = False
             reply = await call(app, "GET", "/v2/health/ready")
             assert reply.status == 503 and "not ready yet: tiny" in reply.error
             reply = await call(app, "POST", INFER, tensor(1, 2, 3))
             assert reply.status == 503 and reply.headers["retry-after"] == "1"
             assert (await call(app, "GET", "/v2/health/live")).status == 200
-            model.ready = True
+            model.proven = True
             # A run that began an hour ago, by the model's clock.
             release = asyncio.Event()
             clock, model.clock = model.clock, lambda: clock() + 3600

@@ -44,7 +44,7 @@ class Served:
     async def _run(self) -> None:
         self.loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         self.model = ServedModel(open_bundle(self._bundle), limits=LIMITS)
-        self.model.ready = True
+        self.model.proven = True
         self.app = App(Repository([self.model]), Settings(limits=LIMITS))
         self.listener = Listener(self.app, self._http)
         await self.listener.start([self.socket])

@@ -258,7 +258,7 @@ def test_tokens_take_their_turn_on_the_cpus(
         model = ServedModel(open_bundle(speaking_bundle, threads=2), cores=cores)
         generator = model.generator
         assert generator is not None
-        model.ready, app = True, App(Repository([model]), Settings())
+        model.proven, app = True, App(Repository([model]), Settings())
         free, threads = list[int](), list[int]()
         step, part = generator._run_step, model.model.with_threads
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgecompile.server.errors import Quarantined
+from edgecompile.server.errors import NotReady, Quarantined
 from edgecompile.server.journal import HOLD_S, Journal, Suspects, digest
+
+
+class Ran:
+    """What the journal asks of a model."""
+
+    broken: str | None = None
+
+
+WELL: Any = Ran()
 
 
 @pytest.fixture
@@ -24,7 +34,7 @@ def files() -> Iterator[tuple[Suspects, list[int]]]:
 
 def die(journal: Journal, *keys: bytes) -> None:
     """The worker dies while these run: what it noted stays."""
-    journal.running(keys).__enter__()
+    journal.running(keys, WELL).__enter__()
 
 
 def key(*ids: int) -> bytes:
@@ -45,7 +55,7 @@ def test_what_killed_two_workers_is_refused_for_a_while(
     suspects, (first, second, third) = files
     for file in (first, second):
         journal = Journal(file)
-        with journal.running([key(9)]):
+        with journal.running([key(9)], WELL):
             pass  # it ended
         journal.check(key(1))
         die(journal, key(1), key(2 + file))
@@ -60,6 +70,23 @@ def test_what_killed_two_workers_is_refused_for_a_while(
     assert suspects.expire(101.0 + HOLD_S)
     suspects.write(third)
     journal.check(key(1))
+
+
+def test_what_broke_the_gpu_is_suspected_and_nothing_after_it(
+    files: tuple[Suspects, list[int]],
+) -> None:
+    suspects, (first, second, _) = files
+    journal, model = Journal(first), Ran()
+    with journal.running([key(1)], model):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(RuntimeError), journal.running([key(2)], model):  # type: ignore[arg-type]
+        model.broken = "an assertion failed"
+        raise RuntimeError
+    with pytest.raises(NotReady, match="an assertion failed"):
+        journal.running([key(3)], model)  # type: ignore[arg-type]
+    suspects.add(first, 1.0)
+    suspects.write(second)
+    assert dict(Journal(second).suspects()) == {key(2): 1}
 
 
 def test_a_suspect_that_runs_well_is_none(files: tuple[Suspects, list[int]]) -> None:
@@ -81,7 +108,7 @@ def test_more_run_than_there_is_room_for(files: tuple[Suspects, list[int]]) -> N
     suspects, (first, second, _) = files
     journal = Journal(first)
     die(journal, *(key(n) for n in range(3000)))
-    with journal.running([key(5000)]):
+    with journal.running([key(5000)], WELL):
         pass
     suspects.add(first, 1.0)
     suspects.write(second)
@@ -90,6 +117,6 @@ def test_more_run_than_there_is_room_for(files: tuple[Suspects, list[int]]) -> N
 
 def test_without_a_file_nothing_is_noted() -> None:
     journal = Journal()
-    with journal.running([b""]):
+    with journal.running([b""], WELL):
         journal.check(b"")
     assert not journal.notes and not journal.suspects()

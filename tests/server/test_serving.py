@@ -26,7 +26,7 @@ from edgecompile.server.serving import Repository, ServedModel
 @asynccontextmanager
 async def serving(bundle: Path) -> AsyncIterator[ServedModel]:
     model = ServedModel(open_bundle(bundle))
-    model.ready = True
+    model.proven = True
     yield model
     await model.close()
 
@@ -80,7 +80,7 @@ def test_what_is_wrong_is_told_and_the_next_request_runs(tiny_bundle: Path) -> N
                 await model.infer(inputs(1, 2, 3), deadline=model.clock() - 1)
             name = model.model.manifest.outputs[0].name
             assert (await model.infer(inputs(1, 2, 3), outputs=[name])).outputs.keys() == {name}
-            model.ready = False
+            model.proven = False
             with pytest.raises(NotReady):
                 await model.infer(inputs(1, 2, 3))
 

@@ -53,6 +53,8 @@ class Programs:
         self.runtime = runtime
         #: What is computed in, where that isn't the manifest's.
         self.precision = ""
+        #: On a GPU, why every further run is refused.
+        self.broken: Optional[str] = None
         #: What golden vectors are judged by.
         self.tolerance, self.min_cosine = folder.manifest.tolerance, None
         self._folder = folder

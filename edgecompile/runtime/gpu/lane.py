@@ -20,22 +20,20 @@ class GpuLane:
         self._broken: Optional[GpuError] = None
 
     @property
-    def broken(self) -> bool:
-        """Whether no call of CUDA can succeed any more."""
-        return self._broken is not None
+    def broken(self) -> Optional[str]:
+        """Why no call of CUDA can succeed any more, or None."""
+        error = self._broken
+        if error is None:
+            return None
+        text = "nothing runs on this GPU in this process any more, since {} ({}): {}"
+        return text.format(error.name, error.number, error.message)
 
     def check(self) -> None:
         """Raises GpuError if an earlier run broke everything."""
-        error = self._broken
-        if error is not None:
-            text = "nothing runs on this GPU in this process any more, since {} ({}): {}"
-            raise GpuError(
-                text.format(error.name, error.number, error.message),
-                "start the process again; if it happens again, run the self-test",
-                error.name,
-                error.number,
-                True,
-            )
+        error, broken = self._broken, self.broken
+        if error is not None and broken is not None:
+            hint = "start the process again; if it happens again, run the self-test"
+            raise GpuError(broken, hint, error.name, error.number, True)
 
     def note(self, error: BaseException) -> None:
         """Remembers an error after which nothing works; another one is forgotten."""

@@ -197,6 +197,11 @@ class GpuPrograms:
         return len(self._programs)
 
     @property
+    def broken(self) -> Optional[str]:
+        """Why every further run is refused, or None: see ``OpenBundle.broken``."""
+        return self._lane.broken
+
+    @property
     def loaded(self) -> List[int]:
         """The buckets whose programs are loaded."""
         return [i for i, item in enumerate(self._programs) if item is not None]
@@ -290,7 +295,11 @@ class GpuPrograms:
             try:
                 text = self._idle.pop()
             except IndexError:
-                text = GpuText(self, self._make_caches())
+                try:
+                    text = GpuText(self, self._make_caches())
+                except GpuError as error:
+                    self._lane.note(error)
+                    raise
                 self._texts.append(text)
             while len(self._idle) > _IDLE_TEXTS:
                 spare = self._idle.popleft()
@@ -357,5 +366,7 @@ class GpuPrograms:
         attempt(failed, self._engine.close)
         attempt(failed, lambda: self._cuda.free(self._scratch))
         attempt(failed, lambda: self._cuda.destroy_stream(self._lane.stream))
+        for error in failed:
+            self._lane.note(error)  # of another model's run, which broke this one's GPU too
         if failed and not self._lane.broken:
             raise failed[0]

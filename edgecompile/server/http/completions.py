@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 
-from edgecompile.server.errors import NotReady, ServerError, Unprocessable
+from edgecompile.server.errors import ServerError, Unprocessable
 from edgecompile.server.generation import Piece
 from edgecompile.server.http.messages import Request, Response, openai_error
 from edgecompile.server.http.state import State
@@ -40,8 +40,7 @@ class CompletionRoutes:
         body = await request.body(self._app.settings.limits.body_bytes)
         asked = read_completion(body, chat)
         model = self._app.repository.get(asked.model)
-        if not model.ready:
-            raise NotReady(f"{model.name} isn't ready", 1.0)
+        model.check_ready()
         generator = model.generator
         if generator is None:
             raise Unprocessable(f"{model.name} generates nothing\nhint: it isn't a language model")

@@ -38,8 +38,9 @@ class InferRoutes:
     async def ready(self, request: Request) -> Response:
         """GET …/ready."""
         model = self._model(request)
-        if self._app.draining or not model.ready:
-            raise NotReady(f"{model.name} isn't ready", 1.0)
+        if self._app.draining:
+            raise NotReady("the server is about to end", 1.0)
+        model.check_ready()
         return Response(body=dump({"name": model.name, "ready": True}))
 
     async def infer(self, request: Request) -> Response:

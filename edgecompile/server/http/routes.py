@@ -63,10 +63,9 @@ class _OwnRoutes:
         return Response(body=dump(found))
 
     async def live(self, request: Request) -> Response:
-        """GET /v2/health/live: fails when a run is stuck."""
-        stuck = self._app.stuck()
-        if stuck is not None:
-            raise NotReady(stuck)
+        """GET /v2/health/live: fails when a run is stuck, or nothing runs on the GPU any more."""
+        if (reason := self._app.sick()) is not None:
+            raise NotReady(reason)
         return Response(body=dump({"live": True}))
 
     async def ready(self, request: Request) -> Response:

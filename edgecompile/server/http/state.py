@@ -40,10 +40,23 @@ class State:
                 return f"{model.name} has been running for {model.clock() - since:.0f} s"
         return None
 
+    def broken(self) -> str | None:
+        """Which model can't run any more in this process, and why, or None."""
+        for model in self.repository:
+            if model.model.broken is not None:
+                return f"{model.name}: {model.model.broken}"
+        return None
+
+    def sick(self) -> str | None:
+        """Why another process has to take this one's place, or None."""
+        return self.stuck() or self.broken()
+
     def check_ready(self) -> None:
         """Raises NotReady unless every model takes requests."""
         if self.draining:
             raise NotReady("the server is about to end", 1.0)
+        if (broken := self.broken()) is not None:
+            raise NotReady(broken, 1.0)
         waiting = [model.name for model in self.repository if not model.ready]
         if waiting:
             raise NotReady(f"not ready yet: {', '.join(waiting)}", 1.0)

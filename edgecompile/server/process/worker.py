@@ -5,6 +5,7 @@
 What it tells the supervisor, a line each on the pipe ``--report``: "proven" once all models passed their
 golden vectors, "ready" when it accepts, which a spare one (``--spare``) does on SIGUSR2; "alive" every half
 second while its loop turns and no run is stuck; "clear" with the key of a suspected request that ran well.
+It ends by itself once a GPU is broken for its process.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ from edgecompile.server.serving import Repository, ServedModel
 
 #: A bundle that can't be served; starting it again wouldn't help.
 UNUSABLE = 3
+#: Its GPU failed so that only another process can use it.
+BROKEN = 4
 _BEAT = 0.5
+#: Seconds in which requests that are in may end once nothing runs any more: they only need their answers.
+_BROKEN_S = 2.0
 #: Seconds between two writings of a stats file.
 _STATS_EVERY = 60.0
 _log = logging.getLogger("edgecompile.server")
@@ -133,23 +138,28 @@ class Worker:
             return 0
         await listener.start(self._sockets)
         for served in self._repository:
-            served.ready = True
+            served.proven = True
         stop_grpc = await self._start_grpc()
         self._tell("ready")
         await self._end.wait()
+        broken = self.app.broken()
+        patience = settings.drain_s
         self.app.draining = True
-        if self._successor:
+        if broken is not None:
+            # Whoever comes now waits in the sockets' queue for the next worker.
+            _log.error("the worker ends: %s", broken)
+            patience = min(patience, _BROKEN_S)
+        if self._successor or broken is not None:
             listener.stop_listening()
-        await asyncio.sleep(settings.drain_delay_s)
-        whole, _ = await asyncio.gather(
-            listener.close(settings.drain_s), stop_grpc(settings.drain_s)
-        )
+        else:
+            await asyncio.sleep(settings.drain_delay_s)
+        whole, _ = await asyncio.gather(listener.close(patience), stop_grpc(patience))
         beating.cancel()
         if not whole:
-            _log.warning("requests were cut off after %.0f s", settings.drain_s)
+            _log.warning("requests were cut off after %.0f s", patience)
         for served in self._repository:
             await served.close()
-        return 0
+        return 0 if broken is None else BROKEN
 
     async def _start_grpc(self) -> Callable[[float], Awaitable[None]]:
         """Listens for gRPC where that was asked for; returns what ends it."""
@@ -162,7 +172,7 @@ class Worker:
         service = InferenceService(
             self._repository,
             version=__version__,
-            live=lambda: app.stuck() is None,
+            live=lambda: app.sick() is None,
             ready=lambda: not app.draining,
             keys=settings.keys,
             elements=settings.limits.elements,
@@ -193,7 +203,9 @@ class Worker:
 
     async def _beat(self) -> None:
         while True:
-            if self.app.stuck() is None:
+            if self.app.broken() is not None:
+                self._end.set()
+            elif self.app.stuck() is None:
                 self._tell("alive")
             await asyncio.sleep(_BEAT)
 

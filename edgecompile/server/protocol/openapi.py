@@ -116,7 +116,7 @@ def make_document(version: str, keys: bool) -> dict[str, Any]:
     versioned = model + "/versions/{version}"
     paths: dict[str, Any] = {
         "/v2": {"get": _get("The server's name and extensions")},
-        "/v2/health/live": {"get": _get("Fails when a run is stuck", probe=True)},
+        "/v2/health/live": {"get": _get("Fails when a run is stuck, or a GPU broken", probe=True)},
         "/v2/health/ready": {"get": _get("Fails until all models are verified", probe=True)},
         "/health": {"get": _get("As /v2/health/ready", probe=True)},
         "/metrics": {

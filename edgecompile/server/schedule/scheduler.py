@@ -335,7 +335,7 @@ class Scheduler:
 
     def _call(self, inputs: Inputs, keys: Sequence[bytes], threads: int) -> dict[str, NDArray[Any]]:
         """One run of the model, of the requests with these keys."""
-        with self._journal.running(keys):
+        with self._journal.running(keys, self._model):
             # Its own number of threads needs no telling, which costs two calls of native code.
             count = 0 if threads == self._cpus else threads
             outputs: dict[str, NDArray[Any]] = self._model.run(inputs, threads=count)

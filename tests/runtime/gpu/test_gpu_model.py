@@ -260,12 +260,14 @@ def test_what_bindings_that_don_t_raise_would_return(
 def test_a_run_that_goes_astray_ends_the_model(finished: str, fake_device: FakeCudart) -> None:
     with open_bundle(finished) as model:
         run(model, 3)
+        assert model.broken is None
         fake_device.library.fake_cudart_fault(700)
         # TensorRT only says that it can't.
         with pytest.raises(GpuError, match=r"queueing a run.*cudaErrorIllegalAddress \(700\)"):
             run(model, 3)
         with pytest.raises(GpuError, match="nothing runs on this GPU in this process any more"):
             run(model, 50)
+        assert "cudaErrorIllegalAddress (700)" in (model.broken or "")
         assert model.stats["runs"] == 1
     fake_device.reset()
 

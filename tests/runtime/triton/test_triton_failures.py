@@ -177,6 +177,7 @@ def test_after_a_fault_runs_are_refused(
     path = triton_bundle.write()
     options: Any = {"mode": "default", "warmup": False}
     with open_bundle(path, **options) as model, open_bundle(path, **options) as other:
+        assert model.broken is None
         with pytest.raises(GpuError) as caught:
             for _ in range(3):
                 check(model, 7)
@@ -184,10 +185,29 @@ def test_after_a_fault_runs_are_refused(
         with pytest.raises(GpuError, match="nothing runs on this GPU in this process any more"):
             model.run(make_inputs(7))
         # The other model finds out by itself.
+        assert model.broken is not None and other.broken is None
         with pytest.raises(GpuError) as caught:
             other.run(make_inputs(7))
-        assert caught.value.sticky
+        assert caught.value.sticky and other.broken is not None
     fake_driver.reset()  # the GPU took everything with it
+
+
+def test_a_failed_assertion_of_a_kernel(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle
+) -> None:
+    triton_bundle.bundle.document["inputs"][0]["bounds"] = [0, 1000]
+    path = triton_bundle.write()
+    model, other = open_bundle(path), open_bundle(path)
+    inputs = make_inputs(7)
+    inputs["input_ids"][0, 3] = 100
+    with pytest.raises(GpuError, match=r"bucket 0 .*CUDA_ERROR_ASSERT \(710\)"):
+        model.run(inputs)
+    with pytest.raises(GpuError, match="nothing runs on this GPU in this process any more"):
+        model.run(make_inputs(7))
+    # Of one that hasn't run since, nothing can be given back either, and that is no error of its own.
+    other.close()
+    model.close()
+    fake_driver.reset()
 
 
 def test_too_little_memory(

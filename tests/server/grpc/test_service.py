@@ -36,7 +36,7 @@ async def serving(
 ) -> AsyncIterator[tuple[ServedModel, Call]]:
     """A model behind an address, and what calls a method there."""
     model = kind(open_bundle(bundle), "tiny")
-    model.ready = True
+    model.proven = True
     service = InferenceService(Repository([model]), version="1", **options)
     server, port = await start(service, "127.0.0.1:0", **(limits or {}))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -137,7 +137,7 @@ def test_what_it_says_of_itself(tiny_bundle: Path) -> None:
         assert [(i.name, i.datatype, list(i.shape)) for i in told.inputs] == [
             ("input_ids", "INT64", [-1, -1]), ("attention_mask", "INT64", [-1, -1])
         ]  # fmt: skip
-        model.ready = False
+        model.proven = False
         assert not (await call("ServerReady")).ready
         assert not (await call("ModelReady", asked(name="tiny"))).ready
         assert (await refusal(call("ModelInfer", infer(1))))[0] == "UNAVAILABLE"
@@ -312,7 +312,7 @@ class Counting(ServedModel):
 def test_a_server_that_ends_answers_what_has_begun(tiny_bundle: Path) -> None:
     async def run() -> None:
         model = Counting(open_bundle(tiny_bundle), "tiny")
-        model.ready = True
+        model.proven = True
         server, port = await start(InferenceService(Repository([model])), "127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             method = channel.unary_unary(f"/{SERVICE}/ModelInfer")
