@@ -66,6 +66,16 @@ def test_a_builder_that_dies_once(rig: Rig, how: str) -> None:
     assert f"was ended by {signal_name}" in done.stderr
 
 
+@pytest.mark.parametrize(("how", "code"), [("segv", 60), ("kill", 62)])
+def test_a_builder_that_always_dies(rig: Rig, how: str, code: int) -> None:
+    done = rig.finish(FAKE_TRT_FAIL=f"build_serialized_network:*:{how}")
+    assert done.code == code and rig.names() == []
+    if how == "segv":
+        assert "crashed at every attempt" in done.stderr and "memory" not in done.stderr
+    else:
+        assert "end other programs" in done.stderr
+
+
 def test_unclear_words_count_as_want_of_memory_where_that_is_predicted(rig: Rig) -> None:
     """TensorRT 8.6 speaks of kernels and handles where memory ran out."""
     unclear = {"FAKE_TRT_FAIL": "build_serialized_network:*"}

@@ -63,6 +63,18 @@ def test_an_engine_that_never_opens_leaves_nothing(rig8: Rig) -> None:
     assert rig8.names() == [] and list((rig8.cache / "timing").iterdir()) == []
 
 
+@pytest.mark.parametrize("data", [b"\0\1\2", b'{"device": "another", "entries": []}'])
+def test_a_timing_cache_of_no_use_is_told_and_removed(rig8: Rig, data: bytes) -> None:
+    assert rig8.finish().code == 0
+    (cache,) = (rig8.cache / "timing").iterdir()
+    good = cache.read_bytes()
+    cache.write_bytes(data)
+    state = rig8.finish("--force").report["built"]["timing_cache"]
+    assert state.endswith("not used, and removed") and not cache.exists()
+    assert rig8.finish("--force").report["built"]["timing_cache"] == "new"
+    assert cache.read_bytes() == good
+
+
 def test_int8_goes_without_float16(rig8: Rig) -> None:
     onnx = pytest.importorskip("onnx")
     model = onnx.load_from_string(rig8.bundle.files[FOLDER + "model.onnx"])

@@ -36,6 +36,7 @@ from .worker import WorkerDied, Workers
 Say = Callable[[str], None]
 #: Signals by which code ends its own process. Others come from outside: of a service manager, say.
 _FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+_REPORT = "docs/jetson.md of edgecompile says what to send along with a report"
 
 
 class Options(NamedTuple):
@@ -77,6 +78,7 @@ class EngineMaker:
         self.attempts: List[Dict[str, Any]] = []
         self.notes: List[str] = []
         self.room = Room(0)
+        self.crashes = 0
 
     def refusal(self, engine: FinishedEngine) -> str:
         """Why TensorRT doesn't take an engine that is whole and whose key fits; "" if it does."""
@@ -214,7 +216,8 @@ class EngineMaker:
         for note in allowed.notes:
             self.note(note)
         level = recipe.optimization_level if self.options.level is None else self.options.level
-        attempts = list_attempts(recipe, allowed.workspace, level, way.profiles)
+        attempts = list(list_attempts(recipe, allowed.workspace, level, way.profiles))
+        self.crashes = 0
         for number, attempt in enumerate(attempts):
             self.say("{}: {}".format("trying again" if number else "building", attempt))
             if len(attempt.groups) < len(recipe.profiles):
@@ -223,6 +226,11 @@ class EngineMaker:
             if built is not None:
                 return built
         lines = ["{}: {}".format(item["settings"], item["outcome"]) for item in self.attempts]
+        if self.crashes == len(attempts):
+            raise FinishError(
+                "TensorRT's builder crashed at every attempt:\n  {}".format("\n  ".join(lines)),
+                _REPORT,
+            )
         text = "{:,} MiB of {:,} MiB were free".format(
             self.room.gpu >> 20, self.identity.memory_bytes >> 20
         )
@@ -263,8 +271,8 @@ class EngineMaker:
             entry["outcome"] = str(failure)
             self.say("  " + str(failure))
             if not _for_want_of_memory(failure, short):
-                hint = "docs/jetson.md of edgecompile says what to send along with a report"
-                raise FinishError(str(failure), hint) from None
+                raise FinishError(str(failure), _REPORT) from None
+            self.crashes += isinstance(failure, WorkerDied) and failure.signal in _FAULTS
             return None
         finally:
             entry["seconds"] = time.monotonic() - started

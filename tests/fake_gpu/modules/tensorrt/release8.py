@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import builder, execution, types
-from .hooks import called, require
+from .hooks import called, device, require
 from .types import BuilderFlag, ILogger
 
 
@@ -97,6 +97,19 @@ class INetworkDefinition(builder.INetworkDefinition):
         return self._layers[index]
 
 
+class ITimingCache(builder.ITimingCache):
+    def __init__(self, data: bytes) -> None:
+        try:
+            super().__init__(data)
+        except ValueError:
+            super().__init__(b"")
+            self._owner = "nobody"
+        self._data = data
+
+    def serialize(self) -> types.IHostMemory:
+        return super().serialize() if self._owner == device() else types.IHostMemory(self._data)
+
+
 class IBuilderConfig(builder.IBuilderConfig):
     def __init__(self, maker: builder.Builder) -> None:
         super().__init__(maker)
@@ -112,6 +125,16 @@ class IBuilderConfig(builder.IBuilderConfig):
     def set_flag(self, flag: BuilderFlag) -> None:
         called("set_flag", flag.name)
         self._flags.add(flag)
+
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> builder.ITimingCache:
+        # It takes any bytes; the build says that it doesn't use them.
+        called("create_timing_cache", str(len(serialized_timing_cache)))
+        return ITimingCache(bytes(serialized_timing_cache))
+
+    def set_timing_cache(self, cache: builder.ITimingCache, ignore_mismatch: bool) -> bool:
+        called("set_timing_cache")
+        self._cache = cache
+        return True
 
     def set_tactic_sources(self, tactic_sources: int) -> bool:
         called("set_tactic_sources", str(tactic_sources))
@@ -157,6 +180,9 @@ class Builder(builder.Builder):
             if layer._pinned:
                 require(BuilderFlag.OBEY_PRECISION_CONSTRAINTS in flags, "pins are mere wishes")
                 require(layer.precision in layer._pinned.values(), f"{layer.name} is half pinned")
+        if config._cache is not None and config._cache._owner != device():
+            self._say(ILogger.WARNING, "The timing cache will not be used!")
+            config._cache._entries.clear()
         return super().build_serialized_network(network, config)
 
     def _more(self, config: builder.IBuilderConfig) -> dict[str, Any]:
