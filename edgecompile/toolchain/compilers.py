@@ -35,6 +35,9 @@ _PREFIXES = {"x86-64": "x86_64-linux-gnu-", "aarch64": "aarch64-linux-gnu-"}
 #: Flags of every object: position independent, no symbol leaves unless it is marked.
 COMMON_FLAGS = ("-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-DNDEBUG")
 
+#: Of these the one that C has not, and warns of.
+_CPLUSPLUS_FLAG = "-fvisibility-inlines-hidden"
+
 #: Functions of the compiler's own library that ask the CPU before they use newer instructions: their
 #: names stay in the libraries, so that a disassembly can tell them from the rest.
 _KEPT_SYMBOLS = {
@@ -195,7 +198,8 @@ def compile_object(
     Raises:
         CompileError, ToolchainError, DiskFullError.
     """
-    options = (*flags, *COMMON_FLAGS)
+    is_c = name.endswith(".c")
+    options = (*flags, *(flag for flag in COMMON_FLAGS if not (is_c and flag == _CPLUSPLUS_FLAG)))
     digest = hashlib.sha256(_RECIPE)
     for part in (toolchain.version, toolchain.cxx, name, *options, headers_id):
         digest.update(part.encode() + b"\0")

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.runtime.format.dtypes import BY_CODE, BY_NAME
+from edgecompile.toolchain.compilers import Toolchain, compile_object, find_toolchain
+from edgecompile.toolchain.native import headers_id
 from tests.conftest import one_at_a_time
 from tests.needs import need
 
@@ -26,7 +28,6 @@ HEADER = SOURCES / "include" / "edgecompile_runtime.h"
 EXAMPLE = REPOSITORY / "examples" / "c"
 HERE = Path(__file__).resolve().parent
 BUILD = REPOSITORY / "build" / "tests-native"
-INCLUDES = (f"-I{SOURCES}", f"-I{HEADER.parent}")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1")
 #: A leak ends a program with this.
@@ -82,30 +83,36 @@ def build(
 ) -> Path:
     """Builds the host library, or a program of it and more sources; kept while nothing changes.
 
-    The library's own objects are compiled once for each architecture and set of flags.
+    Objects come through the product's cache: once for each architecture and set of flags, in any clone.
     """
+    machine.tool("g++")
+    toolchain = find_toolchain(machine.arch)
     paths = [*sorted(SOURCES.rglob("*.cpp")), *sources]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        objects = list(pool.map(lambda path: _compile(machine, path, flags), paths))
+        objects = list(pool.map(lambda path: _compile(toolchain, path, flags), paths))
     static = ["-static-libstdc++", "-static-libgcc"] if "-fsanitize" not in str(flags) else []
     script = ["-shared", f"-Wl,--version-script={SOURCES / 'edgecompile_runtime.map'}"]
     options = [*flags, *map(str, objects), *static, *link, *(script if shared else [])]
     target = _folder(machine, [name, *options]) / (f"lib{name}.so" if shared else name)
-    _make(target, [machine.tool("g++"), *options, "-ldl", "-lm", "-pthread"])
+    _make(target, [toolchain.cxx, *options, "-ldl", "-lm", "-pthread"])
     return target
 
 
-def _compile(machine: Machine, source: Path, flags: Sequence[str]) -> Path:
+def _compile(toolchain: Toolchain, source: Path, flags: Sequence[str]) -> Path:
     """The object of one source."""
-    is_c = source.suffix == ".c"
-    standard = ["-std=c99", "-D_POSIX_C_SOURCE=200809L"] if is_c else ["-std=c++17"]
-    options = [*standard, "-O1", "-fPIC", "-fvisibility=hidden", *WARNINGS, *flags]
-    headers = [*sorted(SOURCES.rglob("*.h")), *sorted(source.parent.glob("*.h"))]
-    content = [hashlib.sha256(path.read_bytes()).hexdigest() for path in [source, *headers]]
-    target = _folder(machine, [str(source), *options, *content]) / f"{source.name}.o"
-    compiler = machine.tool("gcc" if is_c else "g++")
-    _make(target, [compiler, *options, *INCLUDES, "-c", str(source)])
-    return target
+    c99 = ["-x", "c", "-std=c99", "-D_POSIX_C_SOURCE=200809L"]
+    standard = c99 if source.suffix == ".c" else ["-std=c++17"]
+    folders = [SOURCES, HEADER.parent]
+    if SOURCES not in source.parents:
+        folders.append(source.parent)
+    return compile_object(
+        toolchain,
+        source.read_bytes(),
+        name=source.name,
+        flags=[*standard, "-O1", *WARNINGS, *flags],
+        include_dirs=folders,
+        headers_id=" ".join(map(headers_id, folders)),
+    ).path
 
 
 def _folder(machine: Machine, key: Sequence[str]) -> Path:
