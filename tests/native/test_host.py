@@ -7,71 +7,23 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
-from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.cpu.host import VARIANT_VARIABLE
-from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.model import Model
-from edgecompile.runtime.start import open_bundle
 from tests.native import c_host
 from tests.native.c_host import HostError, HostLibrary, HostModel, make_tensors
+from tests.native.host_models import (  # noqa: F401
+    assert_same,
+    batches_of,
+    copy_bundle,
+    inputs_of,
+    open_host,
+    open_python,
+)
 from tests.runtime.bundles import change_libraries
-
-Arrays = dict[str, npt.NDArray[Any]]
-
-
-@pytest.fixture(scope="session")
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tiny bundle: three exact buckets over lengths, batch 1 or 2.
-
-    With libraries of their own content: what other tests have loaded of that bundle, in Python, isn't
-    what this library loads, but for the runtime, whose SONAME is the same.
-    """
-    given = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
-    folder = tmp_path_factory.mktemp("host") / "tiny.ecb"
-    shutil.copytree(given or request.getfixturevalue("tiny_bundle"), folder)
-    change_libraries(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def python_model(path: str) -> Iterator[Model]:
-    with open_bundle(path) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def model(library: HostLibrary, path: str) -> Iterator[HostModel]:
-    with library.open(path) as opened:
-        yield opened
-
-
-def inputs_of(python_model: Model, length: int, batch: int = 1, seed: int = 0) -> Arrays:
-    axis = python_model.manifest.length_axis
-    assert axis is not None
-    sizes = {name: batch for name in python_model.manifest.axes} | {axis: length}
-    return make_inputs(python_model.manifest, sizes, seed)
-
-
-def batches_of(python_model: Model) -> range:
-    axes = python_model.manifest.axes
-    others = [axes[name] for name in axes if name != python_model.manifest.length_axis]
-    return range(others[0].lo, others[0].hi + 1) if others else range(1, 2)
-
-
-def assert_same(got: Arrays, want: Arrays) -> None:
-    assert list(got) == list(want)
-    for name, array in want.items():
-        assert got[name].dtype == array.dtype
-        assert got[name].shape == array.shape
-        assert got[name].tobytes() == array.tobytes()
 
 
 def test_description_is_pythons_info(model: HostModel, python_model: Model) -> None:
@@ -124,11 +76,6 @@ def test_outputs_are_pythons_bit_for_bit(model: HostModel, python_model: Model) 
             assert_same(model.run(inputs), python_model.run(inputs))
 
 
-def test_the_order_of_inputs_is_free(model: HostModel, python_model: Model) -> None:
-    inputs = inputs_of(python_model, 5)
-    assert_same(model.run(dict(reversed(inputs.items()))), python_model.run(inputs))
-
-
 def test_a_bucket_of_ones_choice(model: HostModel, python_model: Model) -> None:
     for index, bucket in enumerate(python_model.manifest.buckets):
         inputs = inputs_of(python_model, bucket.axes[str(python_model.manifest.length_axis)].hi)
@@ -140,118 +87,6 @@ def test_a_bucket_of_ones_choice(model: HostModel, python_model: Model) -> None:
         with pytest.raises(HostError, match="there is no bucket") as caught:
             model.run(inputs, bucket_number)
         assert caught.value.status == c_host.INPUT
-
-
-@pytest.mark.parametrize("dtype", ["int32", "int16", "uint8", "int8", "bool"])
-def test_narrower_integers_are_widened(model: HostModel, python_model: Model, dtype: str) -> None:
-    inputs = inputs_of(python_model, 6, seed=3)
-    narrow = {name: (array % 2).astype(dtype) for name, array in inputs.items()}
-    assert_same(model.run(narrow), python_model.run(narrow))
-
-
-@pytest.mark.parametrize("offset", [1, 3, 8, 24])
-def test_data_may_lie_at_any_address(model: HostModel, python_model: Model, offset: int) -> None:
-    inputs = inputs_of(python_model, 6, seed=4)
-    tensors = make_tensors(inputs)
-    memory = [ctypes.create_string_buffer(array.nbytes + 128) for array in inputs.values()]
-    for tensor, buffer, array in zip(tensors, memory, inputs.values(), strict=True):
-        tensor.data = -(-ctypes.addressof(buffer) // 64) * 64 + offset
-        ctypes.memmove(tensor.data, array.ctypes.data, array.nbytes)
-    outputs = model.run_tensors(tensors)
-    assert_same(c_host.read_outputs(outputs), python_model.run(inputs))
-    model.library.c.ecr_outputs_free(outputs)
-
-
-def swap(name: str, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Any:
-    return lambda inputs: {**inputs, name: np.asarray(change(inputs[name]), order="C")}
-
-
-def with_value(value: int) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
-    def change(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        array = array.copy()
-        array.reshape(-1)[-1] = value
-        return array
-
-    return change
-
-
-def words(text: str) -> list[str]:
-    """Those of a text, without their order."""
-    return sorted(text.replace(",", " ").split())
-
-
-IDS, MASK = "input_ids", "attention_mask"
-BAD_INPUTS: list[tuple[str, Any]] = [
-    ("is missing", lambda inputs: {MASK: inputs[MASK]}),
-    ("is missing", lambda inputs: {}),
-    ("no such input", lambda inputs: {**inputs, "x": inputs[IDS]}),
-    ("no such input", lambda inputs: {"inputs_ids": inputs[IDS], MASK: inputs[MASK]}),
-    ("has dtype float32, must be int64", swap(IDS, lambda a: a.astype(np.float32))),
-    ("must be [batch, length] with 2", swap(IDS, lambda a: a[0])),
-    ("with 0 dimensions", swap(MASK, lambda a: np.zeros((), np.int64))),
-    ("but dimension 1 of input_ids has", swap(MASK, lambda a: a[:, 1:])),
-    ("values lie outside 0..", swap(IDS, with_value(2**40))),
-    ("values lie outside 0..", swap(IDS, with_value(-1))),
-    ("the first is 2 at [0, 5]", swap(MASK, with_value(2))),
-    ("the first is -7", lambda inputs: {n: with_value(-7)(a) for n, a in inputs.items()}),
-    ("no bucket takes", lambda inputs: {n: np.repeat(a, 20, 1) for n, a in inputs.items()}),
-    ("no bucket takes", lambda inputs: {n: np.repeat(a, 5, 0) for n, a in inputs.items()}),
-    ("no bucket takes", lambda inputs: {n: a[:, :0].copy() for n, a in inputs.items()}),
-]
-
-
-@pytest.mark.parametrize(("text", "change"), BAD_INPUTS, ids=range(len(BAD_INPUTS)))
-def test_bad_inputs_are_refused_as_in_python(
-    model: HostModel, python_model: Model, text: str, change: Callable[[Arrays], Arrays]
-) -> None:
-    inputs = change(inputs_of(python_model, 6))
-    with pytest.raises(EdgecompileError) as wanted:
-        python_model.run(inputs)
-    with pytest.raises(HostError) as caught:
-        model.run(inputs)
-    assert caught.value.status == wanted.value.exit_code
-    assert text in caught.value.text
-    if "values lie outside" in text or "bucket" in text:
-        # Buckets list their axes in the manifest's order here, in their own there.
-        assert words(caught.value.text) == words(str(wanted.value))
-
-
-@pytest.mark.parametrize(
-    ("text", "field", "value"),
-    [
-        ("has no name", "name", None),
-        ("has no data", "data", None),
-        ("bytes, but int64[1, 6] has 48", "nbytes", 47),
-        ("bytes, but int64[1, 6] has 48", "nbytes", 2**62),
-        ("has dtype code 15", "dtype", 15),
-        ("has dtype code -1", "dtype", -1),
-        ("has 9 dimensions", "ndim", 9),
-        ("has -1 dimensions", "ndim", -1),
-        ("impossible sizes", "sizes", (1, -6)),
-        ("impossible sizes", "sizes", (2**62, 2**62)),
-        ("is given twice", "name", MASK.encode()),
-    ],
-)
-def test_tensors_that_lie_are_refused(
-    model: HostModel, python_model: Model, text: str, field: str, value: Any
-) -> None:
-    inputs = inputs_of(python_model, 6)
-    tensors = make_tensors(inputs)
-    if field == "sizes":
-        tensors[0].sizes[:2] = value
-    else:
-        setattr(tensors[0], field, value)
-    with pytest.raises(HostError) as caught:
-        model.run_tensors(tensors)
-    assert caught.value.status == c_host.INPUT
-    assert text in caught.value.text
-
-
-def test_a_bool_that_isnt_one_is_refused(model: HostModel, python_model: Model) -> None:
-    inputs = inputs_of(python_model, 6)
-    inputs[MASK] = np.array([[1, 1, 0, 2, 1, 1]], np.uint8).view(np.bool_)
-    with pytest.raises(HostError, match="byte 3 is 2, a bool must be 0 or 1"):
-        model.run(inputs)
 
 
 def test_null_pointers_are_refused(library: HostLibrary, model: HostModel, path: str) -> None:
@@ -346,34 +181,6 @@ def test_a_variant_of_ones_choice(
     with pytest.raises(HostError, match="there is no variant 'y'"):
         library.open(path)
     library.open(path, variant=chosen, lazy=1).close()
-
-
-def test_an_input_with_a_default_may_be_left_out(
-    library: HostLibrary, path: str, python_model: Model, tmp_path: Path
-) -> None:
-    folder = tmp_path / "default.ecb"
-    shutil.copytree(path, folder)
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    place = next(i for i, item in enumerate(manifest["inputs"]) if item["name"] == "attention_mask")
-    manifest["inputs"][place]["default"] = 1
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    inputs = inputs_of(python_model, 5, seed=4)
-    inputs["attention_mask"][:] = 1
-    want = python_model.run(inputs)
-    mask = inputs.pop("attention_mask")
-    with library.open(folder) as opened, open_bundle(folder) as python:
-        assert opened.describe()["inputs"] == python.info["inputs"]
-        assert_same(opened.run(inputs), want)
-        assert_same(python.run(inputs), want)
-        misspelt = {**inputs, "attention_mast": mask}
-        with pytest.raises(HostError, match="attention_mast: the model has no such input"):
-            opened.run(misspelt)
-        with pytest.raises(HostError, match="input_ids: is missing"):
-            opened.run({})
-        wide = {"input_ids": np.ones((1, 10**6), np.int64)}
-        with pytest.raises(HostError, match="no bucket") as caught:
-            opened.run(wide)
-        assert caught.value.status == c_host.OUTSIDE
 
 
 def test_a_closed_model_is_refused(library: HostLibrary, path: str, python_model: Model) -> None:
