@@ -29,6 +29,7 @@ def commands(job: dict[str, Any]) -> list[list[str]]:
 
 
 COMMANDS = [words for job in WORKFLOW["jobs"].values() for words in commands(job)]
+STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 
 
 def test_it_runs_every_part() -> None:
@@ -57,11 +58,16 @@ def test_it_runs_every_test_once() -> None:
 
 
 def test_what_it_caches_is_what_the_toolchain_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
-    (kept,) = {step["with"]["path"] for step in steps if "/cache@" in step.get("uses", "")}
+    (kept,) = {step["with"]["path"] for step in STEPS if "/cache@" in step.get("uses", "")}
     for variable in ("EDGECOMPILE_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
     assert Path(kept).expanduser() == cache_directory() / "objects"
-    for step in steps:
+    for step in STEPS:
         name = step.get("with", {}).get("cache-dependency-path", "tests/constraints.txt")
         assert (REPOSITORY / name).is_file()
+
+
+def test_actions_are_named_by_commits_and_get_no_rights_to_write() -> None:
+    used = [step["uses"] for step in STEPS if "uses" in step]
+    assert used and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", name) for name in used)
+    assert WORKFLOW["permissions"] == {"contents": "read"}
