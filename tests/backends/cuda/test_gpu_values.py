@@ -11,7 +11,7 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from edgecompile.errors import MissingKernelError
-from tests.backends.cuda.test_gpu_lowering import check, lowered, targets
+from tests.backends.cuda.test_gpu_lowering import check, flat, lowered, targets
 
 aten = torch.ops.aten
 
@@ -177,6 +177,25 @@ def test_bags_with_factors() -> None:
     check(Bag("sum"), flat, interpret=False)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_rows_of_padding_and_of_other_bags_may_be_no_numbers(mode: str) -> None:
+    torch.manual_seed(0)
+    module = Bag(mode, padding=3)
+    with torch.no_grad():
+        module.bag.weight[3], module.bag.weight[4] = torch.nan, torch.inf
+        if mode != "max":  # of which torch skips them or not, as they come
+            module.bag.weight[4, 4:] = torch.nan
+    ids = torch.randint(5, 30, (4, 9))
+    ids[:, 2], ids[3, 5] = 3, 4  # the last bag alone has what is no number
+    offsets = torch.tensor([0, 9, 9, 20, 27])
+    for example in ({"ids": ids}, {"ids": ids.flatten(), "offsets": offsets}):
+        graph, report = lowered(module, example, "fp32")
+        assert report.counts["bags"] == 1
+        (got,), want = flat(graph(**example)), module(**example)
+        assert want[:-1].isfinite().all() and not want[-1].isfinite().any()
+        assert torch.allclose(got, want, equal_nan=True, atol=1e-5)
+
+
 class Scatters(nn.Module):
     def __init__(self, dim: int, how: str, include: bool) -> None:
         super().__init__()
@@ -201,6 +220,21 @@ def test_values_sent_to_places(how: str, include: bool) -> None:
         graph, report = check(Scatters(dim, how, include), example)
         assert report.counts["scatters"] == 1
         assert aten.scatter_reduce.two not in targets(graph)
+
+
+@pytest.mark.parametrize("how", ["amax", "amin", "mean"])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_values_beyond_the_index_go_nowhere(how: str, dim: int) -> None:
+    torch.manual_seed(0)
+    rows = torch.export.Dim("rows", min=2, max=7)
+    example = {
+        "x": torch.randn(4, 5, 6),
+        "index": torch.randint(4, (4, 5, 6)),
+        "src": torch.randn(7, 8, 9) * 9,
+    }
+    shapes = {"x": {0: rows}, "index": {0: rows}, "src": None} if dim else None
+    _, report = check(Scatters(dim, how, True), example, shapes=shapes)
+    assert report.counts["scatters"] == 1
 
 
 @pytest.mark.parametrize("how", ["amax", "amin"])

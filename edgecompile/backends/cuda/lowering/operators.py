@@ -184,11 +184,11 @@ def _joined(rows: Tensor, kept: Tensor, factors: list[Tensor], mode: int) -> Ten
     if mode == 2:
         most = torch.where(kept[..., None], rows, float("-inf")).amax(1)
         return torch.where(kept.any(1)[:, None], most, 0.0).to(rows.dtype)
-    weights = kept.to(torch.float32)
-    for factor in factors:
-        weights = weights * factor
     wide = rows.to(torch.float32)
-    total = weights @ wide if wide.dim() == 2 else (weights[..., None] * wide).sum(1)
+    for factor in factors:
+        wide = wide * factor[..., None]
+    # Not a product with zeros: rows of other bags, or of padding, may be infinite or no numbers.
+    total = torch.where(kept[..., None], wide, 0.0).sum(1)
     if mode == 1:
         total = total / kept.sum(1).clamp(min=1)[:, None]
     return total.to(rows.dtype)
@@ -200,7 +200,8 @@ def _extremes(
     """The largest or smallest of what goes to each place of ``x``, with what is there or instead of it."""
     wide = torch.float32 if x.dtype.is_floating_point else torch.int64
     moved, places = x.movedim(dim, -1), index.movedim(dim, -1)
-    values = src.movedim(dim, -1)[..., : places.shape[-1]]
+    # Of each dimension of the values, as many are sent as the index has.
+    values = src[tuple([slice(size) for size in index.shape])].movedim(dim, -1)
     lines = (-1, places.shape[-1])
     best, hit = extremes.EXTREMES(
         values.reshape(lines).to(wide), places.reshape(lines), moved.shape[-1], largest
