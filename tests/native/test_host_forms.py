@@ -82,6 +82,28 @@ def test_each_program_is_tuned_by_itself(
                 assert launched() == count
 
 
+def test_programs_for_few_rows_alone_may_have_alternatives(
+    fake_driver: FakeCudart,
+    library: HostLibrary,
+    triton_bundle: TritonBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGECOMPILE_DEVICE_ROOT", str(tmp_path / "root"))
+    triton_bundle.add_few(8, OFTEN, bucket=0)
+    triton_bundle.variant["few"][0]["alternatives"] = [triton_bundle.programs[0]]
+    path = triton_bundle.write()
+    record(path, [0, 0, 1])
+    with library.open(path) as model, open_bundle(path) as python:
+        assert model.describe()["tuned"] == python.info["tuned"] is not None
+        launched = fake_driver.library.fake_cuda_launches
+        for run in (model.run, python.run):
+            launched()
+            run(make_inputs(8))
+            assert launched() == 4
+
+
 @pytest.mark.parametrize(("rows", "count"), [(15, 2), (16, 2 + MORE)])
 def test_rows_of_caches_do_not_count(
     fake_driver: FakeCudart, library: HostLibrary, tmp_path: Path, rows: int, count: int

@@ -152,7 +152,9 @@ std::vector<std::vector<std::string>> list_candidates(const Variant& variant) {
 
 std::optional<Tuned> find_tuned(const Manifest& manifest, const Variant& variant,
                                 const Device& device) {
-  if (variant.alternatives.empty()) return std::nullopt;
+  const std::vector<std::vector<std::string>> lists = list_candidates(variant);
+  const auto chosen_from = [](const std::vector<std::string>& items) { return items.size() > 1; };
+  if (std::none_of(lists.begin(), lists.end(), chosen_from)) return std::nullopt;
   const std::string key = make_key(manifest, variant, device);
   Tuned tuned;
   tuned.path = join_paths(cache_root(), "tuned/" + key + "/choice.json");
@@ -165,7 +167,6 @@ std::optional<Tuned> find_tuned(const Manifest& manifest, const Variant& variant
         document.at("key").string() != key) {
       return std::nullopt;
     }
-    const std::vector<std::vector<std::string>> lists = list_candidates(variant);
     const size_t count = lists.size();
     for (const Field& item : document.at("choice").list(count, count)) {
       const int64_t number = item.integer();

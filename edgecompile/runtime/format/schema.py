@@ -207,6 +207,11 @@ class Variant(NamedTuple):
     alternatives: Tuple[Tuple[str, ...], ...] = ()
     few: Tuple[Optional[FewRows], ...] = ()
 
+    @property
+    def tunable(self) -> bool:
+        """Whether there is a program with alternatives, of which ``tune`` may have chosen one."""
+        return any(self.alternatives) or any(x is not None and x.alternatives for x in self.few)
+
     def files(self) -> List[str]:
         """Every program's path."""
         few = [[item.program, *item.alternatives] for item in self.few if item is not None]

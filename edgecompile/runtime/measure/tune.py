@@ -116,7 +116,7 @@ def choose_variant(manifest: Manifest, wanted: Optional[str]) -> Variant:
     if chosen is None:
         assert refusals[0] is not None
         raise refusals[0]
-    if all(len(items) < 2 for items in list_candidates(chosen)):
+    if not chosen.tunable:
         raise InputError(
             "the variant {} has one program for each bucket: nothing to choose from".format(
                 chosen.name

@@ -69,7 +69,7 @@ def judge_triton_variant(manifest: Manifest, variant: Variant) -> str:
         return refusal.message
     driver = Driver.load()
     text = "runs here, on {}".format(driver.device().name)
-    if not variant.alternatives:
+    if not variant.tunable:
         return text
     tuned, why = find_tuned(manifest, variant, driver)
     if tuned is None:
@@ -87,7 +87,7 @@ def find_tuned(
     manifest: Manifest, variant: Variant, driver: Driver
 ) -> "Tuple[Optional[Tuned], str]":
     """(which programs ``tune`` chose on this GPU, ""), or (None, why none of it is used)."""
-    if not variant.alternatives:
+    if not variant.tunable:
         return None, "there is one program for each bucket"
     # Here alone: other bundles don't wait for these imports.
     from .tuning import TuningFolder
@@ -138,7 +138,7 @@ def open_triton_variant(
         )
     driver = Driver.load()
     tuned: Optional[Tuned] = None
-    if choice is None and variant.alternatives:
+    if choice is None:
         tuned = find_tuned(folder.manifest, variant, driver)[0]
         choice = None if tuned is None else tuned.choice
     if choice is not None:
