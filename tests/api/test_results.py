@@ -99,6 +99,7 @@ def test_verify_against_the_module_and_the_golden_vectors(
     assert not wrong.ok and "DIFFERS" in repr(wrong) and not wrong.to_json()["ok"]
 
 
+@pytest.mark.slow  # the test of plans builds one too
 def test_an_exported_program_becomes_a_bundle(tmp_path: Path) -> None:
     made = program()
     bundle = edgecompile.build(
