@@ -38,7 +38,15 @@ Examples:
     "such as batch, over two axes.",
 )
 @target_option
-@plan_options()
+@plan_options(
+    click.option(
+        "--backend",
+        type=click.Choice(["auto", "triton", "both"]),
+        default="auto",
+        help="Plan for this backend of a GPU, as of build; with triton or both it is told which buckets build would "
+        "give two programs.",
+    )
+)
 @model_options
 @file_option(
     "--work-dir",

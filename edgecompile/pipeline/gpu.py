@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgecompile.backends.cuda.compiled import GpuPrograms, form_notes
+from edgecompile.backends.cuda.forms import TILED, Traffic, choose_forms, form_note
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.staging import Staging
 from edgecompile.export.program import ExportedModel
@@ -157,6 +158,30 @@ def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Pat
     return pack(run, replace(packed, programs=programs), staging)
 
 
+def predict_forms(run: Run, subject: Subject, planned: Planned) -> list[str]:
+    """Notes on the buckets that a build would give two programs, unless their code came out alike.
+
+    It exports the programs, which a build with the same work folder uses again.
+    """
+    options, profile = run.options, run.profile
+    assert profile.gpu is not None
+    if options.forms == 1 or options.precision_for(profile) not in TILED:
+        return []
+    buckets = planned.plan.buckets
+    exported, traffic = export_programs(run, subject.whole, buckets), _traffic(subject)
+    return [
+        form_note(index, form.rows, form.gain, "would have")
+        for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True))
+        if (form := choose_forms(program, bucket, profile.gpu.facts, traffic)) is not None
+    ]
+
+
+def _traffic(subject: Subject) -> Traffic:
+    """Sizes of every axis that makes rows: those of caches don't."""
+    generation = subject.whole.model.generation
+    return subject.scope.sample(None if generation is None else generation.spec.context_axis)
+
+
 def _compile_for_gpu(
     run: Run,
     subject: Subject,
@@ -167,8 +192,6 @@ def _compile_for_gpu(
 ) -> GpuPrograms:
     from edgecompile.backends.cuda.programs import compile_for_gpu  # Triton is an extra
 
-    generation = subject.whole.model.generation
-    context = None if generation is None else generation.spec.context_axis
     programs = run.stage(
         "compile for the GPU",
         lambda step: compile_for_gpu(
@@ -180,7 +203,7 @@ def _compile_for_gpu(
             keys=[subject.whole.key(bucket) for bucket in buckets],
             saved=[subject.whole.place(bucket) for bucket in buckets],
             alternatives=run.options.alternatives,
-            traffic=subject.scope.sample(context) if run.options.forms > 1 else (),
+            traffic=_traffic(subject) if run.options.forms > 1 else (),
             step=step,
         ),
     )

@@ -17,7 +17,7 @@ from edgecompile.files import write_json
 from edgecompile.models.options import LoadOptions
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import KitResult, PlanResult
-from edgecompile.planning.options import PlanOptions
+from edgecompile.planning.options import BOTH, TRITON, PlanOptions
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import NULL_PROGRESS, Progress
 
@@ -55,6 +55,10 @@ def plan(
         subject = stages.find_subject(run, model, work)
         resolved = stages.choose_precision(run, subject)
         planned = stages.make_plan(run, subject, resolved.precision, compare=True)
+        if run.options.backend in (TRITON, BOTH):
+            from edgecompile.pipeline.gpu import predict_forms
+
+            run.notes.add(*predict_forms(run, subject, planned))
         own = replace(planned.plan, notes=tuple(run.notes[about_model:]))
         result = _assessed(own, subject.asked, planned.cost)
         write_json(work / "plan.json", result.to_json())

@@ -89,7 +89,7 @@ class PlanOptions:
 class BuildOptions:
     """How programs are compiled, run and packed.
 
-    A plan needs the first five; it ignores the others.
+    A plan needs the first five, of a GPU ``backend`` and ``forms``; it ignores the others.
 
     Attributes:
         max_error: the largest difference from eager that ``precision="auto"`` may cause, as a share

@@ -8,6 +8,7 @@ from typing import Any
 
 from edgecompile.audit.judge import AuditVerdict
 from edgecompile.backends.artifact import Artifact, TensorStore
+from edgecompile.backends.cuda.forms import form_note
 from edgecompile.toolchain.native import NativeRuntime
 
 #: A variant of a bundle: these programs on hosts of an architecture.
@@ -108,8 +109,7 @@ def form_notes(programs: GpuPrograms) -> list[str]:
     """What a person should know of second programs."""
     forms = next(iter(programs.few.values()), ())
     return [
-        f"Bucket {index} has two programs for the GPU, one for at most {form.rows} rows (the product of a run's "
-        f"sizes): by the model of tiles products take {100 * form.gain:.0f} % less of the traffic's time."
+        form_note(index, form.rows, form.gain)
         for index, form in enumerate(forms)
         if form is not None
     ]

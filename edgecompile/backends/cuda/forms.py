@@ -31,6 +31,8 @@ Sizes = Mapping[str, int]
 #: Sizes of the axes that make rows, and how often they come.
 Traffic = Sequence[tuple[Sizes, float]]
 
+#: Precisions whose products have tiles of ours, by the model of which a bucket's programs are chosen.
+TILED = ("fp16", "bf16")
 #: The share of the products' time on the traffic that a second program has to save: it takes as long to
 #: build as the first. Of whole runs it is about two thirds of that.
 LEAST_GAIN = 0.08
@@ -109,6 +111,14 @@ def choose_forms(
                 best = Forms(rows, few, many, gain)
         rows *= 2
     return best if best is not None and best.gain >= LEAST_GAIN else None
+
+
+def form_note(index: int, rows: int, gain: float, verb: str = "has") -> str:
+    """What a person should know of a bucket's second program."""
+    return (
+        f"Bucket {index} {verb} two programs for the GPU, one for at most {rows} rows (the product of a run's "
+        f"sizes): by the model of tiles products take {100 * gain:.0f} % less of the traffic's time."
+    )
 
 
 def rows_of(sizes: Sizes) -> int:

@@ -24,7 +24,7 @@ from edgecompile.backends.cuda.cubins import (
     assemble,
     audit_kernels,
 )
-from edgecompile.backends.cuda.forms import Forms, Traffic, choose_forms
+from edgecompile.backends.cuda.forms import TILED, Forms, Traffic, choose_forms
 from edgecompile.backends.cuda.generate import GeneratedGpu, generate_gpu
 from edgecompile.backends.cuda.installed import TRITON, find_ptxas, ptxas_version
 from edgecompile.backends.cuda.tiles import RULES
@@ -41,8 +41,6 @@ from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.gpu_native import build_gpu_runtime
 from edgecompile.toolchain.native import NativeRuntime
 
-#: Precisions whose products have tiles of ours, by the model of which a bucket's programs are chosen.
-_TILED = ("fp16", "bf16")
 _FEW = "-few"
 
 
@@ -97,7 +95,7 @@ def compile_for_gpu(
             keys[index] if keys else uuid.uuid4().hex, saved[index] if saved else None,
         )  # fmt: skip
         forms: Forms | None = None
-        if traffic and precision in _TILED:
+        if traffic and precision in TILED:
             forms = choose_forms(program, bucket, gpu.facts, traffic)
         tell = partial(
             _tell, step, (index * len(rules), len(buckets) * len(rules)), f"bucket {index}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +16,32 @@ from edgecompile.backends.cuda.tiles import Product
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.export.program import ExportedModel
 from edgecompile.models.specs import InputSpec
+from edgecompile.pipeline import gpu
+from edgecompile.planning.request import PlanRequest
 from edgecompile.targets.gpu import GpuFacts
+from edgecompile.targets.profile import load_target
+from tests.cli.command import run as cli
 
 ORIN = GpuFacts(87, 8, 163 << 10, 1536, 2 << 20)
 H100 = GpuFacts(90, 114, 227 << 10, 2048, 50 << 20)
 LENGTHS = (12, 23, 40, 55, 74, 103, 159, 244)
 TRAFFIC = [({"length": n, "batch": b}, 1.0) for n in LENGTHS for b in (1, 2, 4, 8)]
+
+
+WIDE = """
+import torch
+from torch import nn
+
+
+def make():
+    layers = [nn.Linear(768, 3072), nn.GELU(), nn.Linear(3072, 768)]
+    return {
+        "module": nn.Sequential(*layers, *layers),
+        "inputs": {"input": torch.randn(1, 55, 768)},
+        "axes": {"input": {0: "batch", 1: "length"}},
+        "limits": {"length": (1, 512)},
+    }
+"""
 
 
 class Layer(torch.nn.Module):
@@ -77,6 +100,37 @@ def test_a_wide_range_of_rows_gets_two_programs(exported: ExportedModel) -> None
     assert all(rows_of(sizes) > forms.rows for sizes in forms.many)
     # Golden vectors of the shortest and the longest inputs have rows for one program each.
     assert 8 <= forms.rows < 512
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"), [({}, 1), ({"forms": 1}, 0), ({"precision": "fp32"}, 0)]
+)
+def test_a_plan_tells_what_build_would_do(
+    exported: ExportedModel, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], told: int
+) -> None:
+    monkeypatch.setattr(gpu, "export_programs", lambda run, exports, buckets: (exported,))
+    options = PlanRequest(None, **{"backend": "triton", "precision": "fp16", **changes})
+    run: Any = SimpleNamespace(options=options, profile=load_target("cuda-sm90"))
+    whole = SimpleNamespace(model=SimpleNamespace(generation=None))
+    subject: Any = SimpleNamespace(
+        whole=whole, scope=SimpleNamespace(sample=lambda without: TRAFFIC)
+    )
+    planned: Any = SimpleNamespace(plan=SimpleNamespace(buckets=(bucket(),)))
+    notes = gpu.predict_forms(run, subject, planned)
+    assert len(notes) == told
+    assert all("Bucket 0 would have two programs for the GPU, one for at most" in x for x in notes)
+
+
+@pytest.mark.slow
+def test_the_command_plan_says_so(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(WIDE)
+    (tmp_path / "lengths.txt").write_text("\n".join(map(str, LENGTHS)))
+    command = ["plan", str(tmp_path / "lengths.txt"), "--model", f"{tmp_path / 'net.py'}:make"]
+    result = cli(
+        *command, "--target", "cuda-sm90", "--backend", "triton", "--batch", "1:8", "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert any("would have two programs" in note for note in json.loads(result.stdout)["notes"])
 
 
 def test_one_program_is_enough(exported: ExportedModel) -> None:
