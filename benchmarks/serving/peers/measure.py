@@ -154,7 +154,7 @@ def wait_until_ready(port: int, request: bytes, process: subprocess.Popen[str], 
     Raises:
         NotServing: there is none.
     """
-    for _ in range(600):
+    for _ in range(3000):
         if process.poll() is not None:
             break
         try:
