@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 
 from edgecompile.backends.generated import PROXY, ExternCall, extern_calls
 from edgecompile.errors import MissingKernelError
+from edgecompile.models.source_lines import place_of_trace
 
 #: Why some kernels will never be there.
 _REASONS: tuple[tuple[str, str], ...] = (
@@ -24,9 +25,10 @@ _MOST = 6
 
 
 def modules_of_nodes(gm: GraphModule) -> dict[str, str]:
-    """The module of the model that each node of an exported graph comes from, by node name.
+    """The module of the model that each node of an exported graph comes from, by node name, and its line.
 
-    ``encoder.layer.0.attention (BertAttention)``; nodes that export gave no module are left out.
+    ``encoder.layer.0.attention (BertAttention) at bert.py:12``; nodes that export gave no module are left
+    out, and so is the line of those that don't come from the model's own code.
     """
     modules = {}
     for node in gm.graph.nodes:
@@ -37,7 +39,9 @@ def modules_of_nodes(gm: GraphModule) -> dict[str, str]:
         path, kind = levels[-1]
         if levels[0][1] == "NamedModule":  # edgecompile's own, around the model
             path = path.partition(".")[2]
-        modules[str(node.name).lower()] = f"{path} ({kind})" if path else f"the model ({kind})"
+        place = place_of_trace(node.meta.get("stack_trace"))
+        line = "" if place is None else f" at {place.short}"
+        modules[str(node.name).lower()] = f"{path or 'the model'} ({kind}){line}"
     return modules
 
 

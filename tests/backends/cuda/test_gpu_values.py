@@ -88,6 +88,32 @@ def test_rows_that_depend_on_each_other_are_refused(function: Any) -> None:
         lowered(Selects(), {"x": torch.randn(6, 8)}, "fp16")
 
 
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (torch.nonzero, "nonzero"),
+        (lambda x: torch.masked_select(x, x > 0), "masked_select"),
+        (torch.unique, "_unique2"),
+    ],
+)
+def test_results_whose_size_depends_on_values_are_refused(function: Any, name: str) -> None:
+    class Finds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)  # type: ignore[no-any-return]
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.finds = Finds()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.finds(x) * 2  # type: ignore[no-any-return]
+
+    words = rf"aten\.{name}, once, in finds \(Finds\) at test_gpu_values\.py:\d+: the size of its"
+    with pytest.raises(MissingKernelError, match=words):
+        lowered(Outer(), {"x": torch.randn(6, 8)}, "fp16")
+
+
 class Mixture(nn.Module):
     """Tokens sorted by expert, divided by counts that are read on the host."""
 
