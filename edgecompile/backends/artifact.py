@@ -25,6 +25,7 @@ DTYPE_NAMES: Mapping[str, str] = {
     "torch.float64": "float64",
     "torch.float16": "float16",
     "torch.bfloat16": "bfloat16",
+    "torch.float8_e4m3fn": "float8_e4m3fn",
     "torch.int64": "int64",
     "torch.int32": "int32",
     "torch.int16": "int16",
@@ -72,7 +73,7 @@ class TensorStore:
         if dtype is None:
             raise CompileError(f"a constant of the model has dtype {tensor.dtype}")
         flat = tensor.detach().cpu().contiguous()
-        # A view as bytes works for every dtype, bfloat16 included, which numpy lacks. It is no copy:
+        # A view as bytes works for every dtype, those included that numpy lacks. It is no copy:
         # a table may have gigabytes.
         raw: Any = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
         shape = tuple(int(size) for size in flat.shape)

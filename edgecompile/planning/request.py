@@ -26,15 +26,15 @@ from edgecompile.planning.options import (
 from edgecompile.precision import FP32, PRECISIONS
 from edgecompile.targets.gpu import (
     BOTH_PRECISIONS,
+    FP8,
     GPU_PRECISION,
     GPU_PRECISIONS,
-    TRITON_PRECISIONS,
 )
 from edgecompile.targets.profile import TargetProfile
 
 #: Chooses the precision by trial.
 AUTO_PRECISION = "auto"
-_PRECISIONS = (None, "fp32", "fp16", "bf16", "int8", AUTO_PRECISION)
+_PRECISIONS = (None, "fp32", "fp16", "bf16", "int8", FP8, AUTO_PRECISION)
 #: Options that decide what a given plan, or one program for all, has decided already.
 _DECIDING = (
     "buckets",
@@ -61,7 +61,7 @@ class PlanRequest(PlanOptions, BuildOptions):
         max_length: longest length to serve; None: the model's own limit, or the longest seen.
         precision: data type of the linear layers' weights on a CPU (fp32, bf16, int8), or ``auto``,
             the fastest that stays within ``max_error``; compute type of a GPU (fp32, fp16, with Triton bf16), or int8:
-            with TensorRT products of int8, with Triton weights of int8.
+            with TensorRT products of int8, with Triton weights of int8, or fp8 there.
             None: fp32 on CPUs, fp16 on GPUs.
         quick: one program for all lengths, dynamic if the model can be; nothing is measured.
         plan: take these buckets, if they fit; nothing is measured.
@@ -135,7 +135,8 @@ class PlanRequest(PlanOptions, BuildOptions):
             )
         known: tuple[str, ...] = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
         if profile.gpu is not None and self.backend in (TRITON, BOTH):
-            known = TRITON_PRECISIONS if self.backend == TRITON else BOTH_PRECISIONS
+            of_triton = profile.gpu.triton_precisions
+            known = of_triton if self.backend == TRITON else BOTH_PRECISIONS
             _ = profile.gpu.facts
         if self.alternatives and self.backend not in (TRITON, BOTH):
             raise UsageError(
@@ -155,6 +156,11 @@ class PlanRequest(PlanOptions, BuildOptions):
                 if option == "precision" and (of_torch or self.backend in (TRITON, BOTH)):
                     cause = " with " + (
                         "`runtime` torch" if of_torch else f"`backend` {self.backend}"
+                    )
+                if profile.gpu is not None and value == FP8 and self.backend == TRITON:
+                    cause += (
+                        ": products of fp8 need compute capability 8.9 or later, its code is for "
+                        + ", ".join(profile.gpu.cubins or (profile.gpu.compute_capability,))
                     )
                 raise UsageError(
                     f"Target {profile.name} does not support `{option}` {value}{cause}",

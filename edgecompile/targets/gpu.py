@@ -10,10 +10,14 @@ from edgecompile.errors import TargetError
 from edgecompile.files import plain_fields
 from edgecompile.targets.schema import GPU_KEYS, check_table
 
+#: Products of e4m3.
+FP8 = "fp8"
 #: What a GPU may compute in by TensorRT's engines, the widest first.
 GPU_PRECISIONS = ("fp32", "fp16", "int8")
 #: The same of programs that Triton compiles; int8 are weights alone.
-TRITON_PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+TRITON_PRECISIONS = ("fp32", "bf16", "fp16", "int8", FP8)
+#: The least compute capability whose tensor cores multiply fp8.
+_FP8_SINCE = 8.9
 #: Of a bundle with both, whose int8 would be of two kinds.
 BOTH_PRECISIONS = ("fp32", "fp16")
 #: The default.
@@ -101,6 +105,12 @@ class GpuSpec:
             threads=threads,
             l2=(self.l2_kib or _L2_KIB) << 10,
         )
+
+    @property
+    def triton_precisions(self) -> tuple[str, ...]:
+        """Those of :data:`TRITON_PRECISIONS` that all have for which Triton's code is assembled."""
+        least = min(map(float, self.cubins or (self.compute_capability,)))
+        return tuple(name for name in TRITON_PRECISIONS if name != FP8 or least >= _FP8_SINCE)
 
     @property
     def memory_bytes(self) -> int:

@@ -169,7 +169,7 @@ def _table_of(check: Check) -> Check:
 
 _NAME = _matching(r"[A-Za-z0-9][A-Za-z0-9._+-]*", "x86-64-v3")
 _VERSION = _matching(r"[0-9]+\.[0-9]+", "2.34")
-_PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+_PRECISIONS = ("fp32", "bf16", "fp16", "int8", "fp8")
 
 
 def _peaks(value: Any) -> str | None:

@@ -166,6 +166,25 @@ def test_weights_of_int8(tiny_model: Path, tmp_path: Path, kind: str, target: st
 
 
 @pytest.mark.slow
+def test_products_of_fp8(tmp_path: Path) -> None:
+    need_triton()
+    model = write_model(tmp_path / "bert", hidden_size=32, intermediate_size=64)
+    result = build(request(model, tmp_path, "cuda-sm90", "fp8"))
+    manifest = parse_manifest((result.bundle_path / "manifest.json").read_bytes())
+    gpu = manifest.variants[-1].gpu
+    assert gpu is not None and gpu.precision == "fp8"
+    assert gpu.min_cosine == 0.99 and gpu.tolerance.rtol == 0.2
+    report = json.loads((result.bundle_path / "reports" / "gpu.json").read_text())
+    checks = [item for program in report["programs"] for item in program["checks"]]
+    assert all(0.99 < item["cosine"] < 0.99999 for item in checks)
+    folder = BundleFolder(str(result.bundle_path))
+    constants = map_weights(folder, manifest.weights["fp8"], False).constants
+    folder.close()
+    narrow = [item for item in constants if item.type.name == "float8_e4m3fn"]
+    assert narrow and all("_fp8_" in item.name for item in narrow)
+
+
+@pytest.mark.slow
 def test_the_same_build_gives_the_same_bytes(
     built: BuildResult, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -205,6 +224,19 @@ def test_precisions_and_targets_that_do_not_fit_are_refused() -> None:
             PlanRequest(LENGTHS, backend=backend, precision=precision).check_target(
                 load_target("cuda-sm90")
             )
+    for target, archs in (("cuda-sm80", "8.0"), ("cuda-any", "8.0, 8.6, 8.7, 8.9, 9.0")):
+        text = f"`precision` fp8 .*need compute capability 8.9 or later, its code is for {archs}"
+        with pytest.raises(UsageError, match=text):
+            PlanRequest(LENGTHS, backend="triton", precision="fp8").check_target(
+                load_target(target)
+            )
+    for backend in ("auto", "both"):
+        with pytest.raises(UsageError, match="does not support `precision` fp8"):
+            PlanRequest(LENGTHS, backend=backend, precision="fp8").check_target(
+                load_target("cuda-sm90")
+            )
+    for target in ("cuda-sm89", "cuda-sm90"):
+        PlanRequest(LENGTHS, backend="triton", precision="fp8").check_target(load_target(target))
     with pytest.raises(
         UsageError, match="`alternatives` are of the programs that `backend` triton"
     ):

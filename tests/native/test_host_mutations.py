@@ -129,7 +129,7 @@ def test_mutated_weights_are_judged_as_in_python(
 ) -> None:
     header = {
         "__metadata__": {"format": "edgecompile"},
-        "a": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]},
+        "a": {"dtype": "F8_E4M3", "shape": [4, 16], "data_offsets": [0, 64]},
         "b": {"dtype": "I16", "shape": [3], "data_offsets": [64, 70]},
         "__pad.0": {"dtype": "U8", "shape": [58], "data_offsets": [70, 128]},
         "c.é": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [128, 136]},

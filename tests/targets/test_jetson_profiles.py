@@ -147,7 +147,7 @@ def test_malformed_release(tmp_path: Path) -> None:
         ("clock_mhz = 600", "clock_mhz = -1", "gpu.clock_mhz: expected a number above 0"),
         ("clock_mhz = 600", "clock_mhz = 600\nsm_count = 0", "gpu.sm_count: expected a whole"),
         ("fp16 = 8000, ", "", "gpu.peak_gflops.fp16: missing"),
-        ("fp16 = 8000", "fp16 = 8000, fp8 = 1", "unknown precision 'fp8'"),
+        ("fp16 = 8000", "fp16 = 8000, fp4 = 1", "unknown precision 'fp4'"),
         ('"8.7"', "8.7", "gpu.compute_capability: expected a string"),
         ('models = ["Mine"]', "models = []", "gpu.models: expected at least 1"),
         ("bandwidth_gbs = 60", "bandwith_gbs = 60", "did you mean bandwidth_gbs?"),

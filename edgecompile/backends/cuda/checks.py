@@ -22,7 +22,7 @@ from edgecompile.errors import VerificationError
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import plain_fields
 from edgecompile.precision import INT8, TOLERANCES, min_cosine
-from edgecompile.targets.gpu import GpuFacts
+from edgecompile.targets.gpu import FP8, GpuFacts
 
 #: The graph in the target's precision against the exported one in float32, both by torch's kernels; and
 #: the kernels of ours in Triton's interpreter.
@@ -182,7 +182,7 @@ def _compare(
             f"the GPU's program in {precision} ({how}, {at}) differs from the model in fp32: "
             + "; ".join(problems),
             hint="--precision bf16 has the range of fp32, fp32 its digits"
-            + ("; fp16 keeps its weights" if precision == INT8 else ""),
+            + ("; fp16 keeps its weights" if precision in (INT8, FP8) else ""),
         )
     return GraphCheck(kind, dict(sizes), worst, min(cosines, default=None))
 

@@ -72,7 +72,7 @@ def generate_gpu(
         exported: the program for the bucket's range, in float32.
         bucket: its hint is the size that tiles are chosen for.
         gpu: the target.
-        precision: ``fp32``, ``bf16`` or ``fp16``: of weights and activations; ``int8``: of weights.
+        precision: ``fp32``, ``bf16`` or ``fp16``: of weights and activations; ``int8``: of weights; ``fp8``: of products.
         ptxas: the assembler that the PTX is for.
         check: is given the graph, lowered and still on the CPU; raises where it computes wrongly.
         rule: how the tiles of products are chosen.

@@ -22,7 +22,7 @@ from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, Gemm
 from torch._inductor.virtualized import V
 from torch._inductor.virtualized import _ops as ops
 
-from edgecompile.backends.cuda.tiles import PRODUCT_TILES, Product, Tile
+from edgecompile.backends.cuda.tiles import FP8_TILES, PRODUCT_TILES, Product, Tile
 
 #: The index, among tiles, of the one that a product is compiled with. The product is given by its sizes: one
 #: where they are fixed, else those of the hints, which are to count most, and others.
@@ -48,9 +48,10 @@ def _keep_mask(mask: Any, body: Any, other: Any) -> Any:
 def _offer_tiles(
     self: Any, m: Any, n: Any, k: Any, configs: Any, *args: Any, **options: Any
 ) -> Any:
-    """In half precision our tiles in the place of Inductor's."""
-    if options.get("dtype_size") == 2 and configs is self.mm_configs:
-        configs = [GemmConfig(t.m, t.n, t.k, t.stages, t.warps) for t in PRODUCT_TILES]
+    """In half precision and fp8 our tiles in the place of Inductor's."""
+    tiles = {1: FP8_TILES, 2: PRODUCT_TILES}.get(options.get("dtype_size", 0))
+    if tiles is not None and configs is self.mm_configs:
+        configs = [GemmConfig(t.m, t.n, t.k, t.stages, t.warps) for t in tiles]
     return _configurations(self, m, n, k, configs, *args, **options)
 
 

@@ -63,7 +63,7 @@ def compile_for_gpu(
         exported: one export for each bucket, in float32.
         buckets: what to compile.
         profile: the target; it has a GPU.
-        precision: ``fp32``, ``bf16``, ``fp16``, or ``int8``: fp16 with weights of int8.
+        precision: ``fp32``, ``bf16``, ``fp16``, or ``int8``: fp16 with weights of int8, or ``fp8``: fp16 with products of e4m3.
         folder: gets ``triton-<arch>/bucket-N.so``, ``bucket-N-few.so``, ``bucket-N-<rule>.so``, the runtime libraries and tensors.
         keys: what identifies each export; with them, programs that an earlier call left there are
             reused.

@@ -20,8 +20,9 @@ constexpr ElementType kTypes[] = {
     {"float32", ECR_FLOAT32, "F32", Kind::kFloat, 4},
     {"float64", ECR_FLOAT64, "F64", Kind::kFloat, 8},
     {"bool", ECR_BOOL, "BOOL", Kind::kBoolean, 1},
-    // Weights only: the manifest can't name it.
+    // Weights only: the manifest can't name them.
     {nullptr, 15, "BF16", Kind::kFloat, 2},
+    {nullptr, 24, "F8_E4M3", Kind::kFloat, 1},
 };
 
 template <class Matches>

@@ -119,10 +119,10 @@ _OPTIONS = (
     ),
     click.option(
         "--precision",
-        type=click.Choice(["fp32", "fp16", "bf16", "int8", "auto"]),
+        type=click.Choice(["fp32", "fp16", "bf16", "int8", "fp8", "auto"]),
         help="Set the data type of the linear layers' weights on a CPU (fp32, bf16, int8; auto picks "
         "the fastest on this machine within --max-error), or the compute type of a GPU (fp32, fp16; "
-        "bf16 with --backend triton), or int8 there (weights alone with triton).  [default: fp32 on CPUs, fp16 on GPUs]",
+        "bf16 with --backend triton), or int8 there (weights alone with triton), or fp8 (with triton, from compute capability 8.9 on).  [default: fp32 on CPUs, fp16 on GPUs]",
     ),
     click.option(
         "--max-error",

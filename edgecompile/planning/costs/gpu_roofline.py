@@ -19,8 +19,8 @@ from edgecompile.planning.costs.roofline import (
 )
 from edgecompile.targets.profile import TargetProfile
 
-# Bytes of an activation: int8 products leave float16 behind.
-_ACTIVATIONS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2}
+# Bytes of an activation: products of int8 and fp8 leave float16 behind.
+_ACTIVATIONS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2, "fp8": 2}
 
 #: From MLPerf Inference v3.1, edge, BERT-Large in int8, single stream, on AGX Orin and Orin NX. The
 #: longest inputs (384 tokens: 246 GFLOP) took 6.55 and 16.89 ms, 0.44 and 0.48 of the peaks of 85.2
@@ -76,7 +76,7 @@ def gpu_curve(
         work: what the model does.
         profile: the target; it has a GPU.
         lengths: where to put the points.
-        precision: fp32, bf16, fp16 or int8: of weights.
+        precision: fp32, bf16, fp16, int8 or fp8: of weights.
         products: what is multiplied in; None: the same.
         graphs: whether padded programs run as graphs: not if another axis varies within a bucket.
         efficiency: how much of the figures is reached.

@@ -16,7 +16,7 @@ from edgecompile.errors import CostError
 from edgecompile.targets.profile import TargetProfile
 
 #: Bytes of a weight.
-WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Element types of inputs, outputs and weights: one table, used by every other module.
 
 ``code`` is the number that the native ABI uses (c10::ScalarType); ``container`` is the name in a
-safetensors header. bfloat16 has no numpy type: weights may have it, inputs and outputs may not.
+safetensors header. bfloat16 and float8 have no numpy type: weights may have them, inputs and outputs may not.
 """
 
 from typing import Dict, NamedTuple, Optional, Tuple, Union
@@ -31,6 +31,7 @@ _TABLE = (
     ElementType("float64", 7, "F64", "float64", "f", 8),
     ElementType("bool", 11, "BOOL", "bool", "b", 1),
     ElementType("bfloat16", 15, "BF16", None, "f", 2),
+    ElementType("float8_e4m3fn", 24, "F8_E4M3", None, "f", 1),
 )
 
 BY_NAME: Dict[str, ElementType] = {item.name: item for item in _TABLE}

@@ -189,7 +189,7 @@ class Weights:
                 self._known_sha256 = recorded
 
     def array(self, name: str) -> "NDArray[Any]":
-        """A read-only view of one tensor; bfloat16 as uint16.
+        """A read-only view of one tensor; bfloat16 as uint16, float8 as uint8.
 
         Raises:
             KeyError: there is no such tensor.
@@ -197,7 +197,7 @@ class Weights:
         for item in self.constants:
             if item.name == name:
                 view = self._bytes[item.offset : item.offset + item.nbytes]
-                return view.view(item.type.numpy or "uint16").reshape(item.shape)
+                return view.view(item.type.numpy or f"u{item.type.size}").reshape(item.shape)
         raise KeyError(name)
 
 

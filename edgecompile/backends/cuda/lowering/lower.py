@@ -12,7 +12,8 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends.cuda.lowering.attention import lower_attention
 from edgecompile.backends.cuda.lowering.convolutions import emit_convolution, finish_convolutions
-from edgecompile.backends.cuda.lowering.int8 import narrow_weights
+from edgecompile.backends.cuda.lowering.fp8 import narrow_to_fp8
+from edgecompile.backends.cuda.lowering.int8 import narrow_to_int8
 from edgecompile.backends.cuda.lowering.narrow import narrow_graph
 from edgecompile.backends.cuda.lowering.operators import lower_operators
 from edgecompile.backends.cuda.lowering.products import merge_linears, sum_vectors
@@ -37,7 +38,12 @@ from edgecompile.targets.gpu import GpuFacts
 aten = torch.ops.aten
 
 #: By precision what activations are computed in, where that isn't float32.
-_NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.float16}
+_NARROW = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int8": torch.float16,
+    "fp8": torch.float16,
+}
 
 #: Operators that only run a body under another mode of autograd or autocasting.
 _WRAPPERS = {
@@ -55,7 +61,7 @@ def lower_for_gpu(
         gm: as :meth:`torch.export.ExportedProgram.module` gives it.
         gpu: that it is for.
         precision: ``fp16``, ``bf16`` or ``fp32``: what it computes in; or ``int8``: as ``fp16``, with the
-            matrices of products in int8. Inputs and outputs keep their dtypes; every output becomes a
+            matrices of products in int8; or ``fp8``: as ``fp16``, with products in e4m3. Inputs and outputs keep their dtypes; every output becomes a
             row-major tensor of its own.
         inputs: of the sizes that tiles are chosen for; None: those that it was exported with.
 
@@ -78,7 +84,9 @@ def lower_for_gpu(
     finish_convolutions(low, gpu, hints_of(gm, inputs or {}))
     merge_linears(low)
     if precision == "int8":
-        narrow_weights(low, gpu)
+        narrow_to_int8(low, gpu)
+    elif precision == "fp8":
+        narrow_to_fp8(low)
     sum_vectors(low)
     lower_attention(low, gpu)
     lower_operators(low, gpu)
