@@ -23,7 +23,7 @@ def test_profiles_of_cuda_have_facts() -> None:
     assert CUDA == ["cuda-any", "cuda-sm80", "cuda-sm87", "cuda-sm89", "cuda-sm90"]
     for name in CUDA:
         assert spec(name).facts.multiprocessors == spec(name).sm_count
-    assert spec("cuda-sm90").facts == GpuFacts(90, 114, 227 << 10, 2048, 50 << 20)
+    assert spec("cuda-sm90").facts == GpuFacts(90, 132, 227 << 10, 2048, 50 << 20)
     assert spec("jetson-orin-nano").facts.compute_capability == 87
 
 

@@ -36,6 +36,9 @@ TILED = ("fp16", "bf16")
 #: The share of the products' time on the traffic that a second program has to save: it takes as long to
 #: build as the first. Of whole runs it is about two thirds of that.
 LEAST_GAIN = 0.08
+#: What the products of one size may take, over their time with one program (2 % of a run): near the border a program's tiles are
+#: the least suitable.
+_SLOWER = 1.03
 #: Powers of two that are tried.
 _LEAST_ROWS, _MOST_ROWS = 32, 4096
 #: The first counts twice.
@@ -61,7 +64,7 @@ class Forms:
 def choose_forms(
     exported: ExportedModel, bucket: Bucket, gpu: GpuFacts, traffic: Traffic
 ) -> Forms | None:
-    """The two programs that save most, or None where one is nearly as good.
+    """The two programs that save most and make no size slower, or None where one is nearly as good.
 
     Golden vectors are of both ends of the length, so one of each program has to be among them.
 
@@ -95,19 +98,19 @@ def choose_forms(
     least = rows_of({**highs, length: lows[length]})
     most = rows_of({**lows, length: highs[length]}) - 1
     one = [hints, _sized(math.isqrt(rows_of(hints) * rows_of(highs)), hints, axes), highs]
-    before = sum(weight * costs.time(at, one) for at, weight in served)
+    alone = [costs.time(at, one) for at, _ in served]
+    before = sum(weight * time for (_, weight), time in zip(served, alone, strict=True))
     best: Forms | None = None
     rows = _LEAST_ROWS
     while rows <= min(most, _MOST_ROWS):
         if rows >= least:
             few = _points([x for x in served if rows_of(x[0]) <= rows], rows, hints, axes)
             many = _points([x for x in served if rows_of(x[0]) > rows], None, hints, axes)
-            after = sum(
-                weight * costs.time(at, few if rows_of(at) <= rows else many)
-                for at, weight in served
-            )
+            each = [costs.time(at, few if rows_of(at) <= rows else many) for at, _ in served]
+            after = sum(weight * time for (_, weight), time in zip(served, each, strict=True))
             gain = 1 - after / before if before else 0.0
-            if best is None or gain > best.gain:
+            slower = max(new / old for new, old in zip(each, alone, strict=True))
+            if slower <= _SLOWER and (best is None or gain > best.gain):
                 best = Forms(rows, few, many, gain)
         rows *= 2
     return best if best is not None and best.gain >= LEAST_GAIN else None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from edgecompile.backends.cuda import forms
 from edgecompile.backends.cuda.forms import LEAST_GAIN, choose_forms, read_products, rows_of
 from edgecompile.backends.cuda.tiles import Product
 from edgecompile.buckets.ranges import AxisRange, Bucket
@@ -23,7 +24,7 @@ from edgecompile.targets.profile import load_target
 from tests.cli.command import run as cli
 
 ORIN = GpuFacts(87, 8, 163 << 10, 1536, 2 << 20)
-H100 = GpuFacts(90, 114, 227 << 10, 2048, 50 << 20)
+H100 = GpuFacts(90, 132, 227 << 10, 2048, 50 << 20)
 LENGTHS = (12, 23, 40, 55, 74, 103, 159, 244)
 TRAFFIC = [({"length": n, "batch": b}, 1.0) for n in LENGTHS for b in (1, 2, 4, 8)]
 
@@ -92,14 +93,25 @@ def test_products_follow_the_sizes(exported: ExportedModel) -> None:
 
 
 def test_a_wide_range_of_rows_gets_two_programs(exported: ExportedModel) -> None:
-    forms = choose_forms(exported, bucket(), H100, TRAFFIC)
-    assert forms is not None and forms.gain >= LEAST_GAIN
-    assert 32 <= forms.rows <= 256
-    assert max(map(rows_of, forms.few)) == forms.rows == rows_of(forms.few[-1])
-    assert dict(forms.many[-1]) == {"length": 512, "batch": 8}
-    assert all(rows_of(sizes) > forms.rows for sizes in forms.many)
+    two = choose_forms(exported, bucket(), H100, TRAFFIC)
+    assert two is not None and two.gain >= LEAST_GAIN
+    assert 32 <= two.rows <= 256
+    assert max(map(rows_of, two.few)) == two.rows == rows_of(two.few[-1])
+    assert dict(two.many[-1]) == {"length": 512, "batch": 8}
+    assert all(rows_of(sizes) > two.rows for sizes in two.many)
     # Golden vectors of the shortest and the longest inputs have rows for one program each.
-    assert 8 <= forms.rows < 512
+    assert 8 <= two.rows < 512
+
+
+def test_no_size_of_the_traffic_gets_slower(
+    exported: ExportedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = choose_forms(exported, bucket(), H100, TRAFFIC)
+    monkeypatch.setattr(forms, "_SLOWER", 2.0)
+    bold = choose_forms(exported, bucket(), H100, TRAFFIC)
+    # Another border saves more, but makes sizes next to it slower.
+    assert usual is not None and bold is not None
+    assert usual.rows != bold.rows and usual.gain < bold.gain
 
 
 @pytest.mark.parametrize(

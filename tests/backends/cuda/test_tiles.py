@@ -19,7 +19,7 @@ from edgecompile.backends.cuda.tiles import (
 from edgecompile.targets.gpu import GpuFacts
 
 ORIN = GpuFacts(87, 8, 163 << 10, 1536, 2 << 20)
-H100 = GpuFacts(90, 114, 227 << 10, 2048, 50 << 20)
+H100 = GpuFacts(90, 132, 227 << 10, 2048, 50 << 20)
 TILES = PRODUCT_TILES
 
 
