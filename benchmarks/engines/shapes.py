@@ -165,6 +165,7 @@ def _cell(
     apart = 0.0
     for name, got in outputs.items():
         want = cases[f"{prefix}out:{name}"]
+        got = got[tuple(slice(size) for size in want.shape)]  # without what fills it up
         apart = max(apart, float(np.abs(got - want).max() / np.abs(want).max()))
     for graph in (True, False):
         times = time_call(lambda graph=graph: program.run(inputs, graph))
