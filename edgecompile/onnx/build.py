@@ -145,6 +145,8 @@ class _Build:
         for target in (*also, self.cap):
             ops = check_operators(graph, target)
             ops.check()
+        for item in ops.warnings:
+            self.step.note(f"TensorRT {ops.tensorrt}: {item}")
         weights = f"weights.{self.precision}"
         write_onnx(graph, folder / _MODEL, folder / weights)
         taken = graph.consumers()

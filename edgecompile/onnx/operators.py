@@ -65,6 +65,7 @@ class OpsReport:
         opset: of the graph.
         operators: how often each is used.
         violations: all of them.
+        warnings: what it takes, but doesn't calculate as ONNX does.
         source: what is known of the release.
     """
 
@@ -72,6 +73,7 @@ class OpsReport:
     opset: int
     operators: Mapping[str, int]
     violations: tuple[Violation, ...]
+    warnings: tuple[Violation, ...]
     source: str
 
     def check(self) -> None:
@@ -115,6 +117,7 @@ def check_operators(graph: OnnxGraph, target: OnnxTarget) -> OpsReport:
         opset=graph.opset,
         operators=dict(sorted(checker.counts.items())),
         violations=tuple(violations),
+        warnings=tuple(checker.warnings),
         source=str(release["source"]),
     )
 
@@ -128,6 +131,7 @@ class _Checker:
         self.table = _table()
         self.values = graph.infer()
         self.counts: Counter[str] = Counter()
+        self.warnings: list[Violation] = []
         self.constants = {*graph.tensors, *_inner_constants(graph.proto.graph)}
         self.used = {*graph.outputs, *graph.consumers()}
 
@@ -164,6 +168,9 @@ class _Checker:
             place = str(self.graph.place(where))
             for problem in self._problems(node):
                 yield Violation(node.name, node.op_type, place, problem)
+            for rule in self._rules("inexact", node.op_type):
+                if self.values.get(node.input[0], (None, None))[0] in rule["types"]:
+                    self.warnings.append(Violation(node.name, node.op_type, place, rule["problem"]))
             for inner in inner_graphs(node):
                 yield from self.nodes(inner, where)
 

@@ -64,15 +64,26 @@ def test_an_engine_that_never_opens_leaves_nothing(rig8: Rig) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\0\1\2", b'{"device": "another", "entries": []}'])
-def test_a_timing_cache_of_no_use_is_told_and_removed(rig8: Rig, data: bytes) -> None:
+def test_a_timing_cache_of_no_use_is_replaced(rig8: Rig, data: bytes) -> None:
     assert rig8.finish().code == 0
     (cache,) = (rig8.cache / "timing").iterdir()
     good = cache.read_bytes()
     cache.write_bytes(data)
-    state = rig8.finish("--force").report["built"]["timing_cache"]
-    assert state.endswith("not used, and removed") and not cache.exists()
-    assert rig8.finish("--force").report["built"]["timing_cache"] == "new"
+    assert rig8.finish("--force").code == 0
     assert cache.read_bytes() == good
+
+
+@pytest.mark.parametrize("pins", [[], ["sum"]])
+def test_float16_that_several_profiles_spoil_is_built_again_with_fewer(
+    rig8: Rig, pins: list[str]
+) -> None:
+    rig8.bundle.recipe["float32"] = pins
+    report = rig8.finish(FAKE_TRT_HALF="profiles").report
+    assert report["built"]["profiles"] == (
+        2 if pins else 1
+    )  # pins, where there are any, come first
+    assert report["built"]["pinned"] == bool(pins)
+    check_served(rig8, [3, 40], ("default",))
 
 
 def test_int8_goes_without_float16(rig8: Rig) -> None:

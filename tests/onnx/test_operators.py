@@ -162,6 +162,24 @@ def test_triangles_and_sums_of_other_types_in_tensorrt_8() -> None:
     assert total.startswith("CumSum in the model: 'w' is int64")
 
 
+def test_remainders_of_whole_numbers_are_warned_of_in_tensorrt_8() -> None:
+    graph = graph_of(
+        """agraph (int64[n] x, float[n] w) => (int64[n] y, float[n] z) {
+          y = Mod(x, seven)
+          z = Mod<fmod=1>(w, half)
+        }""",
+        opset=17,
+        seven=np.array(7),
+        half=np.array(0.5, np.float32),
+    )
+    graph.places["Mod:y"] = Place("hash", "model.py:3")
+    report = check_operators(graph, OnnxTarget("8.6"))
+    (warning,) = report.warnings
+    assert str(warning).startswith("Mod in hash (model.py:3): of numbers beyond 2^24")
+    report.check()
+    assert check_operators(graph, OnnxTarget("10.3")).warnings == ()
+
+
 def test_whole_numbers_beyond_32_bits() -> None:
     graph = graph_of(
         """agraph (int64[n] x) => (int64[n] y, int64[m] z) {

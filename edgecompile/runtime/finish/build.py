@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Tell = Callable[[Dict[str, Any]], None]
 
 _EVERY = 0.2  # seconds between two messages about progress
-_NOT_OURS = "the one from before isn't of this TensorRT and device"
 
 
 @dataclass(frozen=True)
@@ -92,14 +91,8 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
     release.configure(network, config, job.float32)
     release.watch(config, lambda: _make_monitor(tell, started))
     plan = builder.build_serialized_network(network, config)
-    if log.refuses_timing_cache():
-        # 8.6 takes any bytes, and says in its log alone that they're of no use. It would give them back, too.
-        kept = _NOT_OURS + ": not used, and removed"
-        with contextlib.suppress(OSError):
-            os.unlink(job.timing_cache)
-    else:
-        # Also after a failure: what was measured needn't be measured by the next attempt.
-        kept = _save_timing_cache(config, job.timing_cache)
+    # Also after a failure: what was measured needn't be measured by the next attempt.
+    kept = _save_timing_cache(config, job.timing_cache)
     if plan is None:
         raise log.failure("TensorRT built no engine")
     size, sha256 = _write_plan(job.output, memoryview(plan))
@@ -162,7 +155,7 @@ def _set_timing_cache(config: "tensorrt.IBuilderConfig", path: str) -> str:
         if cache is not None and config.set_timing_cache(cache, False):
             return "used" if blob else state
         if blob:
-            state = _NOT_OURS + ": started empty"
+            state = "the one from before isn't of this TensorRT and device: started empty"
     return "TensorRT takes none"
 
 

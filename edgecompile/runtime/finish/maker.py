@@ -142,15 +142,17 @@ class EngineMaker:
     def _narrower(self, built: FinishedEngine, wrong: bool) -> Optional[Way]:
         """What to build in the place of an engine that is wrong or can't be used; None: nothing helps.
 
-        TensorRT 8.6 sometimes can't open what it built with several profiles.
+        TensorRT 8.6 sometimes can't open what it built with several profiles, or calculates wrongly with it.
         """
         made = built.stamp["built"]
         if _is_shipped(built):
             return None
         way = Way(made["profiles"], made.get("pinned", False))
-        if wrong:
-            chosen = self.recipe.float32 and self.recipe.precision == "fp16"
-            return way._replace(pinned=True) if chosen and not way.pinned else None
+        chooses = self.recipe.float32 is not None and self.recipe.precision == "fp16"
+        if wrong and not chooses:
+            return None
+        if wrong and self.recipe.float32 and not way.pinned:
+            return way._replace(pinned=True)
         return way._replace(profiles=(way.profiles + 1) // 2) if way.profiles > 1 else None
 
     def _take_shipped(self) -> Optional[FinishedEngine]:

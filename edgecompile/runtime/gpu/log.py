@@ -49,10 +49,6 @@ class BuildLog:
         """Whether TensorRT spoke of a lack of memory."""
         return is_about_memory("\n".join(self.errors + self.warnings))
 
-    def refuses_timing_cache(self) -> bool:
-        """Whether TensorRT said that it doesn't use the timing cache that it was given."""
-        return any("timing cache will not be used" in text.lower() for text in self.warnings)
-
     def failure(self, doing: str) -> BuildFailure:
         """The error where TensorRT gave nothing back."""
         reasons = self.errors or self.warnings or ["TensorRT gave no reason"]

@@ -1,7 +1,8 @@
 """What TensorRT 8.6 has in the place of 10's names: FAKE_TRT_VERSION=8.6.x.
 
 Its networks aren't strongly typed: they say float32 (of others the real builder has no kernel), and layers may be
-pinned to it. FAKE_TRT_HALF=wrong: float16 without pins overflows. Engines have int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
+pinned to it. FAKE_TRT_HALF=wrong: float16 without pins overflows;
+profiles: float16 of several profiles does. Engines have int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
 """
 
 from __future__ import annotations
@@ -97,19 +98,6 @@ class INetworkDefinition(builder.INetworkDefinition):
         return self._layers[index]
 
 
-class ITimingCache(builder.ITimingCache):
-    def __init__(self, data: bytes) -> None:
-        try:
-            super().__init__(data)
-        except ValueError:
-            super().__init__(b"")
-            self._owner = "nobody"
-        self._data = data
-
-    def serialize(self) -> types.IHostMemory:
-        return super().serialize() if self._owner == device() else types.IHostMemory(self._data)
-
-
 class IBuilderConfig(builder.IBuilderConfig):
     def __init__(self, maker: builder.Builder) -> None:
         super().__init__(maker)
@@ -127,9 +115,14 @@ class IBuilderConfig(builder.IBuilderConfig):
         self._flags.add(flag)
 
     def create_timing_cache(self, serialized_timing_cache: bytes) -> builder.ITimingCache:
-        # It takes any bytes; the build says that it doesn't use them.
+        # It takes any bytes; the build says that it doesn't use them, begins with none, and keeps what it measures.
         called("create_timing_cache", str(len(serialized_timing_cache)))
-        return ITimingCache(bytes(serialized_timing_cache))
+        try:
+            return builder.ITimingCache(bytes(serialized_timing_cache))
+        except ValueError:
+            cache = builder.ITimingCache(b"")
+            cache._owner = "nobody"
+            return cache
 
     def set_timing_cache(self, cache: builder.ITimingCache, ignore_mismatch: bool) -> bool:
         called("set_timing_cache")
@@ -181,8 +174,8 @@ class Builder(builder.Builder):
                 require(BuilderFlag.OBEY_PRECISION_CONSTRAINTS in flags, "pins are mere wishes")
                 require(layer.precision in layer._pinned.values(), f"{layer.name} is half pinned")
         if config._cache is not None and config._cache._owner != device():
-            self._say(ILogger.WARNING, "The timing cache will not be used!")
-            config._cache._entries.clear()
+            self._say(ILogger.ERROR, "The timing cache will not be used!")
+            config._cache = builder.ITimingCache(b"")
         return super().build_serialized_network(network, config)
 
     def _more(self, config: builder.IBuilderConfig) -> dict[str, Any]:
@@ -240,7 +233,9 @@ class ICudaEngine(execution.ICudaEngine):
     def __init__(self, logger: ILogger, header: dict[str, Any], model: bytes) -> None:
         super().__init__(logger, header, model)
         self._shared = bool(header["shared"])
-        self._wrong = header["half"] and os.environ.get("FAKE_TRT_HALF") == "wrong"
+        how = os.environ.get("FAKE_TRT_HALF")
+        several = len(header["profiles"]) > 1
+        self._wrong = header["half"] and (how == "wrong" or (how == "profiles" and several))
         self._taken: set[int] = set()
 
     def __getattribute__(self, name: str) -> Any:
