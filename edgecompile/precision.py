@@ -23,7 +23,7 @@ PRECISIONS = ("fp32", "bf16", INT8)
 #: independent errors of a few layers in a row stay within these. fp32 is held to its tolerance, which is narrower than any cosine says. fp16,
 #: in which a GPU calculates all of a model, rounds by 2**-11 at each step; GPUs may sum in it, too, so
 #: it is given what bf16 is. fp8 (e4m3, of GPUs) rounds each weight and each activation of a product by 1/16 of itself at
-#: most (2.6 % rms): all-MiniLM-L6-v2 has 0.995 at least on 24 texts, and a difference of 11 % at most.
+#: most: all-MiniLM-L6-v2 has 0.995 at least on 24 texts, and a difference of 11 % at most.
 COSINES: Mapping[str, float] = {"bf16": 0.9999, "fp16": 0.9999, "int8": 0.999, "fp8": 0.99}
 
 #: Allowed difference by precision: ``|got - want| <= atol + rtol * max|want|`` for each output.
