@@ -379,3 +379,10 @@ def find_breaks(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> list[T
             reason = "control flow depends on the values of a tensor"
         breaks.append(TracingBreak(reason, frames[-1] if frames else ""))
     return breaks
+
+
+def scaled_product(
+    rows: Tensor, columns: Tensor, row_scales: Tensor, column_scales: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """``rows @ columns`` of e4m3, times both scales, in ``dtype``: what Inductor has a template for."""
+    return torch._scaled_mm(rows, columns, row_scales, column_scales, out_dtype=dtype)

@@ -112,13 +112,8 @@ class OpenBundle(Unique):
 
     @property
     def broken(self) -> Optional[str]:
-        """Why every further run in this process is refused, or None.
-
-        So it is once CUDA has reported an error that its context doesn't survive: a kernel that
-        faulted, an assertion on the GPU that failed. Another process isn't concerned.
-        """
-        inner = None if self._encoder is None else self._encoder.broken
-        return self._programs.broken or inner
+        """Why every further run in this process is refused: an error of CUDA's context; else None."""
+        return self._programs.broken or (self._encoder.broken if self._encoder else None)
 
     @property
     def info(self) -> Dict[str, Any]:

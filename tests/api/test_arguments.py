@@ -66,7 +66,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (Tiny(), {"batch": "8"}, "batch is '8'"),
         (Tiny(), {"max_length": -1}, "max_length is -1"),
         (Tiny(), {"max_length": True}, "max_length is True"),
-        (Tiny(), {"precision": "fp8"}, "precision is 'fp8'"),
+        (Tiny(), {"precision": "fp4"}, "precision is 'fp4'"),
         (Tiny(), {"precision": "fp16"}, "does not support `precision` fp16"),
         (Tiny(), {"quick": 1}, "quick is 1"),
         (Tiny(), {"plan": 5}, "plan is an int"),

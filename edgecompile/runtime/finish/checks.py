@@ -1,7 +1,9 @@
 """Checks before a build: the right device, enough memory, enough disk."""
 
+import contextlib
+import errno
 import os
-from typing import List, NamedTuple, Optional
+from typing import Iterator, List, NamedTuple, Optional
 
 from ..errors import DeviceDiskError, DeviceMemoryError, EngineCacheError, WrongDeviceError
 from ..format.recipe import version_pair
@@ -169,3 +171,15 @@ def check_disk(path: str, recipe: Recipe) -> None:
 
 def _mib(size: int) -> str:
     return "{:,} MiB".format((size + (1 << 20) - 1) >> 20)
+
+
+@contextlib.contextmanager
+def disk_errors(path: str) -> Iterator[None]:
+    """Turns errors of the cache's disk into those that ``finish`` ends with."""
+    try:
+        yield
+    except OSError as error:
+        text = "{}: {}".format(error.filename or path, error.strerror or error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DeviceDiskError(text, "make space and run finish again") from None
+        raise EngineCacheError(text) from None

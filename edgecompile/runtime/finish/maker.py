@@ -5,14 +5,12 @@ memory is the builder's, and an end by the system is an event among others.
 """
 
 import contextlib
-import errno
 import os
 import signal
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..errors import (
-    DeviceDiskError,
     DeviceMemoryError,
     EngineCacheError,
     FinishError,
@@ -29,7 +27,7 @@ from ..gpu.log import BuildFailure
 from ..stats.file import format_time
 from .attempts import Attempt, Way, list_attempts, merge_profiles
 from .build import BuildJob
-from .checks import Room, check_disk, check_memory
+from .checks import Room, check_disk, check_memory, disk_errors
 from .shipped import copy_engine, list_differences
 from .worker import WorkerDied, Workers
 
@@ -99,7 +97,7 @@ class EngineMaker:
         Raises:
             EdgecompileError: one of those of ``finish_bundle``.
         """
-        with _disk_errors(self.engines.path):
+        with disk_errors(self.engines.path):
             return self._make(lock)
 
     def _make(self, lock: int) -> FinishedEngine:
@@ -397,14 +395,3 @@ def _for_want_of_memory(failure: Exception, short: bool) -> bool:
         return False
     # Without memory TensorRT 8.6 speaks of kernels and handles as well.
     return short if failure.memory is None else failure.memory
-
-
-@contextlib.contextmanager
-def _disk_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        text = "{}: {}".format(error.filename or path, error.strerror or error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DeviceDiskError(text, "make space and run finish again") from None
-        raise EngineCacheError(text) from None

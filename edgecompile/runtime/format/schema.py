@@ -1,8 +1,7 @@
 """The manifest as named tuples, which are quick to define; FORMAT.md is normative.
 
-``to_json()`` gives plain dicts whose order is fixed, so equal manifests are equal bytes.
-Construction checks nothing: ``manifest.parse_manifest`` does, and every writer sends its bytes
-through it before they leave.
+``to_json()`` gives plain dicts whose order is fixed, so equal manifests are equal bytes. Construction checks
+nothing: ``manifest.parse_manifest`` does, and every writer sends its bytes through it.
 """
 
 import json
@@ -34,10 +33,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def plain(value: Any) -> Any:
-    """``value`` as plain JSON values: mappings and named tuples are objects, other tuples lists.
-
-    What has a ``to_json`` is what that gives.
-    """
+    """``value`` as plain JSON values: what its ``to_json`` gives; named tuples are objects, other tuples lists."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if hasattr(value, "_asdict"):

@@ -18,6 +18,7 @@ from edgecompile.backends.cuda.lowering.matrices import (
     add_constants,
     narrow_matrices,
 )
+from edgecompile.backends.inductor_compat import scaled_product
 from edgecompile.backends.lowering.constants import value_of
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, replace_results
@@ -107,7 +108,7 @@ def _row(x: Tensor, w: Tensor, scale: Tensor, *biases: Tensor) -> Tensor:
 def _product(x: Tensor, w: Tensor, scale: Tensor, *biases: Tensor) -> Tensor:
     rows = x.reshape(-1, x.shape[-1]).float()
     rounded, row_scale = _round(rows)
-    y = torch._scaled_mm(rounded, w.t(), row_scale, scale, out_dtype=x.dtype)
+    y = scaled_product(rounded, w.t(), row_scale, scale, x.dtype)
     for bias in biases:
         y = y + bias
     return y.reshape(*x.shape[:-1], -1)
