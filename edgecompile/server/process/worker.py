@@ -151,7 +151,7 @@ class Worker:
             patience = min(patience, _BROKEN_S)
         if self._successor or broken is not None:
             listener.stop_listening()
-        else:
+        if broken is None:
             await asyncio.sleep(settings.drain_delay_s)
         whole, _ = await asyncio.gather(listener.close(patience), stop_grpc(patience))
         beating.cancel()

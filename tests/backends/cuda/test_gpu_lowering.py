@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -324,4 +325,5 @@ def test_sizes_that_depend_on_values_are_refused_with_their_modules():
     with pytest.raises(MissingKernelError) as caught:
         lowered(Model(), {"x": torch.randn(3, 4)}, "fp16")
     assert "aten.nonzero" in caught.value.message
-    assert "selects (Selects): the size of its result depends on values" in caught.value.message
+    found = re.search(r"selects \(Selects\) at \S+:\d+: (.*)", caught.value.message)
+    assert found is not None and found[1] == "the size of its result depends on values"
