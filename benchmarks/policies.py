@@ -2,7 +2,9 @@
 
 Saturated: all requests at once, until all are answered. Overload: requests at random times, faster than
 the server can, each with a deadline. Rounds interleave the rules, so that a machine that grows slower
-meanwhile is so for all of them.
+meanwhile is so for all of them. With ``--model`` or ``--onnx`` text-embeddings-inference's rule is run twice: with our
+engine, which tells what rules differ by, and with ONNX Runtime, which is how that server runs on a CPU
+(benchmarks/serving/around.py). Every answer is compared with that of its text alone.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.markdown import listing, table
+from benchmarks.serving.around import AroundOnnx, open_onnx
+from benchmarks.serving.policies_page import render
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.server.errors import ServerError
@@ -40,11 +43,24 @@ from edgecompile.server.schedule.streams import plan_streams
 QUERIES = {4: 4, 5: 8, 6: 14, 7: 17, 8: 16, 9: 13, 10: 9, 11: 7, 12: 5, 13: 3, 14: 2, 16: 1, 20: 1}
 
 
-class Bench:
-    """A bundle with its costs, and what is measured of it."""
+#: text-embeddings-inference's rule with the engine that it has.
+AROUND = "tei around onnxruntime"
 
-    def __init__(self, model: Model, costs: Mapping[str, Any], slo: float) -> None:
+
+class Bench:
+    """A bundle with its costs, and what is measured of it.
+
+    Attributes:
+        rules: names of ``POLICIES``, and ``AROUND`` where there is an ONNX file.
+    """
+
+    def __init__(
+        self, model: Model, costs: Mapping[str, Any], slo: float, onnx: Path | None
+    ) -> None:
         self.model, self.slo = model, slo
+        self.around: AroundOnnx | None = None if onnx is None else open_onnx(model, onnx)
+        self.rules = [*POLICIES, *([AROUND] if onnx else [])]
+        self.answers: dict[int, Any] = {}
         self.cpus = int(model.info["threads"])
         manifest = model.manifest
         self.axis = next(iter(set(manifest.axes) - {manifest.length_axis}))
@@ -62,12 +78,23 @@ class Bench:
             self.inputs[key] = make_inputs(self.model.manifest, sizes, length)
         return self.inputs[key]
 
+    def error(self, length: int, answer: Any) -> float:
+        """How far an answer is from that of its text alone, of the largest magnitude of that."""
+        if length not in self.answers:
+            found = self.model.run(self.request(length))
+            self.answers[length] = next(iter(found.values())).copy()
+        wanted = self.answers[length]
+        return float(abs(next(iter(answer.outputs.values())) - wanted).max() / abs(wanted).max())
+
     def scheduler(self, policy: str, lengths: Mapping[int, int], slo: float | None) -> Scheduler:
         """A fresh one."""
+        model: Any = self.model
+        if policy == AROUND:
+            model, policy = self.around, "tei"
         many = sorted(n for n, count in lengths.items() for _ in range(count))
         steps = [many[min(len(many) - 1, len(many) * i // 100)] for i in range(101)]
         costs = dict(self.costs, length_percentiles=steps)
-        return Scheduler(self.model, queue=1 << 20, costs=costs, policy=policy, slo=slo)
+        return Scheduler(model, queue=1 << 20, costs=costs, policy=policy, slo=slo)
 
     async def saturate(
         self, policy: str, lengths: Mapping[int, int], count: int, seed: int
@@ -77,12 +104,14 @@ class Bench:
         requests = [self.request(item.length) for item in trace]
         scheduler = self.scheduler(policy, lengths, None)
         busy, began = time.process_time(), time.perf_counter()
-        await asyncio.gather(*scheduler.submit_all(requests))
-        took = time.perf_counter() - began
+        answers = await asyncio.gather(*scheduler.submit_all(requests))
+        took, cpu = time.perf_counter() - began, time.process_time() - busy
         await scheduler.close()
+        pairs = zip(trace, answers, strict=True)
         return {
             "texts_per_s": count / took,
-            "cpu_s": time.process_time() - busy,
+            "cpu_s": cpu,
+            "error": max(self.error(item.length, answer) for item, answer in pairs),
             "batches": dict(sorted(scheduler.batches.items())),
             "streams": scheduler.streams and [scheduler.streams.count, scheduler.streams.threads],
             "speed": scheduler.speed.factor,
@@ -125,6 +154,9 @@ class Bench:
         ours = policy == "by-cost"
         scheduler = self.scheduler(policy, lengths, self.slo if ours else None)
         loop, latencies, refused = asyncio.get_running_loop(), list[float](), 0
+        for item in trace:
+            self.request(item.length)
+        busy, own = time.process_time(), time.thread_time()
         started = loop.time()
         short = {"refused": 0, "expired": 0}
         lengths_refused: list[int] = []
@@ -154,6 +186,7 @@ class Bench:
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         took = loop.time() - started
+        busy, own = time.process_time() - busy, time.thread_time() - own
         await scheduler.close()
         latencies.sort()
         inside = sum(x <= self.slo for x in latencies)
@@ -173,66 +206,11 @@ class Bench:
             "p99_ms": pick(0.99),
             "mean_length_refused": statistics.mean(lengths_refused) if lengths_refused else None,
             "mean_length": statistics.mean(item.length for item in trace),
+            # CPUs' worth all the time; the loop's are the clients' and the scheduler's together.
+            "cpus": busy / took,
+            "loop_cpus": own / took,
             "batches": dict(sorted(scheduler.batches.items())),
         }
-
-
-def render(result: Mapping[str, Any]) -> str:
-    """The tables of a record."""
-    parts = []
-    for traffic, predicted in result["predicted"].items():
-        rates = {
-            policy: [
-                row["texts_per_s"]
-                for row in result["saturated"]
-                if (row["traffic"], row["policy"]) == (traffic, policy)
-            ]
-            for policy in ("by-cost", *POLICIES, "offline")
-        }
-        ours = statistics.median(rates["by-cost"])
-        rows = [
-            [
-                policy,
-                f"{statistics.median(found):.1f}",
-                " ".join(f"{x:.1f}" for x in found),
-                f"{ours / statistics.median(found):.2f}",
-                f"{predicted[policy]:.1f}",
-            ]
-            for policy, found in rates.items()
-        ]
-        columns = ["rule", "texts/s", "rounds", "ours / it", "predicted"]
-        parts += [f"## {traffic}: all requests at once", table(columns, rows)]
-        loads = [row for row in result["load"] if row["traffic"] == traffic]
-        columns = [
-            "rule",
-            "load",
-            "offered/s",
-            "in time/s",
-            "of capacity",
-            "p50 ms",
-            "p99 ms",
-            "refused",
-            "given up",
-        ]
-        rows = [
-            [
-                row["policy"],
-                f"{row['factor']:g}",
-                f"{row['offered_per_s']:.0f}",
-                f"{row['goodput_per_s']:.1f}",
-                f"{row['goodput_per_s'] / row['capacity']:.2f}",
-                *("-" if row[key] is None else f"{row[key]:.1f}" for key in ("p50_ms", "p99_ms")),
-                f"{row['refused'] / row['offered']:.1%}",
-                f"{row['expired'] / row['offered']:.1%}",
-            ]
-            for row in loads
-        ]
-        parts += [
-            f"## {traffic}: an answer within {result['slo'] * 1e3:g} ms",
-            table(columns, rows),
-        ]
-    facts = {key: result[key] for key in ("cpus", "load_before", "load_after", "seconds", "host")}
-    return "\n\n".join([*parts, "## How", listing(facts)]) + "\n"
 
 
 def main() -> None:
@@ -241,6 +219,10 @@ def main() -> None:
     parser.add_argument("bundle")
     parser.add_argument("--costs", required=True, help="of bench --serving")
     parser.add_argument("--lengths", required=True, help="JSON histogram of the mixed traffic")
+    parser.add_argument(
+        "--model", help="the folder that the bundle was built from, for ONNX Runtime"
+    )
+    parser.add_argument("--onnx", type=Path, help="its ONNX file, if there is one already")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--mixed", type=int, default=400)
     parser.add_argument("--queries", type=int, default=1600)
@@ -258,10 +240,19 @@ def main() -> None:
         "load": [],
         "predicted": {},
     }
+    onnx = options.onnx
+    if options.model and not onnx:
+        from benchmarks.baselines.onnx_file import make_onnx
+        from benchmarks.baselines.workshop import Workshop
+        from edgecompile.bench.bench import default_cache
+
+        cpus = len(os.sched_getaffinity(0))
+        shop = Workshop.of_bundle(Path(options.bundle), options.model, cpus, default_cache())
+        onnx = make_onnx(shop)
     began = time.perf_counter()
     with open_bundle(options.bundle, concurrency=len(os.sched_getaffinity(0))) as model:
         result["host"], result["cpus"] = model.info["host"], model.info["threads"]
-        bench = Bench(model, json.loads(Path(options.costs).read_text()), options.slo)
+        bench = Bench(model, json.loads(Path(options.costs).read_text()), options.slo, onnx)
         for name, (lengths, count) in traffics.items():
             trace = draw_trace(lengths, count, seed=1)
             result["predicted"][name] = {
@@ -282,13 +273,14 @@ def main() -> None:
                 {k: round(v, 1) for k, v in result["predicted"][name].items()},
                 flush=True,
             )
-            asyncio.run(bench.saturate("by-cost", lengths, count // 4, 0))
+            for policy in ("by-cost", *bench.rules[-1:]):
+                asyncio.run(bench.saturate(policy, lengths, count // 4, 0))
         for round_ in range(options.rounds):
             for name, (lengths, count) in traffics.items():
-                order = [*POLICIES, "offline"]
+                order = [*bench.rules, "offline"]
                 random.Random(round_).shuffle(order)
                 for policy in order:
-                    few = count // 2 if policy == "tei" and name == "mixed" else count
+                    few = count // 2 if policy in ("tei", AROUND) and name == "mixed" else count
                     found = (
                         bench.offline(lengths, few, 1)
                         if policy == "offline"
@@ -317,6 +309,7 @@ def main() -> None:
                 (1.5, "by-cost"),
                 (1.5, "streams"),
                 (1.5, "tei"),
+                *([(1.5, AROUND)] if onnx else []),
             ):
                 seconds = options.seconds * (0.5 if policy != "by-cost" else 1.0)
                 found = asyncio.run(bench.load(policy, lengths, factor * capacity, seconds, 7))

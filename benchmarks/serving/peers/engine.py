@@ -28,6 +28,10 @@ class Engine:
         mask = np.zeros_like(ids)
         for row, text in enumerate(texts):
             ids[row, : len(text)], mask[row, : len(text)] = text, 1
+        return self.run_filled(ids, mask)
+
+    def run_filled(self, ids: Any, mask: Any) -> Any:
+        """The same of ids and masks that are filled up, [texts, longest]."""
         given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
         return self._session.run(
             [self._output], {name: array for name, array in given.items() if name in self._names}
