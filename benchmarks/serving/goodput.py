@@ -19,6 +19,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -99,7 +100,7 @@ class Load:
             for _ in range(connections)
         ]
         lines = [line for _, line in made]
-        self._count, self._began = connections, self._loop.time()
+        self._count, self._began = connections, time.perf_counter()
         if self._dues is None:
             for line in lines:
                 self._take(line, self._began)
@@ -107,14 +108,14 @@ class Load:
             self._idle = lines
             self._tick()
         await self.done
-        took = self._loop.time() - self._began
+        took = time.perf_counter() - self._began
         for line in lines:
             line.transport.close()
         return took
 
     def answer(self, line: Line, status: int, body: bytes) -> None:
         """An answer came."""
-        now = self._loop.time()
+        now = time.perf_counter()
         self.statuses[status] += 1
         if status == 200:
             self.latencies.append(now - line.due)
@@ -136,11 +137,11 @@ class Load:
 
     def _tick(self) -> None:
         assert self._dues is not None
-        now = self._loop.time()
+        now = time.perf_counter()
         while self._next < len(self._dues):
             due = self._began + self._dues[self._next]
             if due > now:
-                self._loop.call_at(due, self._tick)
+                self._loop.call_later(due - now, self._tick)
                 return
             self._next += 1
             if self._idle:
@@ -209,6 +210,7 @@ def serving(options: argparse.Namespace) -> Iterator[tuple[int, int]]:
     command = ["taskset", "--cpu-list", ",".join(map(str, options.cores)), sys.executable, "-m"]
     command += ["edgecompile.server", options.bundle, "--port", "0", "--json"]
     command += ["--costs", options.costs] if options.costs else []
+    command += ["--threads", str(options.threads)] if options.threads else []
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -268,7 +270,7 @@ def measure(
 
 def predict(table: CostTable, lengths: Mapping[int, int], options: argparse.Namespace) -> Any:
     """What the simulator says: in time per second, as shares of what it answers at most."""
-    cpus = len(options.cores)
+    cpus = options.threads or len(options.cores)
 
     def queue() -> Any:
         return make_queue("by-cost", table, cpus, lengths, limit=1 << 20)
@@ -334,6 +336,7 @@ def main() -> None:
     parser.add_argument("--lengths", required=True, help="JSON histogram of the mixed traffic")
     parser.add_argument("--costs", help="of bench --serving on these cores; default: the bundle's")
     parser.add_argument("--cores", type=cores, default=[0, 1], help="of the server (0,1)")
+    parser.add_argument("--threads", type=int, help="of the model; default: a core each")
     parser.add_argument("--client-cores", type=cores, help="of the clients; default: the server's")
     parser.add_argument("--slo", type=float, default=0.1, help="seconds")
     parser.add_argument("--clients", type=int, default=128, help="that ask without a pause")
@@ -364,6 +367,7 @@ def main() -> None:
     result = {
         "host": host,
         "cores": options.cores,
+        "threads": options.threads or len(options.cores),
         "client_cores": options.client_cores or options.cores,
         "slo": options.slo,
         "load_before": os.getloadavg(),
