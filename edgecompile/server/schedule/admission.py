@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from edgecompile.server.schedule.by_cost import ByCost, urgency
 from edgecompile.server.schedule.costs import CostTable, Speed
@@ -18,8 +19,23 @@ from edgecompile.server.schedule.streams import Streams
 _STEP = 0.05
 #: Seconds without a run after which what runs taught says no more how fast the machine is.
 _STALE = 1.0
+#: Sizes that are remembered.
+_KEPT = 4096
 
 _Waiting = tuple[tuple[int, float], int, float, Job]
+
+
+class _Size(NamedTuple):
+    """What the table says of requests of one size, in seconds.
+
+    ``shared``: CPU seconds in the best batches of such rows; ``single``: in a run of its own; ``own``: of
+    that run, on the threads that are planned; ``alone``: of one on those that end it soonest.
+    """
+
+    shared: float
+    single: float
+    own: float
+    alone: float
 
 
 class Admission:
@@ -32,6 +48,8 @@ class Admission:
         self._speed, self._policy = speed, policy
         self._waiting: list[_Waiting] = []  # the most urgent first: key, number, CPU seconds, job
         self._keys: dict[Job, _Waiting] = {}
+        self._work_waiting = 0.0  # CPU seconds of all that wait
+        self._sizes: dict[tuple[int, int], _Size] = {}
         self._count = 0
         self._promised: dict[Job, float] = {}
         self._slip = 0.0  # seconds
@@ -67,7 +85,7 @@ class Admission:
         late = 0.0
         for job in timed:
             assert job.deadline is not None
-            alone = self._alone(job) * bound
+            alone = self._size(job).alone * bound
             if now + alone > job.deadline:
                 raise TooLate(
                     f"a run of {job.rows} x {job.length} takes {_ms(alone)} here, and the deadline "
@@ -89,8 +107,8 @@ class Admission:
 
     def backlog(self, now: float, running: Iterable[Run]) -> float:
         """Seconds until all that waits and runs is done, if nothing comes."""
-        waiting = sum(item[2] for item in self._waiting)
-        return (self._rest(now, running) + waiting * self._speed.factor) / self._cpus
+        work = self._work_waiting * self._speed.factor
+        return (self._rest(now, running) + work) / self._cpus
 
     def add(self, job: Job, now: float, running: Iterable[Run]) -> None:
         """A job waits."""
@@ -99,12 +117,15 @@ class Admission:
         self._count += 1
         item = (urgency(job), self._count, self._work(job), job)
         self._keys[job] = item
+        self._work_waiting += item[2]
         insort(self._waiting, item)
 
     def remove(self, job: Job) -> None:
         """A job waits no more, as it runs or is given up."""
         item = self._keys.pop(job)
         del self._waiting[bisect_right(self._waiting, item) - 1]
+        # From nothing it begins anew: no error of rounding stays.
+        self._work_waiting = self._work_waiting - item[2] if self._waiting else 0.0
 
     def end(self, jobs: Iterable[Job], now: float) -> None:
         """A run of these jobs is over: learns by how much they were later than promised.
@@ -126,18 +147,29 @@ class Admission:
         """A job was given up or cancelled."""
         self._promised.pop(job, None)
 
+    def _size(self, job: Job) -> _Size:
+        """The table's words on a job, which are looked up once for each size."""
+        found = self._sizes.get((job.rows, job.length))
+        if found is None:
+            costs, threads = self._costs, self._streams.threads
+            own = costs.seconds(threads, job.rows, job.length)
+            most = max(self._cpus, costs.threads[0])
+            found = _Size(
+                threads * job.rows * costs.cheapest(threads, job.length),
+                threads * own,
+                own,
+                min(costs.seconds(t, job.rows, job.length) for t in costs.threads if t <= most),
+            )
+            if len(self._sizes) >= _KEPT:
+                self._sizes.clear()
+            self._sizes[job.rows, job.length] = found
+        return found
+
     def _work(self, job: Job) -> float:
         """CPU seconds of a job in the batches that are usual, at the speed of the table."""
-        threads = self._streams.threads
-        shared = job.rows * self._costs.cheapest(threads, job.length) * self._policy.packing
+        size = self._size(job)
         # What batches cost short jobs, long ones don't pay: alone they would cost less.
-        return threads * min(shared, self._costs.seconds(threads, job.rows, job.length))
-
-    def _alone(self, job: Job) -> float:
-        most = max(self._cpus, self._costs.threads[0])
-        return min(
-            self._costs.seconds(t, job.rows, job.length) for t in self._costs.threads if t <= most
-        )
+        return min(size.shared * self._policy.packing, size.single)
 
     def _rest(self, now: float, running: Iterable[Run]) -> float:
         """CPU seconds that are left of what runs."""
@@ -149,14 +181,14 @@ class Admission:
     def _finish(self, job: Job, now: float, begun: float, work: float) -> float:
         """With ``begun`` left of what runs, and jobs of ``work`` that come together, this one last."""
         before = bisect_right(self._waiting, (urgency(job), self._count + 1, 0.0, job))
-        ahead = sum(item[2] for item in self._waiting[:before]) + work - self._work(job)
+        ahead = work - self._work(job)
+        if before == len(self._waiting):  # the usual one: nobody that waits is less urgent
+            ahead += self._work_waiting
+        else:
+            ahead += sum(item[2] for item in self._waiting[:before])
         # With nothing beside it a run gets the threads that end it soonest.
         idle = not begun and not ahead
-        own = (
-            self._alone(job)
-            if idle
-            else self._costs.seconds(self._streams.threads, job.rows, job.length)
-        )
+        own = self._size(job).alone if idle else self._size(job).own
         bound = self._speed.bound
         return now + (begun + ahead * bound) / self._cpus + own * bound + self._slip
 
@@ -170,8 +202,8 @@ class Admission:
         ahead = sum(item[2] for item in self._waiting[:place])
         for _, _, own, job in self._waiting[place:]:
             if job.deadline is not None:
-                run = self._costs.seconds(self._streams.threads, job.rows, job.length)
-                without = now + (begun + ahead * bound) / self._cpus + run * bound
+                run = self._size(job).own * bound
+                without = now + (begun + ahead * bound) / self._cpus + run
                 if without <= job.deadline:
                     late = max(late, without + work * bound / self._cpus - job.deadline)
             ahead += own

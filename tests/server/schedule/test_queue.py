@@ -315,3 +315,52 @@ def test_an_idle_server_takes_what_all_its_threads_can_do() -> None:
     queue.offer([job], 0.0)
     run, _ = queue.next(0.0)
     assert run is not None and run.threads == 2 and run.predicted == pytest.approx(0.06)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["offer", "cancel", "next", "end"]), st.integers(1, 100)),
+        max_size=40,
+    )
+)
+def test_the_backlog_is_what_waits_and_what_runs(steps: list[tuple[str, int]]) -> None:
+    """Whatever comes, goes, begins and ends; one CPU, where batches save nothing."""
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    now = 0.0
+    for step, number in steps:
+        if step == "offer":
+            deadline = None if number % 3 else now + 100.0 + number
+            queue.offer([Job(number, arrived=now, deadline=deadline)], now)
+        elif step == "cancel" and queue.waiting:
+            queue.cancel([*queue.waiting][number % len(queue.waiting)])
+        elif step == "next":
+            queue.next(now)
+        elif step == "end" and queue.running:
+            (run,) = queue.running
+            now = run.began + run.predicted
+            queue.end(run, now)
+        left = sum(job.length for job in queue.waiting) / 1e3
+        left += sum(max(0.0, run.began + run.predicted - now) for run in queue.running)
+        assert queue.backlog(now) == pytest.approx(left, abs=1e-9)
+
+
+def test_admission_looks_each_size_up_once() -> None:
+    """Under overload the event loop admits and refuses on the CPUs that run the model."""
+    asked = 0
+
+    class Counted(CostTable):
+        def seconds(self, threads: int, rows: int, length: int) -> float:
+            nonlocal asked
+            asked += 1
+            return super().seconds(threads, rows, length)
+
+    queue = make_queue("by-cost", Counted([(1, 1, 1, 1.0), (1, 1, 100, 100.0)]), 1, {50: 1})
+    for _ in range(5):
+        queue.offer([Job(10, deadline=0.1)], 0.0)
+    before, refused = asked, 0
+    for _ in range(20):
+        try:
+            queue.offer([Job(10, deadline=0.1)], 0.0)
+        except Refused:
+            refused += 1
+    assert 0 < refused < 20 and asked == before
