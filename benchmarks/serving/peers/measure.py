@@ -170,7 +170,7 @@ def start(system: System, port: int, python: str, options: Any, onnx: Path, log:
     if system.name == "ours":
         rest = ["edgecompile.server", f"minilm={options.bundle}", "--port", str(port)]
         rest += ["--threads", str(options.cores)]
-        rest += ["--costs", f"minilm={options.costs}"] if options.costs else []
+        rest += ["--costs", str(options.costs)] if options.costs else []
     else:
         module = f"benchmarks.serving.peers.on_{system.name}"
         rest = [module, str(onnx), *map(str, (*system[1:], port))]
