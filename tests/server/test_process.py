@@ -298,3 +298,21 @@ def test_slow_clients_do_not_slow_others(tiny_bundle: Path) -> None:
             client.close()
         assert not load.lost and not load.wrong and set(load.statuses) == {200}
         assert server.end() == 0
+
+
+@pytest.mark.slow
+def test_the_clock_on_the_wall_may_jump(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Days forth and back at every look: deadlines are by another clock."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import itertools, time\n"
+        "wall, days = time.time, itertools.cycle([0, 3, -5])\n"
+        "time.time = lambda: wall() + 86400 * next(days)\n"
+    )
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    with serving(tiny_bundle, "--slo", "20000", env={**os.environ, "PYTHONPATH": paths}) as server:
+        workers = server.workers()
+        with Load(server.port, tiny_bundle) as load:
+            load.wait(400)
+        assert not load.lost and not load.wrong and set(load.statuses) == {200}
+        assert server.workers() == workers and server.ask("GET", "/v2/health/live")[0] == 200
+        assert server.end() == 0
