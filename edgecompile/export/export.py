@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from edgecompile.errors import ExportError, ModelError
 from edgecompile.export.checks import (
@@ -33,6 +34,7 @@ from edgecompile.export.operators.recurrence import has_recurrences
 from edgecompile.export.program import ExportedModel, fill_bounds
 from edgecompile.export.unguarded import export_with
 from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.specs import OutputSpec
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def _finish(loaded: LoadedModel, part: Attempt, known: Sequence[str]) -> Exporte
         name=loaded.name,
         source=program,
         inputs=fill_bounds(program, loaded.inputs),
-        outputs=loaded.outputs,
+        outputs=_with_free_sizes(program, loaded.outputs),
         ranges=part.ranges,
         length_axis=loaded.length_axis,
         strategy=strategy.name,
@@ -229,6 +231,24 @@ def _finish(loaded: LoadedModel, part: Attempt, known: Sequence[str]) -> Exporte
         max_error=result.max_error,
         notes=tuple(notes),
     )
+
+
+def _with_free_sizes(
+    program: torch.export.ExportedProgram, outputs: Sequence[OutputSpec]
+) -> tuple[OutputSpec, ...]:
+    """The outputs, with None for sizes that depend on values: a few runs may have seen equal ones by chance."""
+    made = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    names, form = program.graph_signature.user_outputs, program.call_spec.out_spec
+    keys = form.context if form is not None and form.type is dict else ()
+    values = dict(zip(keys, [made.get(str(name)) for name in names], strict=False))
+    result = []
+    for spec in outputs:
+        dims = zip(
+            spec.shape, getattr(values.get(spec.name), "shape", (0,) * len(spec.shape)), strict=True
+        )
+        shape = tuple(None if free_unbacked_symbols(size) else dim for dim, size in dims)
+        result.append(replace(spec, shape=shape))
+    return tuple(result)
 
 
 def _refusal(scope: ExportScope, attempts: Sequence[Attempt], part: Attempt | None) -> ExportError:

@@ -190,6 +190,21 @@ def test_a_branch_that_no_checked_size_takes_is_found(strategy: ExportStrategy) 
     assert refused.value.served == {"length": (17, 23)}
 
 
+class Largest(torch.nn.Module):
+    """The places of the largest: one, of random numbers."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"twice": x * 2, "places": torch.nonzero(x == x.max())}
+
+
+def test_an_outputs_sizes_are_free_where_values_decide_about_them() -> None:
+    inputs, axes = {"x": torch.randn(1, 9)}, {"x": {1: "length"}}
+    model = load_model({"module": Largest(), "inputs": inputs, "axes": axes})
+    assert [spec.shape for spec in model.outputs] == [(1, "length"), (1, 2)]  # as runs have it
+    exported = export_model(model, {"length": (2, 40)})
+    assert [spec.shape for spec in exported.outputs] == [(1, "length"), (None, 2)]
+
+
 class Cropped(torch.nn.Module):
     """Halves the length, doubles it and crops: half of the lengths have something to crop."""
 
