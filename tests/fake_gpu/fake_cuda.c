@@ -152,6 +152,15 @@ int cuMemcpyHtoD_v2(address to, const void* from, size_t size) {
   return leave(OK);
 }
 
+/* To any memory of the host. Whatever streams have queued goes on meanwhile. */
+int cuMemcpyDtoH_v2(void* to, address from, size_t size) {
+  BEGIN();
+  if (forbidden()) return leave(fail(UNSUPPORTED));
+  if (!reaches(1, P(from), size)) return leave(fail(INVALID));
+  memcpy(to, P(from), size);
+  return leave(OK);
+}
+
 /* The kernels that compute. Each has arguments of eight bytes. */
 #define MOST_ARGUMENTS 8
 typedef struct call {
@@ -236,13 +245,41 @@ static void toy_logits(const uint64_t* a) {
   for (int v = 0; v < 100; v++) ((float*)P(a[4]))[v] = -(float)abs(v - (int)((int64_t)sum % 100));
 }
 
+/* mask, total, count: how many are true */
+static void toy_count(const uint64_t* a) {
+  if (!touch(a[0], a[2] * 8) || !touch(a[1], 8)) return;
+  int64_t total = 0;
+  for (uint64_t i = 0; i < a[2]; i++) total += ((int64_t*)P(a[0]))[i] != 0;
+  *(int64_t*)P(a[1]) = total;
+}
+
+/* ids, mask, out, count, kept, room: those that are kept; the room has as many pairs */
+static void toy_kept(const uint64_t* a) {
+  if (!touch(a[0], a[3] * 8) || !touch(a[1], a[3] * 8) || !touch(a[2], a[4] * 4) ||
+      !touch(a[5], a[4] * 16))
+    return;
+  memset(P(a[5]), 255, a[4] * 16);
+  float* out = P(a[2]);
+  for (uint64_t i = 0; i < a[3]; i++)
+    if (((int64_t*)P(a[1]))[i]) *out++ = (float)((int64_t*)P(a[0]))[i];
+}
+
+/* ids, mask, out, count, kept: the others */
+static void toy_left(const uint64_t* a) {
+  if (!touch(a[0], a[3] * 8) || !touch(a[1], a[3] * 8) || !touch(a[2], (a[3] - a[4]) * 4)) return;
+  float* out = P(a[2]);
+  for (uint64_t i = 0; i < a[3]; i++)
+    if (!((int64_t*)P(a[1]))[i]) *out++ = (float)((int64_t*)P(a[0]))[i];
+}
+
 static const struct {
   const char* name;
   int arguments;
   void (*run)(const uint64_t*);
-} kernels[] = {{"toy_products", 4, toy_products}, {"toy_floats", 3, toy_floats},
-               {"toy_states", 4, toy_states},     {"toy_rows", 6, toy_rows},
-               {"toy_write", 6, toy_write},       {"toy_logits", 6, toy_logits}};
+} kernels[] = {
+    {"toy_products", 4, toy_products}, {"toy_floats", 3, toy_floats}, {"toy_states", 4, toy_states},
+    {"toy_rows", 6, toy_rows},         {"toy_write", 6, toy_write},   {"toy_logits", 6, toy_logits},
+    {"toy_count", 3, toy_count},       {"toy_kept", 6, toy_kept},     {"toy_left", 5, toy_left}};
 
 int cuModuleLoadDataEx(void** module, const void* image, unsigned count, int* options,
                        void** values) {

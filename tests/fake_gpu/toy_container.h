@@ -79,7 +79,8 @@ API int AOTInductorModelContainerDelete(void* self) {
   return 0;
 }
 
-static int launch(container* model, int number, void* stream, void** arguments) {
+static int launch_blocks(container* model, int number, unsigned blocks, void* stream,
+                         void** arguments) {
   if (model->kernels[number] == NULL) {
     if (ec_cuModuleLoadData(&model->modules[number], &images) != 0 ||
         ec_cuModuleGetFunction(&model->kernels[number], model->modules[number], names[number]) !=
@@ -87,8 +88,12 @@ static int launch(container* model, int number, void* stream, void** arguments) 
         ec_cuFuncSetAttribute(model->kernels[number], 8, 1024) != 0)
       return 1;
   }
-  return status(
-      ec_cuLaunchKernel(model->kernels[number], 1, 1, 1, 32, 1, 1, 1024, stream, arguments, NULL));
+  return status(ec_cuLaunchKernel(model->kernels[number], blocks, 1, 1, 32, 1, 1, 1024, stream,
+                                  arguments, NULL));
+}
+
+static inline int launch(container* model, int number, void* stream, void** arguments) {
+  return launch_blocks(model, number, 1, stream, arguments);
 }
 
 API int AOTInductorModelContainerGetNumInputs(void* self, size_t* n) {

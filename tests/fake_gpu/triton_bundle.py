@@ -176,6 +176,32 @@ class TritonBundle:
         return self.bundle.write()
 
 
+def select(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The model of toy_selector.c."""
+    mask = inputs["attention_mask"] != 0
+    ids = inputs["input_ids"].astype(np.float32)
+    return {"kept": ids[mask], "left": ids[~mask]}
+
+
+class TritonSelector(TritonBundle):
+    """A bundle whose outputs have sizes that depend on values; both buckets take every length as it is."""
+
+    source = "toy_selector.c"
+
+    def __init__(self, folder: Path, *defines: str) -> None:
+        super().__init__(folder, *defines)
+        self.gpu["graphs"] = False
+        document = self.bundle.document
+        document["outputs"] = [
+            {"name": name, "dtype": "float32", "shape": [None]} for name in ("kept", "left")
+        ]
+        document["buckets"][1]["mode"] = "exact"
+        for bucket, length in LENGTHS.items():
+            inputs = make_case(length)[0]
+            case = write_case(inputs, select(inputs))
+            self.bundle.files[f"golden/{bucket}-hint.npz"] = case
+
+
 VOCABULARY = 100
 
 

@@ -92,6 +92,7 @@ class FakeMemory:
 class TorchEngine:
     """One program per bucket; each takes every shape of its bucket, or only the largest."""
 
+    records = True
     keeps_graphs = False
 
     def __init__(
@@ -156,6 +157,9 @@ class TorchContext:
         """See ``edgecompile.runtime.gpu.engines``."""
         self.addresses = dict(addresses)
         self._views = {}
+
+    def results(self) -> None:
+        """None: the shapes are known before."""
 
     def enqueue(self, stream: int) -> None:
         """The program's kernels, and copies of its results into the outputs' buffers."""

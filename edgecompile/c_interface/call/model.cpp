@@ -153,7 +153,8 @@ void Model::open(const ecr_options& options, const Strings& without) {
   std::vector<Bucket> buckets = manifest.buckets;
   if (variant_->gpu) {
     const std::string mode = mode_of(options);
-    if (mode == kReduceOverhead) buckets = pad_everything(manifest, variant_->gpu->padding);
+    if (mode == kReduceOverhead && variant_->gpu->graphs)
+      buckets = pad_everything(manifest, variant_->gpu->padding);
     programs_ = std::make_unique<GpuPrograms>(folder_, *variant_, buckets, mode, check_weights);
   } else {
     const int32_t concurrency =

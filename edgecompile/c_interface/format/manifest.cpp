@@ -219,6 +219,7 @@ class ManifestReader {
     if (entry.has("checks")) {
       for (const Field& item : entry.at("checks").list(0, 16)) item.name();
     }
+    if (entry.has("graphs")) spec.graphs = entry.at("graphs").boolean();
     return spec;
   }
 

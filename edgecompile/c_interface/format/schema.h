@@ -76,6 +76,7 @@ struct GpuSpec {
   Tolerance tolerance;
   std::optional<double> min_cosine;
   bool padding = false;  // it was verified that padding changes nothing
+  bool graphs = true;  // no program reads numbers from the GPU, so that graphs can hold their runs
 };
 
 // A bucket's program for runs of at most so many rows; it computes the same as the bucket's own.

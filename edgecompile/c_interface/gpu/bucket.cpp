@@ -216,6 +216,7 @@ void GpuBucket::queue(const Plan& plan) {
   if (program.user() != this) program.rehearse(plan.inputs, this);
   staging_->send(0, plan.sent, stream);
   program.enqueue(sources, targets, lane_.scratch.get(), lane_.scratch_bytes, stream);
+  if (!lane_.records) results_ = program.results();
   staging_->fetch(plan.fetched, plan.end, stream);
 }
 
@@ -255,7 +256,7 @@ void GpuBucket::take_outputs(const Plan& plan, const std::vector<Sizes>& shapes,
                              Outputs* result) const {
   for (size_t i = 0; i < shapes.size(); ++i) {
     const TensorSpec& spec = manifest_.outputs[i];
-    const Sizes& sizes = plan.outputs[i];
+    const Sizes& sizes = results_.empty() ? plan.outputs[i] : results_[i];
     if (shapes[i].size() != sizes.size()) {
       throw GpuError(cat(spec.name, " has ", sizes.size(), " dimensions, the manifest has ",
                          shapes[i].size()));

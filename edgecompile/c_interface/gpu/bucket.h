@@ -12,6 +12,7 @@ namespace ecr {
 
 // What the buckets of a model share. One run is under way at a time, as all use the scratch memory.
 struct Lane {
+  bool records = true;  // graphs can hold the runs, whose outputs' shapes are known before
   const Driver* driver = nullptr;
   Device device;
   Owned<void*> stream;
@@ -71,7 +72,8 @@ class GpuBucket {
   int graph_after_;  // of runs of the largest shapes
   std::vector<Sizes> largest_;
   std::unique_ptr<const Staging> staging_;
-  Plan plan_;             // what the program is set to; without inputs: nothing
+  std::vector<Sizes> results_;  // the shapes of the last run's outputs; none: they are the plan's
+  Plan plan_;                   // what the program is set to; without inputs: nothing
   std::list<Plan> kept_;  // of shapes that came often, the one that was used last at the front
   std::map<std::vector<Sizes>, int> seen_;  // how often others came
 };

@@ -26,6 +26,9 @@ GpuLibrary::GpuLibrary(void* handle, const std::string& label, const Driver* dri
   functions.find(&enqueue_, "ec_cuda_program_enqueue");
   functions.find(&close_, "ec_cuda_program_close");
   functions.check(label);
+  Functions optional(handle);
+  optional.find(&allow_numbers_, "ec_cuda_program_allow_numbers");
+  optional.find(&results_, "ec_cuda_program_results");
   check_abi(label, abi_version_(), kAbiVersion);
   check(load_driver_(driver_.path().c_str()), "loading the driver");
 }
@@ -107,6 +110,22 @@ void GpuProgram::enqueue(const std::vector<uint64_t>& inputs, const std::vector<
       library_.enqueue_(handle_, inputs.data(), static_cast<int64_t>(inputs.size()), outputs.data(),
                         static_cast<int64_t>(outputs.size()), scratch, scratch_bytes, stream),
       "running " + label_);
+}
+
+void GpuProgram::allow_numbers() {
+  if (library_.allow_numbers_ == nullptr || library_.results_ == nullptr) {
+    throw GpuError(label_ + ": its runtime reads no numbers from the GPU");
+  }
+  library_.check(library_.allow_numbers_(handle_), "opening " + label_);
+}
+
+std::vector<Sizes> GpuProgram::results() const {
+  std::vector<NativeTensor> found(manifest_.outputs.size());
+  library_.check(library_.results_(handle_, found.data(), static_cast<int64_t>(found.size())),
+                 "asking " + label_ + " for its results");
+  std::vector<Sizes> shapes;
+  for (const NativeTensor& item : found) shapes.emplace_back(item.sizes, item.sizes + item.ndim);
+  return shapes;
 }
 
 }  // namespace ecr

@@ -40,6 +40,9 @@ class GpuLibrary {
   int32_t (*load_)(ec_cuda_program*, int32_t) = nullptr;
   int32_t (*enqueue_)(ec_cuda_program*, const uint64_t*, int64_t, const uint64_t*, int64_t,
                       uint64_t, int64_t, void*) = nullptr;
+  // Null in older bundles.
+  int32_t (*allow_numbers_)(ec_cuda_program*) = nullptr;
+  int32_t (*results_)(const ec_cuda_program*, NativeTensor*, int64_t) = nullptr;
   void (*close_)(ec_cuda_program*) = nullptr;
 };
 
@@ -71,6 +74,11 @@ class GpuProgram : Fixed {
   // Queues a run on a stream and doesn't wait. Throws GpuError.
   void enqueue(const std::vector<uint64_t>& inputs, const std::vector<uint64_t>& outputs,
                Address scratch, int64_t scratch_bytes, void* stream);
+  // Says that no graph is captured, and that results() tells the outputs' shapes. Throws GpuError.
+  void allow_numbers();
+  // The shapes of the last run's outputs, where the values of its inputs decide about them. Throws
+  // GpuError.
+  std::vector<Sizes> results() const;
 
  private:
   const GpuLibrary& library_;

@@ -31,6 +31,7 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
   }
   const Driver& driver = Driver::load();
   lane_.driver = &driver;
+  lane_.records = variant_.gpu->graphs;
   lane_.device = driver.describe();
   const GpuLibrary& library =
       *load_runtime<GpuLibrary>(pinned, file_name(variant_.runtime), lane_.driver);
@@ -43,6 +44,7 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
     const std::string& program = lists[i][tuned_ ? tuned_->choice[i] : 0];
     programs_.push_back(
         std::make_unique<GpuProgram>(library, pin_library(folder_, program), *weights_, manifest));
+    if (!lane_.records) programs_.back()->allow_numbers();
   }
   size_t next = specs_.size();
   for (size_t i = 0; i < specs_.size(); ++i) {
@@ -75,7 +77,7 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
 
 bool GpuPrograms::replays(const Bucket& bucket) const {
   // What would be copied with each run of a generative model is all of its caches.
-  if (folder_.manifest().generation || mode_ == kDefault) return false;
+  if (folder_.manifest().generation || mode_ == kDefault || !lane_.records) return false;
   for (size_t axis = 0; axis < bucket.axes.size(); ++axis) {
     const auto& padded = bucket.pad_axes;
     if (bucket.axes[axis].lo < bucket.axes[axis].hi &&
@@ -90,7 +92,7 @@ GpuBucket& GpuPrograms::ready(size_t bucket) {
   std::unique_ptr<GpuBucket>& slot = buckets_[bucket];
   if (slot == nullptr) {
     const Manifest& manifest = folder_.manifest();
-    const bool often = mode_ == kPlanned && !replays(specs_[bucket]);
+    const bool often = mode_ == kPlanned && lane_.records && !replays(specs_[bucket]);
     auto made = std::make_unique<GpuBucket>(lane_, forms_[bucket], manifest, specs_[bucket],
                                             often ? kMostGraphs : 0);
     // What is in memory by chance could be indices outside their tables.
@@ -106,7 +108,8 @@ GpuBucket& GpuPrograms::ready_for_text(size_t bucket) {
   std::unique_ptr<GpuBucket>& slot = text_buckets_[bucket];
   if (slot == nullptr) {
     slot = std::make_unique<GpuBucket>(lane_, forms_[bucket], folder_.manifest(), specs_[bucket],
-                                       mode_ == kDefault ? 0 : kMostGraphs, text_.get());
+                                       mode_ == kDefault || !lane_.records ? 0 : kMostGraphs,
+                                       text_.get());
   }
   return *slot;
 }

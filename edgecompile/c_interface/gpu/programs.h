@@ -15,7 +15,8 @@ namespace ecr {
 // Runs take turns. Of each bucket the program runs that `tune` chose on this GPU, else the first. A
 // bucket of one shape, as padded ones are, replays a graph that was captured for
 // it once, unless the mode is "default"; runs of other buckets are queued, or in the mode "planned"
-// replay a graph of shapes that came often.
+// replay a graph of shapes that came often. Programs that read numbers from the GPU are queued in
+// all modes.
 class GpuPrograms : public Programs {
  public:
   // Copies the weights and rehearses every program; kernels are loaded with the first runs.

@@ -204,6 +204,9 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
         chosen = " (chosen)" if item["name"] == report["chosen"] else ""
         lines.append("variant   {}{}: {}".format(item["name"], chosen, item["verdict"]))
     for item in manifest["variants"]:
+        if not item.get("gpu", {}).get("graphs", True):
+            text = "variant   {}: runs without CUDA graphs, as sizes in it depend on values"
+            lines.append(text.format(item["name"]))
         for index, few in enumerate(item.get("few", ())):
             if few is not None:
                 text = "bucket {}  {}: another program for at most {} rows"

@@ -320,9 +320,18 @@ class _VariantReader:
             checks = entry.find("checks").strings(0, 16)
             for item in checks:
                 entry.find("checks").check_name(item)
+        graphs = entry.find("graphs").boolean() if entry.find("graphs") else True
         if entry.problems.count > before:
             return None
         assert driver is not None and precision is not None and tolerance is not None
         return GpuSpec(
-            capabilities, ptx, driver, precision, tolerance, cosine, bool(padding), checks
+            capabilities,
+            ptx,
+            driver,
+            precision,
+            tolerance,
+            cosine,
+            bool(padding),
+            checks,
+            bool(graphs),
         )

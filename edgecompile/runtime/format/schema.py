@@ -153,6 +153,8 @@ class GpuSpec(NamedTuple):
     is code that the driver compiles, or None. ``driver`` is CUDA's number of the oldest driver, 12060
     for 12.6. ``precision`` names the weights. ``tolerance`` and ``min_cosine`` judge golden vectors;
     ``padding`` tells whether padding was verified to change nothing, ``checks`` what else was done.
+    ``graphs`` is false where programs read numbers from the GPU in their middle: no CUDA graph holds
+    their runs, and values decide about sizes.
     """
 
     compute_capabilities: Tuple[str, ...]
@@ -163,6 +165,14 @@ class GpuSpec(NamedTuple):
     min_cosine: Optional[float] = None
     padding: bool = False
     checks: Tuple[str, ...] = ()
+    graphs: bool = True
+
+    def to_json(self) -> Dict[str, Any]:
+        """The manifest's entry."""
+        entry: Dict[str, Any] = plain(self._asdict())
+        if self.graphs:
+            del entry["graphs"]
+        return entry
 
 
 class FewRows(NamedTuple):

@@ -172,6 +172,19 @@ class CacheMemory:
             self._cuda.free(base)
 
 
+def copy_leading(label: str, source: "NDArray[Any]", target: "NDArray[Any]") -> None:
+    """Copies the leading part of an output that fits into ``target``.
+
+    Raises:
+        GpuError: ``target`` is larger, where values decide about the output's shape.
+    """
+    part = source[tuple([slice(n) for n in target.shape])]
+    if part.shape != target.shape:
+        text = "{}: an output has shape {}, memory for {} was given"
+        raise GpuError(text.format(label, list(source.shape), list(target.shape)))
+    target[...] = part
+
+
 def _count(shape: Sizes) -> int:
     result = 1
     for size in shape:

@@ -4,7 +4,7 @@
 given addresses and allocates nothing while it does so can be driven the same way.
 """
 
-from typing import Dict, Mapping, Protocol, Tuple
+from typing import Dict, Mapping, Optional, Protocol, Tuple
 
 Sizes = Tuple[int, ...]
 
@@ -53,6 +53,15 @@ class Context(Protocol):
         """
         ...
 
+    def results(self) -> Optional[Dict[str, Sizes]]:
+        """After ``enqueue``: the shapes that the run's outputs have got; None: those of ``reshape``,
+        which are else the largest ones.
+
+        Raises:
+            GpuError: the engine can't tell.
+        """
+        ...
+
     def close(self) -> None:
         """Gives back what the context holds; no run may be under way. A second call does nothing."""
         ...
@@ -64,6 +73,11 @@ class Engine(Protocol):
     @property
     def label(self) -> str:
         """Its name in messages, such as a path."""
+        ...
+
+    @property
+    def records(self) -> bool:
+        """Whether runs can be captured as graphs: they don't wait for the GPU in their middle."""
         ...
 
     @property

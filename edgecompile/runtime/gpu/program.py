@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import EdgecompileError, GpuError, InputError
 from ..format.schema import BucketSpec, Manifest, TensorSpec
-from .buffers import Buffers, CacheMemory, Span
+from .buffers import Buffers, CacheMemory, Span, copy_leading
 from .engines import Context, Sizes
 from .lane import GpuLane
 
@@ -194,6 +194,9 @@ class GpuProgram:
         stream = self._lane.stream
         self._buffers.send(shaped.sent, stream)
         self._context.enqueue(stream)
+        found = self._context.results()
+        if found is not None:
+            shaped.targets = [self._buffers.view(x.name, found[x.name]) for x in self._results]
         self._buffers.fetch(shaped.fetched, stream)
 
     def run(
@@ -246,7 +249,7 @@ class GpuProgram:
                 arrays[index][...] = shaped.sources[index]
             if results is not None:
                 for view, result in zip(shaped.targets, results):
-                    result[...] = view[tuple([slice(n) for n in result.shape])]
+                    copy_leading(self.label, view, result)
                 return []
             if shapes is None:
                 return [np.array(view, x.dtype) for view, x in zip(shaped.targets, self._results)]

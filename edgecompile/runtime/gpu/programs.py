@@ -3,7 +3,8 @@
 Three modes. "planned" is what the buckets' costs were planned for: one of a single shape, as padded
 ones are, replays a CUDA graph that was captured for it once; others are queued for each run, at
 the very sizes of its inputs, or where the engine allows it replay a graph of sizes that came often. The two others are named as PyTorch's users know them: "default" queues
-every run; "reduce-overhead" pads every bucket to its upper end and replays graphs only.
+every run; "reduce-overhead" pads every bucket to its upper end and replays graphs only. An engine
+whose runs can't be recorded is queued in all of them.
 """
 
 import threading
@@ -277,6 +278,8 @@ class GpuPrograms:
         """Whether a bucket's program runs as a graph, which has one shape."""
         if self.manifest.generation is not None:
             return False  # what is copied with each run is all of the caches
+        if not self._engine.records:
+            return False
         spec = self.manifest.buckets[bucket]
         padded = spec.padded(self.manifest.length_axis)
         one_shape = all(e.lo == e.hi or axis in padded for axis, e in spec.axes.items())

@@ -21,8 +21,6 @@ from .library import GpuLibrary, GpuProgramLibrary, Rehearsal
 class TritonEngine:
     """The programs of a variant, each loaded when it is first asked for; not from two threads at once."""
 
-    keeps_graphs = True
-
     def __init__(
         self,
         library: GpuLibrary,
@@ -34,6 +32,9 @@ class TritonEngine:
         """Takes over one use of ``constants``; ``folder`` stays open as long as the engine."""
         self.label = "{}: the variant {}".format(folder.path, variant.name)
         self.profiles = len(variant.programs)
+        assert variant.gpu is not None
+        #: Programs that read numbers from the GPU wait in their middle, which no graph can.
+        self.records = self.keeps_graphs = variant.gpu.graphs
         self._library = library
         self._folder = folder
         self._variant = variant
@@ -74,6 +75,8 @@ class TritonEngine:
             raise BundleError(
                 text.format(program.label, *(counts + wanted)) + " [program-signature]"
             )
+        if not self.records:
+            program.allow_numbers()
         self._programs[path] = program
         return program
 
@@ -184,6 +187,12 @@ class TritonContext:
         if self._program.user is not self:  # the program has the shapes of another context
             self.reshape(self._shapes)
         self._program.enqueue(self._sources, self._targets, self._scratch, self._size, stream)
+
+    def results(self) -> Optional[Dict[str, Sizes]]:
+        """See ``gpu.engines``."""
+        if self._engine.records or self._program is None:
+            return None
+        return dict(zip(self._outputs, self._program.results()))
 
     def close(self) -> None:
         """See ``gpu.engines``; the engine keeps the programs."""

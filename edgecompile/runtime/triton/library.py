@@ -48,6 +48,11 @@ _FUNCTIONS: Tuple[Function, ...] = (
     ("ec_cuda_program_close", None, (_HANDLE,)),
     ("ec_live_tensors", _INT64, ()),
 )
+# Of newer bundles.
+_OPTIONAL: Tuple[Function, ...] = (
+    ("ec_cuda_program_allow_numbers", _INT32, (_HANDLE,)),
+    ("ec_cuda_program_results", _INT32, (_HANDLE, _TENSORS, _INT64)),
+)
 
 # By the dynamic loader's handle, as in ``cpu.library``.
 _loaded: "Dict[int, GpuLibrary]" = {}
@@ -93,7 +98,9 @@ class GpuLibrary:
     def __init__(self, library: ctypes.CDLL, label: str, driver: Driver) -> None:
         self.label = label
         self.driver = driver
-        bind_functions(library, label, _FUNCTIONS, ("ec_cuda_abi_version", ABI_VERSION))
+        self.lacks = bind_functions(
+            library, label, _FUNCTIONS, ("ec_cuda_abi_version", ABI_VERSION), _OPTIONAL
+        )
         self.native = library
         self.check(library.ec_cuda_load_driver(driver.path.encode()), "loading the driver")
 
@@ -161,6 +168,13 @@ class GpuProgramLibrary:
         #: For whom it was rehearsed last; whoever runs it sees to it that this is himself.
         self.user: Any = None
 
+    def allow_numbers(self) -> None:
+        """Says that no graph is captured, and that ``results`` tells the outputs' shapes."""
+        if self._library.lacks:
+            raise GpuError("{}: its runtime reads no numbers from the GPU".format(self.label))
+        status = self._native.ec_cuda_program_allow_numbers(self._open())
+        self._library.check(status, "opening " + self.label)
+
     def rehearse(self, specs: Sequence[TensorSpec], shapes: Mapping[str, Sizes]) -> Rehearsal:
         """Makes these the shapes of the next runs, and tells what those will do.
 
@@ -224,6 +238,17 @@ class GpuProgramLibrary:
         )
         if status != 0:
             self._library.check(status, "running " + self.label)
+
+    def results(self) -> List[Sizes]:
+        """The shapes of the last run's outputs, where the values of its inputs decide about them.
+
+        Raises:
+            GpuError: there was none.
+        """
+        outputs = (NativeTensor * max(self.n_outputs, 1))()
+        status = self._native.ec_cuda_program_results(self._open(), outputs, self.n_outputs)
+        self._library.check(status, "asking " + self.label + " for its results")
+        return [tuple(x.sizes[: x.ndim]) for x in outputs[: self.n_outputs]]
 
     def _open(self) -> ctypes.c_void_p:
         if self._handle is None:

@@ -121,7 +121,7 @@ def open_triton_variant(
     spec = variant.gpu
     assert spec is not None
     manifest = folder.manifest
-    if mode == REDUCE_OVERHEAD:
+    if mode == REDUCE_OVERHEAD and spec.graphs:
         manifest = pad_everything(manifest, spec.padding)
     # What needs no GPU comes first: ``start_driver`` makes it ready meanwhile.
     pinned = pin_library(folder, variant.runtime)

@@ -167,6 +167,7 @@ HOSTILE_GPUS: list[tuple[str, str, Any, str]] = [
     ("key-type", "gpu.ptx", 9.0, "variants[1].gpu.ptx: must be a string"),
     ("key-type", "gpu.driver", "12.6", "variants[1].gpu.driver"),
     ("key-type", "gpu.padding", 1, "must be true or false"),
+    ("key-type", "gpu.graphs", "no", "variants[1].gpu.graphs: must be true or false"),
     ("key-type", "gpu.compute_capabilities.0", 87, "variants[1].gpu.compute_capabilities[0]"),
     ("key-type", "gpu.checks", "graph", "variants[1].gpu.checks: must be a list"),
     ("key-type", "gpu.min_cosine", "1", "variants[1].gpu.min_cosine: must be a number"),
@@ -221,8 +222,13 @@ def test_a_variant_for_gpus_is_read_and_written(bundle: DummyBundle) -> None:
     assert again.to_json()["variants"][1] == variant and again.variants[1].few[0] is None
     assert again.variants[1].files() == [*variant["programs"], *variant["programs"]]
     del variant["few"]
+    variant["gpu"]["graphs"] = False
+    again = parse_manifest(json.dumps(bundle.listed()).encode())
+    assert again.to_json()["variants"][1] == variant
+    assert again.variants[1].gpu is not None and not again.variants[1].gpu.graphs
+    del variant["gpu"]["graphs"]
     spec = manifest.variants[1].gpu
-    assert spec is not None and spec.driver == 12060 and spec.tolerance.rtol == 0.01
+    assert spec is not None and spec.graphs and spec.driver == 12060 and spec.tolerance.rtol == 0.01
     del variant["gpu"]["checks"], variant["gpu"]["min_cosine"]
     variant["gpu"].update(ptx=None)
     manifest = parse_manifest(json.dumps(bundle.listed()).encode())

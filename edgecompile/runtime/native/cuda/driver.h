@@ -35,7 +35,9 @@ constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kNoBinary = 20
     (DriverFunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, \
      void**, void**))                                                                              \
   X(copy, cuMemcpyDtoDAsync_v2, (Address, Address, size_t, Stream))                                \
-  X(fill, cuMemsetD8Async, (Address, unsigned char, size_t, Stream))
+  X(fill, cuMemsetD8Async, (Address, unsigned char, size_t, Stream))                               \
+  X(read, cuMemcpyDtoH_v2, (void*, Address, size_t))                                               \
+  X(synchronize, cuStreamSynchronize, (Stream))
 
 struct Driver {
 #define EC_DEFINE_CALL(name, symbol, arguments) Result(*name) arguments = nullptr;

@@ -36,7 +36,10 @@ EC_API int64_t ec_cuda_program_output_count(const ec_cuda_program* program);
 /* Rehearses a run of inputs of these types and sizes (data is ignored) without the GPU: describes
  * the outputs (data null, row-major) and tells the bytes of scratch memory and the number of
  * launches. The next runs are of these sizes. A rehearsal of smaller sizes than those of the first
- * one takes no more scratch memory, unless the program then asks for memory in another order. */
+ * one takes no more scratch memory, unless the program then asks for memory in another order.
+ *
+ * Where a program reads numbers from the GPU that sizes depend on, outputs have the largest sizes
+ * that they may get, and scratch memory is for these. */
 EC_API int32_t ec_cuda_program_plan(ec_cuda_program* program, const ec_tensor* inputs,
                                     int64_t n_inputs, ec_tensor* outputs, int64_t n_outputs,
                                     int64_t* scratch_bytes, int64_t* launches);
@@ -45,11 +48,22 @@ EC_API int32_t ec_cuda_program_plan(ec_cuda_program* program, const ec_tensor* i
  */
 EC_API int32_t ec_cuda_program_load(ec_cuda_program* program, int32_t capability);
 
-/* Queues a run on a stream and doesn't wait; it allocates nothing on the GPU. Inputs and outputs
- * are addresses, multiples of 256, in the model's order. */
+/* Queues a run on a stream; it allocates nothing on the GPU. It doesn't wait, unless the program
+ * reads numbers: then no graph can be captured of it. Inputs and outputs are addresses, multiples
+ * of 256, in the model's order. */
 EC_API int32_t ec_cuda_program_enqueue(ec_cuda_program* program, const uint64_t* inputs,
                                        int64_t n_inputs, const uint64_t* outputs, int64_t n_outputs,
                                        uint64_t scratch, int64_t scratch_bytes, void* stream);
+
+/* Says that the caller captures no graphs of the program, and asks for its results after each run:
+ * without that a program that reads numbers can't be rehearsed. Libraries of older bundles, whose
+ * programs read none, lack this function and the next one. */
+EC_API int32_t ec_cuda_program_allow_numbers(ec_cuda_program* program);
+
+/* Describes the outputs of the last enqueued run as ec_cuda_program_plan does, but with the sizes
+ * that they have got. */
+EC_API int32_t ec_cuda_program_results(const ec_cuda_program* program, ec_tensor* outputs,
+                                       int64_t n_outputs);
 
 /* No run may be under way. Null is allowed. */
 EC_API void ec_cuda_program_close(ec_cuda_program* program);

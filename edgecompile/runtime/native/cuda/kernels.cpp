@@ -180,6 +180,7 @@ EC_API Result ec_cuLaunchKernel(Kernel* kernel, unsigned grid_x, unsigned grid_y
       }
       return;
     }
+    if (grid_x == 0 || grid_y == 0 || grid_z == 0) return;  // a size that was read is 0
     if (kernel->function() == nullptr) kernel->load(run.capability);
     check(driver().launch(kernel->function(), grid_x, grid_y, grid_z, block_x, block_y, block_z,
                           shared_bytes, stream, arguments, extra),

@@ -16,9 +16,11 @@ struct ec_cuda_program {
   std::vector<ec_tensor> inputs;        // of the rehearsal, without addresses
   std::vector<ec::cuda::Request> plan;  // for those
   std::vector<ec::cuda::Request> first_plan;
+  std::vector<ec_tensor> results;  // the outputs of the last run
   std::vector<ec::cuda::Kernel*> kernels;
   int64_t scratch_bytes = 0, first_scratch_bytes = 0;
   int32_t capability = 0;  // 0 until the kernels are loaded
+  bool may_read_numbers = false;
 };
 
 namespace {
@@ -60,6 +62,14 @@ void execute(ec_cuda_program* program, Run* run, const Address* addresses, Handl
   program->library->run(inputs.handles.data(), outputs->handles.data(), run->stream);
   ec::separate(&outputs->handles);
 }
+
+// What a rehearsal tells.
+struct Rehearsed {
+  std::vector<Request> requests;
+  std::vector<ec_tensor> outputs;
+  int64_t launches = 0;
+  bool reads_numbers = false;
+};
 
 // An output that has the whole of a request's memory to itself can be written where it belongs; the
 // others are copied there after the run.
@@ -105,13 +115,68 @@ void place(ec_cuda_program* program, std::vector<Request> requests) {
   }
 }
 
-void describe(const Tensor& tensor, ec_tensor* view) {
-  *view = ec_tensor{};
-  view->dtype = tensor.dtype;
-  view->ndim = tensor.dims;
-  view->nbytes = tensor.numel() * ec::element_size(tensor.dtype);
-  for (int d = 0; d < tensor.dims; ++d) view->sizes[d] = tensor.sizes[d];
-  ec::contiguous_strides(tensor.dims, tensor.sizes, view->strides);
+ec_tensor describe(int32_t dtype, int32_t dims, const int64_t* sizes) {
+  ec_tensor view{};
+  view.dtype = dtype;
+  view.ndim = dims;
+  view.nbytes = ec::element_size(dtype);
+  for (int d = 0; d < dims; ++d) {
+    view.sizes[d] = sizes[d];
+    view.nbytes *= sizes[d];
+  }
+  ec::contiguous_strides(dims, sizes, view.strides);
+  return view;
+}
+
+std::vector<ec_tensor> describe(const HandleArray& handles) {
+  std::vector<ec_tensor> views;
+  for (const AtenTensorHandle handle : handles.handles) {
+    const Tensor& tensor = *ec::unwrap(handle);
+    views.push_back(describe(tensor.dtype, tensor.dims, tensor.sizes));
+  }
+  return views;
+}
+
+// Goes through a run of the program's inputs without the GPU.
+Rehearsed rehearse(ec_cuda_program* program, bool takes_least) {
+  Rehearsed result;
+  // Made up as well; an input may be empty, but has an address.
+  std::vector<Address> addresses;
+  for (size_t i = 0; i < program->inputs.size(); ++i) {
+    addresses.push_back((Address{1} << 46) + (static_cast<Address>(i) << 36));
+  }
+  Run run;
+  run.requests = &result.requests;
+  run.rehearsed = true;
+  run.takes_least = takes_least;
+  run.kernels = &program->kernels;
+  HandleArray handles(program->library->output_count());
+  execute(program, &run, addresses.data(), &handles);
+  claim_outputs("", handles, &result.requests, program->library->output_names());
+  result.outputs = describe(handles);
+  result.launches = run.launches;
+  result.reads_numbers = run.reads_numbers;
+  return result;
+}
+
+// Widens a rehearsal to have room for what another one asks for, which differs in sizes alone.
+void widen(Rehearsed* most, const Rehearsed& other) {
+  const auto alike = [](const Request& a, const Request& b) { return a.freed == b.freed; };
+  std::vector<Request>& requests = most->requests;
+  if (!std::equal(requests.begin(), requests.end(), other.requests.begin(), other.requests.end(),
+                  alike)) {
+    fail("the program asks for memory in an order that depends on values");
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].bytes = std::max(requests[i].bytes, other.requests[i].bytes);
+  }
+  for (size_t i = 0; i < most->outputs.size(); ++i) {
+    ec_tensor& output = most->outputs[i];
+    for (int d = 0; d < output.ndim; ++d) {
+      output.sizes[d] = std::max(output.sizes[d], other.outputs[i].sizes[d]);
+    }
+    output = describe(output.dtype, output.ndim, output.sizes);
+  }
 }
 
 }  // namespace
@@ -159,25 +224,18 @@ int32_t ec_cuda_program_plan(ec_cuda_program* program, const ec_tensor* inputs, 
     std::vector<ec_tensor> before(inputs, inputs + n_inputs);
     std::swap(before, program->inputs);
     try {
-      // Made up as well; an input may be empty, but has an address.
-      std::vector<Address> addresses;
-      for (int64_t i = 0; i < n_inputs; ++i) {
-        addresses.push_back((Address{1} << 46) + (static_cast<Address>(i) << 36));
+      Rehearsed rehearsed = rehearse(program, false);
+      if (rehearsed.reads_numbers && !program->may_read_numbers) {
+        fail(
+            "sizes depend on values here, which this loader or the manifest doesn't know of: use "
+            "the "
+            "runtime in the bundle's own runtime/ folder");
       }
-      std::vector<Request> requests;
-      Run run;
-      run.requests = &requests;
-      run.rehearsed = true;
-      run.kernels = &program->kernels;
-      HandleArray handles(n_outputs);
-      execute(program, &run, addresses.data(), &handles);
-      claim_outputs("", handles, &requests, program->library->output_names());
-      for (int64_t i = 0; i < n_outputs; ++i) {
-        describe(*ec::unwrap(handles.handles[static_cast<size_t>(i)]), &outputs[i]);
-      }
-      place(program, std::move(requests));
+      if (rehearsed.reads_numbers) widen(&rehearsed, rehearse(program, true));
+      std::copy(rehearsed.outputs.begin(), rehearsed.outputs.end(), outputs);
+      place(program, std::move(rehearsed.requests));
       *scratch_bytes = program->scratch_bytes;
-      *launches = run.launches;
+      *launches = rehearsed.launches;
     } catch (...) {
       std::swap(before, program->inputs);
       throw;
@@ -214,13 +272,33 @@ int32_t ec_cuda_program_enqueue(ec_cuda_program* program, const uint64_t* inputs
     HandleArray handles(n_outputs);
     execute(program, &run, sources.data(), &handles);
     if (run.next != program->plan.size()) fail("the run asked for less than its rehearsal did");
+    program->results = describe(handles);
     const ec::cuda::RunScope scope(&run);
     for (size_t i = 0; i < targets.size(); ++i) {
       const Tensor& tensor = *ec::unwrap(handles.handles[i]);
+      if (!ec::is_contiguous(tensor)) fail("an output is no row-major tensor");
       if (reinterpret_cast<Address>(tensor.data) == targets[i]) continue;
       ec::cuda::copy_bytes(reinterpret_cast<void*>(targets[i]), tensor.data,
                            tensor.numel() * ec::element_size(tensor.dtype));
     }
+  });
+}
+
+int32_t ec_cuda_program_allow_numbers(ec_cuda_program* program) {
+  return guarded("ec_cuda_program_allow_numbers", [&] {
+    if (program == nullptr) fail("null pointer");
+    program->may_read_numbers = true;
+  });
+}
+
+int32_t ec_cuda_program_results(const ec_cuda_program* program, ec_tensor* outputs,
+                                int64_t n_outputs) {
+  return guarded("ec_cuda_program_results", [&] {
+    if (program == nullptr || outputs == nullptr) fail("null pointer");
+    if (n_outputs != static_cast<int64_t>(program->results.size())) {
+      fail("the last run has %zu outputs, not %ld", program->results.size(), n_outputs);
+    }
+    std::copy(program->results.begin(), program->results.end(), outputs);
   });
 }
 

@@ -5,6 +5,10 @@
 // follows one block for everything; a real run of the same shapes asks for the same and gets it
 // there, without an allocator. All work is queued on one stream, so that memory given back may be
 // used again at once.
+//
+// A program may read numbers from the GPU and take them for sizes. Rehearsals make them up: one
+// takes the most that each may be, another one the least, and there is room for what either asks
+// for.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +40,11 @@ struct Request {
 // come first, each at the lowest place that is free for as long as it lives.
 int64_t place_requests(std::vector<Request>* requests);
 
+// What a number that is read from the GPU may be, both ends included.
+struct NumberRange {
+  int64_t least = 0, most = 0;
+};
+
 struct Run {
   // Of a rehearsal it grows, else it is followed.
   std::vector<Request>* requests = nullptr;
@@ -47,6 +56,9 @@ struct Run {
   int32_t capability = 0;                   // the device's, 87 for 8.7
   std::vector<Kernel*>* kernels = nullptr;  // that a rehearsal meets
   int64_t launches = 0;
+  bool takes_least = false;    // of a rehearsal: numbers are the least that they may be
+  NumberRange expected;        // of the next number
+  bool reads_numbers = false;  // it has read one: requests may be smaller than planned
 };
 
 // The calling thread's run; throws Error where there is none.
