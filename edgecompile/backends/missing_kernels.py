@@ -14,9 +14,10 @@ from edgecompile.models.source_lines import place_of_trace
 #: Why some kernels will never be there.
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"rand|bernoulli|multinomial|exponential|normal|uniform|dropout", "draws random numbers"),
+    (r"unique|bincount|repeat_interleave", "the size of its result depends on values"),
     (
-        r"masked_select|unique|bincount|repeat_interleave|^aten\.(nonzero|index)|_local_scalar_dense",
-        "the size of its result depends on values",
+        r"^aten\.(item|_local_scalar_dense)",
+        "a size is made of its number, which has no end: torch._check(number <= most) gives it one",
     ),
 )
 

@@ -39,6 +39,7 @@ def add_gpu_programs(
         min_cosine=min_cosine(programs.precision),
         padding=padding,
         checks=programs.checks,
+        graphs=not programs.reads_numbers,
     )
     variants = [_variant(writer, programs, arch, gpu) for arch in programs.natives]
     return manifest._replace(

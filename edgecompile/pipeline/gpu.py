@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.backends.cuda.compiled import GpuPrograms, form_notes
+from edgecompile.backends.cuda.compiled import NUMBERS_NOTE, GpuPrograms, program_notes
 from edgecompile.backends.cuda.forms import TILED, Traffic, choose_forms, form_note
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.staging import Staging
@@ -159,7 +159,8 @@ def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Pat
 
 
 def predict_forms(run: Run, subject: Subject, planned: Planned) -> list[str]:
-    """Notes on the buckets that a build would give two programs, unless their code came out alike.
+    """Notes on the buckets that a build would give two programs, unless their code came out alike, and on sizes that
+    depend on values.
 
     It exports the programs, which a build with the same work folder uses again.
     """
@@ -169,11 +170,18 @@ def predict_forms(run: Run, subject: Subject, planned: Planned) -> list[str]:
         return []
     buckets = planned.plan.buckets
     exported, traffic = export_programs(run, subject.whole, buckets), _traffic(subject)
-    return [
+    notes = [
         form_note(index, form.rows, form.gain, "would have")
         for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True))
         if (form := choose_forms(program, bucket, profile.gpu.facts, traffic)) is not None
     ]
+    return notes + [NUMBERS_NOTE] * any(map(_reads_numbers, exported))
+
+
+def _reads_numbers(exported: ExportedModel) -> bool:
+    from edgecompile.backends.cuda.lowering.values import sizes_depend_on_values
+
+    return sizes_depend_on_values(exported.program.module())
 
 
 def _traffic(subject: Subject) -> Traffic:
@@ -207,5 +215,5 @@ def _compile_for_gpu(
             step=step,
         ),
     )
-    run.notes.add(*form_notes(programs))
+    run.notes.add(*program_notes(programs))
     return programs

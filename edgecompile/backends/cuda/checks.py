@@ -152,6 +152,10 @@ def _compare(
     tolerance, least = TOLERANCES[precision], min_cosine(precision)
     worst, cosines, problems = 0.0, [], []
     for name, expected in want.items():
+        if got[name].shape != expected.shape:
+            shapes = [list(x.shape) for x in (got[name], expected)]
+            problems.append(f"'{name}' has shape {shapes[0]} instead of {shapes[1]}")
+            continue
         if not expected.is_floating_point():
             continue  # chosen by comparison: a rounding may choose otherwise
         a, b = got[name].double().flatten(), expected.double().flatten()

@@ -27,7 +27,11 @@ from edgecompile.toolchain.native import (
 #: What a program wants of the runtime library, which offers each with ``ec_`` before it.
 FOREIGN = re.compile(r"^(aoti_torch_|cu[A-Z])")
 
-_SLIM = '#include "generated/slim_streams.h"\n'
+_SLIM = (
+    '#include "generated/slim_streams.h"\n'
+    'extern "C" void ec_cuda_expect_number(int64_t, int64_t);\n'
+    'extern "C" bool ec_cuda_rehearses();\n'
+)
 _FLAGS = (
     "-std=c++20",
     "-O1",

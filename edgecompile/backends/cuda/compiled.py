@@ -11,6 +11,9 @@ from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.cuda.forms import form_note
 from edgecompile.toolchain.native import NativeRuntime
 
+#: Of programs that read numbers.
+NUMBERS_NOTE = "Sizes in the model depend on values: each run waits for a number from the GPU, and runs without CUDA graphs."
+
 #: A variant of a bundle: these programs on hosts of an architecture.
 PREFIX = "triton-"
 
@@ -76,6 +79,13 @@ class GpuPrograms:
         ]
         return ("audit", *sorted(set.intersection(*made)))
 
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether any program reads numbers from the GPU in its middle, so that no graph holds its runs."""
+        return any(
+            item.lowering["reads_numbers"] for arch in self.artifacts for item in self.of(arch)
+        )
+
     def glibc(self, arch: str) -> str:
         """The newest glibc that any library for an architecture needs."""
         found = [v.glibc for v in self.audit if v.variant == arch and v.glibc]
@@ -105,11 +115,14 @@ class GpuPrograms:
         }
 
 
-def form_notes(programs: GpuPrograms) -> list[str]:
-    """What a person should know of second programs."""
+def program_notes(programs: GpuPrograms) -> list[str]:
+    """What a person should know of second programs, and of numbers that are read."""
     forms = next(iter(programs.few.values()), ())
-    return [
+    notes = [
         form_note(index, form.rows, form.gain)
         for index, form in enumerate(forms)
         if form is not None
     ]
+    if programs.reads_numbers:
+        notes.append(NUMBERS_NOTE)
+    return notes

@@ -45,6 +45,7 @@ class GeneratedGpu:
         modules: module of the model by node, for messages.
         lowering: what was rewritten.
         kinds: sizes at which conditions don't hold that Inductor took for given.
+        reads_numbers: whether it reads numbers from the GPU in the middle of a run.
     """
 
     wrapper: str
@@ -53,6 +54,7 @@ class GeneratedGpu:
     modules: Mapping[str, str]
     lowering: Mapping[str, Any]
     kinds: tuple[Mapping[str, int], ...]
+    reads_numbers: bool
 
 
 def generate_gpu(
@@ -120,11 +122,16 @@ def generate_gpu(
         assumed = tuple(guard.expr for guard in new)
         kinds = tuple(unlike_sizes(module, assumed, exported.inputs, ranges, sizes))
     wrapper, constants = name_by_content(_plain(raw.wrapper), raw.constants, own | packed)
-    return GeneratedGpu(wrapper, raw.kernels, constants, modules, vars(report), kinds)
+    reads = "aoti_torch_item_" in wrapper
+    if reads:
+        wrapper = _ASSERTION.sub("if (!ec_cuda_rehearses() && ", wrapper)
+    return GeneratedGpu(wrapper, raw.kernels, constants, modules, vars(report), kinds, reads)
 
 
 #: Comments with the kernels' sources, which name temporary files.
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+#: Of numbers, which a rehearsal makes up one by one.
+_ASSERTION = re.compile(r'if \((?=!\(.*\)\) \{ throw std::runtime_error\("Expected )')
 
 
 def _plain(wrapper: str) -> str:

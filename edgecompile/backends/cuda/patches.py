@@ -1,4 +1,5 @@
-"""What of Inductor is done otherwise while it generates code for a GPU: which tile a product gets, and two mistakes.
+"""What of Inductor is done otherwise while it generates code for a GPU: which tile a product gets, what a number that
+is read from the GPU may be, and two mistakes.
 
 One mistake: what stands outside a tensor is read as a load with a mask, such as a pool's zeros around an image.
 Where the tensor was made by the same kernel, Inductor takes the value at hand and forgets the mask; in an image
@@ -17,11 +18,13 @@ from typing import Any
 
 from torch._inductor import ir, select_algorithm
 from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.codegen.triton import TritonKernelOverrides
 from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, GemmConfig
 from torch._inductor.virtualized import V
 from torch._inductor.virtualized import _ops as ops
 
+from edgecompile.backends.cuda.number_ranges import number_range
 from edgecompile.backends.cuda.tiles import FP8_TILES, PRODUCT_TILES, Product, Tile
 
 #: The index, among tiles, of the one that a product is compiled with. The product is given by its sizes: one
@@ -34,6 +37,7 @@ Points = Sequence[Mapping[Any, int]]
 _masked: Callable[..., Any] = TritonKernelOverrides.masked
 _configurations: Callable[..., Any] = BaseConfigHeuristic.preprocess_mm_configs
 _splits: Callable[..., Any] = ir.Scan.num_splits
+_dynamic_scalar: Callable[..., Any] = CppWrapperCpu._codegen_dynamic_scalar
 
 
 def _keep_mask(mask: Any, body: Any, other: Any) -> Any:
@@ -60,11 +64,22 @@ def _never_split(cls: Any, *args: Any, **options: Any) -> tuple[Any, int]:
     return hint, 1
 
 
+def _expect_number(self: Any, node: Any) -> None:
+    """Says first what an integer may be: memory is planned for it before it is known."""
+    if node.sym.is_integer:
+        factor = math.prod(getattr(key, "divisor", 1) for key in node.keypath)
+        ends = number_range(V.graph.sizevars.shape_env, node.sym)
+        least, most = (self.codegen_cpp_sizevar(factor * end) for end in ends)
+        self.writeline(f"ec_cuda_expect_number({least}, {most});")
+    _dynamic_scalar(self, node)
+
+
 #: What to put in the place of which attribute.
 PATCHES = (
     (TritonKernelOverrides, "masked", staticmethod(_keep_mask)),
     (ir.Scan, "num_splits", classmethod(_never_split)),
     (BaseConfigHeuristic, "preprocess_mm_configs", _offer_tiles),
+    (CppWrapperCpu, "_codegen_dynamic_scalar", _expect_number),
 )
 
 

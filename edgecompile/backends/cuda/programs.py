@@ -310,6 +310,7 @@ class _Task:
             "kernels": [item.to_json() for item in kernels],
             "checks": [item.to_json() for item in found] if checks is None else list(checks),
             "tiles": self.rule,
+            "reads_numbers": generated.reads_numbers,
             "code": _digest(generated.wrapper, kernels),
         }
         assembling = time.perf_counter() - start - generating

@@ -40,6 +40,7 @@ from edgecompile.backends.lowering.rewriting import (
     drop_dropout,
     is_float32,
     replace,
+    select_by_masks,
 )
 from edgecompile.precision import FP32, Precision
 
@@ -60,6 +61,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     """
     low = Lowering(gm, LoweringReport())
     drop_dropout(gm)
+    select_by_masks(gm)
     split_recurrences(low)
     lower_complex(low)
     lower_arithmetic(low)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from edgecompile.backends.lowering.inlining import inline
+
 #: Registers a weight with its name, packed, and returns the name of the attribute.
 Pack = Callable[[Tensor, str], str]
 
@@ -112,6 +114,14 @@ def erase_chain(gm: GraphModule, first: Node, last: Node) -> None:
         gm.graph.erase_node(last)
         last = before
     gm.graph.erase_node(first)
+
+
+def select_by_masks(gm: GraphModule) -> None:
+    """Writes ``masked_select`` as an index: a mask of the same sizes."""
+    for node in list(gm.graph.nodes):
+        if node.target is torch.ops.aten.masked_select.default:
+            x, mask = inline(gm, node, torch.broadcast_tensors, list(node.args), symbolic=True)
+            replace(gm, node, torch.ops.aten.index.Tensor, (x, [mask]))
 
 
 def drop_dropout(gm: GraphModule) -> None:

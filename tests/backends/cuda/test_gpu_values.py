@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from edgecompile.errors import MissingKernelError
 from tests.backends.cuda.test_gpu_lowering import check, flat, lowered, targets
 
 aten = torch.ops.aten
@@ -65,53 +62,6 @@ def test_whole_sequences_that_are_selected() -> None:
     example = {"x": torch.randn(3, 5, 8), "language": torch.tensor([0, 2, 1])}
     _, report = check(Adapters().eval(), example, interpret=False)
     assert report.counts["masks"] == 2
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda part: part - part.mean(0),
-        lambda part: torch.softmax(part, 0),
-        lambda part: part.cumsum(0),
-        lambda part: part + torch.arange(part.shape[0])[:, None],
-        lambda part: part @ part.t() @ part,
-    ],
-)
-def test_rows_that_depend_on_each_other_are_refused(function: Any) -> None:
-    class Selects(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            y, mask = torch.zeros_like(x), x.sum(1) > 0
-            y[mask] = function(x[mask])
-            return y
-
-    with pytest.raises(MissingKernelError, match="depends on values"):
-        lowered(Selects(), {"x": torch.randn(6, 8)}, "fp16")
-
-
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (torch.nonzero, "nonzero"),
-        (lambda x: torch.masked_select(x, x > 0), "masked_select"),
-        (torch.unique, "_unique2"),
-    ],
-)
-def test_results_whose_size_depends_on_values_are_refused(function: Any, name: str) -> None:
-    class Finds(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return function(x)  # type: ignore[no-any-return]
-
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.finds = Finds()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.finds(x) * 2  # type: ignore[no-any-return]
-
-    words = rf"aten\.{name}, once, in finds \(Finds\) at test_gpu_values\.py:\d+: the size of its"
-    with pytest.raises(MissingKernelError, match=words):
-        lowered(Outer(), {"x": torch.randn(6, 8)}, "fp16")
 
 
 class Mixture(nn.Module):

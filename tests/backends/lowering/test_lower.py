@@ -367,3 +367,14 @@ def test_what_changes_in_between_is_read_anew() -> None:
 
 
 #: Kinds of rewrites of convolutions.
+
+
+def test_a_masked_selection_is_an_index() -> None:
+    class Selects(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return torch.masked_select(x, mask) * 2
+
+    example = {"x": torch.randn(5, 4), "mask": torch.rand(5, 1) > 0.5}
+    graph, _ = lowered(Selects(), example)
+    assert torch.ops.aten.masked_select.default not in targets(graph)
+    assert torch.equal(graph(**example), Selects()(**example))

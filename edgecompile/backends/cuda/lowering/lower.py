@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from edgecompile.backends.cuda.lowering.attention import lower_attention
 from edgecompile.backends.cuda.lowering.convolutions import emit_convolution, finish_convolutions
+from edgecompile.backends.cuda.lowering.counts import count_selections
 from edgecompile.backends.cuda.lowering.fp8 import narrow_to_fp8
 from edgecompile.backends.cuda.lowering.int8 import narrow_to_int8
 from edgecompile.backends.cuda.lowering.narrow import narrow_graph
@@ -19,6 +21,7 @@ from edgecompile.backends.cuda.lowering.operators import lower_operators
 from edgecompile.backends.cuda.lowering.products import merge_linears, sum_vectors
 from edgecompile.backends.cuda.lowering.tiles import hints_of
 from edgecompile.backends.cuda.lowering.values import settle_sizes
+from edgecompile.backends.cuda.number_ranges import largest_number
 from edgecompile.backends.generated import ExternCall
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic
 from edgecompile.backends.lowering.complex import lower_complex
@@ -31,7 +34,12 @@ from edgecompile.backends.lowering.constants import (
 from edgecompile.backends.lowering.convolutions import lower_convolutions
 from edgecompile.backends.lowering.equal_nodes import merge_equal_nodes
 from edgecompile.backends.lowering.recurrences import split_recurrences
-from edgecompile.backends.lowering.rewriting import Lowering, LoweringReport, drop_dropout
+from edgecompile.backends.lowering.rewriting import (
+    Lowering,
+    LoweringReport,
+    drop_dropout,
+    select_by_masks,
+)
 from edgecompile.backends.missing_kernels import missing_kernels_error, modules_of_nodes
 from edgecompile.targets.gpu import GpuFacts
 
@@ -44,6 +52,9 @@ _NARROW = {
     "int8": torch.float16,
     "fp8": torch.float16,
 }
+
+#: The host reads a number from the GPU.
+_READS = {aten.item.default, aten._local_scalar_dense.default}
 
 #: Operators that only run a body under another mode of autograd or autocasting.
 _WRAPPERS = {
@@ -69,8 +80,10 @@ def lower_for_gpu(
         MissingKernelError: sizes within the program depend on values; lists every such call.
     """
     low = Lowering(gm, LoweringReport())
+    select_by_masks(gm)
     settle_sizes(low)
-    _refuse_sizes_of_values(gm)
+    count_selections(low)
+    _refuse_sizes(gm)
     _inline_bodies(gm)
     drop_dropout(gm)
     _fill_scalars(gm)
@@ -99,15 +112,33 @@ def lower_for_gpu(
     return low.report
 
 
-def _refuse_sizes_of_values(gm: GraphModule) -> None:
-    """A run's memory is planned from its inputs' sizes, so no size may depend on values."""
+def _refuse_sizes(gm: GraphModule) -> None:
+    """Refuses sizes that depend on values in another way than by numbers with an end, which the host reads."""
     missing: dict[str, list[ExternCall]] = {}
     for node in gm.graph.nodes:
-        if node.meta.get("unbacked_bindings"):
-            name = str(node.target).removesuffix(".default")
-            missing.setdefault(name, []).append(ExternCall(name, (node.name,)))
+        if not node.meta.get("unbacked_bindings") or node.target is aten.slice.Tensor:
+            continue
+        name = str(node.target).removesuffix(".default")
+        if node.target in _READS and _has_end(gm, node):
+            continue
+        missing.setdefault(name, []).append(ExternCall(name, (node.name,)))
     if missing:
         raise missing_kernels_error(missing, modules_of_nodes(gm))
+    for node in gm.graph.nodes:
+        # Inductor finds out itself, and rewritten nodes have copies of what others know.
+        node.meta.pop("unbacked_bindings", None)
+
+
+def _has_end(gm: GraphModule, read: Node) -> bool:
+    """Whether a number that is read has an end, or no size is made of it."""
+    number = read.meta["val"]
+    if not isinstance(number, torch.SymInt):
+        return True
+    values = (value_of(node) for node in gm.graph.nodes)
+    sizes = (size for value in values if value is not None for size in value.shape)
+    symbols = free_unbacked_symbols(number)
+    is_size = any(symbols & free_unbacked_symbols(size) for size in sizes)
+    return not is_size or largest_number(number) is not None
 
 
 def _inline_bodies(gm: GraphModule) -> None:

@@ -47,6 +47,9 @@ _ANY_DTYPE = {
     "_native_batch_norm_legit_no_training", "sym_size", "_assert_tensor_metadata",
 }  # fmt: skip
 
+#: The host reads a number as the model has it.
+_READS = {"item", "_local_scalar_dense"}
+
 _VIEWS = {
     "t", "permute", "transpose", "view", "reshape", "unsqueeze", "squeeze", "expand", "slice",
     "select", "flatten", "contiguous", "clone", "unflatten",
@@ -69,13 +72,13 @@ def _name(node: Node) -> str:
     return str(schema.name).partition("::")[2] if schema is not None else ""
 
 
-def _is_changed(node: Node) -> bool:
+def is_changed(node: Node) -> bool:
     """Whether an operator changes a tensor in place, or a view of it."""
     for user in node.users:
         schema = getattr(user.target, "_schema", None)
         if schema is None or not user.args or user.args[0] is not node:
             continue
-        if schema.is_mutable or (_name(user) in _VIEWS and _is_changed(user)):
+        if schema.is_mutable or (_name(user) in _VIEWS and is_changed(user)):
             return True
     return False
 
@@ -101,7 +104,7 @@ class _Narrowing:
         if node.op == "placeholder":
             value = value_of(node)
             # A cache that is written in place is the caller's, and stays what that one has.
-            if value is not None and value.dtype == torch.float32 and not _is_changed(node):
+            if value is not None and value.dtype == torch.float32 and not is_changed(node):
                 users = list(node.users)
                 with self.gm.graph.inserting_before(node.next):
                     narrow = self._convert(node)
@@ -129,7 +132,7 @@ class _Narrowing:
             args = torch.fx.map_arg(node.args, lambda source: source.meta["val"])
             with self.mode:
                 node.meta["val"] = node.target(*args)  # type: ignore[operator]
-        if node in self.routers:
+        if node in self.routers or name in _READS:
             self._widen(node)
             return
         floats = [source for source in node.all_input_nodes if self._kind(source) is not None]

@@ -1,6 +1,7 @@
 """Writes sizes that depend on values as ones that don't, where the result has a size that is known.
 
-A run's memory is planned from its inputs' sizes. Three forms need no other size in the end: rows that a mask
+What is left makes a run wait for numbers, and CUDA graphs impossible: :mod:`~edgecompile.backends.cuda.lowering.counts`.
+Three forms need no other size in the end: rows that a mask
 selects and that are put back by the same mask are computed for all rows and put where the mask is true; rows that
 are divided by counts among the matrices of a mixture, and joined again, are one product of groups; numbers that
 are read only to be asserted are asserted on the GPU.
@@ -19,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from edgecompile.backends.lowering.constants import constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
-from edgecompile.backends.lowering.rewriting import Lowering, arguments_of
+from edgecompile.backends.lowering.rewriting import Lowering, LoweringReport, arguments_of
 
 aten = torch.ops.aten
 
@@ -48,7 +49,13 @@ def settle_sizes(low: Lowering) -> None:
     low.report.counts["asserted"] += _assert_on_gpu(gm)
     if any(low.report.counts[kind] for kind in ("masks", "grouped", "asserted")):
         _erase_unused(gm)
-        _record_again(gm)
+        record_again(gm)
+
+
+def sizes_depend_on_values(gm: GraphModule) -> bool:
+    """Whether a graph as exported has such sizes behind these rewrites, which are done in place."""
+    settle_sizes(Lowering(gm, LoweringReport()))
+    return any(node.meta.get("unbacked_bindings") for node in gm.graph.nodes)
 
 
 def _compute_all_rows(gm: GraphModule, selection: Node) -> bool:
@@ -249,7 +256,7 @@ def _erase_unused(gm: GraphModule) -> None:
             gm.graph.erase_node(node)
 
 
-def _record_again(gm: GraphModule) -> None:
+def record_again(gm: GraphModule) -> None:
     """Records the results of nodes behind what was rewritten, whose sizes depended on values."""
 
     def value(node: Node) -> Any:
