@@ -142,7 +142,10 @@ def check_onnx(
     for case in cases:
         note(plain, case, runner.run(case.inputs))
         sizes = axis_sizes(inputs, case.inputs)
-        upper = {name: span.hi for name, span in buckets[case.bucket].axes}
+        bucket = buckets[case.bucket]
+        # The ends and the hint show every axis filled up; the rest would take as long each.
+        axes = bucket.axes[:1] if case.name.startswith("random") else bucket.axes
+        upper = {name: span.hi for name, span in axes}
         if refusal or sizes == {name: upper.get(name, size) for name, size in sizes.items()}:
             continue
         more = fill_up(case.inputs, inputs, upper)
