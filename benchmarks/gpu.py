@@ -75,6 +75,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--lengths", type=_numbers, default=LENGTHS, help="in tokens, with commas between them")
     add("--batches", type=_numbers, default=(1, 8), help="those that the bundle takes are run")
     add("--torch", type=Path, metavar="FOLDER", help="time torch with this model, too")
+    add("--autotune", action="store_true", help="and with its max-autotune: minutes a size")
     add("--beside", action="append", default=[], metavar="PYTHON,BUNDLE", help="time it, too")
     add(
         "--multiprocessors", type=int, default=0, metavar="N", help="give the bundle N of the GPU's"
@@ -157,7 +158,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"bundle": os.path.basename(arguments.bundle), "sizes": []}
     report["cold"] = cold_starts(arguments.bundle, arguments.cold)
     print(report["cold"], flush=True)
-    others = torch_engines(arguments.torch) if arguments.torch else None
+    others = torch_engines(arguments.torch, arguments.autotune) if arguments.torch else None
     beside = [Beside(text) for text in arguments.beside]
     models = open_models(arguments.bundle)
     report["info"] = models[DEFAULT].info

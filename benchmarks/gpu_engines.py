@@ -77,8 +77,10 @@ def own_engines(models: dict[str, Model], sizes: dict[str, int]) -> tuple[dict[s
     return engines, close
 
 
-def torch_engines(folder: Path) -> Callable[[dict[str, np.ndarray]], dict[str, Call]]:
-    """Gives torch's ways to run with some inputs."""
+def torch_engines(
+    folder: Path, autotune: bool = False
+) -> Callable[[dict[str, np.ndarray]], dict[str, Call]]:
+    """Gives torch's ways to run with some inputs; ``autotune`` is one of them where it is asked for."""
     import torch
     from transformers import AutoConfig, AutoModel
 
@@ -90,6 +92,8 @@ def torch_engines(folder: Path) -> Callable[[dict[str, np.ndarray]], dict[str, C
         "compile": torch.compile(eager, dynamic=True),
         "reduce-overhead": torch.compile(eager, dynamic=False, mode="reduce-overhead"),
     }
+    if autotune:
+        models["max-autotune"] = torch.compile(eager, dynamic=False, mode="max-autotune")
 
     def engines(arrays: dict[str, np.ndarray]) -> dict[str, Call]:
         tensors = {key: torch.from_numpy(value) for key, value in arrays.items()}
