@@ -64,8 +64,8 @@ def test_inspect_shows_programs_for_few_rows(triton_bundle: TritonBundle) -> Non
 
 
 def test_inspect_for_a_target(tiny_bundle: Path, files: Path) -> None:
-    def ask(target: str) -> dict[str, Any]:
-        result = run("inspect", str(tiny_bundle), "--target", target, "--audit", "--json")
+    def ask(target: str, *more: str) -> dict[str, Any]:
+        result = run("inspect", str(tiny_bundle), "--target", target, "--json", *more)
         assert result.exit_code == 0, result.stderr
         document: dict[str, Any] = json.loads(result.stdout)
         assert document["host"] is None and document["chosen"] is None, "the probe was loaded"
@@ -94,7 +94,7 @@ def test_inspect_for_a_target(tiny_bundle: Path, files: Path) -> None:
     text = re.sub(r"^glibc = .*$", 'glibc = "2.31"', text, flags=re.MULTILINE)
     text = re.sub(r"^python = .*$", 'python = "3.6"', text, flags=re.MULTILINE)
     (files / "old.toml").write_text(text)
-    old = ask("./old.toml")
+    old = ask("./old.toml", "--audit")
     assert not old["target"]["ok"] and "Python 3.6 is older than 3.8" in old["target"]["problem"]
     assert "needs glibc 2.34, this is 2.31" in old["target"]["variants"]["x86-64-v3"]
     unfit = [v for v in old["audit"] if not v["ok"]]
