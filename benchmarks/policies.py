@@ -42,6 +42,7 @@ from edgecompile.server.schedule.streams import plan_streams
 #: Lengths of short queries: a mean of 8.6 tokens, two of them special ones.
 QUERIES = {4: 4, 5: 8, 6: 14, 7: 17, 8: 16, 9: 13, 10: 9, 11: 7, 12: 5, 13: 3, 14: 2, 16: 1, 20: 1}
 
+TRAFFICS = ("mixed", "queries")
 
 #: text-embeddings-inference's rule with the engine that it has.
 AROUND = "tei around onnxruntime"
@@ -223,6 +224,7 @@ def main() -> None:
         "--model", help="the folder that the bundle was built from, for ONNX Runtime"
     )
     parser.add_argument("--onnx", type=Path, help="its ONNX file, if there is one already")
+    parser.add_argument("--traffic", nargs="+", choices=TRAFFICS, default=TRAFFICS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--mixed", type=int, default=400)
     parser.add_argument("--queries", type=int, default=1600)
@@ -232,7 +234,8 @@ def main() -> None:
     options = parser.parse_args()
     document = json.loads(Path(options.lengths).read_text())
     mixed = dict(zip(document["lengths"], document["counts"], strict=True))
-    traffics = {"mixed": (mixed, options.mixed), "queries": (QUERIES, options.queries)}
+    every = {"mixed": (mixed, options.mixed), "queries": (QUERIES, options.queries)}
+    traffics = {name: every[name] for name in options.traffic}
     result: dict[str, Any] = {
         "load_before": os.getloadavg(),
         "slo": options.slo,

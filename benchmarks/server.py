@@ -65,6 +65,36 @@ class Ask:
     cpu: list[float] = field(default_factory=list)
 
 
+def read_response(data: bytes) -> tuple[int, bytes] | None:
+    """The status and the body of a whole answer, of a length that is told or in chunks; None: more is to come.
+
+    Raises:
+        ValueError: it tells neither, or isn't HTTP.
+    """
+    head, sign, rest = data.partition(b"\r\n\r\n")
+    if not sign:
+        return None
+    first, *lines = head.lower().split(b"\r\n")
+    fields = {name: value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    status = int(first.split(b" ", 2)[1])
+    if fields.get(b"transfer-encoding") != b"chunked":
+        if b"content-length" not in fields:
+            raise ValueError(f"the answer tells no length: {head!r:.300}")
+        length = int(fields[b"content-length"])
+        return (status, rest) if len(rest) >= length else None
+    body = b""
+    while True:
+        size, sign, rest = rest.partition(b"\r\n")
+        if not sign:
+            return None
+        length = int(size.partition(b";")[0], 16)
+        if len(rest) < length + 2:
+            return None
+        if not length:
+            return status, body
+        body, rest = body + rest[:length], rest[length + 2 :]
+
+
 class Connection(asyncio.Protocol):
     """A kept-alive connection with one request under way."""
 
@@ -81,15 +111,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.rest += data
-        head, sign, body = self.rest.partition(b"\r\n\r\n")
-        if not sign:
-            return
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        if len(body) < length:
-            return
-        self.rest = b""
-        assert self.done is not None
-        self.done.set_result((int(head.split(b" ", 2)[1]), body))
+        answer = read_response(self.rest)
+        if answer is not None:
+            self.rest = b""
+            assert self.done is not None
+            self.done.set_result(answer)
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
         """Sends a request and waits for the whole answer; its status and body."""

@@ -1,9 +1,9 @@
 """A bundle's model whose runs ONNX Runtime does, so that our scheduler runs another engine.
 
-With the rule "tei" it is text-embeddings-inference's way on a CPU, as its source has it (0d124dc, 2026-07-24;
-backends/ort/src/lib.rs, core/src/queue.rs): one session with ``num_cpus::get()`` threads within an operator and all of
-ONNX Runtime's optimizations, behind a mutex, so one run at a time; batches of up to 8 in the order of arrival,
-filled up to the longest, masked. Its HTTP, tokenizer and pooling in Rust aren't here: ours are beside no engine
+With the rule "tei" it is text-embeddings-inference's way on a CPU, as its source has it (backends/ort/src/lib.rs at
+04a0215; core/src/queue.rs): one session with ``num_cpus::get()`` threads within an operator and all of ONNX Runtime's
+optimizations (Level3), behind a mutex, so one run at a time; batches of up to 8 (``max_batch_size``) in the order of
+arrival, filled up to the longest, masked. Its HTTP, tokenizer and pooling in Rust aren't here: ours are beside no engine
 either.
 """
 

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.markdown import table
-from benchmarks.policies import QUERIES
-from benchmarks.server import cpu_of, http_request
+from benchmarks.policies import QUERIES, TRAFFICS
+from benchmarks.server import cpu_of, http_request, read_response
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.server.schedule.costs import CostTable, read_costs, read_document
@@ -55,13 +55,10 @@ class Line(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.rest += data
-        head, sign, body = self.rest.partition(b"\r\n\r\n")
-        if not sign:
-            return
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        if len(body) >= length:
+        answer = read_response(self.rest)
+        if answer is not None:
             self.rest = b""
-            self.load.answer(self, int(head[9:12]), body)
+            self.load.answer(self, *answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.load.done.done():
@@ -334,6 +331,7 @@ def main() -> None:
 
     parser.add_argument("bundle", help="of an encoder of texts, built with --profile server")
     parser.add_argument("--lengths", required=True, help="JSON histogram of the mixed traffic")
+    parser.add_argument("--traffic", nargs="+", choices=TRAFFICS, default=TRAFFICS)
     parser.add_argument("--costs", help="of bench --serving on these cores; default: the bundle's")
     parser.add_argument("--cores", type=cores, default=[0, 1], help="of the server (0,1)")
     parser.add_argument("--threads", type=int, help="of the model; default: a core each")
@@ -352,10 +350,8 @@ def main() -> None:
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     document = json.loads(Path(options.lengths).read_text())
     mixed = dict(zip(document["lengths"], document["counts"], strict=True))
-    texts = {
-        name: Texts(options.bundle, lengths, options.slo)
-        for name, lengths in (("mixed", mixed), ("queries", QUERIES))
-    }
+    lengths = {"mixed": mixed, "queries": QUERIES}
+    texts = {name: Texts(options.bundle, lengths[name], options.slo) for name in options.traffic}
     with open_bundle(options.bundle) as model:
         axes, host = model.manifest.axes, model.info["host"]
         costs = read_costs(

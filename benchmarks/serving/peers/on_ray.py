@@ -14,6 +14,10 @@ from starlette.responses import Response
 
 from benchmarks.serving.peers.engine import Engine
 
+#: More than ever ask at once: where its replicas are full, Ray's router asks again only after 0.025 to 0.5 s, in
+#: which they have nothing to do (ray-project/ray issue 52609).
+ONGOING = 1024
+
 
 def make(path: str, instances: int, threads: int, most: int) -> Any:
     """The application."""
@@ -21,7 +25,7 @@ def make(path: str, instances: int, threads: int, most: int) -> Any:
     @serve.deployment(
         num_replicas=instances,
         ray_actor_options={"num_cpus": threads},
-        max_ongoing_requests=4 * most,
+        max_ongoing_requests=ONGOING,
     )
     class Encoder:
         def __init__(self) -> None:
