@@ -91,10 +91,8 @@ class Extent(NamedTuple):
 
     def to_json(self) -> Dict[str, int]:
         """{"lo", "hi"} and "hint" where there is one."""
-        entry = {"lo": self.lo, "hi": self.hi}
-        if self.hint is not None:
-            entry["hint"] = self.hint
-        return entry
+        hint = {} if self.hint is None else {"hint": self.hint}
+        return {"lo": self.lo, "hi": self.hi, **hint}
 
 
 class BucketSpec(NamedTuple):
@@ -126,10 +124,7 @@ class BucketSpec(NamedTuple):
 
     def to_json(self, length_axis: Optional[str] = None) -> Dict[str, Any]:
         """{"mode", "axes"}, and "pad_axes" where it is more than ``length_axis``."""
-        entry: Dict[str, Any] = {
-            "mode": self.mode,
-            "axes": plain(self.axes),
-        }
+        entry: Dict[str, Any] = {"mode": self.mode, "axes": plain(self.axes)}
         if self.pad_axes not in ((), (length_axis,)):
             entry["pad_axes"] = list(self.pad_axes)
         return entry
@@ -168,11 +163,8 @@ class GpuSpec(NamedTuple):
     graphs: bool = True
 
     def to_json(self) -> Dict[str, Any]:
-        """The manifest's entry."""
-        entry: Dict[str, Any] = plain(self._asdict())
-        if self.graphs:
-            del entry["graphs"]
-        return entry
+        """The manifest's entry; older loaders know no ``graphs``, so it is there only where it is false."""
+        return {k: plain(v) for k, v in self._asdict().items() if k != "graphs" or not v}
 
 
 class FewRows(NamedTuple):
@@ -239,9 +231,9 @@ class Variant(NamedTuple):
         else:
             entry.update(runtime=self.runtime, programs=list(self.programs))
             if self.alternatives:
-                entry["alternatives"] = [list(item) for item in self.alternatives]
+                entry["alternatives"] = plain(self.alternatives)
             if any(self.few):
-                entry["few"] = [plain(item) for item in self.few]
+                entry["few"] = plain(self.few)
             if self.gpu is not None:
                 entry["gpu"] = plain(self.gpu)
         entry["rank"] = self.rank
