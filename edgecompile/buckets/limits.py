@@ -24,6 +24,8 @@ class BucketCost:
         base_build_s: seconds of the build without buckets (loading the model, measuring).
         bucket_build_s: seconds to build one bucket, all variants together.
         load_ms: milliseconds that loading one more bucket takes on the device.
+        base_memory: bytes of the device's memory that a process takes without buckets, where that is known.
+        bucket_memory: bytes of it for each bucket.
     """
 
     base_size: int = 0
@@ -31,6 +33,8 @@ class BucketCost:
     base_build_s: float = 0.0
     bucket_build_s: float = 0.0
     load_ms: float = 0.0
+    base_memory: int = 0
+    bucket_memory: int = 0
 
     def size(self, buckets: int) -> int:
         """Bytes of a bundle with this number of buckets."""
@@ -76,24 +80,26 @@ class BucketCost:
         ]
         if bad:
             raise PlanError(f"a bucket's cost needs numbers from 0 to {_MOST:g}: " + "; ".join(bad))
-        for name in ("base_size", "bucket_size"):
+        for name in ("base_size", "bucket_size", "base_memory", "bucket_memory"):
             numbers[name] = int(numbers[name])
         return cls(**numbers)
 
 
 @dataclass(frozen=True)
 class BucketLimits:
-    """Bounds on a bundle's size and build time, with what each bucket takes of them.
+    """Bounds on a bundle's size, build time and memory, with what each bucket takes of them.
 
     Attributes:
         max_size: bytes that the bundle may have; None for no bound.
         max_build_s: seconds that the build may take; None for no bound.
         cost: what buckets take.
+        max_memory: bytes that a process may take of the device's memory; None for no bound.
     """
 
     max_size: int | None = None
     max_build_s: float | None = None
     cost: BucketCost = field(default_factory=BucketCost)
+    max_memory: int | None = None
 
     def most(self, max_buckets: int | None, wanted: int | None = None) -> int | None:
         """The largest number of buckets that every constraint allows, None without any bound.
@@ -127,6 +133,13 @@ class BucketLimits:
                 self.max_build_s,
                 cost.base_build_s,
                 cost.bucket_build_s,
+            ),
+            (
+                "the device's memory",
+                format_bytes,
+                self.max_memory,
+                cost.base_memory,
+                cost.bucket_memory,
             ),
         )
         for name, spell, bound, base, each in bounded:

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgecompile.errors import CompileError
 from edgecompile.runtime.format.recipe_schema import Predicted
-from edgecompile.targets.gpu import profile_bytes
+from edgecompile.targets.gpu import CONTEXT_BYTES, FREE_SHARE, profile_bytes
 
 if TYPE_CHECKING:  # onnx is an extra: bundles for CPUs are packed without it
     from onnx import ModelProto, ValueInfoProto
@@ -29,8 +29,6 @@ _ALIGNMENT = 256
 #: times the weights, and 0.3 GB beside.
 _BUILD_WEIGHTS = 3
 _BUILD_FIXED = 300 << 20
-#: The CUDA context and the libraries of TensorRT on a Jetson, as users report it.
-_CONTEXT = 500 << 20
 #: What kernels may try out beside; more makes few of them faster on transformers.
 _WORKSPACE = 512 << 20
 _LEAST_WORKSPACE = 64 << 20
@@ -54,9 +52,16 @@ class MemoryEstimate:
     available_bytes: int
 
     @property
+    def run_bytes(self) -> int:
+        """Of a process that runs the engine: all of its profiles, the largest scratch, CUDA."""
+        predicted = self.predicted
+        return predicted.engine_bytes + max(predicted.scratch_bytes) + CONTEXT_BYTES
+
+    @property
     def fits(self) -> bool:
-        """Whether the build is likely to find enough memory, with three quarters of it free."""
-        return self.predicted.build_bytes <= 0.75 * self.available_bytes
+        """Whether the build and a run are likely to find enough memory, with three quarters of it free."""
+        most = max(self.predicted.build_bytes, self.run_bytes)
+        return most <= FREE_SHARE * self.available_bytes
 
 
 def estimate_memory(
@@ -88,7 +93,7 @@ def estimate_memory(
     engine = weight_bytes + profile_bytes(0, precision) + more * (len(profiles) - 1)
     room = available_bytes // 8
     workspace = max(_LEAST_WORKSPACE, min(_WORKSPACE, room))
-    build = _BUILD_WEIGHTS * weight_bytes + _BUILD_FIXED + _CONTEXT + workspace + max(scratch)
+    build = _BUILD_WEIGHTS * weight_bytes + _BUILD_FIXED + CONTEXT_BYTES + workspace + max(scratch)
     predicted = Predicted(
         build_bytes=build,
         engine_bytes=engine,

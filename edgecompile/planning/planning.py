@@ -26,6 +26,7 @@ from edgecompile.planning.serving_modes import ServingMode
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.targets.gpu import FREE_SHARE
 from edgecompile.units import format_ms, format_share
 
 #: Shares of the mean run that a bucket has to save, at least and at most, where no price is given.
@@ -100,7 +101,9 @@ def plan_model(
         # target that can't run here, equal inputs make equal bundles.
         cost = replace(cost, base_build_s=time.perf_counter() - started)
     _require_known(request, costs.cost)
-    plan, note = _choose(scope, request, costs.model, cost)
+    gpu = subject.profile.gpu
+    memory = None if gpu is None else int(FREE_SHARE * gpu.memory_bytes)
+    plan, note = _choose(scope, request, costs.model, cost, memory)
     if extent.lo == extent.hi and scope.second is None:
         plan = replace(plan, notes=())  # they compare plans
         note = _one_size(model, scope)
@@ -198,7 +201,7 @@ def _require_known(request: PlanRequest, cost: BucketCost) -> None:
 
 
 def _choose(
-    scope: PlanScope, request: PlanRequest, costs: CostGrid, cost: BucketCost
+    scope: PlanScope, request: PlanRequest, costs: CostGrid, cost: BucketCost, memory: int | None
 ) -> tuple[BucketPlan, str]:
     """The best plan by these costs, and how its price came about if nobody gave one."""
     most = request.max_buckets
@@ -206,7 +209,7 @@ def _choose(
         most = DEFAULT_MAX_BUCKETS
     # Sizes and times with units were read when the request was made.
     most_bytes = cast("int | None", request.max_size)
-    limits = BucketLimits(most_bytes, cast("float | None", request.max_build_time), cost)
+    limits = BucketLimits(most_bytes, cast("float | None", request.max_build_time), cost, memory)
 
     def plan(price: float, buckets: int | None, max_buckets: int | None) -> BucketPlan:
         return plan_buckets(

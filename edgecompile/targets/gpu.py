@@ -23,6 +23,11 @@ BOTH_PRECISIONS = ("fp32", "fp16")
 #: The default.
 GPU_PRECISION = "fp16"
 
+#: Of a device's memory, what the system and other programs leave at best.
+FREE_SHARE = 0.75
+#: The CUDA context and the libraries of TensorRT on a Jetson, as users report it.
+CONTEXT_BYTES = 500 << 20
+
 #: By compute capability: KiB of shared memory that a block may have, and threads that a
 #: multiprocessor holds. CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _LIMITS: Mapping[str, tuple[int, int]] = {

@@ -45,7 +45,7 @@ def make_recipe(
         padding: whether filling inputs up was verified to change nothing.
 
     Raises:
-        PlanError: a build is predicted to need more memory than the module has.
+        PlanError: a build, or then a run, is predicted to need more memory than the module has.
         CompileError: the graph's shapes can't be inferred.
     """
     gpu = profile.gpu
@@ -99,27 +99,29 @@ def make_recipe(
 
 
 def require_memory(memory: MemoryEstimate, manifest: Manifest, profile: TargetProfile) -> None:
-    """Raises PlanError, with the numbers, unless a build is likely to find its memory."""
+    """Raises PlanError, with the numbers, unless a build and then a run are likely to find their memory."""
     if memory.fits:
         return
     predicted = memory.predicted
     scratch = predicted.scratch_bytes
     worst = max(range(len(scratch)), key=scratch.__getitem__)
+    building = predicted.build_bytes >= memory.run_bytes
+    what = "building the engine" if building else f"running the engine's {len(scratch)} profiles"
     raise PlanError(
-        f"building the engine is predicted to take {predicted.build_bytes / 2**20:,.0f} MiB, and "
+        f"{what} is predicted to take {max(predicted.build_bytes, memory.run_bytes) / 2**20:,.0f} MiB, and "
         f"{profile.name} has {memory.available_bytes / 2**20:,.0f} MiB in all, of which three "
-        f"quarters may be free at best; the largest profile, bucket {worst} "
-        f"({manifest.buckets[worst]}), takes {scratch[worst] / 2**20:,.0f} MiB of scratch memory",
-        hint="a smaller --max-length or --batch, a narrower --precision, or a larger module",
+        f"quarters may be free at best; the engine takes {predicted.engine_bytes / 2**20:,.0f} MiB, and the largest profile, "
+        f"bucket {worst} ({manifest.buckets[worst]}), {scratch[worst] / 2**20:,.0f} MiB of scratch memory",
+        hint="a smaller --max-length or --batch, fewer buckets, a narrower --precision, or a larger module",
     )
 
 
 def shape_ranges(spec: TensorSpec, bucket: BucketSpec, length_axis: str | None) -> ShapeRange:
     """The shapes of one input in one bucket: the smallest, what it is tuned for, the largest.
 
-    A padded axis has its upper edge alone: TensorRT 8.6 built four profiles of one shape each in a third
-    more time than one of them, and they ran as fast as engines of their own; ranges took over twice as
-    long to build (docs/benchmarks/2026-11-23-tensorrt-8.6-shapes.md).
+    A padded axis has its upper edge alone: with four such profiles TensorRT 8.6 took 0.83 to 0.97 of the time that
+    four ranges take, at about 3 % more than engines of their own, and built in 0.79 and 1.05 of the ranges' time
+    (docs/benchmarks/2026-11-26-tensorrt-8.6-buckets.md).
     """
     shapes = []
     for dim in spec.shape:

@@ -14,6 +14,9 @@ def test_the_tightest_bound_holds() -> None:
     assert limits.most(None) == 3  # of 4 by size and 3 by time
     assert limits.most(8) == 3
     assert limits.most(2) == 2
+    held = BucketCost(base_memory=500, bucket_memory=200)
+    assert BucketLimits(cost=held, max_memory=1000).most(8) == 2
+    assert BucketLimits(max_memory=1000).most(8) == 8  # nothing is known of its memory
     assert BucketLimits().most(None) is None
     weightless = BucketLimits(max_size=1000, cost=BucketCost(base_size=1000))
     assert weightless.most(None) is None

@@ -281,6 +281,25 @@ def test_what_fits_is_not_refused(folder: BundleFolder, tmp_path: Path) -> None:
     assert estimate(1, "fp16", 6 << 30).predicted.host_bytes == (6 << 30) + 300 * MIB
 
 
+def test_an_engine_whose_profiles_do_not_fit_is_refused(
+    folder: BundleFolder, tmp_path: Path
+) -> None:
+    """A build takes three times the weights; an engine of many profiles takes more."""
+    onnx.save(chain(1, 1), tmp_path / "model.onnx")
+
+    def estimate(profiles: int) -> MemoryEstimate:
+        sizes = [{"batch": 1, "length": 1}] * profiles
+        return estimate_memory(tmp_path / "model.onnx", sizes, 1500 * MIB, "fp16", 8 << 30)
+
+    device = load_target("jetson-orin-nano")
+    fits, many = estimate(8), estimate(12)
+    assert fits.run_bytes < fits.predicted.build_bytes < many.run_bytes
+    require_memory(fits, folder.manifest, device)
+    manifest = folder.manifest._replace(buckets=folder.manifest.buckets * 4)
+    with pytest.raises(PlanError, match="running the engine's 12 profiles is predicted to take"):
+        require_memory(many, manifest, device)
+
+
 def test_a_padded_axis_has_one_size_in_its_profile() -> None:
     spec = TensorSpec("x", "float32", (2, "batch", "length"))
     axes = {"batch": Extent(1, 4, 2), "length": Extent(5, 9, 6)}

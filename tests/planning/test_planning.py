@@ -35,6 +35,8 @@ from edgecompile.precision import FP32, Precision
 from edgecompile.targets.profile import load_target
 from tests.factories import tiny_models
 
+PROFILES = Path(__file__).resolve().parents[2] / "profiles"
+
 
 class Tokens(nn.Module):
     """One vector for each token: padding can't reach the others."""
@@ -200,6 +202,26 @@ def test_an_engine_s_profiles_are_bounded_by_its_time_to_build(
     )
     assert len(often.plan.buckets) > len(seldom.plan.buckets) == 1
     assert any("the cores of a module take longer" in note for note in often.notes)
+
+
+def test_an_engine_s_profiles_are_bounded_by_the_device_s_memory(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    model = load_model(str(tiny_model))
+    asked = {"mode": "pad", "price_per_bucket": 0.0}
+    planned = plan_with(model, tmp_path, "jetson-orin-nano", **asked)
+    assert len(planned.plan.buckets) > 2
+    cost = planned.cost
+    # A module of which three quarters hold two profiles, not three.
+    least = cost.base_memory + 2.5 * cost.bucket_memory
+    profile = (PROFILES / "jetson-orin-nano.toml").read_text()
+    assert "memory_gib = 8.0\n" in profile
+    target = tmp_path / "jetson-orin-nano.toml"
+    gib = least / 0.75 / 2**30
+    target.write_text(profile.replace("memory_gib = 8.0\n", f"memory_gib = {gib}\n"))
+    assert len(plan_with(model, tmp_path, str(target), **asked).plan.buckets) == 2
+    with pytest.raises(PlanError, match=r"the device's memory allows .*, but 3 buckets need"):
+        plan_with(model, tmp_path, str(target), mode="pad", buckets=3)
 
 
 FOREIGN = "graviton3" if platform.machine() == "x86_64" else "cpu-x86-64-v3"

@@ -1,11 +1,11 @@
-"""The costs of an engine of TensorRT on its device: seconds to build, and disk."""
+"""The costs of an engine of TensorRT on its device: seconds to build, disk and memory."""
 
 from __future__ import annotations
 
 from edgecompile.buckets.costs.flops import FlopModel
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.planning.costs.roofline import WEIGHT_BYTES
-from edgecompile.targets.gpu import profile_bytes
+from edgecompile.targets.gpu import CONTEXT_BYTES, profile_bytes
 
 #: TensorRT 8.6.0 on a server with an H100 (2026-11-24-tensorrt-8.6.md): seconds that its builder takes to
 #: start, for each call of the model, and for each profile beyond the first as a share of all before.
@@ -17,10 +17,10 @@ ENGINE_NOTE = (
 
 
 def engine_cost(work: FlopModel, weight_bytes: int, precision: str) -> BucketCost:
-    """The engine's size and time to build; every bucket is a profile of it.
+    """The engine's size, memory and time to build; every bucket is a profile of it.
 
     Sizes are those of the device's disk: the weights as the ONNX and as the engine hold them, and in
-    float32 for the device's own cores.
+    float32 for the device's own cores. Memory is the engine's and CUDA's: scratch isn't known before the ONNX is.
 
     Args:
         work: what the model does.
@@ -30,10 +30,13 @@ def engine_cost(work: FlopModel, weight_bytes: int, precision: str) -> BucketCos
     first = _START_S + _CALL_S * work.calls
     stored = weight_bytes * WEIGHT_BYTES[precision] // 4
     more = profile_bytes(stored, precision)
+    # The first profile has nothing to repeat.
+    first_bytes = stored - more + profile_bytes(0, precision)
     return BucketCost(
-        # The first profile has nothing to repeat.
-        base_size=weight_bytes + 2 * stored - more + profile_bytes(0, precision),
+        base_size=weight_bytes + stored + first_bytes,
         bucket_size=more,
         base_build_s=(1 - _PROFILE_SHARE) * first,
         bucket_build_s=_PROFILE_SHARE * first,
+        base_memory=CONTEXT_BYTES + first_bytes,
+        bucket_memory=more,
     )
