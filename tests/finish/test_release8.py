@@ -63,6 +63,26 @@ def test_an_engine_that_never_opens_leaves_nothing(rig8: Rig) -> None:
     assert rig8.names() == [] and list((rig8.cache / "timing").iterdir()) == []
 
 
+def test_words_about_memory_that_don_t_say_so(rig8: Rig) -> None:
+    """Only a prediction, and --force against it, makes smaller attempts of them."""
+    short = {"FAKE_TRT_MEMORY": str(1 << 20)}
+    done = rig8.finish(**short)
+    assert done.code == 60 and "Cask (no further information)" in done.stderr
+    assert "invalid resource handle" in done.stderr and "trying again" not in done.stderr
+    rig8.bundle.recipe["predicted"]["scratch_bytes"][1] = 9 << 30
+    rig8.bundle.write()
+    done = rig8.finish("--force", **short)
+    assert done.code == 62 and done.stderr.count("trying again") == 3
+    assert rig8.names() == []
+
+
+def test_too_small_a_workspace_is_told_in_tensorrt_s_words(rig8: Rig) -> None:
+    least = {"FAKE_TRT_LEAST_WORKSPACE": str(1 << 20)}
+    done = rig8.finish("--workspace", "65536", **least)
+    assert done.code == 60 and "due to insufficient workspace" in done.stderr
+    assert rig8.finish(**least).report["state"] == "finished"
+
+
 @pytest.mark.parametrize("data", [b"\0\1\2", b'{"device": "another", "entries": []}'])
 def test_a_timing_cache_of_no_use_is_replaced(rig8: Rig, data: bytes) -> None:
     assert rig8.finish().code == 0
@@ -113,7 +133,9 @@ def test_a_bundle_in_float32_leaves_the_builder_no_choice(rig8: Rig) -> None:
 
 
 def test_buckets_that_share_a_profile_run_side_by_side(rig8: Rig) -> None:
-    report = rig8.finish(FAKE_TRT_MEMORY=str((64 << 20) + (1 << 25) + (1 << 26))).report
+    # Ended by the system: TensorRT's own words wouldn't tell that it is memory.
+    short = {"FAKE_TRT_MEMORY": str((64 << 20) + (1 << 25) + (1 << 26)), "FAKE_TRT_OOM": "kill"}
+    report = rig8.finish(**short).report
     assert set(report["profile_of"]) == {0}
     check_served(rig8, [3, 20], ("default",))
 

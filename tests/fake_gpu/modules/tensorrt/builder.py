@@ -251,9 +251,12 @@ class Builder:
         if os.environ.get("FAKE_TRT_OOM") == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
+        self._tell_lack(needed)
+        return False
+
+    def _tell_lack(self, needed: int) -> None:
         text = "Error Code 2: OutOfMemory (Requested size was {} bytes.)"
         self._say(ILogger.ERROR, text.format(needed))
-        return False
 
     def _work(self, config: IBuilderConfig, nodes: int) -> bool:
         """Goes through the phases, and "measures" what the timing cache doesn't hold."""

@@ -2,7 +2,8 @@
 
 Its networks aren't strongly typed: they say float32 (of others the real builder has no kernel), and layers may be
 pinned to it. FAKE_TRT_HALF=wrong: float16 without pins overflows;
-profiles: float16 of several profiles does. Engines have int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
+profiles: float16 of several profiles does. FAKE_TRT_LEAST_WORKSPACE: bytes below which no kernel is found. Where memory is
+short, the log speaks of kernels and handles. docs/jetson.md compares all of this with the real one. Engines have int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
 """
 
 from __future__ import annotations
@@ -177,6 +178,17 @@ class Builder(builder.Builder):
             self._say(ILogger.ERROR, "The timing cache will not be used!")
             config._cache = builder.ITimingCache(b"")
         return super().build_serialized_network(network, config)
+
+    def _have_memory(self, workspace: int, level: int, profiles: int) -> bool:
+        if workspace < int(os.environ.get("FAKE_TRT_LEAST_WORKSPACE", "0")):
+            text = "Could not find any implementation for node {} due to insufficient workspace. See verbose log"
+            self._say(ILogger.ERROR, f"Error Code 10: Internal Error ({text})")
+            return False
+        return super()._have_memory(workspace, level, profiles)
+
+    def _tell_lack(self, needed: int) -> None:
+        self._say(ILogger.ERROR, "Error Code 1: Cask (no further information)")
+        self._say(ILogger.ERROR, "Error Code 1: Cuda Runtime (invalid resource handle)")
 
     def _more(self, config: builder.IBuilderConfig) -> dict[str, Any]:
         assert isinstance(config, IBuilderConfig)
