@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,76 @@ def test_one_command_checks_a_bundle_for_tensorrt(rig: Rig) -> None:
     assert [text.partition(":")[0] for text in row["failures"]] == [
         f"tiny-selftest-{mode}" for mode in ("planned", "default", "reduce-overhead")
     ]
+
+
+EAGER = """
+import torch
+from torch import nn
+
+from tests.fake_gpu.bundles import TABLE
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.from_numpy(TABLE.copy()) + BY)
+
+    def forward(self, input_ids, attention_mask):
+        states = self.table[input_ids] * attention_mask[..., None].to(self.table.dtype)
+        total = states.sum(1)
+        return {"embedding": torch.cat([total, total], 1), "states": states}
+
+
+def make():
+    axes = {0: "batch", 1: "length"}
+    return {
+        "module": Tiny(),
+        "inputs": {name: torch.ones(1, 9, dtype=torch.int64) for name in ("input_ids", "attention_mask")},
+        "axes": {"input_ids": axes, "attention_mask": axes},
+        "limits": {"length": (1, 64)},
+    }
+"""
+
+
+@pytest.mark.slow
+def test_the_same_command_compares_with_eager(rig: Rig) -> None:
+    """On the CPU here: the model's own weights, then others."""
+    pytest.importorskip("torch")
+    output = rig.folder / "checked"
+    rig.bundle.recipe["tolerance"] = {"atol": 1e-5, "rtol": 0.02}  # as of fp16
+
+    def check(by: float) -> tuple[int, dict[str, Any]]:
+        rig.bundle.write()
+        factory = rig.folder / "tiny.py"
+        factory.write_text(EAGER.replace("BY", str(by)))
+        command = [sys.executable, str(REPOSITORY / "scripts" / "gpu-check"), "--installed"]
+        command += ["--seconds", "0.05", "--output", str(output), "--eager", f"{factory}:make"]
+        done = subprocess.run(
+            [*command, str(rig.bundle.folder)],
+            env=rig.environment,
+            cwd=rig.folder,
+            capture_output=True,
+            text=True,
+        )
+        (row,) = json.loads((output / "gpu-check.json").read_text())
+        return done.returncode, row
+
+    code, row = check(0.0)
+    assert code == 0 and row["failures"] == []
+    assert row["to eager fp32 / limit"] < 1 and 0 < row["to eager fp16 / limit"] < 1
+    code, row = check(1.0)
+    assert code == 1 and row["answer"] == "FAILED" and row["to eager fp32 / limit"] > 1
+    assert any("times the limit away from eager in fp32" in text for text in row["failures"])
+
+
+def test_a_check_without_a_case_fails(tmp_path: Path) -> None:
+    bundle = tmp_path / "refusing.ecb"
+    bundle.mkdir()
+    (bundle / "__main__.py").write_text("raise SystemExit(17)\n")
+    (bundle / "manifest.json").write_text('{"golden": [], "variants": []}')
+    command = [sys.executable, str(REPOSITORY / "scripts" / "gpu-check"), "--output"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "out"), str(bundle)], capture_output=True, text=True
+    )
+    (row,) = json.loads((tmp_path / "out" / "gpu-check.json").read_text())
+    assert done.returncode == 1 and row["failures"] == ["no case ran: every mode was refused"]
