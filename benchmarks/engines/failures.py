@@ -9,6 +9,7 @@ be importable; it uses an engine cache of its own. Exits with 1 where something 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from edgecompile.runtime.gpu.cache import engine_name
 from edgecompile.runtime.gpu.cuda import Cuda
 
 _SERVED, _UNFINISHED, _CRASHED, _MEMORY = 0, 18, 60, 62
@@ -57,6 +59,11 @@ class Rig:
     def files(self, folder: str) -> list[Path]:
         """Files below a folder of the cache."""
         return [path for path in (self.cache / folder).rglob("*") if path.is_file()]
+
+    def engine(self) -> Path:
+        """The engine that is finished."""
+        (plan,) = [path for path in self.files("engines") if path.suffix == ".plan"]
+        return plan
 
 
 def ended(process: subprocess.Popen[str], begun: float) -> dict[str, Any]:
@@ -142,12 +149,50 @@ def engine_cut_or_changed(rig: Rig) -> Iterator[tuple[str, bool, Any]]:
     """Refused when it is opened; finished again afterwards."""
     for name in ("cut", "changed"):
         rig.finish()
-        (plan,) = [path for path in rig.files("engines") if path.suffix == ".plan"]
+        plan = rig.engine()
         data = plan.read_bytes()
         plan.write_bytes(data[:-1] if name == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
         tested, again = rig.run("selftest"), rig.finish()
         good = tested["code"] == _UNFINISHED and again["state"] == "finished"
         yield f"engine: {name}", good, [tested, again]
+
+
+def with_level(bundle: Path, level: int, copy: Path) -> Path:
+    """Another bundle: a copy whose engine is built at this optimization level."""
+    shutil.copytree(bundle, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (name,) = [item["recipe"] for item in manifest["variants"] if item["backend"] == "tensorrt"]
+    recipe = json.loads((copy / name).read_text())
+    recipe["builder"]["optimization_level"] = level
+    data = json.dumps(recipe).encode()
+    (copy / name).write_bytes(data)
+    manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
+def engine_of_another(rig: Rig) -> Iterator[tuple[str, bool, Any]]:
+    """An engine that another bundle's recipe asks for, built at level 0, in the place of this one's.
+
+    First as it is; then with a stamp forged to fit. Who may write to the cache is trusted, so that one runs, and is right.
+    """
+    built = rig.finish()
+    other = Rig(with_level(rig.bundle, 0, rig.cache / "other.ecb"), rig.cache / "other")
+    foreign = [other.finish(), other.run("selftest")]
+    data = other.engine().read_bytes()
+    (plan, stamp) = rig.engine(), rig.engine().with_name("stamp.json")
+    same = plan.read_bytes() == data
+    plan.write_bytes(data)
+    exchanged = rig.run("selftest")
+    good = not same and exchanged["code"] == _UNFINISHED
+    yield "engine: another bundle's, of level 0", good, [built, *foreign, exchanged]
+    digest = hashlib.sha256(data).hexdigest()
+    plan.rename(plan.with_name(engine_name(digest)))
+    document = json.loads(stamp.read_text())
+    document["engine"].update(size=len(data), sha256=digest)
+    stamp.write_text(json.dumps(document))
+    forged = rig.run("selftest")
+    yield "engine: another bundle's, with a forged stamp", forged["code"] == _SERVED, forged
 
 
 def killed(rig: Rig) -> Iterator[tuple[str, bool, Any]]:
@@ -209,6 +254,7 @@ SCENARIOS: dict[str, Scenario] = {
         timing_cache_saves,
         timing_cache_of_rubbish,
         engine_cut_or_changed,
+        engine_of_another,
         killed,
         crashed,
         two_at_once,
