@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.fake_gpu.rig import Rig
+from tests.fake_gpu.rig import REPOSITORY, Rig
 from tests.finish.outcome import REPORT, WHOLE, check_schema, check_served, serve
 
 
@@ -142,3 +144,16 @@ def test_an_engine_that_ends_whoever_opens_it(rig: Rig, how: str, state: str) ->
     fail = f"deserialize_cuda_engine:1:{how},deserialize_cuda_engine:2:{how}"
     again = rig.finish(FAKE_TRT_FAIL=fail, FAKE_TRT_COUNTS=str(rig.folder / "counts"))
     assert again.report["state"] == state
+
+
+def test_an_engine_exchanged_for_another_bundle_s(rig: Rig) -> None:
+    """By the script that breaks `finish` on a device: refused, but for a stamp that is forged to fit."""
+    rig.bundle.write()
+    script, results = REPOSITORY / "benchmarks/engines/failures.py", rig.folder / "results.jsonl"
+    command = [sys.executable, str(script), str(rig.bundle.folder), str(results)]
+    done = subprocess.run(
+        [*command, "engine_of_another"], env=rig.environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    exchanged, forged = (json.loads(line) for line in results.read_text().splitlines())
+    assert "must have" in exchanged["seen"][-1]["words"] and forged["seen"]["code"] == 0
