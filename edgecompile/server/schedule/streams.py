@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
+from edgecompile.server.schedule.compose import composed_seconds
 from edgecompile.server.schedule.costs import CostTable
+
+#: Requests whose batches a division is judged by. About as many wait where answers are wanted within a tenth of a
+#: second: the batches of more would be fuller, but nobody waits for them.
+WAITING = 64
 
 
 @dataclass(frozen=True)
@@ -51,24 +58,30 @@ class Cores:
 
 
 def plan_streams(costs: CostTable, cpus: int, lengths: Mapping[int, int]) -> Streams:
-    """The division that answers most, by the costs of its runs beside each other.
+    """The division that answers most of ``WAITING`` requests, by the costs of its runs beside each other.
 
     Every division of fewer CPUs is one of more, so more CPUs never answer less.
 
     Args:
         costs: of runs beside as many as the CPUs hold.
         cpus: that there are.
-        lengths: how often each length occurs.
+        lengths: how often each length occurs, one at least.
     """
     best = Streams(1, costs.threads[0], 0.0)
-    count = sum(lengths.values())
+    few = _spread(lengths)
     for threads in costs.threads:
         if threads > cpus and best.rows_per_second:
             break
-        seconds = sum(n * costs.cheapest(threads, length) for length, n in lengths.items())
         streams = max(1, cpus // threads)
-        rate = streams * count / seconds
+        rate = streams * len(few) / composed_seconds(costs, threads, few)
         # Of equals the fewer threads.
         if rate > best.rows_per_second * 1.02:
             best = Streams(streams, threads, rate)
     return best
+
+
+def _spread(lengths: Mapping[int, int]) -> list[int]:
+    """``WAITING`` lengths, ascending, each as often as it occurs."""
+    ends = list(accumulate(lengths[length] for length in sorted(lengths)))
+    ordered, step = sorted(lengths), ends[-1] / WAITING
+    return [ordered[bisect_right(ends, (i + 0.5) * step)] for i in range(WAITING)]

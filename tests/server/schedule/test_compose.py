@@ -143,6 +143,18 @@ def test_streams_of_few_threads_where_more_gain_nothing() -> None:
     )
 
 
+def test_streams_are_planned_for_as_many_as_wait() -> None:
+    """Two threads pay in full batches of one length alone, which few that wait have in common."""
+    rows = (1, 16, 32)
+    one = [(1, b, n, float(b * n)) for b in rows for n in (1, 1000)]
+    two = [
+        (2, b, n, n * gain) for b, gain in zip(rows, (1, 16, 12.8), strict=True) for n in (1, 1000)
+    ]
+    table = CostTable([*one, *two])
+    assert plan_streams(table, 2, {320: 1}).threads == 2
+    assert plan_streams(table, 2, {10 * n: 1 for n in range(1, 65)}).threads == 1
+
+
 def test_speed_follows_what_is_seen() -> None:
     speed = Speed()
     for _ in range(200):
