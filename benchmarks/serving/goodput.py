@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.markdown import table
 from benchmarks.policies import QUERIES, TRAFFICS
-from benchmarks.server import cpu_of, http_request, read_response
+from benchmarks.server import connect, cpu_of, http_request, read_response
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.server.schedule.costs import CostTable, read_costs, read_document
@@ -225,6 +225,19 @@ def loop_cpu(worker: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def count_runs(port: int) -> int:
+    """The runs that the server did so far."""
+
+    async def ask() -> bytes:
+        connection = await connect(port)
+        _, body = await connection.ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.transport.close()
+        return body
+
+    name, lines = "edgecompile_runs_total{", asyncio.run(ask()).decode().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).rpartition(" ")[2])
+
+
 def measure(
     at: tuple[int, int], texts: Texts, options: argparse.Namespace, rate: float | None
 ) -> dict[str, Any]:
@@ -241,10 +254,12 @@ def measure(
         load = Load(requests, dues, options.seconds)
         return load, await load.run(port, connections)
 
+    runs = count_runs(port)
     before = cpu_of(worker), loop_cpu(worker), sum(os.times()[:2])
     load, took = asyncio.run(run())
     after = cpu_of(worker), loop_cpu(worker), sum(os.times()[:2])
     cpu = [(b - a) / took for a, b in zip(before, after, strict=True)]
+    runs = count_runs(port) - runs
     asked = sum(load.statuses.values())
     inside = sum(latency <= options.slo for latency in load.latencies)
     marks = dict(
@@ -256,6 +271,7 @@ def measure(
         "in_time_per_s": inside / took,
         "statuses": {str(status): n for status, n in sorted(load.statuses.items())},
         **{f"{name}_ms": float(value) * 1e3 for name, value in marks.items()},
+        "texts_a_run": load.statuses[200] / max(1, runs),
         "lag_p99_ms": float(np.quantile(load.lags, 0.99)) * 1e3,
         # CPUs' worth, all the time.
         "worker_cpus": cpu[0],
@@ -265,12 +281,18 @@ def measure(
     }
 
 
-def predict(table: CostTable, lengths: Mapping[int, int], options: argparse.Namespace) -> Any:
-    """What the simulator says: in time per second, as shares of what it answers at most."""
+def predict(
+    table: CostTable, lengths: Mapping[int, int], steps: Sequence[int], options: argparse.Namespace
+) -> Any:
+    """What the simulator says: in time per second, as shares of what it answers at most.
+
+    ``steps``: percentiles of the lengths that the bundle was planned for, by which its server divides the CPUs.
+    """
     cpus = options.threads or len(options.cores)
+    planned = Counter(steps) or lengths
 
     def queue() -> Any:
-        return make_queue("by-cost", table, cpus, lengths, limit=1 << 20)
+        return make_queue("by-cost", table, cpus, planned, limit=1 << 20)
 
     most = simulate(draw_trace(lengths, 4000, seed=1), queue(), table, cpus, noise=NOISE).rate
     shares = {}
@@ -308,6 +330,7 @@ def render(result: Mapping[str, Any]) -> str:
                     f"{middle('p50_ms'):.0f}",
                     f"{middle('p99_ms'):.0f}",
                     *(f"{share:.1%}" for share in missed),
+                    f"{middle('texts_a_run'):.1f}",
                     f"{middle('worker_cpus'):.2f}",
                     f"{middle('loop_cpus'):.2f}",
                     f"{middle('client_cpus'):.2f}",
@@ -315,7 +338,7 @@ def render(result: Mapping[str, Any]) -> str:
                 ]
             )
         heads = ["load", "asked/s", "in time/s", "of capacity", "simulated", "p50 ms", "p99 ms"]
-        heads += ["429", "504", "CPUs: worker", "its loop", "clients", "lag p99 ms"]
+        heads += ["429", "504", "texts a run", "CPUs: worker", "its loop", "clients", "lag p99 ms"]
         parts += [f"## {traffic}", table(heads, lines)]
     worst = max(row["error"] for row in result["rows"])
     ends = f"Largest difference of an answer from `run`: {worst:.1e}."
@@ -354,6 +377,7 @@ def main() -> None:
     texts = {name: Texts(options.bundle, lengths[name], options.slo) for name in options.traffic}
     with open_bundle(options.bundle) as model:
         axes, host = model.manifest.axes, model.info["host"]
+        steps = model.manifest.plan["server"].get("length_percentiles") or ()
         costs = read_costs(
             read_document(options.costs) if options.costs else model.manifest.plan["server"],
             most_rows=axes[batch_axis(model.manifest)].hi,
@@ -367,7 +391,9 @@ def main() -> None:
         "client_cores": options.client_cores or options.cores,
         "slo": options.slo,
         "load_before": os.getloadavg(),
-        "predicted": {name: predict(costs, item.lengths, options) for name, item in texts.items()},
+        "predicted": {
+            name: predict(costs, item.lengths, steps, options) for name, item in texts.items()
+        },
         "rows": rows,
     }
     with serving(options) as at:
