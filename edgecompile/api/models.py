@@ -128,20 +128,21 @@ def find_subject(
     return Subject(spec, options, bundle_name(options.name or spec.name or "model"))
 
 
-def require_lengths(subject: Subject, load: LoadOptions) -> None:
-    """Refuses to go on without lengths where those of a model in memory vary.
+def without_lengths(subject: Subject, load: LoadOptions) -> Any:
+    """The model where no lengths are given: one in memory is loaded, and loading it again gives the same.
 
     Raises:
-        UsageError: they do.
+        UsageError: its lengths vary.
     """
     if not subject.in_memory:
-        return  # loading takes long, and the build does it anyway
+        return subject.model  # loading takes long, and the build does it anyway
     from edgecompile.loaders.load import load_model
     from edgecompile.planning.request import PlanRequest
     from edgecompile.planning.scope import with_traffic
 
     loaded = load_model(subject.model, load)
     with_traffic(PlanRequest(None), loaded.encoder or loaded)
+    return loaded
 
 
 @contextmanager

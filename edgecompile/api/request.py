@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile import checks
-from edgecompile.api.models import Subject, kept_state, require_lengths
+from edgecompile.api.models import Subject, kept_state, without_lengths
 from edgecompile.api.options import BuildOptions, PlanOptions, read_batch, read_target
 from edgecompile.api.traffic import Sources
 from edgecompile.pipeline.request import BuildRequest
@@ -67,7 +67,7 @@ def requested(
             cut = traffic.texts is not None
             request = replace(request, plan=replace(options, **vars(traffic), cut=cut))
         else:
-            require_lengths(subject, request.load)
+            request = replace(request, model=without_lengths(subject, request.load))
         yield request
 
 

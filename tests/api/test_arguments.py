@@ -125,6 +125,18 @@ def test_lengths_are_missing() -> None:
         edgecompile.build(Tiny(), **{**GIVEN, "lengths": None})
 
 
+def test_a_module_without_lengths_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build goes on with the model that was loaded to see whether lengths are missing."""
+    requests: list[Any] = []
+    monkeypatch.setattr(
+        "edgecompile.pipeline.build.build", lambda request, progress: requests.append(request)
+    )
+    edgecompile.build(Tiny(), example_inputs=EXAMPLE, axes={"x": {0: "batch"}}, batch=(1, 4))
+    (request,) = requests
+    assert load_model(request.model, request.load) is request.model
+    assert request.model.axes["batch"].hi == 4
+
+
 @pytest.mark.parametrize(
     "make",
     [
