@@ -1,60 +1,41 @@
 #!/usr/bin/env python3
 """Follows one parameter through the calls, and counts how often its way changes rooms.
 
-    python scripts/walk.py edgecompile/cli/build.py:command:lengths
-    python scripts/walk.py edgecompile/cli/build.py:command:lengths --way
+    python scripts/walk.py edgecompile/api/build.py:build:lengths
+    python scripts/walk.py edgecompile/api/build.py:build:lengths --way
 
-A room is a file, or a package. The way is the list of functions that are given the parameter, an object that holds
-it, or something made from it, in the order of the calls, each once. A *stay* is a run of functions in one room; a
+A room is a file, or a package. The way goes through the functions that are given the parameter, in the order of the
+calls: every call is a stop, and a function's body is followed at its first. A *stay* is a run of stops in one room; a
 *return* is a stay in a room that the way had left.
 
-Values are followed by fields: of a request that holds the lengths, ``request.target`` isn't one that is made from
-them. What a function returns counts as made from the parameter if the function's code says so; of functions outside
-the package it does whenever an argument counts. Comparisons end the way. Types come from annotations alone, so calls
-through values without a type are lost. ``--way`` prints the functions, ``--package=FOLDER`` reads another tree.
+A value is followed whole: with its fields, with objects that are constructed of it, and into its methods and
+properties, as far as annotations tell its class. Constructors aren't entered; comparisons and loops over a value end
+the way. What a function of the project returns counts only where stages are joined (``JOINING``). Of the rules that were tried these come nearest to the figures that another tool gave for commit
+e01d5af; see docs/benchmarks/2026-11-26-house.md.
+
+``--way`` prints the functions, ``--returns`` the rooms that the way returns to; ``--package=FOLDER`` reads another tree.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import TypeAlias
 
 from layout import PACKAGE, modules
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-#: How much of a value is made from the parameter: none, all, or some of its fields.
-Held: TypeAlias = "bool | Mapping[str, Held]"
-_DEPTH = 4
+#: The modules whose functions hand on what others return, in e01d5af (one ``pipeline.py``) and today.
+JOINING = r"edgecompile\.((api|cli)\..*|pipeline(\.build|\.stages)?)"
 
 
-def join(one: Held, other: Held, depth: int = _DEPTH) -> Held:
-    """What is made from the parameter in a value that is one or the other."""
-    if one is True or other is True:
-        return True
-    if not one or not other:
-        return one or other
-    if depth == 0:
-        return True
-    assert isinstance(one, Mapping) and isinstance(other, Mapping)
-    names = sorted({*one, *other})
-    return {name: join(one.get(name, False), other.get(name, False), depth - 1) for name in names}
-
-
-def cut(held: Held, depth: int = _DEPTH) -> Held:
-    """The same without fields that hold nothing, not deeper than ``depth``."""
-    if isinstance(held, bool):
-        return held
-    if depth == 0:
-        return bool(held)
-    kept = {name: part for name, value in held.items() if (part := cut(value, depth - 1))}
-    return kept or False
-
-
-@dataclass
+@dataclass(eq=False)
 class Module:
     """The names that a module defines and imports, with their dotted names."""
 
@@ -63,13 +44,27 @@ class Module:
     names: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class Definition:
     """A function or class, the module it is in, and the class around a method."""
 
     module: Module
     node: Function | ast.ClassDef
     owner: str | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """Names of a function's parameters, by position as far as they have one."""
+        assert not isinstance(self.node, ast.ClassDef)
+        given = self.node.args
+        named = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+        return [a.arg for a in (*named, given.vararg, given.kwarg) if a]
+
+    @property
+    def is_property(self) -> bool:
+        """Whether it is run where its name is read."""
+        names = {ast.unparse(item).rpartition(".")[2] for item in self.node.decorator_list}
+        return bool(names & {"property", "cached_property"})
 
 
 class Project:
@@ -78,11 +73,12 @@ class Project:
     def __init__(self, package: Path) -> None:
         self.definitions: dict[str, Definition] = {}
         self.modules: dict[str, Module] = {}
-        self.paths = modules(package)
-        for name, path in self.paths.items():
+        for name, path in modules(package).items():
             module = Module(name, ast.parse(path.read_text(encoding="utf-8")))
             self.modules[name] = module
             self._read(module, path.stem == "__init__")
+        self.annotated = cache(self._annotated)
+        self.attribute = cache(self._attribute)
 
     def _read(self, module: Module, is_package: bool) -> None:
         package = module.name if is_package else module.name.rpartition(".")[0]
@@ -94,20 +90,17 @@ class Project:
                 for alias in node.names:
                     module.names[alias.asname or alias.name] = f"{whole}.{alias.name}"
             elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    if alias.asname:
-                        module.names[alias.asname] = alias.name
+                module.names |= {alias.asname: alias.name for alias in node.names if alias.asname}
         for node in module.tree.body:
             if not isinstance(node, Function | ast.ClassDef):
                 continue
             dotted = f"{module.name}.{node.name}"
             module.names[node.name] = dotted
             self.definitions[dotted] = Definition(module, node)
-            if isinstance(node, ast.ClassDef):
-                for inner in node.body:
-                    if isinstance(inner, Function):
-                        method = f"{dotted}.{inner.name}"
-                        self.definitions[method] = Definition(module, inner, dotted)
+            for inner in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(inner, Function):
+                    method = f"{dotted}.{inner.name}"
+                    self.definitions[method] = Definition(module, inner, dotted)
 
     def resolve(self, dotted: str) -> str | None:
         """The definition behind a name, through re-exports."""
@@ -120,7 +113,7 @@ class Project:
             dotted = self.modules[module].names[name]
         return None
 
-    def annotated(self, module: Module, annotation: ast.expr | None) -> str | None:
+    def _annotated(self, module: Module, annotation: ast.expr | None) -> str | None:
         """The first class of the project that an annotation names."""
         if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
             annotation = ast.parse(annotation.value, mode="eval").body
@@ -135,178 +128,231 @@ class Project:
         """A method of a class or of one that it derives from."""
         if f"{owner}.{name}" in self.definitions:
             return f"{owner}.{name}"
-        return next((m for base in self.bases(owner) if (m := self.member(base, name))), None)
+        return next((m for base in self._bases(owner) if (m := self.member(base, name))), None)
 
-    def bases(self, owner: str) -> Iterator[str]:
-        """The classes of the project that a class derives from."""
+    def _bases(self, owner: str) -> Iterator[str]:
         definition = self.definitions[owner]
         assert isinstance(definition.node, ast.ClassDef)
-        for base in definition.node.bases:
-            if parent := self.annotated(definition.module, base):
-                yield parent
+        bases = (self.annotated(definition.module, base) for base in definition.node.bases)
+        return (base for base in bases if base)
 
-    def fields(self, owner: str) -> list[str]:
-        """The annotated fields of a class, those of its bases first."""
-        names = [name for base in self.bases(owner) for name in self.fields(base)]
-        for node in self.definitions[owner].node.body:
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                names.append(node.target.id)
-        return names
-
-    def attribute(self, owner: str, name: str) -> str | None:
+    def _attribute(self, owner: str, name: str) -> str | None:
         """The class of an attribute, from its annotation or the property's."""
         if method := self.member(owner, name):
             definition = self.definitions[method]
             return self.annotated(definition.module, getattr(definition.node, "returns", None))
-        for parent in (owner, *self.bases(owner)):
+        for parent in (owner, *self._bases(owner)):
             definition = self.definitions[parent]
             for node in definition.node.body:
-                if (
-                    isinstance(node, ast.AnnAssign)
-                    and isinstance(node.target, ast.Name)
-                    and node.target.id == name
-                ):
+                if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
                     return self.annotated(definition.module, node.annotation)
         return None
 
 
 class Walk:
-    """The way of one parameter; followed again until no function is given more than before."""
+    """The way of one parameter: every stop, and for each function whether it returns something of it."""
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, start: str, parameter: str) -> None:
         self.project = project
-        self.given: dict[str, dict[str, Held]] = {}
-        self.returned: dict[str, Held] = {}
-        self.attributes: dict[str, Held] = {}
-        self.way: list[str] = []
-        self.changed = False
+        self.stops: list[str] = []
+        self.returned: dict[str, bool] = {}
+        self.enter(start, {parameter})
 
-    def follow(self, start: str, parameter: str) -> list[str]:
-        """The functions that a parameter of one passes."""
-        self.changed = True
-        while self.changed:
-            self.changed = False
-            self.way = []
-            self.enter(start, {parameter: True})
-        return self.way
+    def enter(self, dotted: str, carried: set[str]) -> None:
+        """Stops at a function, and follows the parameters that carry the value at the first time."""
+        self.stops.append(dotted)
+        if dotted not in self.returned:
+            self.returned[dotted] = False
+            _Body(self, dotted, carried).run()
 
-    def enter(self, dotted: str, carried: Mapping[str, Held]) -> None:
-        """Follows what the parameters of a function carry, unless this round did before."""
-        definition = self.project.definitions[dotted]
-        given = self.given.setdefault(dotted, {})
-        for name, held in carried.items():
-            self._grow(given, name, held)
-        if dotted in self.way:
-            return
-        self.way.append(dotted)
-        types: dict[str, str] = {}
-        for argument in _arguments(definition.node):
-            if owner := self.project.annotated(definition.module, argument.annotation):
-                types[argument.arg] = owner
-        if definition.owner:
-            types["self"] = types["cls"] = definition.owner
-        _Body(self, dotted, definition, dict(given), types).run()
+    @property
+    def way(self) -> list[str]:
+        """The functions in the order in which they are met, each once."""
+        return list(self.returned)
 
-    def give_back(self, dotted: str, held: Held) -> None:
-        """Notes what a function returns."""
-        self._grow(self.returned, dotted, held)
+    def stays(self, depth: int | None = None) -> list[str]:
+        """The rooms in order: modules, or their packages of ``depth`` parts."""
+        names = [self.project.definitions[stop].module.name for stop in self.stops]
+        return [room for room, _ in groupby(".".join(n.split(".")[:depth]) for n in names)]
 
-    def keep(self, owner: str, name: str, held: Held) -> None:
-        """Notes what a method assigns to an attribute of its object."""
-        before = self.attributes.get(owner, False)
-        self._grow(self.attributes, owner, join(before, {name: held}))
-
-    def _grow(self, table: dict[str, Held], name: str, held: Held) -> None:
-        before = table.get(name, False)
-        after = cut(join(before, cut(held)))
-        if after != before:
-            table[name] = after
-            self.changed = True
+    def figures(self) -> Iterator[str]:
+        """Functions, stays, rooms and returns; with files, then with packages as rooms."""
+        yield f"{len(self.way)} functions"
+        for title, depth in (("files", None), ("packages", 2)):
+            visits = self.stays(depth)
+            rooms = len(set(visits))
+            yield f"{len(visits)} stays in {rooms} {title}, {len(visits) - rooms} returns"
 
 
-def _arguments(node: Function | ast.ClassDef) -> list[ast.arg]:
-    assert not isinstance(node, ast.ClassDef)
-    named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    return [*named, *(a for a in (node.args.vararg, node.args.kwarg) if a)]
+class _Body(ast.NodeVisitor):
+    """One function's statements, in order; visiting an expression says whether it holds the value."""
 
-
-class _Body:
-    """One function's statements, in order."""
-
-    def __init__(
-        self,
-        walk: Walk,
-        name: str,
-        definition: Definition,
-        carried: dict[str, Held],
-        types: dict[str, str],
-    ) -> None:
+    def __init__(self, walk: Walk, name: str, carried: set[str]) -> None:
         self.walk = walk
         self.project = walk.project
         self.name = name
+        definition = walk.project.definitions[name]
+        assert not isinstance(definition.node, ast.ClassDef)
         self.module = definition.module
         self.node = definition.node
         self.owner = definition.owner
-        self.carried = carried
-        self.types = types
+        self.carried = set(carried)
+        self.joins = bool(re.fullmatch(JOINING, self.module.name))
+        self.types: dict[str, str] = {}
         self.inner: dict[str, Function] = {}
-        self.running: set[str] = set()
+        every = ast.walk(self.node.args)
+        for argument in (node for node in every if isinstance(node, ast.arg)):
+            if owner := self.project.annotated(self.module, argument.annotation):
+                self.types[argument.arg] = owner
+        if self.owner:
+            self.types["self"] = self.types["cls"] = self.owner
 
     def run(self) -> None:
-        assert not isinstance(self.node, ast.ClassDef)
-        self._block(self.node.body)
+        for statement in self.node.body:
+            self.visit(statement)
 
-    def _block(self, body: list[ast.stmt]) -> None:
-        for statement in body:
-            self._statement(statement)
+    def generic_visit(self, node: ast.AST) -> bool:
+        held = [self.visit(child) for child in ast.iter_child_nodes(node)]
+        return isinstance(node, ast.expr) and any(held)
 
-    def _statement(self, node: ast.stmt) -> None:
-        if isinstance(node, Function):
-            self.inner[node.name] = node
-            return
-        if isinstance(node, ast.Return):
-            if node.value is not None:
-                self.walk.give_back(self.name, self._value(node.value))
-            return
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
-            held = self._value(node.value)
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                self._bind(target, held, node.value)
-                declared = node.annotation if isinstance(node, ast.AnnAssign) else None
-                owner = self.project.annotated(self.module, declared)
-                if owner and isinstance(target, ast.Name):
-                    self.types[target.id] = owner
-            return
-        for name in ("test", "iter", "value", "exc", "subject", "msg"):
-            part = getattr(node, name, None)
-            if isinstance(part, ast.expr):
-                held = self._value(part)
-                if name == "iter" and isinstance(node, ast.For):
-                    self._bind(node.target, _item(held), None)
-        for item in getattr(node, "items", []):
-            held = self._value(item.context_expr)
-            if item.optional_vars is not None:
-                self._bind(item.optional_vars, held, item.context_expr)
-        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
-            for part in getattr(node, name, []):
-                if isinstance(part, ast.stmt):
-                    self._statement(part)
-                else:
-                    self._block(part.body)
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> bool:
+        self.inner[node.name] = node
+        return False
 
-    def _bind(self, target: ast.expr, held: Held, value: ast.expr | None) -> None:
+    def visit_Return(self, node: ast.Return | ast.Yield | ast.YieldFrom) -> bool:
+        if node.value is not None and self.visit(node.value):
+            self.walk.returned[self.name] = True
+        return False
+
+    visit_Yield = visit_YieldFrom = visit_Return
+
+    def visit_Assign(self, node: ast.Assign) -> bool:
+        held = self.visit(node.value)
+        for target in node.targets:
+            self._bind(target, held, node.value)
+        return False
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> bool:
+        if node.value is not None:
+            self._bind(node.target, self.visit(node.value), node.value)
+        owner = self.project.annotated(self.module, node.annotation)
+        if owner and isinstance(node.target, ast.Name):
+            self.types[node.target.id] = owner
+        return False
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> bool:
+        self._bind(node.target, self.visit(node.value), None)
+        return False
+
+    def visit_withitem(self, node: ast.withitem) -> bool:
+        held = self.visit(node.context_expr)
+        if node.optional_vars is not None:
+            self._bind(node.optional_vars, held, node.context_expr)
+        return False
+
+    def _bind(self, target: ast.expr, held: bool, value: ast.expr | None) -> None:
         if isinstance(target, ast.Tuple | ast.List):
-            for number, part in enumerate(target.elts):
-                self._bind(part, _field(held, str(number)), None)
+            for part in target.elts:
+                self._bind(part, held, None)
         elif isinstance(target, ast.Name):
-            self.carried[target.id] = join(self.carried.get(target.id, False), held)
+            self.carried |= {target.id} if held else set()
             if value is not None and (owner := self._type(value)):
                 self.types[target.id] = owner
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-            if target.value.id == "self" and self.owner:
-                self.walk.keep(self.owner, target.attr, held)
-        elif isinstance(target, ast.Subscript | ast.Starred) and held:
-            self._bind(target.value, True, None)
+        elif isinstance(target, ast.Subscript | ast.Starred):
+            self._bind(target.value, held, None)
+
+    def visit_Name(self, node: ast.Name) -> bool:
+        return node.id in self.carried
+
+    def visit_Attribute(self, node: ast.Attribute) -> bool:
+        held = self.visit(node.value)
+        owner = self._type(node.value) if held else None
+        method = self.project.member(owner, node.attr) if owner else None
+        if method and self.project.definitions[method].is_property:
+            return self._follow(method, {"self"})
+        return held
+
+    def visit_Compare(self, node: ast.Compare) -> bool:
+        self.generic_visit(node)
+        return False
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> bool:
+        return self.visit(node.operand) and not isinstance(node.op, ast.Not)
+
+    def visit_IfExp(self, node: ast.IfExp) -> bool:
+        self.visit(node.test)
+        return any([self.visit(node.body), self.visit(node.orelse)])
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> bool:
+        held = self.visit(node.value)
+        self._bind(node.target, held, node.value)
+        return held
+
+    def visit_Lambda(self, node: ast.Lambda) -> bool:
+        return self.visit(node.body)
+
+    def visit_ListComp(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+    ) -> bool:
+        for generator in node.generators:
+            self.visit(generator)
+        made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        return any([self.visit(part) for part in made])
+
+    visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
+
+    def visit_Call(self, node: ast.Call) -> bool:
+        function = node.func
+        receiver = self.visit(function.value if isinstance(function, ast.Attribute) else function)
+        given: list[tuple[int | str, bool]] = []
+        for number, argument in enumerate(node.args):
+            starred = isinstance(argument, ast.Starred)
+            given.append(("*" if starred else number, self.visit(argument)))
+        given += [(word.arg or "**", self.visit(word.value)) for word in node.keywords]
+        holds = any(held for _, held in given)
+        for name in (part.id for part in (function, *node.args) if isinstance(part, ast.Name)):
+            if local := self.inner.pop(name, None):  # a function within this one: part of it
+                self.generic_visit(local)
+        callee = self._callee(function)
+        if callee is None or isinstance(self.project.definitions[callee].node, ast.ClassDef):
+            return holds
+        return self._follow(callee, self._parameters(callee, receiver, given))
+
+    def _parameters(
+        self, callee: str, receiver: bool, given: list[tuple[int | str, bool]]
+    ) -> set[str]:
+        """The parameters of a function that are given the value."""
+        definition = self.project.definitions[callee]
+        names = definition.arguments
+        bound = definition.owner is not None and names[:1] in (["self"], ["cls"])
+        carried = {names[0]} if bound and receiver else set()
+        for place in (place for place, held in given if held):
+            if isinstance(place, int):
+                carried |= {names[place + bound]} if place + bound < len(names) else set()
+            elif place in names:
+                carried.add(place)
+            elif place in ("*", "**"):
+                carried |= {*names[bound:]} - {place for place, _ in given}
+        return carried
+
+    def _follow(self, callee: str, carried: set[str]) -> bool:
+        if not carried:
+            return False
+        self.walk.enter(callee, carried)
+        return self.joins
+
+    def _callee(self, function: ast.expr) -> str | None:
+        if isinstance(function, ast.Name):
+            if function.id == "cls" and self.owner:
+                return self.owner
+            return self.project.resolve(self.module.names.get(function.id, ""))
+        if not isinstance(function, ast.Attribute):
+            return None
+        base = self.module.names.get(ast.unparse(function.value), "")
+        if dotted := self.project.resolve(f"{base}.{function.attr}"):
+            return dotted
+        owner = self.project.resolve(base) or self._type(function.value)
+        return self.project.member(owner, function.attr) if owner else None
 
     def _type(self, node: ast.expr) -> str | None:
         """The class of an expression's value, as far as annotations say."""
@@ -317,204 +363,17 @@ class _Body:
             return self.project.attribute(owner, node.attr) if owner else None
         if isinstance(node, ast.IfExp):
             return self._type(node.body) or self._type(node.orelse)
-        if isinstance(node, ast.Call):
-            if self._replaces(node):
-                return self._type(node.args[0])
-            callee = self._callee(node.func)
-            if callee is None:
-                return None
+        if isinstance(node, ast.Call) and (callee := self._callee(node.func)):
             definition = self.project.definitions[callee]
             if isinstance(definition.node, ast.ClassDef):
                 return callee
             return self.project.annotated(definition.module, definition.node.returns)
         return None
 
-    def _replaces(self, node: ast.Call) -> bool:
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        return bool(node.args) and self.module.names.get(name) == "dataclasses.replace"
 
-    def _callee(self, function: ast.expr) -> str | None:
-        if isinstance(function, ast.Name):
-            if function.id == "cls" and self.owner:
-                return self.owner
-            dotted = self.module.names.get(function.id)
-            return self.project.resolve(dotted) if dotted else None
-        if isinstance(function, ast.Attribute):
-            if isinstance(function.value, ast.Name) and function.value.id in self.module.names:
-                base = self.module.names[function.value.id]
-                if dotted := self.project.resolve(f"{base}.{function.attr}"):
-                    return dotted
-                if owner := self.project.resolve(base):
-                    return self.project.member(owner, function.attr)
-            owner = self._type(function.value)
-            return self.project.member(owner, function.attr) if owner else None
-        return None
-
-    def _value(self, node: ast.expr) -> Held:
-        """Follows the calls of an expression; how much of its value is made from the parameter."""
-        if isinstance(node, ast.Name):
-            return self.carried.get(node.id, False)
-        if isinstance(node, ast.Attribute):
-            return self._attribute(node)
-        if isinstance(node, ast.Call):
-            return self._call(node)
-        if isinstance(node, ast.Lambda):
-            return self._value(node.body)
-        if isinstance(node, ast.Tuple):
-            return {str(number): self._value(part) for number, part in enumerate(node.elts)}
-        if isinstance(node, ast.IfExp):
-            self._value(node.test)
-            return join(self._value(node.body), self._value(node.orelse))
-        if isinstance(node, ast.NamedExpr):
-            named = self._value(node.value)
-            self._bind(node.target, named, node.value)
-            return named
-        if isinstance(node, ast.Yield | ast.YieldFrom):
-            if node.value is not None:
-                self.walk.give_back(self.name, self._value(node.value))
-            return False
-        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
-            for generator in node.generators:
-                self._bind(generator.target, _item(self._value(generator.iter)), None)
-                for test in generator.ifs:
-                    self._value(test)
-            parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            return any([cut(self._value(part)) for part in parts])
-        held: Held = False
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):
-                held = join(held, self._value(child))
-        if isinstance(node, ast.Compare) or (
-            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-        ):
-            return False
-        return held if isinstance(node, ast.BoolOp | ast.Starred) else bool(cut(held))
-
-    def _attribute(self, node: ast.Attribute) -> Held:
-        held = self._value(node.value)
-        owner = self._type(node.value)
-        if owner and (method := self.project.member(owner, node.attr)):
-            return self._run(method, {"self": held}) if cut(held) else False
-        mine = self.walk.attributes.get(owner, False) if owner else False
-        return join(_field(held, node.attr), _field(mine, node.attr))
-
-    def _call(self, node: ast.Call) -> Held:
-        receiver: Held = False
-        if isinstance(node.func, ast.Attribute):
-            receiver = self._value(node.func.value)
-        else:  # a name may be a parameter that holds a function
-            receiver = self._value(node.func)
-        given: list[tuple[str | int, Held]] = []
-        for number, argument in enumerate(node.args):
-            inside = argument.value if isinstance(argument, ast.Starred) else argument
-            if isinstance(inside, ast.Name) and inside.id in self.inner:
-                self._local(inside.id)
-            given.append((number, self._value(inside)))
-        given += [(word.arg or "**", self._value(word.value)) for word in node.keywords]
-        if self._replaces(node):
-            changes = {str(name): held for name, held in given if not isinstance(name, int)}
-            first = given[0][1]
-            if first is True or not isinstance(first, Mapping):
-                return join(first, changes)
-            return {**first, **changes}
-        holds = bool(cut(receiver)) or any([cut(held) for _, held in given])
-        if isinstance(node.func, ast.Name) and node.func.id in self.inner:
-            self._local(node.func.id)
-            return holds
-        callee = self._callee(node.func)
-        if callee is None or not holds:
-            return holds
-        if isinstance(self.project.definitions[callee].node, ast.ClassDef):
-            return self._construct(callee, given)
-        return self._run(callee, self._parameters(callee, receiver, given))
-
-    def _construct(self, owner: str, given: list[tuple[str | int, Held]]) -> Held:
-        if initial := self.project.member(owner, "__init__"):
-            self._run(initial, self._parameters(initial, False, given, bound=True))
-            return self.walk.attributes.get(owner, False)
-        names = self.project.fields(owner)
-        if not names:
-            return True
-        made: dict[str, Held] = {}
-        for place, held in given:
-            if isinstance(place, int) and place < len(names):
-                made[names[place]] = held
-            elif isinstance(place, str) and place in names:
-                made[place] = held
-            elif cut(held):  # by a star
-                made |= {name: join(made.get(name, False), bool(cut(held))) for name in names}
-        if initial := self.project.member(owner, "__post_init__"):
-            self._run(initial, {"self": made})
-        return made
-
-    def _parameters(
-        self,
-        callee: str,
-        receiver: Held,
-        given: list[tuple[str | int, Held]],
-        bound: bool = False,
-    ) -> dict[str, Held]:
-        """What each parameter of a function is given."""
-        definition = self.project.definitions[callee]
-        arguments = definition.node.args  # type: ignore[union-attr]
-        names = [argument.arg for argument in _arguments(definition.node)]
-        bound = bound or (definition.owner is not None and names[:1] in (["self"], ["cls"]))
-        carried: dict[str, Held] = {names[0]: receiver} if bound and cut(receiver) else {}
-        positional = [*arguments.posonlyargs, *arguments.args]
-        for place, held in given:
-            if not cut(held):
-                continue
-            if isinstance(place, int):
-                if place + bound < len(positional):
-                    carried[names[place + bound]] = held
-                elif arguments.vararg:
-                    carried[arguments.vararg.arg] = True
-            elif place in names:
-                carried[place] = held
-            elif place == "**":
-                named = {item for item, _ in given} | set(names[: bound + len(given)])
-                carried |= dict.fromkeys([n for n in names[bound:] if n not in named], True)
-            elif arguments.kwarg:
-                carried[arguments.kwarg.arg] = True
-        return carried
-
-    def _run(self, callee: str, carried: dict[str, Held]) -> Held:
-        if not any([cut(held) for held in carried.values()]):
-            return False
-        self.walk.enter(callee, carried)
-        return self.walk.returned.get(callee, False)
-
-    def _local(self, name: str) -> None:
-        if name not in self.running:
-            self.running.add(name)
-            self._block(self.inner[name].body)
-
-
-def _field(held: Held, name: str) -> Held:
-    return held if isinstance(held, bool) else held.get(name, False)
-
-
-def _item(held: Held) -> Held:
-    """Of what is iterated, an item."""
-    return bool(cut(held))
-
-
-def figures(way: list[str], project: Project) -> Iterator[str]:
-    """Functions, stays, rooms and returns of a way; with files, then with packages as rooms."""
-    yield f"{len(way)} functions"
-    names = [project.definitions[function].module.name for function in way]
-    for title, depth in (("files", None), ("packages", 2)):
-        visits = [".".join(name.split(".")[:depth]) for name in names]
-        stays = sum(room != before for room, before in zip(visits, ["", *visits], strict=False))
-        rooms = len(set(visits))
-        yield f"{stays} stays in {rooms} {title}, {stays - rooms} returns"
-
-
-def follow(start: str, project: Project) -> list[str]:
-    """The functions that ``FILE.py:FUNCTION:PARAMETER`` passes."""
-    path, function, parameter = start.split(":")
-    dotted = ".".join((*Path(path).with_suffix("").parts, function))
-    return Walk(project).follow(dotted, parameter)
+def returns(visits: list[str]) -> Counter[str]:
+    """How often a way returns to each room."""
+    return Counter(visits) - Counter(set(visits))
 
 
 def main(arguments: list[str]) -> None:
@@ -523,10 +382,15 @@ def main(arguments: list[str]) -> None:
     )
     project = Project(folder)
     for start in (a for a in arguments if not a.startswith("--")):
-        way = follow(start, project)
+        path, function, parameter = start.split(":")
+        dotted = ".".join((*Path(path).with_suffix("").parts, function))
+        walk = Walk(project, dotted, parameter)
         if "--way" in arguments:
-            print(*way, sep="\n")
-        print(start, *figures(way, project), sep="; ")
+            print(*walk.way, sep="\n")
+        if "--returns" in arguments:
+            for room, times in returns(walk.stays()).most_common():
+                print(f"{times:4} {room}")
+        print(start, *walk.figures(), sep="; ")
 
 
 if __name__ == "__main__":
