@@ -227,9 +227,8 @@ int32_t ec_cuda_program_plan(ec_cuda_program* program, const ec_tensor* inputs, 
       Rehearsed rehearsed = rehearse(program, false);
       if (rehearsed.reads_numbers && !program->may_read_numbers) {
         fail(
-            "sizes depend on values here, which this loader or the manifest doesn't know of: use "
-            "the "
-            "runtime in the bundle's own runtime/ folder");
+            "sizes depend on values here, which this loader or the manifest doesn't know of: "
+            "use the runtime in the bundle's own runtime/ folder");
       }
       if (rehearsed.reads_numbers) widen(&rehearsed, rehearse(program, true));
       std::copy(rehearsed.outputs.begin(), rehearsed.outputs.end(), outputs);
