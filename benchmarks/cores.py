@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
+from benchmarks.policies import percentiles
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.measure.serving import batch_axis, measure_serving
@@ -126,12 +127,10 @@ async def serve(
 ) -> tuple[float, float]:
     """Texts per second through the server's queue, in which as many come as are answered; and what its
     event loop takes of a CPU."""
-    many = sorted(item.length for item in draw_trace(lengths, _TEXTS, seed=1))
-    steps = [many[min(len(many) - 1, len(many) * i // 100)] for i in range(101)]
-    plan = {**costs, "padding": "proven", "length_percentiles": steps}
+    trace = [item.length for item in draw_trace(lengths, _TEXTS, seed=1)]
+    plan = {**costs, "padding": "proven", "length_percentiles": percentiles(trace)}
     scheduler = Scheduler(model, queue=1 << 20, costs=plan)
     names = batch_axis(model.manifest), str(model.manifest.length_axis)
-    trace = [item.length for item in draw_trace(lengths, _TEXTS, seed=1)]
     inputs = {
         n: make_inputs(model.manifest, dict(zip(names, (1, n), strict=True)), 0) for n in set(trace)
     }

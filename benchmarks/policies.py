@@ -17,7 +17,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,12 @@ TRAFFICS = ("mixed", "queries")
 
 #: text-embeddings-inference's rule with the engine that it has.
 AROUND = "tei around onnxruntime"
+
+
+def percentiles(lengths: Iterable[int]) -> list[int]:
+    """The lengths at 0, 1, …, 100 percent, as a bundle's plan holds them."""
+    many = sorted(lengths)
+    return [many[min(len(many) - 1, len(many) * i // 100)] for i in range(101)]
 
 
 class Bench:
@@ -92,9 +98,8 @@ class Bench:
         model: Any = self.model
         if policy == AROUND:
             model, policy = self.around, "tei"
-        many = sorted(n for n, count in lengths.items() for _ in range(count))
-        steps = [many[min(len(many) - 1, len(many) * i // 100)] for i in range(101)]
-        costs = dict(self.costs, length_percentiles=steps)
+        many = [n for n, count in lengths.items() for _ in range(count)]
+        costs = dict(self.costs, length_percentiles=percentiles(many))
         return Scheduler(model, queue=1 << 20, costs=costs, policy=policy, slo=slo)
 
     async def saturate(
