@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serving.around import AroundOnnx, open_onnx
-from benchmarks.serving.policies_page import render
+from benchmarks.serving.policies_page import render, write_drawings
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.server.errors import ServerError
@@ -235,7 +235,12 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=1600)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--slo", type=float, default=0.1)
-    parser.add_argument("--output", type=Path, required=True, help="JSON; a page beside it")
+    parser.add_argument("--rules", nargs="+", help="of the loads; default: ours, streams, TEI's")
+    parser.add_argument("--factors", nargs="+", type=float, default=[0.5, 1.0, 1.5])
+    parser.add_argument("--load-rounds", type=int, default=1)
+    parser.add_argument(
+        "--output", type=Path, required=True, help="JSON; a page and drawings beside it"
+    )
     options = parser.parse_args()
     document = json.loads(Path(options.lengths).read_text())
     mixed = dict(zip(document["lengths"], document["counts"], strict=True))
@@ -305,47 +310,44 @@ def main() -> None:
                         f"{time.perf_counter() - began:.0f} s",
                         flush=True,
                     )
-        for name, (lengths, _) in traffics.items():
-            capacity = statistics.median(
-                row["texts_per_s"]
-                for row in result["saturated"]
-                if row["traffic"] == name and row["policy"] == "by-cost"
-            )
-            for factor, policy in (
-                (0.5, "by-cost"),
-                (1.0, "by-cost"),
-                (1.5, "by-cost"),
-                (1.5, "streams"),
-                (1.5, "tei"),
-                *([(1.5, AROUND)] if onnx else []),
-            ):
-                seconds = options.seconds * (0.5 if policy != "by-cost" else 1.0)
-                found = asyncio.run(bench.load(policy, lengths, factor * capacity, seconds, 7))
-                row = {
-                    "traffic": name,
-                    "policy": policy,
-                    "factor": factor,
-                    "capacity": capacity,
-                    **found,
-                }
-                result["load"].append(row)
-                print(
-                    name,
-                    policy,
-                    factor,
-                    "goodput/capacity",
-                    round(found["goodput_per_s"] / capacity, 3),
-                    "p99",
-                    found["p99_ms"],
-                    "refused",
-                    found["refused"],
-                    "expired",
-                    found["expired"],
-                    flush=True,
-                )
+        measure_loads(bench, traffics, options, result)
     result["load_after"], result["seconds"] = os.getloadavg(), time.perf_counter() - began
     options.output.write_text(json.dumps(result, indent=1) + "\n")
     options.output.with_suffix(".md").write_text(render(result))
+    write_drawings(result, options.output)
+
+
+def measure_loads(
+    bench: Bench, traffics: Mapping[str, Any], options: argparse.Namespace, result: dict[str, Any]
+) -> None:
+    """Each rule at each load, in rounds with an order of their own."""
+    capacities = {
+        name: statistics.median(
+            row["texts_per_s"]
+            for row in result["saturated"]
+            if (row["traffic"], row["policy"]) == (name, "by-cost")
+        )
+        for name in traffics
+    }
+    rules = options.rules or ["by-cost", "streams", "tei", *bench.rules[len(POLICIES) :]]
+    for round_ in range(options.load_rounds):
+        order = [
+            (name, rule, load) for name in traffics for rule in rules for load in options.factors
+        ]
+        random.Random(round_).shuffle(order)
+        for name, rule, load in order:
+            # Of the others' backlog longer loads only make more.
+            seconds = options.seconds * (0.5 if rule != "by-cost" else 1.0)
+            rate = load * capacities[name]
+            found = asyncio.run(bench.load(rule, traffics[name][0], rate, seconds, 7 + round_))
+            row = {"traffic": name, "policy": rule, "factor": load, "round": round_}
+            row |= {"capacity": capacities[name], **found}
+            result["load"].append(row)
+            share = found["goodput_per_s"] / capacities[name]
+            print(
+                name, rule, load, "goodput/capacity", round(share, 3), "p99", found["p99_ms"],
+                "refused", found["refused"], "expired", found["expired"], flush=True,
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import listing, table
+from benchmarks.serving.rounds import Point, interval
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -39,34 +41,12 @@ def render(result: Mapping[str, Any]) -> str:
         ]
         columns = ["rule", "texts/s", "rounds", "ours / it", "predicted", "largest difference"]
         parts += [f"## {traffic}: all requests at once", table(columns, rows)]
-        loads = [row for row in result["load"] if row["traffic"] == traffic]
-        columns = [
-            "rule",
-            "load",
-            "offered/s",
-            "in time/s",
-            "of capacity",
-            "p50 ms",
-            "p99 ms",
-            "refused",
-            "given up",
-            "CPUs",
-            "the loop's",
-        ]
+        columns = ["rule", "load", "offered/s", "in time/s", "of capacity", "p50 ms", "p99 ms"]
+        columns += ["refused", "given up", "CPUs", "the loop's"]
         rows = [
-            [
-                row["policy"],
-                f"{row['factor']:g}",
-                f"{row['offered_per_s']:.0f}",
-                f"{row['goodput_per_s']:.1f}",
-                f"{row['goodput_per_s'] / row['capacity']:.2f}",
-                *("-" if row[key] is None else f"{row[key]:.1f}" for key in ("p50_ms", "p99_ms")),
-                f"{row['refused'] / row['offered']:.1%}",
-                f"{row['expired'] / row['offered']:.1%}",
-                f"{row['cpus']:.2f}",
-                f"{row['loop_cpus']:.2f}",
-            ]
-            for row in loads
+            _load_cells(policy, load, found)
+            for (name, policy, load), found in grouped(result["load"]).items()
+            if name == traffic
         ]
         parts += [
             f"## {traffic}: an answer within {result['slo'] * 1e3:g} ms",
@@ -74,3 +54,48 @@ def render(result: Mapping[str, Any]) -> str:
         ]
     facts = {key: result[key] for key in ("cpus", "load_before", "load_after", "seconds", "host")}
     return "\n\n".join([*parts, "## How", listing(facts)]) + "\n"
+
+
+def grouped(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, float], list[Any]]:
+    """Rows of all rounds by traffic, rule and load, ascending in the load."""
+    found: dict[tuple[str, str, float], list[Any]] = {}
+    for row in sorted(rows, key=lambda row: float(row["factor"])):
+        share = row["goodput_per_s"] / row["capacity"]
+        key = row["traffic"], row["policy"], row["factor"]
+        found.setdefault(key, []).append({**row, "share": share})
+    return found
+
+
+def write_drawings(result: Mapping[str, Any], path: Path) -> None:
+    """The drawings beside a record; none without matplotlib, as on a machine that only measures."""
+    try:
+        from benchmarks.serving.drawings import draw_record
+    except ImportError:
+        return
+    panels: dict[str, dict[str, list[Point]]] = {traffic: {} for traffic in result["predicted"]}
+    rules = sorted({row["policy"] for row in result["load"]}, key=lambda name: name != "by-cost")
+    for traffic in panels:
+        panels[traffic] = {rule: [] for rule in rules}
+    for (traffic, rule, load), rows in grouped(result["load"]).items():
+        panels[traffic][rule].append(Point.of(load, rows))
+    draw_record(panels, path.with_suffix(""), result["slo"] * 1e3)
+
+
+def _load_cells(rule: str, load: float, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    def middle(key: str) -> float:
+        return statistics.median(row[key] for row in rows if row[key] is not None)
+
+    offered = sum(row["offered"] for row in rows)
+    mean, half = interval([row["share"] for row in rows])
+    answered = any(row["p50_ms"] is not None for row in rows)
+    return [
+        rule,
+        f"{load:g}",
+        f"{middle('offered_per_s'):.0f}",
+        f"{middle('goodput_per_s'):.1f}",
+        f"{mean:.2f}" if len(rows) == 1 else f"{mean:.2f} ± {half:.2f}",
+        *(f"{middle(key):.1f}" if answered else "-" for key in ("p50_ms", "p99_ms")),
+        *(f"{sum(row[key] for row in rows) / offered:.1%}" for key in ("refused", "expired")),
+        f"{middle('cpus'):.2f}",
+        f"{middle('loop_cpus'):.2f}",
+    ]

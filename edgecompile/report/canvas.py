@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 BLUE, ORANGE = "#0072b2", "#d55e00"
 INK, GREY, FAINT, PAPER, MID = "#222222", "#6b6b6b", "#e4e4e4", "#ffffff", "#c4c4c4"
@@ -150,6 +150,14 @@ def set_length_axis(
     axis.set_major_locator(FixedLocator(length_ticks(low, high, log=log, most=most)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     axis.set_minor_locator(NullLocator())
+
+
+def set_log_axis(plot: Axes) -> None:
+    """A logarithmic vertical axis with plain numbers: matplotlib's own labels are formulas, which aren't set here."""
+    plot.set_yscale("log")
+    plot.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    plot.yaxis.set_minor_locator(NullLocator())
 
 
 def _to_svg(figure: Figure, salt: str, description: str) -> str:

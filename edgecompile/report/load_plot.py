@@ -8,8 +8,8 @@ from edgecompile.report import canvas
 from edgecompile.report.canvas import BLUE, GREY, ORANGE
 from edgecompile.server.schedule.simulate import Outcome
 
-_COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
+COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
 
 #: By name of a rule: offered requests per second, and what was measured of them.
 Lines = Mapping[str, Sequence[tuple[float, float]]]
@@ -40,7 +40,7 @@ def latency_plot(lines: Lines, slo_ms: float | None) -> str:
     with canvas.draw("latency", "Latency of the slowest hundredth over the load", 3.2) as drawing:
         plot = drawing.plot
         _draw(drawing, lines)
-        plot.set_yscale("log")
+        canvas.set_log_axis(plot)
         if slo_ms is not None:
             plot.axhline(slo_ms, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)))
         plot.set(xlabel="requests per second", ylabel="99th percentile, ms")
@@ -64,8 +64,8 @@ def _draw(drawing: canvas.Canvas, lines: Lines) -> None:
         drawing.plot.plot(
             x,
             y,
-            color=_COLOURS[i % len(_COLOURS)],
-            marker=_MARKERS[i % len(_MARKERS)],
+            color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
             markersize=4,
             linewidth=1.4,
             label=name,

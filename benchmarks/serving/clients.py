@@ -1,0 +1,178 @@
+"""Clients of a server that are due at certain times, or ask without a pause; and what they ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.server import http_request, read_response
+from edgecompile.runtime import open_bundle
+from edgecompile.server.schedule.simulate import draw_trace
+
+#: Each so manieth answer is compared with that of ``run``.
+COMPARED = 20
+#: Texts are drawn once, and asked for again and again: so many, and so many that differ where they are of few lengths.
+DRAWN, DIFFERENT = 4096, 64
+
+
+class Line(asyncio.Protocol):
+    """A kept-alive connection with one request under way, ``index``, which was due at ``due``."""
+
+    def __init__(self, load: Load) -> None:
+        self.load, self.index, self.due, self.rest = load, 0, 0.0, b""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.rest += data
+        answer = read_response(self.rest)
+        if answer is not None:
+            self.rest = b""
+            self.load.answer(self, *answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.load.done.done():
+            self.load.done.set_exception(exc or ConnectionResetError())
+
+
+class Load:
+    """Asks, and counts what came.
+
+    Attributes:
+        statuses: how often each came.
+        latencies: of the answers with 200, in seconds from when they were due.
+        lags: seconds from when a request was due until it was sent.
+        kept: the index and the body of some of the answers.
+        done: over, or the connection that was lost.
+    """
+
+    def __init__(
+        self, requests: Sequence[bytes], dues: Sequence[float] | None, seconds: float
+    ) -> None:
+        """``dues``: when each is due, from the beginning on; None: whenever a connection is free."""
+        self._loop = asyncio.get_running_loop()
+        self._requests, self._dues, self._seconds = requests, dues, seconds
+        self.statuses, self.kept = Counter[int](), list[tuple[int, bytes]]()
+        self.latencies, self.lags = list[float](), list[float]()
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        self._idle: list[Line] = []
+        self._overdue: deque[float] = deque()
+        self._next = 0  # of the dues
+        self._sent = 0
+
+    async def run(self, port: int, connections: int) -> float:
+        """Seconds from the beginning to the last answer."""
+        made = [
+            await self._loop.create_connection(lambda: Line(self), "127.0.0.1", port)
+            for _ in range(connections)
+        ]
+        lines = [line for _, line in made]
+        self._count, self._began = connections, time.perf_counter()
+        if self._dues is None:
+            for line in lines:
+                self._take(line, self._began)
+        else:
+            self._idle = lines
+            self._tick()
+        await self.done
+        took = time.perf_counter() - self._began
+        for line in lines:
+            line.transport.close()
+        return took
+
+    def answer(self, line: Line, status: int, body: bytes) -> None:
+        """An answer came."""
+        now = time.perf_counter()
+        self.statuses[status] += 1
+        if status == 200:
+            self.latencies.append(now - line.due)
+            if self.statuses[200] % COMPARED == 1:
+                self.kept.append((line.index, body))
+        self._take(line, now)
+
+    def _take(self, line: Line, now: float) -> None:
+        """Gives a connection something to do, or counts it as idle."""
+        if self._dues is None:
+            if now < self._began + self._seconds:
+                return self._send(line, now, now)
+        elif self._overdue:
+            return self._send(line, self._overdue.popleft(), now)
+        self._idle.append(line)
+        over = self._dues is None or self._next == len(self._dues)
+        if over and len(self._idle) == self._count and not self.done.done():
+            self.done.set_result(None)
+
+    def _tick(self) -> None:
+        assert self._dues is not None
+        now = time.perf_counter()
+        while self._next < len(self._dues):
+            due = self._began + self._dues[self._next]
+            if due > now:
+                self._loop.call_later(due - now, self._tick)
+                return
+            self._next += 1
+            if self._idle:
+                self._send(self._idle.pop(), due, now)
+            else:
+                self._overdue.append(due)
+
+    def _send(self, line: Line, due: float, now: float) -> None:
+        line.due, line.index = due, self._sent % len(self._requests)
+        self._sent += 1
+        self.lags.append(now - due)
+        line.transport.write(self._requests[line.index])
+
+
+class Texts:
+    """Requests of drawn lengths, and the answers that they should get."""
+
+    def __init__(self, bundle: str, lengths: Mapping[int, int], slo: float) -> None:
+        self.lengths = lengths
+        variants = max(1, DIFFERENT // len(lengths))
+        drawn = draw_trace(lengths, DRAWN, seed=3)
+        self._drawn = [(item.length, i % variants) for i, item in enumerate(drawn)]
+        random = np.random.default_rng(5)
+        with open_bundle(bundle) as model:
+            ids = {key: random.integers(1000, 30000, (1, key[0])) for key in set(self._drawn)}
+            named = {n: {"input_ids": a, "attention_mask": np.ones_like(a)} for n, a in ids.items()}
+            self._answers = {
+                n: next(iter(model.run(given).values())).ravel().copy()
+                for n, given in named.items()
+            }
+            path = f"/v2/models/{model.manifest.name}/infer"
+        self.patient = self._requests(path, named, {})
+        self.timed = self._requests(path, named, {"timeout": round(slo * 1e6)})
+
+    def _requests(self, path: str, named: Any, parameters: dict[str, Any]) -> list[bytes]:
+        made = {}
+        for key, given in named.items():
+            inputs = [
+                {
+                    "name": name,
+                    "shape": list(array.shape),
+                    "datatype": "INT64",
+                    "parameters": {"binary_data_size": array.nbytes},
+                }
+                for name, array in given.items()
+            ]
+            document = {"inputs": inputs, "parameters": {"binary_data_output": True, **parameters}}
+            head = json.dumps(document).encode()
+            body = head + b"".join(array.tobytes() for array in given.values())
+            made[key] = http_request(path, body, [f"Inference-Header-Content-Length: {len(head)}"])
+        return [made[key] for key in self._drawn]
+
+    def error(self, kept: Sequence[tuple[int, bytes]]) -> float:
+        """The largest difference of an answer from ``run``'s, of the largest magnitude of that."""
+        worst = 0.0
+        for index, body in kept:
+            wanted = self._answers[self._drawn[index]]
+            found = np.frombuffer(body[-wanted.nbytes :], wanted.dtype)
+            worst = max(worst, float(abs(found - wanted).max() / abs(wanted).max()))
+        return worst

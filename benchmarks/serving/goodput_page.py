@@ -1,0 +1,103 @@
+"""The page and the drawings of a record of benchmarks/serving/goodput.py."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks.markdown import table
+from benchmarks.serving.rounds import Point, interval
+
+COLUMNS = ("p50 ms", "p99 ms", "429", "504", "texts a run")
+COLUMNS += ("CPUs: worker", "its loop", "clients", "lag p99 ms")
+
+
+def write_page(result: Mapping[str, Any], path: Path) -> str:
+    """Writes the page and the drawings beside a record; returns the page."""
+    page = render(result) + "\n"
+    path.with_suffix(".md").write_text(page)
+    write_drawings(result, path)
+    return page
+
+
+def write_drawings(result: Mapping[str, Any], path: Path) -> None:
+    """The drawings of each bundle beside a record; none without matplotlib, as on a machine that only measures."""
+    try:
+        from benchmarks.serving.drawings import draw_record
+    except ImportError:
+        return
+    for name in result["predicted"]:
+        stem = path.stem if len(result["predicted"]) == 1 else f"{path.stem}-{name}"
+        draw_record(panels(result, name), path.with_name(stem), result["slo"] * 1e3)
+
+
+def panels(result: Mapping[str, Any], bundle: str) -> dict[str, dict[str, list[Point]]]:
+    """What is drawn of a bundle: by traffic and by shape, points in order of the load; a step has one alone."""
+    found: dict[str, dict[str, list[Point]]] = {}
+    for head, rows in grouped(result["rows"]):
+        name, traffic, shape, load = head
+        if name == bundle and load is not None:
+            lines = found.setdefault(traffic, {})
+            lines.setdefault(shape, []).append(Point.of(load, rows))
+    return found
+
+
+def grouped(rows: Sequence[Mapping[str, Any]]) -> list[tuple[tuple[Any, ...], list[Any]]]:
+    """Rows of all rounds, together by what they measured, in the order of the first round."""
+    keys = ("bundle", "traffic", "shape", "load")
+    order = {tuple(row[key] for key in keys): i for i, row in reversed([*enumerate(rows)])}
+
+    def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in keys)
+
+    ordered = sorted(rows, key=lambda row: order[key(row)])
+    return [(head, [*found]) for head, found in groupby(ordered, key)]
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """A table for each bundle and traffic: means of the rounds with their 95 % intervals, medians of the rest."""
+    parts = []
+    every = grouped(result["rows"])
+    for (bundle, traffic), group in groupby(every, lambda item: item[0][:2]):
+        shares = result["predicted"][bundle][traffic]["shares"]
+        lines = [[*_head(shape, load, shares), *_cells(rows)] for (*_, shape, load), rows in group]
+        heads = ["requests come", "load", "simulated", "asked/s", "in time/s", "of capacity"]
+        parts += [f"## {bundle}: {traffic}", table([*heads, *COLUMNS], lines)]
+    worst = max(row["error"] for row in result["rows"])
+    ends = f"Largest difference of an answer from `run`: {worst:.1e}."
+    return "\n\n".join([*parts, ends])
+
+
+def _head(shape: str, load: float | None, shares: Mapping[str, Mapping[str, float]]) -> list[str]:
+    if load is None:
+        return ["without a pause", "", ""]
+    return [shape, f"{load:g}", f"{shares[shape][str(load)]:.2f}"]
+
+
+def _cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    def middle(key: str) -> float:
+        return statistics.median(row[key] for row in rows)
+
+    asked = sum(sum(row["statuses"].values()) for row in rows)
+    missed = [
+        sum(row["statuses"].get(status, 0) for row in rows) / asked for status in ("429", "504")
+    ]
+    return [
+        f"{middle('asked_per_s'):.0f}",
+        *(
+            f"{mean:.{digits}f} ± {half:.{digits}f}"
+            for key, digits in (("in_time_per_s", 0), ("share", 2))
+            for mean, half in [interval([row[key] for row in rows])]
+        ),
+        f"{middle('p50_ms'):.0f}",
+        f"{middle('p99_ms'):.0f}",
+        *(f"{share:.1%}" for share in missed),
+        f"{middle('texts_a_run'):.1f}",
+        f"{middle('worker_cpus'):.2f}",
+        f"{middle('loop_cpus'):.2f}",
+        f"{middle('client_cpus'):.2f}",
+        f"{middle('lag_p99_ms'):.1f}",
+    ]

@@ -1,0 +1,37 @@
+"""What rounds of a measurement say together."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+#: Student's t for 95 % of both sides, by rounds: two, three, …
+_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of rounds, and half of its 95 % interval; nan of a single one."""
+    if len(values) < 2:
+        return values[0], float("nan")
+    student = _STUDENT[min(len(values) - 2, len(_STUDENT) - 1)]
+    return statistics.mean(values), student * statistics.stdev(values) / len(values) ** 0.5
+
+
+class Point(NamedTuple):
+    """What rounds measured at one load: parts of the capacity, and milliseconds of the answers."""
+
+    load: float
+    share: Sequence[float]
+    p50: Sequence[float]
+    p99: Sequence[float]
+
+    @classmethod
+    def of(cls, load: float, rows: Sequence[Mapping[str, Any]]) -> Point:
+        """Of rows with these; latencies are missing where nothing was answered."""
+        p50, p99 = ([row[key] for row in rows if row[key]] for key in ("p50_ms", "p99_ms"))
+        return cls(load, [row["share"] for row in rows], p50, p99)
+
+
+#: By traffic, a drawing's panels; by name, their lines.
+Panels = Mapping[str, Mapping[str, Sequence[Point]]]

@@ -1,0 +1,110 @@
+"""Shapes of loads, and the drawings of what servers did under them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.policies import QUERIES
+from benchmarks.serving import goodput_page, policies_page
+from benchmarks.serving.arrivals import SHAPES, STEP, draw_times, mixtures
+from benchmarks.serving.rounds import interval
+from edgecompile.report.load_plot import latency_plot
+from tests.svg import read_words
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, STEP])
+def test_a_load_has_its_rate_whatever_was_drawn(shape: str) -> None:
+    for seed in range(3):
+        times = draw_times(shape, 80.0, 5.0, seed)
+        assert len(times) == 400 and times == sorted(times)
+        assert times[0] >= 0 and times[-1] <= 5.0
+    assert draw_times(shape, 80.0, 5.0, 0) != draw_times(shape, 80.0, 5.0, 1)
+
+
+def variation(times: list[float]) -> float:
+    gaps = [b - a for a, b in pairwise(times)]
+    return statistics.stdev(gaps) / statistics.mean(gaps)
+
+
+def test_bursts_are_bursts() -> None:
+    assert variation(draw_times("poisson", 1000.0, 20.0, 1)) == pytest.approx(1.0, rel=0.1)
+    assert variation(draw_times("bursts", 1000.0, 20.0, 1)) == pytest.approx(4.0, rel=0.15)
+    eights = draw_times("eights", 8.0, 10.0, 1)
+    assert [eights.count(at) for at in sorted(set(eights))] == [8] * 10
+
+
+def test_a_step_goes_from_half_to_one_and_a_half() -> None:
+    times = draw_times(STEP, 100.0, 4.0, 1)
+    assert sum(at < 2.0 for at in times) == 100 and len(times) == 400
+
+
+def test_a_mixture_has_its_shares() -> None:
+    found = mixtures({5: 3, 200: 1}, 512)
+    both = found["both"]
+    whole = sum(both.values())
+    assert both[200] / whole == pytest.approx(0.3 / 4, abs=1e-5)
+    wanted = 0.7 * QUERIES[5] / sum(QUERIES.values()) + 0.3 * 3 / 4
+    assert both[5] / whole == pytest.approx(wanted, abs=1e-5)
+    assert found["long"] == {256: 1} and mixtures({5: 1}, 128)["long"] == {128: 1}
+
+
+def test_intervals_are_student_s() -> None:
+    mean, half = interval([1.0, 2.0, 3.0])
+    assert mean == 2.0 and half == pytest.approx(2.484, abs=5e-3)
+    assert math.isnan(interval([1.0])[1])
+
+
+def row(number: int, shape: str, load: float | None, share: float) -> dict[str, Any]:
+    return {
+        "round": number, "bundle": "m", "traffic": "long", "shape": shape, "load": load, "share": share,
+        "asked_per_s": 100.0, "in_time_per_s": 100 * share, "statuses": {"200": 90, "429": 10},
+        "p50_ms": 20.0, "p99_ms": 90.0, "texts_a_run": 2.0, "worker_cpus": 1.9, "loop_cpus": 0.3,
+        "client_cpus": 0.2, "lag_p99_ms": 1.0, "error": 1e-7,
+    }  # fmt: skip
+
+
+def test_a_record_of_goodput_is_told_and_drawn(tmp_path: Path) -> None:
+    rows = [
+        item
+        for n, share in enumerate((0.90, 0.94, 0.98))
+        for item in (
+            row(n, "", None, 0.1),
+            row(n, "poisson", 0.5, 0.5),
+            row(n, "poisson", 1, share),
+        )
+    ]
+    shares = {"poisson": {"0.5": 0.5, "1": 0.97}}
+    result = {"slo": 0.1, "predicted": {"m": {"long": {"shares": shares}}}, "rows": rows}
+    page = goodput_page.write_page(result, tmp_path / "record.json")
+    assert "| poisson | 1 | 0.97 | 100 | 94 ± 10 | 0.94 ± 0.10 | 20 | 90 | 10.0% |" in page
+    words = read_words((tmp_path / "record-goodput.svg").read_text())
+    assert {"256 tokens each", "poisson", "load, of the capacity"} <= set(words)
+    assert not any("$" in item for item in words)
+    assert "100" in read_words((tmp_path / "record-latency.svg").read_text())
+
+
+def test_a_record_of_rules_is_drawn_with_ours_first(tmp_path: Path) -> None:
+    load = [
+        {
+            "traffic": "mixed", "policy": rule, "factor": factor, "capacity": 100.0,
+            "goodput_per_s": goodput, "p50_ms": 10.0, "p99_ms": 95.0,
+        }
+        for rule, factor, goodput in (
+            ("tei", 0.5, 40.0), ("tei", 1.5, 2.0), ("by-cost", 1.5, 130.0), ("by-cost", 0.5, 50.0),
+        )
+    ]  # fmt: skip
+    result = {"slo": 0.1, "predicted": {"mixed": {}}, "load": load}
+    policies_page.write_drawings(result, tmp_path / "record.json")
+    words = read_words((tmp_path / "record-goodput.svg").read_text())
+    assert [item for item in words if item in ("tei", "by-cost")] == ["by-cost", "tei"]
+
+
+def test_latencies_have_plain_numbers() -> None:
+    words = read_words(latency_plot({"by-cost": [(10.0, 12.0), (20.0, 240.0)]}, 100.0))
+    assert {"20", "100", "200"} <= set(words) and not any("$" in item for item in words)
