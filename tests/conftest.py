@@ -131,6 +131,25 @@ def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def rows_bundle(shared_folder: Path) -> Path:
+    """tests/factories/rows.py for up to 8 rows of up to 512 tokens."""
+    import edgecompile
+
+    output = shared_folder / "rows.ecb"
+    with one_at_a_time(shared_folder / "rows.lock"):
+        if not output.exists():
+            edgecompile.build(
+                f"{FACTORIES / 'rows.py'}:make",
+                lengths=[4, 9, 512],
+                batch=(1, 8),
+                quick=True,
+                output=output,
+                work_dir=shared_folder / "rows.work",
+            )
+    return output
+
+
+@pytest.fixture(scope="session")
 def decoder_bundle(shared_folder: Path) -> Path:
     """A small decoder with rotary positions and grouped heads as a generative bundle."""
     from tests.generative import build_decoder

@@ -132,6 +132,11 @@ class StartError(EdgecompileError):
     exit_code = 50
 
 
+def no_memory() -> NotReady:
+    """The answer where memory is lacking, for the request itself or for its run."""
+    return NotReady("there isn't the memory for this request now", 1.0)
+
+
 def translate(error: EdgecompileError) -> ServerError:
     """The answer to a client for an error of the runtime."""
     if isinstance(error, InputError):
@@ -141,5 +146,5 @@ def translate(error: EdgecompileError) -> ServerError:
     if isinstance(error, ModelClosedError):
         return Draining("the model is closed", 1.0)
     if isinstance(error, MemoryLimitError):
-        return NotReady("there isn't the memory to run this now", 1.0)
+        return no_memory()
     return ServerError("the model failed: " + error.message)

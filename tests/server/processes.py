@@ -80,6 +80,7 @@ class Load:
         self.answered = self.wrong = 0
         self.lost: list[BaseException] = []
         self.statuses: list[int] = []
+        self.seconds: list[float] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
         with open_bundle(bundle) as model:
@@ -109,6 +110,7 @@ class Load:
         while not self._stop.is_set():
             ids, wanted = self._known[(number * 8 + turn % 8)]
             turn += 1
+            started = time.perf_counter()
             try:
                 connection.request("POST", INFER, json.dumps(tensor(*ids)))
                 answer = connection.getresponse()
@@ -121,6 +123,7 @@ class Load:
                 continue
             with self._lock:
                 self.statuses.append(answer.status)
+                self.seconds.append(time.perf_counter() - started)
                 self.answered += 1
                 if answer.status == 200:
                     found = next(o for o in body["outputs"] if o["name"] == "pooler_output")

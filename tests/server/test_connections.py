@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -78,6 +80,13 @@ class Served:
         """A good request is answered right."""
         answer = self.ask(GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         assert answer.startswith(b"HTTP/1.1 200 ") and b'"pooler_output"' in answer
+
+
+def counts(served: Served) -> Counter[str]:
+    """How many requests to …/infer /metrics has by status."""
+    text = served.ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").decode()
+    pattern = r'requests_total\{route="/v2/models/\{model\}/infer",status="(\d+)"\} (\d+)'
+    return Counter({status: int(count) for status, count in re.findall(pattern, text)})
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -349,6 +358,7 @@ def test_a_client_that_goes_away_costs_no_run(served: Served) -> None:
     model = served.model.model
     run = model.run
     ran: list[Any] = []
+    gone = counts(served)["499"]
 
     def wait(inputs: Any, **how: Any) -> Any:
         gate.wait()
@@ -376,6 +386,7 @@ def test_a_client_that_goes_away_costs_no_run(served: Served) -> None:
     finally:
         gate.set()
         del model.run
+    assert 5 <= counts(served)["499"] - gone <= 6
     served.check()
 
 

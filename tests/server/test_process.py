@@ -287,20 +287,6 @@ def test_a_bundle_that_is_damaged_in_place_is_not_served(tiny_bundle: Path, tmp_
 
 
 @pytest.mark.slow
-def test_slow_clients_do_not_slow_others(tiny_bundle: Path) -> None:
-    with serving(tiny_bundle) as server:
-        slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(500)]
-        for client in slow:
-            client.sendall(b"POST " + INFER.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 9")
-        with Load(server.port, tiny_bundle, clients=10) as load:
-            load.wait(300)
-        for client in slow:
-            client.close()
-        assert not load.lost and not load.wrong and set(load.statuses) == {200}
-        assert server.end() == 0
-
-
-@pytest.mark.slow
 def test_the_clock_on_the_wall_may_jump(tiny_bundle: Path, tmp_path: Path) -> None:
     """Days forth and back at every look: deadlines are by another clock."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -18,6 +18,7 @@ from edgecompile.server.errors import (
     ServerError,
     Unauthorized,
     UnknownModel,
+    no_memory,
 )
 from edgecompile.server.grpc.messages import METHODS, SERVICE, message
 from edgecompile.server.grpc.tensors import read_inputs, write_outputs
@@ -115,6 +116,8 @@ class InferenceService:
                     self._room.held -= size
             except ServerError as error:
                 refusal = error
+            except MemoryError:
+                refusal = no_memory()
             except Exception:  # what it says isn't for clients
                 _log.exception("%s", name)
                 refusal = ServerError("a bug in the server; see its log")

@@ -19,6 +19,7 @@ from edgecompile.server.errors import (
     Unauthorized,
     UnknownModel,
     WrongMethod,
+    no_memory,
 )
 from edgecompile.server.http.messages import (
     Gone,
@@ -91,6 +92,8 @@ class App(State):
                 response = self._refuse(request, error)
             except (asyncio.CancelledError, Gone):
                 raise
+            except MemoryError:
+                response = self._refuse(request, no_memory())
             except Exception:
                 _log.exception("%s %s", request.method, request.path)
                 response = self._refuse(request, ServerError("a bug in the server; see its log"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from edgecompile.runtime.stats.file import StatsWriter
 
 if TYPE_CHECKING:
     from edgecompile.runtime.format.output import Path
+
+_log = logging.getLogger("edgecompile.server")
 
 
 class Traffic:
@@ -38,6 +41,7 @@ class Traffic:
             self._stats, manifest, model.info["manifest_sha256"], model.info["variant"], model.path
         )
         self._planned = planned
+        self._told: str | None = None
 
     def count(self, request: CheckedInputs, seconds: float) -> None:
         """A request ran, for its share of so many seconds."""
@@ -64,8 +68,18 @@ class Traffic:
         self._writer.schedule(path, every)
 
     def tick(self, now_ns: int) -> None:
-        """Writes the stats file where it is due."""
+        """Writes the stats file where it is due; where that fails, the log says so once."""
         self._writer.tick(now_ns)
+        if self._writer.error is not self._told:
+            self._tell()
+
+    def _tell(self) -> None:
+        error, told = self._writer.error, self._told
+        if error is None:
+            _log.warning("the statistics are written again")
+        elif told is None:
+            _log.warning("the statistics are counted on, but %s", error)
+        self._told = error
 
     def write(self, path: Path) -> None:
         """Writes the stats file now; raises InputError where it can't be."""
@@ -74,6 +88,8 @@ class Traffic:
     def finish(self) -> None:
         """Writes the stats file a last time, where one is scheduled."""
         self._writer.finish()
+        if self._writer.error is not self._told:
+            self._tell()
 
 
 def drift_distance(counts: Mapping[int, int], percentiles: Sequence[int]) -> float:

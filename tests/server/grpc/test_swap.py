@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -32,7 +35,7 @@ class Calls:
         request = message("ModelInferRequest")(model_name="tiny")
         request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
         request.raw_input_contents.append(ids.tobytes())
-        self._request = request.SerializeToString()
+        self.request = request.SerializeToString()
         self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
 
     def __enter__(self) -> Calls:
@@ -52,31 +55,44 @@ class Calls:
             time.sleep(0.01)
 
     def _ask(self) -> None:
-        # A connection of its own for each client.
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        with grpc.insecure_channel(f"127.0.0.1:{self._port}", options) as channel:
-            call = channel.unary_unary(
-                f"/{SERVICE}/ModelInfer",
-                response_deserializer=message("ModelInferResponse").FromString,
-            )
+        with self.connect() as channel:
             while not self._stop.is_set():
                 try:
-                    answer = call(self._request)
+                    answer = infer(channel)(self.request)
                 except grpc.RpcError as error:
                     self.lost.append(error)
                     continue
-                place = self._outputs.index("pooler_output")
-                found = np.frombuffer(answer.raw_output_contents[place], np.float32)
-                right = np.allclose(found, self._wanted["pooler_output"].ravel(), atol=1e-5)
-                self.wrong += not right
-                self.answered += 1
+                self.check(answer)
+
+    def connect(self) -> grpc.Channel:
+        """A connection of its own for each client."""
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        return grpc.insecure_channel(f"127.0.0.1:{self._port}", options)
+
+    def check(self, answer: Any) -> None:
+        """Counts an answer, and whether it is wrong."""
+        place = self._outputs.index("pooler_output")
+        found = np.frombuffer(answer.raw_output_contents[place], np.float32)
+        right = np.allclose(found, self._wanted["pooler_output"].ravel(), atol=1e-5)
+        self.wrong += not right
+        self.answered += 1
+
+
+def infer(channel: grpc.Channel) -> Any:
+    """The method, to be called with a request's bytes."""
+    answer = message("ModelInferResponse").FromString
+    return channel.unary_unary(f"/{SERVICE}/ModelInfer", response_deserializer=answer)
+
+
+def free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return int(unused.getsockname()[1])
 
 
 @pytest.mark.slow
 def test_another_worker_takes_over(tiny_bundle: Path) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+    port = free_port()
     with (
         serving(f"tiny={tiny_bundle}", "--grpc-port", str(port)) as server,
         Calls(port, tiny_bundle) as calls,
@@ -92,3 +108,26 @@ def test_another_worker_takes_over(tiny_bundle: Path) -> None:
         # took longer than the server waited to ask again.
         assert len(calls.lost) <= 2 and not calls.wrong
         assert {error.code().name for error in calls.lost} <= {"CANCELLED", "UNAVAILABLE"}
+
+
+@pytest.mark.slow
+def test_calls_that_no_worker_has_read_outlive_it(tiny_bundle: Path) -> None:
+    """A frozen worker is killed: whose calls wait for the server is answered by the next one."""
+    port = free_port()
+    calls = Calls(port, tiny_bundle)
+    with (
+        serving(f"tiny={tiny_bundle}", "--grpc-port", str(port)) as server,
+        ExitStack() as channels,
+    ):
+        (worker,) = server.workers()
+        os.kill(worker, signal.SIGSTOP)
+        waiting = []
+        for _ in range(16):
+            method = infer(channels.enter_context(calls.connect()))
+            waiting.append(method.future(calls.request, wait_for_ready=True))
+        time.sleep(0.5)  # their connections are open, in the dead worker's queue
+        os.kill(worker, signal.SIGKILL)
+        for call in waiting:
+            calls.check(call.result())
+        assert calls.answered == 16 and not calls.wrong
+        assert worker not in server.workers()
