@@ -29,7 +29,10 @@ MIB = 1 << 20
 def ask_rows(server: Server, rows: int, length: int) -> tuple[int, bytes]:
     """Status and body of a request with binary tensors to the model of rows."""
     ids = np.arange(rows * length).reshape(rows, length) % 10
-    arrays = {"ids": ("INT64", ids), "x": ("FP32", (ids / 10).astype(np.float32))}
+    arrays: dict[str, tuple[str, np.ndarray]] = {
+        "ids": ("INT64", ids),
+        "x": ("FP32", (ids / 10).astype(np.float32)),
+    }
     entries = [
         {
             "name": name,
