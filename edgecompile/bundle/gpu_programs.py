@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from edgecompile.audit.judge import baseline
 from edgecompile.backends.cuda.compiled import PREFIX, GpuPrograms
+from edgecompile.bundle.rehearsal import REHEARSAL, rehearse
 from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.writer import BundleWriter, merge_constants
 from edgecompile.precision import FP32, INT8, TOLERANCES, min_cosine
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.format.schema import TRITON, FewRows, GpuSpec, Manifest, Variant
 
 #: Variants for a GPU come before those for CPUs, and behind an engine of TensorRT.
@@ -86,13 +90,39 @@ def _variant(writer: BundleWriter, programs: GpuPrograms, arch: str, gpu: GpuSpe
     )
 
 
-def with_programs(report: VerifyReport, programs: GpuPrograms) -> VerifyReport:
+def rehearse_programs(bundle: Path, manifest: Manifest) -> Manifest:
+    """Rehearses the programs for hosts of this one's architecture; the manifest says so then.
+
+    Args:
+        bundle: staged, with this manifest.
+        manifest: of it.
+
+    Raises:
+        VerificationError: a program refuses a size, or does something else there than the loader expects.
+    """
+    own = architecture(platform.machine())
+    variants = []
+    for variant in manifest.variants:
+        if variant.gpu is not None and variant.backend == TRITON and variant.arch == own:
+            rehearse(bundle, variant.name)
+            gpu = variant.gpu._replace(checks=(*variant.gpu.checks, REHEARSAL))
+            variant = variant._replace(gpu=gpu)
+        variants.append(variant)
+    return manifest._replace(variants=tuple(variants))
+
+
+def with_programs(report: VerifyReport, manifest: Manifest) -> VerifyReport:
     """A report with what is known of the variants for a GPU, which this host hasn't got."""
     names = {
         "graph": "its graph ran on the CPU",
         "interpreter": "its kernels in Triton's interpreter",
+        REHEARSAL: "its host code was rehearsed",
     }
-    ran = [text for name, text in names.items() if name in programs.checks]
-    reason = "it needs a GPU; here " + " and ".join([*ran, "its machine code was audited"])
-    unrun = {f"{PREFIX}{arch}": reason for arch in programs.natives}
+    unrun = {}
+    for variant in manifest.variants:
+        if variant.gpu is None or variant.backend != TRITON:
+            continue
+        ran = [text for name, text in names.items() if name in variant.gpu.checks]
+        done = " and ".join([*ran, "its machine code was audited"])
+        unrun[variant.name] = f"it needs a GPU; here {done}"
     return replace(report, not_executed={**report.not_executed, **unrun})

@@ -15,7 +15,11 @@ from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.assembly import built_by, stage
 from edgecompile.bundle.cases import GOLDEN_CASES, Case, length_cases, make_cases, sample_cases
 from edgecompile.bundle.generation import golden_texts
-from edgecompile.bundle.gpu_programs import add_gpu_programs, with_programs
+from edgecompile.bundle.gpu_programs import (
+    add_gpu_programs,
+    rehearse_programs,
+    with_programs,
+)
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.verdict import VerifyReport, check_report
 from edgecompile.bundle.verify import verify_bundle
@@ -123,6 +127,9 @@ def pack_bundle(
         texts = golden_texts(contents.model, seed=seed)
         writer.add_bytes(texts, GENERATION_FILE)
     writer.write_manifest(manifest)
+    if contents.programs is not None:
+        step.update(text="rehearsing the GPU's programs")
+        manifest = rehearse_programs(writer.staging, manifest)
     report = _verify(writer, contents, manifest, cases, texts, emulate, step)
     manifest = manifest._replace(built_by={**manifest.built_by, "verified": report.summary})
     if contents.server is not None:
@@ -225,7 +232,7 @@ def _verify(
     if gpu is not None:
         report = with_gpu(report, gpu, tested)
     if contents.programs is not None:
-        report = with_programs(report, contents.programs)
+        report = with_programs(report, manifest)
     check_report(report, reused=contents.compiled.reused, unrun=True)
     return report
 

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgecompile.audit.elf import read_elf
@@ -18,6 +19,7 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.errors import SelftestError
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.manifest import parse_manifest
@@ -29,6 +31,7 @@ from edgecompile.targets.profile import load_target
 from tests.cli.command import run
 from tests.factories.folders import write_model
 from tests.fake_gpu.build import FakeCudart
+from tests.native.c_host import HostLibrary, build_library
 from tests.needs import need_aarch64_compiler, need_triton
 
 LENGTHS = LengthDistribution.from_samples([3, 4, 7, 9, 20, 31])
@@ -59,7 +62,7 @@ def test_the_bundle_has_programs_for_the_gpu_and_the_cores(built: BuildResult) -
     assert gpu.rank > cpu.rank and gpu.gpu is not None
     assert gpu.gpu.compute_capabilities == ("9.0",)
     assert gpu.gpu.precision == "fp16" and gpu.gpu.tolerance.rtol == 0.02
-    assert set(gpu.gpu.checks) == {"audit", "graph", "interpreter"}
+    assert set(gpu.gpu.checks) == {"audit", "graph", "interpreter", "rehearsal"}
     assert set(manifest.weights) == {"fp32", "fp16"}
     assert manifest.built_by["gpu"].startswith("triton 3.7.1, ptxas V12.8")
     assert "triton-x86-64: not run, it needs a GPU" in manifest.built_by["verified"]
@@ -106,7 +109,10 @@ def test_inspect_shows_what_it_had(built: BuildResult) -> None:
     assert result.exit_code == 0
     text = " ".join(result.output.split())
     # Its products use wgmma, which no later architecture has: there is no PTX for later ones.
-    assert "fp16; machine code for 9.0; checked without one by audit, graph, interpreter" in text
+    assert (
+        "fp16; machine code for 9.0; checked without one by audit, graph, interpreter, rehearsal"
+        in text
+    )
 
 
 def test_alternatives_are_packed_and_tuned(
@@ -166,7 +172,8 @@ def test_weights_of_int8(tiny_model: Path, tmp_path: Path, kind: str, target: st
 
 
 @pytest.mark.slow
-def test_products_of_fp8(tmp_path: Path) -> None:
+def test_products_of_fp8(fake_driver: FakeCudart, tmp_path: Path) -> None:
+    """Both loaders run it on the fake of the driver, where kernels compute nothing: the same launches and weights."""
     need_triton()
     model = write_model(tmp_path / "bert", hidden_size=32, intermediate_size=64)
     result = build(request(model, tmp_path, "cuda-sm90", "fp8"))
@@ -182,6 +189,18 @@ def test_products_of_fp8(tmp_path: Path) -> None:
     folder.close()
     narrow = [item for item in constants if item.type.name == "float8_e4m3fn"]
     assert narrow and all("_fp8_" in item.name for item in narrow)
+    inputs, counts = make_inputs(manifest, {"batch": 1, "length": 9}), []
+    library = HostLibrary(build_library())
+    with open_bundle(result.bundle_path) as python, library.open(str(result.bundle_path)) as c:
+        for opened in (python, c):
+            before = fake_driver.calls("cuLaunchKernel")
+            (output,) = opened.run(inputs).values()
+            assert output.dtype == np.float32 and output.shape[0] == 1
+            counts.append(fake_driver.calls("cuLaunchKernel") - before)
+        told, info = c.describe(), python.info
+    assert counts[0] == counts[1] == info["launches"]["0"] > 0
+    assert told["gpu_precision"] == info["gpu_precision"] == "fp8"
+    assert told["weight_bytes"] == info["weight_bytes"] >= sum(x.nbytes for x in constants)
 
 
 @pytest.mark.slow

@@ -5,12 +5,16 @@
  * TOY_FAULT makes it misbehave: 1 gives a strided output, 2 the same tensor twice, 3 a view that
  * has to be copied, 4 asks for other memory than in its rehearsal, 5 has one output less, 6 names
  * no kernel that exists, 7 computes something else. TOY_REPEAT makes it slow: one of its kernels
- * runs so many times, with the same result. */
+ * runs so many times, with the same result. TOY_LARGER is a condition on count, batch times length:
+ * where it holds an output is the beginning of a tensor of 256 KiB. */
 #ifndef TOY_FAULT
 #define TOY_FAULT 0
 #endif
 #ifndef TOY_REPEAT
 #define TOY_REPEAT 1
+#endif
+#ifndef TOY_LARGER
+#define TOY_LARGER 0
 #endif
 enum { TOY_INPUTS = 2 };
 #if TOY_FAULT == 5
@@ -52,9 +56,17 @@ API int AOTInductorModelContainerRunSingleThreaded(void* self, handle* inputs, s
   /* What nobody needs for long: its place is free for what comes. */
   handle early;
   if (new_tensor(1, spare, &early) || ec_aoti_torch_delete_tensor_object(early)) goto end;
-  if (new_tensor(2, sizes, &tensors[2]) || new_tensor(2, sizes, &tensors[3]) ||
-      new_tensor(3, states, &tensors[4]))
+  if (new_tensor(2, sizes, &tensors[2]) || new_tensor(2, sizes, &tensors[3])) goto end;
+  if (TOY_LARGER) {
+    int64_t room[1] = {65536}, steps[3] = {2 * sizes[1], 2, 1};
+    handle large;
+    if (new_tensor(1, room, &large) ||
+        ec_aoti_torch__reinterpret_tensor(large, 3, states, steps, 0, &tensors[4]) ||
+        ec_aoti_torch_delete_tensor_object(large))
+      goto end;
+  } else if (new_tensor(3, states, &tensors[4])) {
     goto end;
+  }
 #if TOY_FAULT == 3
   int64_t wide[2] = {rows[0] + 1, 4}, strides[2] = {4, 1};
   handle whole;

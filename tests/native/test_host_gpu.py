@@ -169,6 +169,17 @@ def test_runs_allocate_nothing(
         assert [fake_driver.calls(name) for name in calls] == before
 
 
+@pytest.mark.parametrize("mode", ["planned", "default"])
+def test_smaller_sizes_may_take_more_memory(
+    fake_driver: FakeCudart, library: HostLibrary, tmp_path: Path, mode: str
+) -> None:
+    path = TritonBundle(tmp_path / "t.ecb", "TOY_LARGER=(count%64)").write()
+    with library.open(path, mode=mode.encode()) as model, open_bundle(path, mode=mode) as python:
+        for length in (32, 31, 5):
+            check(model, length, 2)
+        assert model.describe()["scratch_bytes"] == python.info["scratch_bytes"]
+
+
 def test_weights_are_copied_once_for_all_models(
     fake_driver: FakeCudart, library: HostLibrary, triton_bundle: TritonBundle
 ) -> None:

@@ -98,6 +98,12 @@ def test_code_for_other_gpus(
     monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=B;cc=10.0;driver=13000")
     with library.open(bundle.write()) as model:
         check(model, 3)
+    fake_driver.reset()  # it counts calls
+    monkeypatch.setenv("FAKE_CUDART_FAIL", "cuModuleLoadDataEx:1=222,cuModuleLoadDataEx:2=222")
+    error = refused(library, str(bundle.bundle.folder))
+    assert "toy_products failed: CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)" in error.text
+    assert error.status == GPU_FAILED and "hint: update NVIDIA's driver" in error.text
+    monkeypatch.delenv("FAKE_CUDART_FAIL")
     bundle = TritonBundle(tmp_path / "t.ecb")
     bundle.gpu["compute_capabilities"] = ["8.7", "9.0"]
     monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=Orin;cc=8.7;driver=12060")

@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kName = "libcuda.so.1";
 constexpr const char* kVariable = "EDGECOMPILE_CUDA_DRIVER";
 constexpr const char* kVisible = "CUDA_VISIBLE_DEVICES";
-constexpr int kNoMemory = 2, kNotInitialized = 3;
+constexpr int kNoMemory = 2, kNotInitialized = 3, kNewerPtx = 222;
 // Memory errors found by the hardware, faults and traps of kernels. Of 999, CUDA_ERROR_UNKNOWN,
 // nothing better is known.
 constexpr int kSticky[] = {214, 220, 226, 700, 702, 710, 714, 715,
@@ -122,6 +122,8 @@ GpuError Driver::error(int32_t number, const std::string& text) const {
     hint = "end other users of the GPU's memory, or build the bundle for smaller buckets";
   } else if (number == kNotInitialized) {
     hint = "CUDA can't be used in a process that was forked after its parent had used it";
+  } else if (number == kNewerPtx) {
+    hint = "update NVIDIA's driver, or build the bundle for a target that includes this GPU";
   }
   return {text, hint, number, name == nullptr ? "" : name};
 }

@@ -14,6 +14,23 @@ constexpr int64_t kLeastScratch = 256;
 constexpr size_t kMostGraphs = 64;    // of a bucket's shapes
 constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: doesn't wait for the default stream
 
+// A bucket's largest sizes, and those just below: there an output may be cut from a larger tensor,
+// which then lies in scratch memory (rows that are filled up to a multiple of 8).
+std::vector<Sizes> scratch_sizes(const Bucket& bucket) {
+  std::vector<Sizes> result{largest_sizes(bucket)};
+  for (size_t axis = 0; axis < bucket.axes.size(); ++axis) {
+    const auto& padded = bucket.pad_axes;
+    if (bucket.axes[axis].lo == bucket.axes[axis].hi ||
+        std::find(padded.begin(), padded.end(), axis) != padded.end()) {
+      continue;
+    }
+    Sizes below = result.front();
+    --below[axis];
+    result.push_back(below);
+  }
+  return result;
+}
+
 std::string boolean(bool value) { return value ? "true" : "false"; }
 
 }  // namespace
@@ -54,12 +71,15 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
       forms.rows = variant_.few[i]->rows;
     }
     forms_.push_back(forms);
-    const std::vector<Sizes> largest = shapes_of(manifest.inputs, largest_sizes(specs_[i]));
     for (GpuProgram* const form : {forms.own, forms.few}) {
       if (form == nullptr) continue;
-      const Rehearsal rehearsal = form->rehearse(largest);
-      lane_.scratch_bytes = std::max(lane_.scratch_bytes, rehearsal.scratch_bytes);
-      if (form == forms.own) launches_.push_back(rehearsal.launches);
+      bool is_largest = true;
+      for (const Sizes& sizes : scratch_sizes(specs_[i])) {
+        const Rehearsal rehearsal = form->rehearse(shapes_of(manifest.inputs, sizes));
+        lane_.scratch_bytes = std::max(lane_.scratch_bytes, rehearsal.scratch_bytes);
+        if (form == forms.own && is_largest) launches_.push_back(rehearsal.launches);
+        is_largest = false;
+      }
     }
   }
   try {

@@ -61,7 +61,7 @@ _PROPERTIES_BYTES, _NAME_BYTES = 16384, 256
 # After one of these, every further call of this process fails the same way: memory errors found by
 # the hardware, faults and traps of kernels. Of 999, cudaErrorUnknown, nothing better is known.
 STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 911, 999))
-_NO_MEMORY, _NOT_INITIALIZED, _OLD_DRIVER, _NO_DEVICE = 2, 3, 35, 100
+_NO_MEMORY, _NOT_INITIALIZED, _OLD_DRIVER, _NO_DEVICE, _NEWER_PTX = 2, 3, 35, 100, 222
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,8 @@ class Cuda:
             hint = "CUDA can't be used in a process that was forked after its parent had used it"
         elif number == _OLD_DRIVER:
             hint = "there is no NVIDIA driver here, or it is older than {}".format(self.path)
+        elif number == _NEWER_PTX:
+            hint = "update NVIDIA's driver, or build the bundle for a target that includes this GPU"
         return GpuError(message, hint, name, number, number in STICKY)
 
     def _words(self, number: int) -> Tuple[str, str]:

@@ -97,11 +97,23 @@ class TritonEngine:
         return rehearsal
 
     def scratch_bytes(self, profile: int) -> int:
-        """See ``gpu.engines``; by a rehearsal at the bucket's largest shapes."""
-        bucket = self._manifest.buckets[profile]
-        shapes = {spec.name: largest_shape(spec, bucket) for spec in self._manifest.inputs}
-        # A program for few rows never takes more than at these.
-        each = [self.rehearse(program, shapes) for program in self._programs_of(profile)]
+        """See ``gpu.engines``; by rehearsals at the bucket's largest shapes, and just below.
+
+        Below, an output may be cut from a larger tensor, which then lies in scratch memory: one whose rows are filled up
+        to the next multiple of 8 is all of it at 32 rows, not at 31.
+        """
+        bucket, manifest = self._manifest.buckets[profile], self._manifest
+        below = [
+            bucket._replace(axes={**bucket.axes, axis: extent._replace(hi=extent.hi - 1)})
+            for axis, extent in bucket.axes.items()
+            if extent.lo < extent.hi and axis not in bucket.padded(manifest.length_axis)
+        ]
+        # A program for few rows never takes more than at these. The largest come first, whose places serve all others.
+        each = [
+            self.rehearse(program, {x.name: largest_shape(x, ends) for x in manifest.inputs})
+            for program in self._programs_of(profile)
+            for ends in (bucket, *below)
+        ]
         self.launches[profile] = each[0].launches
         return max(rehearsal.scratch_bytes for rehearsal in each)
 

@@ -67,8 +67,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def load_gpu_library(pinned: PinnedLibrary, soname: str, driver: Driver) -> "GpuLibrary":
+def load_gpu_library(pinned: PinnedLibrary, soname: str, driver: Optional[Driver]) -> "GpuLibrary":
     """Loads a runtime library for GPUs, or returns the one of its SONAME that is loaded already.
+
+    Without a driver its programs can be rehearsed, not run.
 
     Raises:
         DamagedBundleError: its content changed since it was pinned.
@@ -95,14 +97,20 @@ class Rehearsal(NamedTuple):
 class GpuLibrary:
     """A loaded runtime library for GPUs; it stays loaded until the process ends."""
 
-    def __init__(self, library: ctypes.CDLL, label: str, driver: Driver) -> None:
+    def __init__(self, library: ctypes.CDLL, label: str, driver: Optional[Driver]) -> None:
         self.label = label
         self.driver = driver
         self.lacks = bind_functions(
             library, label, _FUNCTIONS, ("ec_cuda_abi_version", ABI_VERSION), _OPTIONAL
         )
         self.native = library
-        self.check(library.ec_cuda_load_driver(driver.path.encode()), "loading the driver")
+        if driver is not None:
+            self.check(library.ec_cuda_load_driver(driver.path.encode()), "loading the driver")
+
+    def make_current(self) -> None:
+        """Lets the calling thread use the GPU, if there is a driver."""
+        if self.driver is not None:
+            self.driver.make_current()
 
     def last_error(self) -> str:
         """The native message of what failed last on this thread."""
@@ -118,7 +126,7 @@ class GpuLibrary:
         text = self.last_error()
         message = "{} failed: {}".format(doing, text or "no reason")
         number = int(self.native.ec_cuda_last_error())
-        if number:
+        if number and self.driver is not None:
             raise self.driver.error(number, message)
         if text.endswith("out of memory"):
             raise no_memory("{}: {}".format(self.label, doing))
@@ -213,7 +221,7 @@ class GpuProgramLibrary:
         Raises:
             GpuError: none of their images is for it, or the driver refuses one.
         """
-        self._library.driver.make_current()
+        self._library.make_current()
         status = self._native.ec_cuda_program_load(self._open(), capability)
         self._library.check(status, "loading the kernels of " + self.label)
 
@@ -225,7 +233,7 @@ class GpuProgramLibrary:
         Raises:
             GpuError: it can't be queued.
         """
-        self._library.driver.make_current()
+        self._library.make_current()
         status = self._native.ec_cuda_program_enqueue(
             self._open(),
             inputs,
@@ -259,7 +267,7 @@ class GpuProgramLibrary:
         """Gives the program back; runs must be over. A second call does nothing."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            self._library.driver.make_current()
+            self._library.make_current()
             self._native.ec_cuda_program_close(handle)
 
     def abandon(self) -> None:

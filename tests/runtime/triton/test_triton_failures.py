@@ -73,6 +73,22 @@ def test_ptx_serves_later_gpus(
         check(model, 3)
 
 
+def test_ptx_that_the_driver_is_too_old_for(
+    fake_driver: FakeCudart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = TritonBundle(tmp_path / "t.ecb", "TOY_PTX")
+    bundle.gpu["ptx"] = "9.0"
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=B;cc=10.0;driver=12080")
+    monkeypatch.setenv("FAKE_CUDART_FAIL", "cuModuleLoadDataEx:1=222")
+    path, words = bundle.write(), r"kernel of toy_products failed: CUDA_ERROR_UNSUPPORTED_PTX"
+    with pytest.raises(GpuError, match=words) as caught:
+        open_bundle(path)
+    assert caught.value.number == 222 and "update NVIDIA's driver" in (caught.value.hint or "")
+    fake_driver.reset()
+    with open_bundle(path, fallback="cpu") as model:
+        assert model.info["variant"] == "toy" and "UNSUPPORTED_PTX" in model.info["fallback"]
+
+
 def test_a_manifest_that_promises_more_than_there_is(
     fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
