@@ -123,6 +123,6 @@ def with_programs(report: VerifyReport, manifest: Manifest) -> VerifyReport:
         if variant.gpu is None or variant.backend != TRITON:
             continue
         ran = [text for name, text in names.items() if name in variant.gpu.checks]
-        done = " and ".join([*ran, "its machine code was audited"])
+        done = "".join(f"{text}, " for text in ran) + "its machine code was audited"
         unrun[variant.name] = f"it needs a GPU; here {done}"
     return replace(report, not_executed={**report.not_executed, **unrun})
