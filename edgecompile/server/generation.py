@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,6 +20,7 @@ from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.server.chat import Chat, Message, open_chat
 from edgecompile.server.errors import BadRequest, Overloaded, translate
 from edgecompile.server.journal import Journal, digest
+from edgecompile.server.room import check_characters
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.schedule.threads import Threads
 
@@ -71,6 +73,7 @@ class Generator:
         clock: seconds that only go on.
         journal: where it is noted what runs; None: nowhere.
         cores: the CPUs that it shares with other models; None: as many as the model's threads.
+        characters: of a prompt at most.
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class Generator:
         clock: Callable[[], float] = time.monotonic,
         journal: Journal | None = None,
         cores: Cores | None = None,
+        characters: float = math.inf,
     ) -> None:
         self._model = model
+        self._characters = characters
         self._clock = clock
         self._journal = journal or Journal()
         #: When the step under way began, by the clock; None: nothing runs.
@@ -121,6 +126,7 @@ class Generator:
 
         Raises:
             BadRequest: it holds no tokens, or what can't be encoded; or a chat is refused.
+            TooLarge: it has too many characters.
             Unprocessable: the bundle has no tokenizer, or no chat template that can be used.
         """
         tokenizer, prompt = self.tokenizer(), generation.prompt
@@ -132,6 +138,7 @@ class Generator:
         def tokenize() -> list[int]:
             chat = not isinstance(prompt, str)
             text = cast("Chat", self._chat).render(prompt) if chat else prompt  # type: ignore[arg-type]
+            check_characters(len(text), self._characters)
             try:
                 str(text).encode("utf-8")
             except UnicodeEncodeError:

@@ -1,8 +1,11 @@
-"""Room for the bodies of all requests under way: what one connection may hold, many may not together."""
+"""Room for the bodies of all requests under way: what one connection may hold, many may not together.
+
+And for the texts of one request, which take far more room as tokens.
+"""
 
 from __future__ import annotations
 
-from edgecompile.server.errors import Overloaded
+from edgecompile.server.errors import Overloaded, TooLarge
 
 #: Bodies of so many bytes need no room: each connection may have as much in its buffer anyway.
 SMALL = 64 << 10
@@ -36,3 +39,10 @@ class Room:
         """
         self.check(size)
         self.held += size
+
+
+def check_characters(count: int, most: float) -> None:
+    """Raises TooLarge for texts of over ``most`` characters: tokenizing them takes long, and 200 times their
+    memory, for most of it to be cut off."""
+    if count > most:
+        raise TooLarge(f"texts of {count} characters, the limit is {most}")

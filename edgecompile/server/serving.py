@@ -17,6 +17,7 @@ from edgecompile.server.answers import Answer, TextAnswer
 from edgecompile.server.errors import BadRequest, NotReady, UnknownModel, translate
 from edgecompile.server.generation import Generator
 from edgecompile.server.journal import Journal
+from edgecompile.server.room import check_characters
 from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.settings import DEFAULT_LIMITS, Limits
@@ -57,12 +58,15 @@ class ServedModel:
             model, queue=limits.queue, clock=clock, costs=costs, journal=journal, cores=cores
         )
         self.clock = clock
+        self._characters = limits.characters
         self.proven = False
         self.generator: Generator | None = None
         if model.manifest.generation is not None:
             texts, queue = limits.generations, limits.queue
             shared = self.scheduler.cores
-            self.generator = Generator(model, texts, queue, clock, journal, shared)
+            self.generator = Generator(
+                model, texts, queue, clock, journal, shared, limits.characters
+            )
         self._outputs = frozenset(item.name for item in model.manifest.outputs)
         self._encoder: TextEncoder | None = None
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
@@ -112,6 +116,7 @@ class ServedModel:
 
         Raises:
             BadRequest, Unprocessable: something is wrong with the texts, or the bundle takes none.
+            TooLarge: they have too many characters.
             Others as ``infer``.
         """
         self.check_ready()
@@ -146,6 +151,7 @@ class ServedModel:
     ) -> list[TokenizedText]:
         plain = [text for text in texts if not isinstance(text, TokenizedText)]
         size = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in plain)
+        check_characters(size, self._characters)
         try:
             if size <= _SHORT:
                 found = encoder.tokenize(plain, prompt, truncate)

@@ -15,6 +15,7 @@ class Limits:
         header_bytes: of a request's line and headers.
         elements: of a request's tensors together.
         texts: of one request.
+        characters: of the texts of one request together.
         queue: requests that wait for a model.
         connections: open at once; further ones get 503.
         generations: texts that are generated at once; further ones wait.
@@ -28,6 +29,7 @@ class Limits:
     header_bytes: int = 32 << 10
     elements: int = 4 << 20
     texts: int = 1024
+    characters: int = 2 << 20
     queue: int = 1024
     connections: int = 1024
     generations: int = 8

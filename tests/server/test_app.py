@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.errors import MemoryLimitError
 from edgecompile.server.http import metrics
-from edgecompile.server.settings import Limits
+from edgecompile.server.http.app import App
+from edgecompile.server.serving import Repository, ServedModel
+from edgecompile.server.settings import Limits, Settings
 from tests.server.asgi import call, run, serving, tensor
 
 INFER = "/v2/models/tiny/infer"
@@ -373,5 +376,28 @@ def test_counts_are_the_client_s(tiny_bundle: Path, monkeypatch: pytest.MonkeyPa
             assert found["edgecompile_run_seconds_count", ("model", "tiny")] == 3
             assert found["edgecompile_batch_rows_sum", ("model", "tiny")] == 3
             assert found[("edgecompile_requests_in_flight",)] == 1
+
+    run(ask())
+
+
+def test_the_drift_of_lengths_is_a_metric(tiny_bundle: Path) -> None:
+    """Lengths from 3 to 7 were planned for, alike often; without a plan there is nothing to be told."""
+    planned = {"length_percentiles": [3, 4, 5, 6, 7]}
+
+    async def ask() -> None:
+        model = open_bundle(tiny_bundle)
+        served = ServedModel(model, costs=planned)
+        served.proven = True
+        app = App(Repository([served]), Settings())
+        for drift, ids in ((None, []), (0.75, [1] * 7), (0.5, [1] * 3)):
+            if ids:
+                assert (await call(app, "POST", INFER, tensor(*ids))).status == 200
+            text = (await call(app, "GET", "/metrics")).body.decode()
+            found = re.findall(r'^edgecompile_length_drift\{model="tiny"\} (.*)$', text, re.M)
+            assert [float(item) for item in found] == ([] if drift is None else [drift])
+        await served.close()
+        async with serving(tiny_bundle) as plain:
+            assert (await call(plain, "POST", INFER, tensor(1, 2, 3))).status == 200
+            assert b"length_drift{" not in (await call(plain, "GET", "/metrics")).body
 
     run(ask())

@@ -18,7 +18,7 @@ from edgecompile.server.generation import _Held
 from edgecompile.server.http.app import App
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.serving import Repository, ServedModel
-from edgecompile.server.settings import Settings
+from edgecompile.server.settings import Limits, Settings
 from tests.generative import replace_files
 from tests.server.asgi import Reply, call, run, serving
 
@@ -299,6 +299,16 @@ def test_nothing_of_a_stop_is_given_out(text: str) -> None:
             if held.stopped:
                 break
         assert found + held.rest() == text.partition("STOP")[0]
+
+
+def test_prompts_of_too_many_characters_are_not_tokenized(speaking_bundle: Path) -> None:
+    async def ask() -> None:
+        async with serving(speaking_bundle, limits=Limits(characters=100)) as app:
+            reply = await call(app, "POST", "/v1/completions", body(prompt="w3 " * 34))
+            assert reply.status == 413 and "102 characters, the limit is 100" in reply.error
+            assert (await call(app, "POST", "/v1/completions", body())).status == 200
+
+    run(ask())
 
 
 def test_long_prompts_are_tokenized_beside_the_event_loop(speaking_bundle: Path) -> None:

@@ -134,79 +134,79 @@ def test_strings_go_there_and_back(texts: list[str]) -> None:
     assert found.tolist() == texts
 
 
-@pytest.mark.parametrize(
-    ("shape", "error"),
-    [
-        ([-1], BadRequest),
-        ([2**63], TooLarge),
-        ([2**62, 4], TooLarge),
-        ([0, 2**62], TooLarge),
-        ([1.0], BadRequest),
-        ([True], BadRequest),
-        ([None], BadRequest),
-        (["1"], BadRequest),
-        (None, BadRequest),
-        (3, BadRequest),
-        ([1] * 17, BadRequest),
-        ([MOST + 1], TooLarge),
-    ],
-)
+SHAPES: list[tuple[Any, type[ServerError]]] = [
+    ([-1], BadRequest),
+    ([2**63], TooLarge),
+    ([2**62, 4], TooLarge),
+    ([0, 2**62], TooLarge),
+    ([1.0], BadRequest),
+    ([True], BadRequest),
+    ([None], BadRequest),
+    (["1"], BadRequest),
+    (None, BadRequest),
+    (3, BadRequest),
+    ([1] * 17, BadRequest),
+    ([MOST + 1], TooLarge),
+]
+
+
+@pytest.mark.parametrize(("shape", "error"), SHAPES)
 def test_shapes(shape: Any, error: type[ServerError]) -> None:
     with pytest.raises(error):
         read_shape(shape, "x", MOST)
 
 
-@pytest.mark.parametrize(
-    ("data", "datatype", "shape", "message"),
-    [
-        ([1], "INT64", [2], "1 elements, shape"),
-        ([1, 2, 3], "INT64", [2], "3 elements, shape"),
-        ([[1, 2], [3]], "INT64", [2, 2], "nested"),
-        ([[1], [2]], "INT64", [2], "nested"),
-        ([[1, 2]], "INT64", [2, 1], "nested"),
-        ([[1, 2], 3], "INT64", [2, 2], "nested"),
-        ([1, [2]], "INT64", [2], "list"),
-        ([1.5], "INT64", [1], "fraction"),
-        ([1.0], "INT64", [1], "fraction"),
-        ([True], "INT64", [1], "boolean"),
-        ([1, True], "INT64", [2], "boolean"),
-        (["1"], "INT64", [1], "string"),
-        ([None], "FP32", [1], "null"),
-        ([1], "BOOL", [1], "number"),
-        ([256], "UINT8", [1], "outside 0..255"),
-        ([-1], "UINT64", [1], "outside"),
-        ([2**63], "INT64", [1], "outside"),
-        ([1e300], "FP32", [1], "doesn't hold"),
-        ([10**400], "FP64", [1], "doesn't hold"),
-        ([1.0], "FP16", [1], "binary"),
-        ([1], "BYTES", [1], "strings"),
-        ({"0": 1}, "INT64", [1], "must be a list"),
-        ("12", "INT64", [2], "must be a list"),
-    ],
-)
+DATA: list[tuple[Any, str, list[int], str]] = [
+    ([1], "INT64", [2], "1 elements, shape"),
+    ([1, 2, 3], "INT64", [2], "3 elements, shape"),
+    ([[1, 2], [3]], "INT64", [2, 2], "nested"),
+    ([[1], [2]], "INT64", [2], "nested"),
+    ([[1, 2]], "INT64", [2, 1], "nested"),
+    ([[1, 2], 3], "INT64", [2, 2], "nested"),
+    ([1, [2]], "INT64", [2], "list"),
+    ([1.5], "INT64", [1], "fraction"),
+    ([1.0], "INT64", [1], "fraction"),
+    ([True], "INT64", [1], "boolean"),
+    ([1, True], "INT64", [2], "boolean"),
+    (["1"], "INT64", [1], "string"),
+    ([None], "FP32", [1], "null"),
+    ([1], "BOOL", [1], "number"),
+    ([256], "UINT8", [1], "outside 0..255"),
+    ([-1], "UINT64", [1], "outside"),
+    ([2**63], "INT64", [1], "outside"),
+    ([1e300], "FP32", [1], "doesn't hold"),
+    ([10**400], "FP64", [1], "doesn't hold"),
+    ([1.0], "FP16", [1], "binary"),
+    ([1], "BYTES", [1], "strings"),
+    ({"0": 1}, "INT64", [1], "must be a list"),
+    ("12", "INT64", [2], "must be a list"),
+]
+
+
+@pytest.mark.parametrize(("data", "datatype", "shape", "message"), DATA)
 def test_data_that_does_not_fit(data: Any, datatype: str, shape: list[int], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         from_list(data, datatype, shape, "inputs[0]")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"datatype": "int64"}, "must be one of"),
-        ({"datatype": "INT7"}, "must be one of"),
-        ({"datatype": None}, "must be one of"),
-        ({"datatype": ["INT64"]}, "must be one of"),
-        ({"name": ""}, "name must be"),
-        ({"name": 3}, "name must be"),
-        ({"data": None}, "must be a list"),
-        ({"parameters": 3}, "must be an object"),
-        ({"parameters": {"binary_data_size": 16}}, "both data and"),
-        ({"parameters": {"binary_data_size": 16.0}}, "must be an integer"),
-        ({"parameters": {"binary_data_size": "16"}}, "must be an integer"),
-        ({"parameters": {"binary_data_size": -1}}, "must be an integer"),
-        ({"parameters": {"binary_data_size": True}}, "must be an integer"),
-    ],
-)
+INPUTS: list[tuple[dict[str, Any], str]] = [
+    ({"datatype": "int64"}, "must be one of"),
+    ({"datatype": "INT7"}, "must be one of"),
+    ({"datatype": None}, "must be one of"),
+    ({"datatype": ["INT64"]}, "must be one of"),
+    ({"name": ""}, "name must be"),
+    ({"name": 3}, "name must be"),
+    ({"data": None}, "must be a list"),
+    ({"parameters": 3}, "must be an object"),
+    ({"parameters": {"binary_data_size": 16}}, "both data and"),
+    ({"parameters": {"binary_data_size": 16.0}}, "must be an integer"),
+    ({"parameters": {"binary_data_size": "16"}}, "must be an integer"),
+    ({"parameters": {"binary_data_size": -1}}, "must be an integer"),
+    ({"parameters": {"binary_data_size": True}}, "must be an integer"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), INPUTS)
 def test_inputs_that_are_wrong(change: dict[str, Any], message: str) -> None:
     body = json.dumps({"inputs": [{**ONE, **change}]}).encode()
     with pytest.raises(BadRequest, match=message):
@@ -217,35 +217,35 @@ def request(**changes: Any) -> bytes:
     return json.dumps({"inputs": [ONE], **changes}).encode()
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"", "isn't JSON"),
-        (b"[]", "JSON object, not a list"),
-        (b"{", "isn't JSON"),
-        (request() + b"x", "isn't JSON"),
-        (b"\xef\xbb\xbf" + request(), "isn't JSON"),
-        (request().decode().encode("utf-16"), "isn't JSON"),
-        (b'{"inputs": NaN}', "isn't JSON"),
-        (b'{"inputs": Infinity}', "isn't JSON"),
-        (b"[" * 100_000, "JSON"),
-        (b'{"a":' * 100_000, "JSON"),
-        (request(inputs=[]), "at least one tensor"),
-        (request(inputs=[ONE, ONE]), "a second input"),
-        (request(inputs=[3]), "must be an object"),
-        (request(id=3), "id must be"),
-        (request(parameters=[]), "parameters must be"),
-        (request(parameters={"timeout": 0}), "timeout"),
-        (request(parameters={"timeout": -1}), "timeout"),
-        (request(parameters={"timeout": 1.5}), "timeout"),
-        (request(parameters={"timeout": 2**63}), "timeout"),
-        (request(parameters={"priority": -1}), "priority"),
-        (request(parameters={"binary_data_output": 1}), "binary_data_output"),
-        (request(outputs={}), "outputs must be"),
-        (request(outputs=[{}]), "with a name"),
-        (request(outputs=[{"name": "x", "parameters": {"binary_data": 1}}]), "binary_data"),
-    ],
-)
+REQUESTS: list[tuple[bytes, str]] = [
+    (b"", "isn't JSON"),
+    (b"[]", "JSON object, not a list"),
+    (b"{", "isn't JSON"),
+    (request() + b"x", "isn't JSON"),
+    (b"\xef\xbb\xbf" + request(), "isn't JSON"),
+    (request().decode().encode("utf-16"), "isn't JSON"),
+    (b'{"inputs": NaN}', "isn't JSON"),
+    (b'{"inputs": Infinity}', "isn't JSON"),
+    (b"[" * 100_000, "JSON"),
+    (b'{"a":' * 100_000, "JSON"),
+    (request(inputs=[]), "at least one tensor"),
+    (request(inputs=[ONE, ONE]), "a second input"),
+    (request(inputs=[3]), "must be an object"),
+    (request(id=3), "id must be"),
+    (request(parameters=[]), "parameters must be"),
+    (request(parameters={"timeout": 0}), "timeout"),
+    (request(parameters={"timeout": -1}), "timeout"),
+    (request(parameters={"timeout": 1.5}), "timeout"),
+    (request(parameters={"timeout": 2**63}), "timeout"),
+    (request(parameters={"priority": -1}), "priority"),
+    (request(parameters={"binary_data_output": 1}), "binary_data_output"),
+    (request(outputs={}), "outputs must be"),
+    (request(outputs=[{}]), "with a name"),
+    (request(outputs=[{"name": "x", "parameters": {"binary_data": 1}}]), "binary_data"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), REQUESTS)
 def test_requests_that_are_wrong(body: bytes, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         read_request(body, None, MOST)
@@ -307,43 +307,69 @@ def test_parameters_are_read() -> None:
     assert read_request(request(), None, MOST).outputs is None
 
 
-@pytest.mark.parametrize(
-    ("length", "message"),
-    [
-        (b"abc", "number of bytes"),
-        (b"-1", "number of bytes"),
-        (b"1.0", "number of bytes"),
-        (b"9" * 30, "number of bytes"),
-        (b"0", "raw bodies"),
-        (b"99999", "the body has"),
-        (b"5", "isn't JSON"),
-    ],
-)
+HEADER_LENGTHS: list[tuple[bytes, str]] = [
+    (b"abc", "number of bytes"),
+    (b"-1", "number of bytes"),
+    (b"1.0", "number of bytes"),
+    (b"9" * 30, "number of bytes"),
+    (b"0", "raw bodies"),
+    (b"99999", "the body has"),
+    (b"5", "isn't JSON"),
+]
+
+
+@pytest.mark.parametrize(("length", "message"), HEADER_LENGTHS)
 def test_header_lengths_that_are_wrong(length: bytes, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         read_request(request(), length, MOST)
 
 
-@pytest.mark.parametrize(
-    ("size", "given", "message"),
-    [
-        (16, 15, "1 bytes of its binary tensor are missing"),
-        (16, 17, "1 bytes behind"),
-        (15, 15, "15 bytes, shape"),
-        (24, 24, "24 bytes, shape"),
-        (2**62, 16, "are missing"),
-    ],
-)
+SIZES: list[tuple[int, int, str]] = [
+    (16, 15, "1 bytes of its binary tensor are missing"),
+    (16, 17, "1 bytes behind"),
+    (15, 15, "15 bytes, shape"),
+    (24, 24, "24 bytes, shape"),
+    (2**62, 16, "are missing"),
+]
+
+
+@pytest.mark.parametrize(("size", "given", "message"), SIZES)
 def test_binary_sizes_that_are_wrong(size: int, given: int, message: str) -> None:
-    entry = {
-        "name": "a",
-        "shape": [2],
-        "datatype": "INT64",
-        "parameters": {"binary_data_size": size},
-    }
-    head = json.dumps({"inputs": [entry]}).encode()
+    body, length = with_sizes(given, size)
     with pytest.raises(BadRequest, match=message):
-        read_request(head + bytes(given), b"%d" % len(head), MOST)
+        read_request(body, length, MOST)
+
+
+def with_sizes(given: int, *sizes: Any) -> tuple[bytes, bytes]:
+    """A body and the length of its JSON: an input of two INT64 with each of these sizes, and ``given`` bytes."""
+    entries = [
+        {**ONE, "name": name, "parameters": {"binary_data_size": size}}
+        for name, size in zip("abc", sizes, strict=False)
+    ]
+    for entry in entries:
+        del entry["data"]
+    head = json.dumps({"inputs": entries}).encode()
+    return head + bytes(given), b"%d" % len(head)
+
+
+#: Sizes of several tensors that take each other's bytes, or would go back, and the bytes there are.
+OVERLAPS: list[tuple[tuple[int, ...], int, str]] = [
+    ((16, 16), 16, "16 bytes of its binary tensor are missing"),
+    ((16, 16), 24, "8 bytes of its binary tensor are missing"),
+    ((24, 8), 32, "24 bytes, shape"),
+    ((8, 24), 32, "8 bytes, shape"),
+    ((16, -16), 16, "from 0 on"),
+    ((-16, 48), 32, "from 0 on"),
+    ((16, 0), 16, "0 bytes, shape"),
+    ((16, 2**63, 16), 48, "are missing"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "given", "message"), OVERLAPS)
+def test_binary_tensors_that_overlap(sizes: tuple[int, ...], given: int, message: str) -> None:
+    body, length = with_sizes(given, *sizes)
+    with pytest.raises(BadRequest, match=message):
+        read_request(body, length, MOST)
 
 
 def test_a_byte_of_bool_is_0_or_1() -> None:

@@ -21,6 +21,7 @@ _LIMITS = {
     ),
     "elements": ("N", "take tensors of at most N elements together"),
     "texts": ("N", "take at most N texts in a request"),
+    "characters": ("N", "take texts of at most N characters together in a request"),
     "queue": ("N", "let at most N requests wait for a model; further ones get 429"),
     "connections": ("N", "keep at most N connections open"),
     "generations": ("N", "generate at most N texts at once"),

@@ -1,0 +1,125 @@
+"""A listener in a thread of the test, and what is sent to it byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgecompile.runtime import open_bundle
+from edgecompile.server.http.app import App
+from edgecompile.server.http.connections import Listener
+from edgecompile.server.serving import Repository, ServedModel
+from edgecompile.server.settings import Limits, Settings
+from tests.server.asgi import tensor
+
+LIMITS = Limits(body_bytes=100_000, header_bytes=4096, connections=20, elements=10_000)
+BODY = json.dumps(tensor(1, 2, 3)).encode()
+HEAD = b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\n"
+GOOD = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+class Served:
+    """A listener on a free port of this machine, in a thread."""
+
+    def __init__(self, bundle: Path, http: str) -> None:
+        self._bundle, self._http = bundle, http
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self.port = self.socket.getsockname()[1]
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._run(),))
+        self._thread.start()
+        self._started.wait()
+
+    async def _run(self) -> None:
+        self.loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self.model = ServedModel(open_bundle(self._bundle), limits=LIMITS)
+        self.model.proven = True
+        self.app = App(Repository([self.model]), Settings(limits=LIMITS))
+        self.listener = Listener(self.app, self._http)
+        await self.listener.start([self.socket])
+        self._started.set()
+        await self._end.wait()
+        self.whole = await self.listener.close(5)
+        await self.model.close()
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    @contextmanager
+    def limited(self, **changes: float) -> Iterator[None]:
+        """With other limits meanwhile; those of time are long, as machines may be slow."""
+        protocol: Any = self.listener._protocol
+        protocol.limits = replace(LIMITS, **changes)
+        yield
+        protocol.limits = LIMITS
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port))
+
+    def ask(self, data: bytes) -> bytes:
+        """Everything that comes back for ``data`` until the server closes or has answered it."""
+        with self.connect() as client:
+            client.sendall(data)
+            return read_all(client)
+
+    def check(self) -> None:
+        """A good request is answered right."""
+        answer = self.ask(GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        assert answer.startswith(b"HTTP/1.1 200 ") and b'"pooler_output"' in answer
+
+
+def counts(served: Served) -> Counter[str]:
+    """How many requests to …/infer /metrics has by status."""
+    text = served.ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").decode()
+    pattern = r'requests_total\{route="/v2/models/\{model\}/infer",status="(\d+)"\} (\d+)'
+    return Counter({status: int(count) for status, count in re.findall(pattern, text)})
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Reads until the other side closes."""
+    found = b""
+    try:
+        while data := client.recv(65536):
+            found += data
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def read_answer(client: socket.socket) -> tuple[int, bytes]:
+    """One answer with a length: its status and body."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        data = client.recv(65536)
+        assert data, found
+        found += data
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = next(
+        int(line.split(b":")[1])
+        for line in head.lower().split(b"\r\n")
+        if line.startswith(b"content-length")
+    )
+    while len(body) < length:
+        body += client.recv(65536)
+    return int(head.split()[1]), body
+
+
+def with_length(value: bytes, body: bytes = BODY) -> bytes:
+    return HEAD + b"Content-Length: " + value + b"\r\n\r\n" + body
+
+
+def wait_until(condition: Any) -> None:
+    """Waits for what is about to become true."""
+    while not condition():
+        time.sleep(0.01)
