@@ -248,37 +248,60 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         bundle = options.bundle or build(Path(folder))
-        run(bundle, options.peer)
+        with Servers(bundle, options.peer) as servers:
+            compare((servers.ours, servers.theirs))
 
 
-def run(bundle: Path, python: str) -> None:
-    """Starts both servers and compares them."""
-    root = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, "-m", "edgecompile.server", f"{MODEL}={bundle}"]
-    ours = subprocess.Popen(
-        [*command, "--port", "0", "--threads", "1", "--json"], stdout=subprocess.PIPE, text=True
-    )
-    ports = ",".join(map(str, free_ports(3)))
-    theirs = subprocess.Popen(
-        [python, "-m", "benchmarks.serving.triton", "--serve-peer", str(bundle)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": root, "PORTS": ports},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert ours.stdout is not None and theirs.stdout is not None
-        mine = int(json.loads(ours.stdout.readline())["urls"][0].rpartition(":")[2])
+class Servers:
+    """Ours and Triton around one bundle, as a context.
+
+    Attributes:
+        ours, theirs: their ports of HTTP.
+    """
+
+    def __init__(self, bundle: Path, python: str) -> None:
+        self._bundle, self._python = bundle, python
+        command = [sys.executable, "-m", "edgecompile.server", f"{MODEL}={bundle}"]
+        command += ["--port", "0", "--threads", "1", "--json"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._peer: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Servers:
+        assert self._process.stdout is not None
+        told = json.loads(self._process.stdout.readline())
+        self.ours = int(told["urls"][0].rpartition(":")[2])
+        self.restart_peer()
+        return self
+
+    def restart_peer(self) -> None:
+        """Starts Triton, instead of the one that runs."""
+        self._end_peer()
+        root = str(Path(__file__).resolve().parents[2])
+        ports = ",".join(map(str, free_ports(3)))
+        self._peer = subprocess.Popen(
+            [self._python, "-m", "benchmarks.serving.triton", "--serve-peer", str(self._bundle)],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": root, "PORTS": ports},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._peer.stdout is not None
         line = ""
         while not line.startswith('{"port"'):
-            line = theirs.stdout.readline()
+            line = self._peer.stdout.readline()
             assert line, "Triton ended"
-        compare((mine, int(json.loads(line)["port"])))
-    finally:
-        theirs.communicate()
-        ours.send_signal(signal.SIGTERM)
-        ours.wait()
+        self.theirs = int(json.loads(line)["port"])
+
+    def _end_peer(self) -> None:
+        if self._peer is not None:
+            self._peer.communicate()  # it ends with its stdin
+            self._peer = None
+
+    def __exit__(self, *_: object) -> None:
+        self._end_peer()
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait()
 
 
 if __name__ == "__main__":

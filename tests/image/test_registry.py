@@ -13,7 +13,6 @@ import os
 import shutil
 import socket
 import subprocess
-import tarfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.emulation import build_for_any
-from tests.image.layouts import blob, document, refusal, write
+from tests.image.layouts import change_code, contained, document, refusal, unpack, write
 from tests.needs import lack, need
 from tests.test_container_image import buildah, choose_storage, need_network
 
@@ -106,32 +105,13 @@ def pull(name: str, folder: Path, arch: str) -> tuple[dict[str, Any], Path]:
     layout = folder / f"{arch}.oci"
     command = ["skopeo", "copy", "--quiet", f"--override-arch={arch}", "--src-tls-verify=false"]
     subprocess.run([*command, f"docker://{name}", f"oci:{layout}:x"], check=True)
-    (top,) = json.loads((layout / "index.json").read_text())["manifests"]
-    manifest = document(layout, top["digest"])
-    root = folder / arch
-    for layer in manifest["layers"]:
-        blob(layout, layer["digest"])
-        with tarfile.open(layout / "blobs/sha256" / layer["digest"].removeprefix("sha256:")) as tar:
-            tar.extractall(root, filter="fully_trusted")
-    return document(layout, manifest["config"]["digest"])["config"], root
-
-
-#: Becomes the container: no mount of it outlives it, and nothing of it can be written.
-RUN = """set -e
-mount --bind "$0" "$0"
-mount -t proc proc "$0/proc"
-mount -o remount,ro,bind "$0"
-exec chroot --userspec="$1" --groups= "$0" "${@:2}"
-"""
+    return unpack(layout, folder / arch), folder / arch
 
 
 def run(config: dict[str, Any], root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    inside = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "bash", "-c", RUN]
-    variables = dict(item.partition("=")[::2] for item in config["Env"])
-    return subprocess.run(
-        [*inside, str(root), config["User"], *words], capture_output=True, text=True,
-        env={**variables, "PATH": f"{variables['PATH']}:/usr/sbin"},
-    )  # fmt: skip
+    """Runs a program in the image, without a network."""
+    command, variables = contained(config, root, *words, namespaces=["--net"])
+    return subprocess.run(command, capture_output=True, text=True, env=variables)
 
 
 SELFTEST = ("python3", "-m", "edgecompile.runtime", "selftest", "/models")
@@ -209,21 +189,6 @@ def test_buildah_takes_it(pushed: Pushed, tmp_path: Path) -> None:
     finally:
         subprocess.run(["buildah", "umount", "--all"], env=variables, capture_output=True)
         shutil.rmtree(tmp_path, ignore_errors=True)
-
-
-def change_code(source: Path, target: Path) -> Path:
-    """A copy of a bundle with another library, which does the same."""
-    shutil.copytree(source, target)
-    manifest = json.loads((target / "manifest.json").read_text())
-    name = manifest["variants"][0]["programs"][0]
-    with (target / name).open("ab") as file:
-        file.write(b"\0" * 64)  # behind what an ELF file says it has
-    content = (target / name).read_bytes()
-    manifest["files"][name] = {
-        "size": len(content), "sha256": hashlib.sha256(content).hexdigest()
-    }  # fmt: skip
-    (target / "manifest.json").write_text(json.dumps(manifest))
-    return target
 
 
 def test_an_update_of_the_code_moves_the_code_alone(
