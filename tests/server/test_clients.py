@@ -61,7 +61,6 @@ client = t.InferenceServerClient(URL)
 assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("tiny")
 assert client.get_server_metadata()["name"] == "edgecompile"
 assert client.get_model_metadata("tiny")["inputs"][0]["datatype"] == "INT64"
-assert client.get_model_config("tiny")["input"][0]["dims"] == [-1, -1]
 found = []
 for binary_in in (True, False):
     for binary_out in (True, False):
@@ -83,8 +82,6 @@ except InferenceServerException as error:
     assert error.status() == "400" and "outside 0..39" in error.message(), error
 else:
     raise AssertionError("not refused")
-(stats,) = client.get_inference_statistics("tiny")["model_stats"]
-assert stats["inference_stats"]["success"]["count"] >= 5 and stats["inference_stats"]["fail"]["count"] == 1
 print(json.dumps(found))
 """,
     )
@@ -118,6 +115,65 @@ print(json.dumps([[d.embedding for d in x.data] for x in (plain, usual)]))
         texts = model.encode_texts(TEXTS)["pooler_output"]
     for item in found:
         np.testing.assert_allclose(item, texts, atol=1e-5)
+
+
+def test_openai_goes_on_from_texts_and_chats(python: str, chatting_bundle: Path) -> None:
+    """Whole and as events, of which there is one for each token."""
+    with serving(chatting_bundle) as server:
+        found = script(
+            python,
+            server,
+            """
+import openai
+client = openai.OpenAI(base_url=f"http://{URL}/v1", api_key="any", max_retries=0)
+asked = {"model": "speaking", "temperature": 0, "max_tokens": 8}
+text = {**asked, "prompt": "w3 w1 w4 w5"}
+chat = {**asked, "messages": [{"role": "user", "content": "w1"}]}
+events = {"stream": True, "stream_options": {"include_usage": True}}
+found = []
+
+plain = client.completions.create(**text)
+found.append([plain.choices[0].text, plain.choices[0].finish_reason, plain.usage.total_tokens])
+*pieces, last = client.completions.create(**text, **events)
+told = "".join(piece.choices[0].text for piece in pieces)
+found.append([told, pieces[-1].choices[0].finish_reason, last.usage.total_tokens])
+
+plain = client.chat.completions.create(**chat)
+assert plain.choices[0].message.role == "assistant"
+choice = plain.choices[0]
+found.append([choice.message.content, choice.finish_reason, plain.usage.total_tokens])
+*pieces, last = client.chat.completions.create(**chat, **events)
+assert pieces[0].choices[0].delta.role == "assistant" and len(pieces) > 4
+told = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+found.append([told, pieces[-1].choices[0].finish_reason, last.usage.total_tokens])
+
+for call in (client.completions.create, client.chat.completions.create):
+    wrong = {**(text if call == client.completions.create else chat), "model": "other"}
+    for more in ({}, {"stream": True}):
+        try:
+            call(**wrong, **more)
+        except openai.NotFoundError as error:
+            assert "no model 'other'" in error.message
+        else:
+            raise AssertionError("not refused")
+try:
+    client.chat.completions.create(**{**chat, "messages": [{"role": "tool", "content": "w1"}]})
+except openai.BadRequestError as error:
+    assert "no tools here" in error.message
+# A stream that its client leaves ends its text, and the next one is whole.
+with client.completions.create(**{**text, "max_tokens": 100}, stream=True) as stream:
+    next(iter(stream))
+assert client.completions.create(**text).choices[0].text == found[0][0]
+print(json.dumps(found))
+""",
+        )
+        assert server.ask("GET", "/v2/health/ready")[0] == 200
+    with open_bundle(chatting_bundle) as model:
+        # The template makes the same prompt of the chat.
+        ids = model.generate([3, 1, 4, 5], max_new_tokens=8, do_sample=False)
+    ended = ids[-1] == 7
+    wanted = " ".join(f"w{item}" for item in (ids[:-1] if ended else ids))
+    assert found == [[wanted, "stop" if ended else "length", 4 + len(ids)]] * 4
 
 
 def test_kserve(python: str, server: Server, tiny_bundle: Path) -> None:

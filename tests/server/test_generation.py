@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,38 +11,12 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.server.generation import _Held
 from edgecompile.server.http.app import App
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Limits, Settings
-from tests.generative import replace_files
 from tests.server.asgi import Reply, call, run, serving
-
-VOCABULARY = 61
-
-
-@pytest.fixture(scope="module")
-def speaking_bundle(decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The decoder with a tokenizer: token n is the word "wn"."""
-    tokenizers = pytest.importorskip("tokenizers")
-    folder = tmp_path_factory.mktemp("speaking") / "speaking.ecb"
-    shutil.copytree(decoder_bundle, folder, copy_function=os.link)
-    words = {f"w{index}": index for index in range(VOCABULARY)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w1"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    document = json.loads((folder / "manifest.json").read_bytes())
-    document["name"] = "speaking"
-    document["text"] = {
-        "tokenizer": "tokenizer.json",
-        "max_length": 32,
-        "pad_id": 0,
-        "inputs": {"input_ids": "ids"},
-    }
-    replace_files(folder, document, {"tokenizer.json": tokenizer.to_str().encode()})
-    return folder
-
 
 PROMPT = "w3 w1 w4 w1 w5"
 
@@ -182,22 +154,6 @@ def test_a_chat_needs_a_template(speaking_bundle: Path) -> None:
             assert reply.status == 400 and "content must be a text" in reply.error
 
     run(ask())
-
-
-@pytest.fixture(scope="module")
-def chatting_bundle(speaking_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The speaking one with a chat template."""
-    folder = tmp_path_factory.mktemp("chatting") / "chatting.ecb"
-    shutil.copytree(speaking_bundle, folder, copy_function=os.link)
-    document = json.loads((folder / "manifest.json").read_bytes())
-    (folder / CHAT_FILE).parent.mkdir()
-    template = (
-        "{{ bos }}{% for m in messages %}{% if m.role == 'tool' %}"
-        "{{ raise_exception('no tools here') }}{% endif %} {{ m.content }} w4{% endfor %} w5"
-    )
-    chat = {"template": template, "special_tokens": {"bos": "w3"}}
-    replace_files(folder, document, {CHAT_FILE: json.dumps(chat).encode()})
-    return folder
 
 
 def test_a_chat_goes_through_its_template(chatting_bundle: Path) -> None:

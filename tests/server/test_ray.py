@@ -13,6 +13,7 @@ from edgecompile.server.ray import Backlog, Options, Replica, read_options
 from tests.cluster import run_on_ray
 
 CLUSTER = Path(__file__).parent / "ray_cluster.py"
+SCALING = Path(__file__).parent / "ray_scaling.py"
 
 
 def test_options_are_read_as_serve_run_gives_them() -> None:
@@ -63,6 +64,16 @@ def test_a_replica_is_killed_under_load(tiny_bundle: Path, tmp_path: Path) -> No
     assert told["killed"] not in told["after"] and len(told["after"]) == 2
     assert told["repeated"] < told["asked"] / 20
     assert "backlog_s" in told["stats"]
+
+
+@pytest.mark.slow
+def test_another_replica_comes_where_much_is_predicted_to_wait(
+    rows_bundle: Path, tmp_path: Path
+) -> None:
+    """Of 32 clients none fails meanwhile."""
+    told = run_on_ray(SCALING, rows_bundle, folder=tmp_path)
+    assert (told["before"], told["after"]) == (1, 2)
+    assert told["seen"].get("wrong", 0) == 0 < told["seen"]["right"] and told["clients"] == 32
 
 
 def test_a_replica_has_as_many_runs_side_by_side_as_threads(tiny_bundle: Path) -> None:
