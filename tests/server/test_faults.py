@@ -76,6 +76,28 @@ def test_a_run_that_gets_no_memory(rows_bundle: Path) -> None:
         assert server.workers() == [worker] and server.end() == 0
 
 
+@pytest.mark.parametrize("more", [0, 2 * MIB, 20 * MIB])
+def test_a_body_that_gets_no_memory(rows_bundle: Path, more: int) -> None:
+    """It isn't called a bad one: the answer is 503, or none where there is no memory for that either."""
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
+    numbers = json.dumps(tensor(*[1] * 2_000_000)).encode()
+    with serving(f"rows={rows_bundle}", "--threads", "1", env=environment) as server:
+        (worker,) = server.workers()
+        small = ask_rows(server, 1, 9)
+        pages = int(Path(f"/proc/{worker}/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + more
+        resource.prlimit(worker, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+        for body in (numbers, bytes(15_000_000), b"{}" + b" " * 15_000_000):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port)
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                connection.request("POST", "/v2/models/rows/infer", body)
+                answer = connection.getresponse()
+                assert answer.status == 503 and b"isn't the memory" in answer.read()
+            connection.close()
+            assert ask_rows(server, 1, 9) == small
+        assert server.workers() == [worker] and server.end() == 0
+
+
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
     """A file system of 64 KiB in memory at ``folder``; skips where this user may not mount one."""

@@ -15,11 +15,9 @@ from email.utils import formatdate
 from typing import Any
 
 from uvicorn import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from edgecompile.server.http.app import App
-from edgecompile.server.http.limited import BODY, HEADER, IDLE, RUNNING, Limited
 
 _log = logging.getLogger("edgecompile.server")
 #: Seconds between two looks at all connections.
@@ -28,25 +26,15 @@ _SWEEP = 1.0
 _OTHER_FILES = 24
 
 
-class _H11(Limited, H11Protocol):
-    """Pure Python."""
+def _load_protocol(fast: bool) -> type[Any]:
+    """Over httptools or h11: of the two only one is imported, which a worker's start gains from."""
+    if fast:
+        from edgecompile.server.http.fast import HttpTools
 
-    def phase(self) -> str:
-        """See the base."""
-        import h11
+        return HttpTools
+    from edgecompile.server.http.plain import H11
 
-        state = self.conn.their_state
-        if state is h11.IDLE:
-            return HEADER if self.conn.trailing_data[0] else IDLE
-        if state is h11.SEND_BODY:
-            return BODY
-        return RUNNING
-
-
-def _load_fast() -> type[Any]:
-    from edgecompile.server.http.fast import HttpTools
-
-    return HttpTools
+    return H11
 
 
 def _files_for(connections: int) -> int:
@@ -72,7 +60,7 @@ class Listener:
         """``http``: "httptools", "h11", or "auto" for the first one where it is installed."""
         limits = app.settings.limits
         fast = importlib.util.find_spec("httptools") is not None
-        base: type[Any] = _load_fast() if http == "httptools" or (http == "auto" and fast) else _H11
+        base = _load_protocol(http == "httptools" or (http == "auto" and fast))
         self._protocol: Any = type(base.__name__, (base,), {"limits": limits})
         self._config = Config(
             app,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 from edgecompile.server.settings import Limits
@@ -114,8 +115,12 @@ class Limited(asyncio.Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Of both protocols, for what their parsers can't read."""
+        """Of both protocols, for what their parsers can't read, or have no memory for."""
         cycle = self.cycle
+        error = sys.exc_info()[1]
+        if error is not None and isinstance(error.__context__, MemoryError):
+            self.give_up(503, "Service Unavailable", "there isn't the memory for this request now")
+            return
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
             # The request before is whole, and is answered first.
             cycle.keep_alive = False

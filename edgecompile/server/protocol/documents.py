@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from edgecompile.server.errors import BadRequest
+from edgecompile.server.errors import BadRequest, no_memory
 
 orjson: Any = None
 with contextlib.suppress(ImportError):
@@ -22,12 +22,15 @@ def load_object(body: bytes | memoryview) -> dict[str, Any]:
 
     Raises:
         BadRequest: it is no JSON object in UTF-8, or one of too many levels.
+        NotReady: there isn't the memory to read it.
     """
     try:
         value = orjson.loads(body) if orjson is not None else _loads(bytes(body))
     except RecursionError:
         raise BadRequest("the body's JSON has too many levels") from None
     except ValueError as error:  # of both libraries, and of a wrong encoding
+        if str(error).startswith("Not enough memory"):  # orjson's, which isn't about the body
+            raise no_memory() from None
         raise BadRequest(f"the body isn't JSON: {error!s:.200}") from None
     if not isinstance(value, dict):
         raise BadRequest(f"the body must be a JSON object, not a {kind(value)}")
