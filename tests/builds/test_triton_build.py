@@ -279,7 +279,12 @@ def test_a_language_model_is_built_and_its_steps_are_run(
     cpu, gpu = manifest.variants
     assert manifest.generation is not None and manifest.generation.max_context == 256
     assert len(manifest.buckets) == len(cpu.programs) == len(gpu.programs) == 2
-    assert gpu.gpu is not None and set(gpu.gpu.checks) == {"audit", "graph", "interpreter"}
+    assert gpu.gpu is not None and set(gpu.gpu.checks) == {
+        "audit",
+        "graph",
+        "interpreter",
+        "rehearsal",
+    }
     caches = [item for item in manifest.inputs if item.name in manifest.generation.caches]
     least = min(256 * 4 * int(item.shape[1]) * int(item.shape[2]) for item in caches)
     with open_bundle(result.bundle_path) as opened:
