@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
+from edgecompile.backends.distinct import write_distinct
 from edgecompile.backends.lowering.activations import activation_of
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic
 from edgecompile.backends.lowering.attention import lower_attention
@@ -62,6 +63,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     low = Lowering(gm, LoweringReport())
     drop_dropout(gm)
     select_by_masks(gm)
+    write_distinct(gm)
     split_recurrences(low)
     lower_complex(low)
     lower_arithmetic(low)

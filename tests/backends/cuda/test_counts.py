@@ -88,6 +88,39 @@ def test_what_is_selected(function: Any) -> None:
     check(function, 1)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, mask: torch.unique(x),
+        lambda x, mask: torch.unique((x * 2).round(), return_inverse=True, return_counts=True),
+        lambda x, mask: torch.unique(mask, return_inverse=True)[1],
+        lambda x, mask: torch.unique_consecutive(mask, return_inverse=True, return_counts=True),
+        lambda x, mask: x[torch.unique((x[:, 0] > 0).long())],
+    ],
+)
+def test_what_is_distinct(function: Any) -> None:
+    check(function, 1)
+
+
+def test_rows_that_are_repeated() -> None:
+    def moved(x: Tensor, mask: Tensor) -> Tensor:
+        """The first row as often as the mask is true, others once where it isn't."""
+        rest = (~mask).long()
+        counts = torch.where(torch.arange(x.shape[0]) == 0, mask.sum() + rest, rest)
+        return x.repeat_interleave(counts, 0, output_size=x.shape[0])
+
+    check(moved, 1)
+    check(
+        lambda x, mask: x.t().repeat_interleave(torch.tensor(2), 1, output_size=2 * x.shape[0]), 1
+    )
+    check(
+        lambda x, mask: x.repeat_interleave(
+            mask.new_ones(x.shape[0] * 8).long(), output_size=x.numel()
+        ),
+        1,
+    )
+
+
 def test_a_mask_beside_other_indices() -> None:
     check(lambda x, mask: x[mask, 3], 1)
     check(lambda x, mask: x[:, None][mask, :, torch.tensor([5])], 1)
@@ -152,7 +185,7 @@ def test_numbers_without_an_end() -> None:
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (lambda x, mask: torch.unique(x), "_unique2"),
+        (lambda x, mask: torch.unique(x, dim=0), "unique_dim"),
         (lambda x, mask: x.repeat_interleave(mask.long(), 0), "repeat_interleave"),
     ],
 )

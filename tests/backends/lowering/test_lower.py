@@ -378,3 +378,22 @@ def test_a_masked_selection_is_an_index() -> None:
     graph, _ = lowered(Selects(), example)
     assert torch.ops.aten.masked_select.default not in targets(graph)
     assert torch.equal(graph(**example), Selects()(**example))
+
+
+def test_distinct_values_and_repeated_rows_are_written_with_sorts_and_sums() -> None:
+    class Distinct(nn.Module):
+        def forward(self, x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+            found = torch.unique(x, return_inverse=True, return_counts=True)
+            runs = torch.unique_consecutive(x, return_inverse=True, return_counts=True)
+            return (*found, *runs, x.repeat_interleave(n, 0, output_size=7))
+
+    example = {
+        "x": torch.tensor([[3, 1], [1, 2], [2, 2], [-1, 3]]),
+        "n": torch.tensor([2, 0, 4, 1]),
+    }
+    graph, _ = lowered(Distinct(), example)
+    aten = torch.ops.aten
+    written = {aten._unique2.default, aten.unique_consecutive.default}
+    assert not {*written, aten.repeat_interleave.self_Tensor}.intersection(targets(graph))
+    for got, want in zip(graph(**example), Distinct()(**example), strict=True):
+        assert got.dtype == want.dtype and torch.equal(got, want)

@@ -22,6 +22,7 @@ from edgecompile.backends.cuda.lowering.products import merge_linears, sum_vecto
 from edgecompile.backends.cuda.lowering.tiles import hints_of
 from edgecompile.backends.cuda.lowering.values import settle_sizes
 from edgecompile.backends.cuda.number_ranges import largest_number
+from edgecompile.backends.distinct import write_distinct
 from edgecompile.backends.generated import ExternCall
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic
 from edgecompile.backends.lowering.complex import lower_complex
@@ -81,6 +82,7 @@ def lower_for_gpu(
     """
     low = Lowering(gm, LoweringReport())
     select_by_masks(gm)
+    write_distinct(gm)
     settle_sizes(low)
     count_selections(low)
     _refuse_sizes(gm)
