@@ -348,6 +348,7 @@ def measure_loads(
                 name, rule, load, "goodput/capacity", round(share, 3), "p99", found["p99_ms"],
                 "refused", found["refused"], "expired", found["expired"], flush=True,
             )  # fmt: skip
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

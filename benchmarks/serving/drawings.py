@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ TITLES = {"both": "70 % queries, 30 % mixed", "long": "256 tokens each"}
 #: Of goodput nothing is above it.
 _MOST = 1.1
 _DASHES = (0, (4, 2))
+#: How far lines of goodput are from each other, of the axis' length.
+_ASIDE = 0.008
 
 
 def draw_record(panels: Panels, stem: Path, slo_ms: float) -> None:
@@ -34,7 +37,7 @@ def draw_record(panels: Panels, stem: Path, slo_ms: float) -> None:
         ("goodput", "in time per second, of the capacity"),
         ("latency", "ms (solid: p99, dotted: p50)"),
     ):
-        with canvas.draw(f"{stem.name}-{kind}", f"{kind} over the load", 3.0, len(panels)) as made:
+        with canvas.draw(kind, f"{kind} over the load", 3.0, len(panels)) as made:
             for plot, (traffic, lines) in zip(made.plots, panels.items(), strict=True):
                 plot.grid(axis="y", color=FAINT, linewidth=0.8)
                 plot.set_title(TITLES.get(traffic, traffic), fontsize=9.5)
@@ -50,8 +53,9 @@ def draw_record(panels: Panels, stem: Path, slo_ms: float) -> None:
                     for name, (colour, marker) in looks.items()
                 ]
             )
-        # A page may be dark: the drawing is a file of its own and can't follow it.
-        head, sign, rest = made.svg.partition(">")
+        # A page may be dark: the drawing is a file of its own and can't follow it. A hundredth of a unit is enough.
+        short = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found.group()):.2f}", made.svg)
+        head, sign, rest = short.partition(">")
         paper = f'{head}{sign}<rect width="100%" height="100%" fill="{PAPER}"/>{rest}\n'
         stem.with_name(f"{stem.name}-{kind}.svg").write_text(paper)
 
@@ -59,11 +63,13 @@ def draw_record(panels: Panels, stem: Path, slo_ms: float) -> None:
 def _draw_goodput(plot: Any, lines: Any, looks: Any, most: float) -> None:
     """Means with their 95 % intervals; dashed: all of the load in time."""
     plot.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=_DASHES, zorder=0)
-    for name, line in lines.items():
+    for i, (name, line) in enumerate(lines.items()):
         colour, marker = looks[name]
         shares = [interval(point.share) for point in line]
+        # Beside each other, or intervals would cover intervals.
+        aside = (i - (len(lines) - 1) / 2) * _ASIDE * most
         plot.errorbar(
-            [point.load for point in line],
+            [point.load + aside for point in line],
             [mean for mean, _ in shares],
             [0.0 if math.isnan(half) else half for _, half in shares],
             color=colour, marker=marker, markersize=4, linewidth=1.4, elinewidth=0.8, capsize=2,

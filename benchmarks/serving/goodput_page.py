@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.serving.rounds import Point, interval
+from benchmarks.serving.rounds import Point, tell
 
 COLUMNS = ("p50 ms", "p99 ms", "429", "504", "texts a run")
 COLUMNS += ("CPUs: worker", "its loop", "clients", "lag p99 ms")
@@ -58,12 +58,17 @@ def grouped(rows: Sequence[Mapping[str, Any]]) -> list[tuple[tuple[Any, ...], li
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """A table for each bundle and traffic: means of the rounds with their 95 % intervals, medians of the rest."""
+    """A table for each bundle and traffic; medians of the rounds where nothing else is said."""
     parts = []
     every = grouped(result["rows"])
     for (bundle, traffic), group in groupby(every, lambda item: item[0][:2]):
         shares = result["predicted"][bundle][traffic]["shares"]
-        lines = [[*_head(shape, load, shares), *_cells(rows)] for (*_, shape, load), rows in group]
+        lines = []
+        for (*_, shape, load), rows in group:
+            cells = _cells(rows)
+            if load is None:  # so many clients wait: whether in time says nothing
+                cells[1:3] = ["", ""]
+            lines.append([*_head(shape, load, shares), *cells])
         heads = ["requests come", "load", "simulated", "asked/s", "in time/s", "of capacity"]
         parts += [f"## {bundle}: {traffic}", table([*heads, *COLUMNS], lines)]
     worst = max(row["error"] for row in result["rows"])
@@ -87,11 +92,8 @@ def _cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     return [
         f"{middle('asked_per_s'):.0f}",
-        *(
-            f"{mean:.{digits}f} ± {half:.{digits}f}"
-            for key, digits in (("in_time_per_s", 0), ("share", 2))
-            for mean, half in [interval([row[key] for row in rows])]
-        ),
+        tell([row["in_time_per_s"] for row in rows], 0),
+        tell([row["share"] for row in rows], 2),
         f"{middle('p50_ms'):.0f}",
         f"{middle('p99_ms'):.0f}",
         *(f"{share:.1%}" for share in missed),

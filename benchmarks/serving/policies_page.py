@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import listing, table
-from benchmarks.serving.rounds import Point, interval
+from benchmarks.serving.rounds import Point, tell
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -86,14 +86,13 @@ def _load_cells(rule: str, load: float, rows: Sequence[Mapping[str, Any]]) -> li
         return statistics.median(row[key] for row in rows if row[key] is not None)
 
     offered = sum(row["offered"] for row in rows)
-    mean, half = interval([row["share"] for row in rows])
     answered = any(row["p50_ms"] is not None for row in rows)
     return [
         rule,
         f"{load:g}",
         f"{middle('offered_per_s'):.0f}",
         f"{middle('goodput_per_s'):.1f}",
-        f"{mean:.2f}" if len(rows) == 1 else f"{mean:.2f} ± {half:.2f}",
+        tell([row["share"] for row in rows], 2),
         *(f"{middle(key):.1f}" if answered else "-" for key in ("p50_ms", "p99_ms")),
         *(f"{sum(row[key] for row in rows) / offered:.1%}" for key in ("refused", "expired")),
         f"{middle('cpus'):.2f}",

@@ -6,16 +6,27 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: Student's t for 95 % of both sides, by rounds: two, three, …
-_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+#: Student's t for 95 % of both sides, by rounds: three, four, …
+_STUDENT = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+#: Rounds: an interval of two is as wide as to say nothing.
+_LEAST = 3
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of rounds, and half of its 95 % interval; nan of a single one."""
-    if len(values) < 2:
-        return values[0], float("nan")
-    student = _STUDENT[min(len(values) - 2, len(_STUDENT) - 1)]
+    """The mean of rounds, and half of its 95 % interval; nan of fewer than three."""
+    if len(values) < _LEAST:
+        return statistics.mean(values), float("nan")
+    student = _STUDENT[min(len(values) - _LEAST, len(_STUDENT) - 1)]
     return statistics.mean(values), student * statistics.stdev(values) / len(values) ** 0.5
+
+
+def tell(values: Sequence[float], digits: int) -> str:
+    """The mean of three rounds and more with its 95 % interval, else each."""
+    if len(values) < _LEAST:
+        return ", ".join(f"{value:.{digits}f}" for value in values)
+    mean, half = interval(values)
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
 class Point(NamedTuple):

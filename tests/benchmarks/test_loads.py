@@ -57,7 +57,7 @@ def test_a_mixture_has_its_shares() -> None:
 def test_intervals_are_student_s() -> None:
     mean, half = interval([1.0, 2.0, 3.0])
     assert mean == 2.0 and half == pytest.approx(2.484, abs=5e-3)
-    assert math.isnan(interval([1.0])[1])
+    assert math.isnan(interval([1.0, 2.0])[1])
 
 
 def row(number: int, shape: str, load: float | None, share: float) -> dict[str, Any]:
