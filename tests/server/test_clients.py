@@ -61,6 +61,7 @@ client = t.InferenceServerClient(URL)
 assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("tiny")
 assert client.get_server_metadata()["name"] == "edgecompile"
 assert client.get_model_metadata("tiny")["inputs"][0]["datatype"] == "INT64"
+assert client.get_model_config("tiny")["input"][0]["dims"] == [-1, -1]
 found = []
 for binary_in in (True, False):
     for binary_out in (True, False):
@@ -82,6 +83,8 @@ except InferenceServerException as error:
     assert error.status() == "400" and "outside 0..39" in error.message(), error
 else:
     raise AssertionError("not refused")
+(stats,) = client.get_inference_statistics("tiny")["model_stats"]
+assert stats["inference_stats"]["success"]["count"] >= 5 and stats["inference_stats"]["fail"]["count"] == 1
 print(json.dumps(found))
 """,
     )

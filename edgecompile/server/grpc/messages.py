@@ -1,7 +1,7 @@
 """The protocol's messages, as protobuf classes in a pool of their own.
 
-Names, numbers and types are those of ``open_inference_grpc.proto`` (kserve/open-inference-protocol). The
-pool is not protobuf's default one: a client library in the same process brings the same names.
+Names, numbers and types are those of ``open_inference_grpc.proto`` (kserve/open-inference-protocol), and for
+configurations and statistics those of Triton's ``grpc_service.proto`` and ``model_config.proto``. The pool is not protobuf's default one: a client library in the same process brings the same names.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ METHODS = (
     "ServerMetadata",
     "ModelMetadata",
     "ModelInfer",
+    "ModelConfig",
+    "ModelStatistics",
 )
 
 #: Fields of each message as "type name number"; "*" after the type: repeated; "map": of InferParameter.
@@ -51,7 +53,28 @@ _MESSAGES = {
     "InferTensorContents contents 5",
     "ModelInferResponse": "string model_name 1, string model_version 2, string id 3, "
     "map parameters 4, InferOutputTensor* outputs 5, bytes* raw_output_contents 6",
+    "ModelConfigRequest": "string name 1, string version 2",
+    "ModelInput": "string name 1, DataType data_type 2, int64* dims 4",
+    "ModelOutput": "string name 1, DataType data_type 2, int64* dims 3",
+    "ModelConfig": "string name 1, string platform 2, int32 max_batch_size 4, ModelInput* input 5, "
+    "ModelOutput* output 6, string backend 17",
+    "ModelConfigResponse": "ModelConfig config 1",
+    "ModelStatisticsRequest": "string name 1, string version 2",
+    "StatisticDuration": "uint64 count 1, uint64 ns 2",
+    "InferStatistics": "StatisticDuration success 1, StatisticDuration fail 2, StatisticDuration queue 3, "
+    "StatisticDuration compute_input 4, StatisticDuration compute_infer 5, "
+    "StatisticDuration compute_output 6, StatisticDuration cache_hit 7, StatisticDuration cache_miss 8",
+    "InferBatchStatistics": "uint64 batch_size 1, StatisticDuration compute_input 2, "
+    "StatisticDuration compute_infer 3, StatisticDuration compute_output 4",
+    "ModelStatistics": "string name 1, string version 2, uint64 last_inference 3, uint64 inference_count 4, "
+    "uint64 execution_count 5, InferStatistics inference_stats 6, InferBatchStatistics* batch_stats 7",
+    "ModelStatisticsResponse": "ModelStatistics* model_stats 1",
 }
+#: As ``model_config.proto`` numbers them.
+_DATA_TYPES = (
+    "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+    "FP16", "FP32", "FP64", "STRING", "BF16",
+)  # fmt: skip
 #: Of this message at most one field is set.
 _ONE_OF = "InferParameter"
 
@@ -60,6 +83,9 @@ def _describe() -> descriptor_pb2.FileDescriptorProto:
     file = descriptor_pb2.FileDescriptorProto(
         name="edgecompile/inference.proto", package=PACKAGE, syntax="proto3"
     )
+    types = file.enum_type.add(name="DataType")
+    for value, name in enumerate(_DATA_TYPES):
+        types.value.add(name=f"TYPE_{name}", number=value)
     for name, fields in _MESSAGES.items():
         target = file.message_type.add(name=name)
         if name == _ONE_OF:
@@ -90,7 +116,8 @@ def _add_field(target: Any, kind: str, name: str, number: int) -> None:
     if kind[0].islower():
         field.type = types.Type.Value(f"TYPE_{kind.upper()}")
     else:
-        field.type, field.type_name = types.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
+        field.type = types.TYPE_ENUM if kind == "DataType" else types.TYPE_MESSAGE
+        field.type_name = f".{PACKAGE}.{kind}"
 
 
 _POOL = descriptor_pool.DescriptorPool()

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from edgecompile.server.errors import (
@@ -23,6 +24,8 @@ from edgecompile.server.errors import (
 from edgecompile.server.grpc.messages import METHODS, SERVICE, message
 from edgecompile.server.grpc.tensors import read_inputs, write_outputs
 from edgecompile.server.protocol.datatypes import NAMES
+from edgecompile.server.protocol.triton import describe_config, describe_statistics
+from edgecompile.server.protocol.v2 import EXTENSIONS
 from edgecompile.server.room import SMALL, Room
 from edgecompile.server.serving import Repository, ServedModel
 
@@ -172,6 +175,7 @@ class InferenceService:
 
     async def _ServerMetadata(self, request: Any, response: Any, context: Any) -> None:
         response.name, response.version = "edgecompile", self._version
+        response.extensions.extend(name for name in EXTENSIONS if name != "binary_tensor_data")
 
     async def _ModelMetadata(self, request: Any, response: Any, context: Any) -> None:
         model = self._find(request.name, request.version)
@@ -185,6 +189,15 @@ class InferenceService:
             for spec in specs:
                 shape = [size if isinstance(size, int) else -1 for size in spec.shape]
                 target.add(name=spec.name, datatype=NAMES[spec.dtype], shape=shape)
+
+    async def _ModelConfig(self, request: Any, response: Any, context: Any) -> None:
+        model = self._find(request.name, request.version)
+        ParseDict({"config": describe_config(model.name, model.model.manifest)}, response)
+
+    async def _ModelStatistics(self, request: Any, response: Any, context: Any) -> None:
+        every = [self._find(request.name, request.version)] if request.name else self._repository
+        found = [describe_statistics(item.name, item.version, item.scheduler) for item in every]
+        ParseDict({"model_stats": found}, response)
 
     async def _ModelInfer(self, request: Any, response: Any, context: Any) -> None:
         # A server that is about to end isn't ready, and yet takes what still comes.

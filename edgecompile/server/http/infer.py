@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from edgecompile.server.errors import NotReady, Unprocessable
 from edgecompile.server.http.messages import JSON, Request, Response
 from edgecompile.server.http.state import State
 from edgecompile.server.protocol.documents import dump
+from edgecompile.server.protocol.triton import describe_config, describe_statistics
 from edgecompile.server.protocol.v2 import check_texts, describe, format_answer, read_request
 from edgecompile.server.serving import ServedModel
 
@@ -42,6 +44,23 @@ class InferRoutes:
             raise NotReady("the server is about to end", 1.0)
         model.check_ready()
         return Response(body=dump({"name": model.name, "ready": True}))
+
+    async def config(self, request: Request) -> Response:
+        """GET …/config, as Triton has it."""
+        model = self._model(request)
+        return Response(body=dump(describe_config(model.name, model.model.manifest)))
+
+    async def statistics(self, request: Request) -> Response:
+        """GET …/stats, as Triton has it."""
+        return self._statistics([self._model(request)])
+
+    async def all_statistics(self, request: Request) -> Response:
+        """GET /v2/models/stats: of all models."""
+        return self._statistics(self._app.repository)
+
+    def _statistics(self, models: Iterable[ServedModel]) -> Response:
+        found = [describe_statistics(item.name, item.version, item.scheduler) for item in models]
+        return Response(body=dump({"model_stats": found}))
 
     async def infer(self, request: Request) -> Response:
         """POST …/infer: tensors, or texts as one tensor of BYTES."""

@@ -34,6 +34,9 @@ def make_routes(app: State) -> Mapping[str, Mapping[str, Handler]]:
         "/info": texts.info,
         model: infer.metadata,
         model + "/ready": infer.ready,
+        model + "/config": infer.config,
+        model + "/stats": infer.statistics,
+        "/v2/models/stats": infer.all_statistics,
     }
     posts = {
         model + "/infer": infer.infer,

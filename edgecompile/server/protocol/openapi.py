@@ -123,6 +123,7 @@ def make_document(version: str, keys: bool) -> dict[str, Any]:
             "get": _get("Counters", media="text/plain", answer={"type": "string"}, probe=True)
         },
         "/openapi.json": {"get": _get("This document")},
+        "/v2/models/stats": {"get": _get("Times and counts of all models, as Triton's")},
         "/v1/models": {"get": _get("The models, as OpenAI lists them")},
         "/info": {"get": _get("The first model, as text-embeddings-inference tells it")},
         "/v1/embeddings": {"post": _post("Embeddings as OpenAI's", _EMBEDDINGS, _ANY)},
@@ -143,6 +144,11 @@ def make_document(version: str, keys: bool) -> dict[str, Any]:
         infer = _post("Runs a batch", _INFER, _ANSWER)
         paths[path] = {"parameters": places, "get": _get("Inputs and outputs", answer=_METADATA)}
         paths[path + "/ready"] = {"parameters": places, "get": _get("Whether it is ready")}
+        paths[path + "/config"] = {"parameters": places, "get": _get("As Triton configures it")}
+        paths[path + "/stats"] = {
+            "parameters": places,
+            "get": _get("Times and counts, as Triton's"),
+        }
         paths[path + "/infer"] = {"parameters": places, "post": infer}
     document: dict[str, Any] = {
         "openapi": "3.1.0",

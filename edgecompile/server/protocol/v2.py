@@ -19,7 +19,7 @@ from edgecompile.server.protocol.datatypes import BYTES, DATATYPES, DTYPES, NAME
 from edgecompile.server.protocol.documents import dump, kind, load_object
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
 
-EXTENSIONS = ("binary_tensor_data", "parameters")
+EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration", "statistics")
 #: 2^63 microseconds.
 _MAX_TIMEOUT = 1 << 63
 _MAX_HEADER = 12  # digits

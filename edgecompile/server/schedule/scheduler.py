@@ -381,7 +381,7 @@ class Scheduler:
             if not future.done():
                 future.set_exception(translate(result) if own else result)  # type: ignore[arg-type]
             return
-        self.traffic.count(request.inputs, took * share)
+        self.traffic.count(request.inputs, waited, took, share)
         if request.outputs is not None:
             result = {name: result[name] for name in request.outputs}
         if not future.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,11 @@ class Traffic:
     """Counts requests one by one, whatever they ran with: ``edgecompile plan --from-stats`` reads it.
 
     ``Model.stats`` counts runs instead, whose length is that of their longest request.
+
+    Attributes:
+        answered: how many were.
+        queue_s, run_s: seconds that these waited and ran, all together; those that ran together count each.
+        last: when the last one was answered, in seconds since 1970; 0 without one.
     """
 
     def __init__(self, model: Model, planned: Sequence[int] = ()) -> None:
@@ -42,10 +48,16 @@ class Traffic:
         )
         self._planned = planned
         self._told: str | None = None
+        self.answered = 0
+        self.queue_s = self.run_s = self.last = 0.0
 
-    def count(self, request: CheckedInputs, seconds: float) -> None:
-        """A request ran, for its share of so many seconds."""
-        self._stats.record(request.bucket, request.sizes, int(seconds * 1e9))
+    def count(self, request: CheckedInputs, waited: float, took: float, share: float) -> None:
+        """A request was answered: it waited so many seconds, and had this share of a run of so many."""
+        self.answered += 1
+        self.queue_s += waited
+        self.run_s += took
+        self.last = time.time()
+        self._stats.record(request.bucket, request.sizes, int(took * share * 1e9))
 
     def refuse(self, sizes: Mapping[str, int] | None = None) -> None:
         """A request was refused; ``sizes`` where the reason is that no program takes them."""

@@ -137,6 +137,14 @@ def test_what_it_says_of_itself(tiny_bundle: Path) -> None:
         assert [(i.name, i.datatype, list(i.shape)) for i in told.inputs] == [
             ("input_ids", "INT64", [-1, -1]), ("attention_mask", "INT64", [-1, -1])
         ]  # fmt: skip
+        asked = message("ModelConfigRequest")
+        config = (await call("ModelConfig", asked(name="tiny"))).config
+        assert config.max_batch_size == 0 and list(config.input[0].dims) == [-1, -1]
+        await call("ModelInfer", infer(1, 2))
+        asked = message("ModelStatisticsRequest")
+        for request in (asked(name="tiny"), asked()):
+            (found,) = (await call("ModelStatistics", request)).model_stats
+            assert found.inference_count == found.inference_stats.success.count == 1
         model.proven = False
         assert not (await call("ServerReady")).ready
         assert not (await call("ModelReady", asked(name="tiny"))).ready

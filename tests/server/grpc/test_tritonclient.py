@@ -61,6 +61,18 @@ def test_it_is_told_what_there_is(told: dict[str, Any]) -> None:
     }  # fmt: skip
 
 
+def test_it_reads_configuration_and_statistics(told: dict[str, Any]) -> None:
+    config = told["config"]["config"]
+    assert config["input"][0] == {
+        "name": "input_ids", "data_type": "TYPE_INT64", "dims": ["-1", "-1"]
+    }  # fmt: skip
+    assert config["backend"] == "edgecompile" and config["output"][0]["data_type"] == "TYPE_FP32"
+    (found,) = told["statistics"]["model_stats"]
+    times = found["inference_stats"]
+    assert found["inference_count"] == times["success"]["count"] == str(len(told["answers"]))
+    assert int(times["success"]["ns"]) >= int(times["compute_infer"]["ns"]) > 0
+
+
 def test_its_answers_are_those_of_run(told: dict[str, Any], tiny_bundle: Path) -> None:
     with open_bundle(tiny_bundle) as model:
         for answer in told["answers"]:

@@ -51,6 +51,8 @@ def main(address: str) -> None:
             }
         )
     told["answers"] = answers
+    told["config"] = client.get_model_config("tiny", as_json=True)
+    told["statistics"] = client.get_inference_statistics("tiny", as_json=True)
     refusals = {}
     for name, ask in WRONG.items():
         try:

@@ -1,0 +1,65 @@
+"""What Triton adds to the protocol and its tools ask for: configurations and statistics of models.
+
+Sources: triton-inference-server/server, docs/protocol/extension_model_configuration.md and
+extension_statistics.md; triton-inference-server/common, protobuf/model_config.proto.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgecompile.runtime.format.schema import Manifest, TensorSpec
+from edgecompile.server.protocol.datatypes import NAMES
+from edgecompile.server.schedule.scheduler import Scheduler
+
+
+def describe_config(name: str, manifest: Manifest) -> dict[str, Any]:
+    """A model's configuration. To Triton a ``max_batch_size`` of 0 means that shapes are whole, with their batch."""
+    return {
+        "name": name,
+        "platform": "edgecompile",
+        "backend": "edgecompile",
+        "max_batch_size": 0,
+        "input": [_describe(item) for item in manifest.inputs],
+        "output": [_describe(item) for item in manifest.outputs],
+    }
+
+
+def _describe(item: TensorSpec) -> dict[str, Any]:
+    dims = [size if isinstance(size, int) else -1 for size in item.shape]
+    return {
+        "name": item.name,
+        "data_type": f"TYPE_{NAMES.get(item.dtype, 'INVALID')}",
+        "dims": dims,
+    }
+
+
+def describe_statistics(name: str, version: str, scheduler: Scheduler) -> dict[str, Any]:
+    """What a worker did since it began; times in nanoseconds, of requests and not of runs: one of eight that ran
+    together counts with the whole run. Copies to and from batches are part of the run."""
+    traffic, runs = scheduler.traffic, scheduler.batches
+    answered, queue, run = traffic.answered, traffic.queue_s, traffic.run_s
+    refused = traffic.snapshot()["refused"]
+
+    def of(count: int, seconds: float = 0.0) -> dict[str, int]:
+        return {"count": count, "ns": round(seconds * 1e9)}
+
+    return {
+        "name": name,
+        # Triton's versions are whole numbers, and perf_analyzer reads nothing else here.
+        "version": str(int(version, 16)),
+        "last_inference": round(traffic.last * 1e3),
+        "inference_count": sum(rows * count for rows, count in runs.items()),
+        "execution_count": sum(runs.values()),
+        "inference_stats": {
+            "success": of(answered, queue + run),
+            "fail": of(refused),
+            "queue": of(answered, queue),
+            "compute_input": of(answered),
+            "compute_infer": of(answered, run),
+            "compute_output": of(answered),
+            "cache_hit": of(0),
+            "cache_miss": of(0),
+        },
+        "batch_stats": [],
+    }
