@@ -128,7 +128,12 @@ def test_of_two_variants_the_one_for_this_gpu(
 
 @pytest.mark.parametrize(
     ("call", "number", "visible"),
-    [("cuInit", 100, ""), ("cuInit", 999, None), ("cuDeviceGet", 101, "0")],
+    [
+        ("cuInit", 100, ""),
+        ("cuInit", 100, "MIG-0a1b"),
+        ("cuInit", 999, None),
+        ("cuDeviceGet", 101, "0"),
+    ],
 )
 def test_no_gpu_that_may_be_used(
     fake_driver_path: Path,

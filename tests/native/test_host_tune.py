@@ -113,6 +113,7 @@ def test_a_record_that_is_no_use_is_not_used(
     [
         DEVICE.replace("Fake H100", "Fake H200"),
         DEVICE.replace("sm=132", "sm=114"),
+        DEVICE.replace("Fake H100", "Fake H100 MIG 1g.10gb").replace("sm=132", "sm=16"),
         DEVICE.replace("driver=12080", "driver=12090"),
         DEVICE.replace("cc=9.0", "cc=9.1"),
         DEVICE.replace("integrated=0", "integrated=1"),

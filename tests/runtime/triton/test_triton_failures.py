@@ -112,7 +112,12 @@ def test_an_old_driver(
 
 @pytest.mark.parametrize(
     ("call", "number", "visible"),
-    [("cuInit", 100, ""), ("cuInit", 999, None), ("cuDeviceGet", 101, "0")],
+    [
+        ("cuInit", 100, ""),
+        ("cuInit", 100, "MIG-0a1b"),
+        ("cuInit", 999, None),
+        ("cuDeviceGet", 101, "0"),
+    ],
 )
 def test_no_gpu_that_may_be_used(
     fake_driver_path: Path,
@@ -129,7 +134,8 @@ def test_no_gpu_that_may_be_used(
     take_failing_driver(monkeypatch, fake_driver_path, copy, failures, visible)
     error = refused(triton_bundle.write())
     assert f"{call} failed" in error.message and error.number == number
-    assert ("nvidia-smi" if visible is None else "CUDA_VISIBLE_DEVICES") in (error.hint or "")
+    words = "nvidia-smi" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
+    assert words in (error.hint or "")
 
 
 def test_the_gpu_is_made_ready_only_where_it_may_be_used(

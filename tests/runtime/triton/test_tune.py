@@ -105,6 +105,7 @@ def test_it_is_done_once(fake_driver: FakeCudart, tmp_path: Path) -> None:
     [
         DEVICE.replace("Fake H100", "Fake H200"),
         DEVICE.replace("sm=132", "sm=114"),
+        DEVICE.replace("Fake H100", "Fake H100 MIG 1g.10gb").replace("sm=132", "sm=16"),
         DEVICE.replace("driver=12080", "driver=12090"),
     ],
 )
