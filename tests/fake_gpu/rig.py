@@ -45,6 +45,7 @@ class Rig:
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
+            "OPENBLAS_NUM_THREADS": "1",  # as scripts/test says
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(MODULES)]),
             "EDGECOMPILE_CUDART": str(cudart),
             "EDGECOMPILE_DEVICE_ROOT": str(self.root),
