@@ -66,7 +66,9 @@ def test_a_builder_that_dies_once(rig: Rig, how: str) -> None:
     assert f"was ended by {signal_name}" in done.stderr
 
 
-@pytest.mark.parametrize(("how", "code"), [("segv", 60), ("kill", 62)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("segv", 60), pytest.param("kill", 62, marks=pytest.mark.slow)]
+)
 def test_a_builder_that_always_dies(rig: Rig, how: str, code: int) -> None:
     done = rig.finish(FAKE_TRT_FAIL=f"build_serialized_network:*:{how}")
     assert done.code == code and rig.names() == []

@@ -83,7 +83,13 @@ def test_too_small_a_workspace_is_told_in_tensorrt_s_words(rig8: Rig) -> None:
     assert rig8.finish(**least).report["state"] == "finished"
 
 
-@pytest.mark.parametrize("data", [b"\0\1\2", b'{"device": "another", "entries": []}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"device": "another", "entries": []}',
+        pytest.param(b"\0\1\2", marks=pytest.mark.slow),
+    ],
+)
 def test_a_timing_cache_of_no_use_is_replaced(rig8: Rig, data: bytes) -> None:
     assert rig8.finish().code == 0
     (cache,) = (rig8.cache / "timing").iterdir()
@@ -93,7 +99,7 @@ def test_a_timing_cache_of_no_use_is_replaced(rig8: Rig, data: bytes) -> None:
     assert cache.read_bytes() == good
 
 
-@pytest.mark.parametrize("pins", [[], ["sum"]])
+@pytest.mark.parametrize("pins", [[], pytest.param(["sum"], marks=pytest.mark.slow)])
 def test_float16_that_several_profiles_spoil_is_built_again_with_fewer(
     rig8: Rig, pins: list[str]
 ) -> None:

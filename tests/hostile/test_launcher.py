@@ -51,7 +51,11 @@ def trace_of(toy: Toy, text: str = "") -> str:
     return f"open({str(toy.trace)!r}, 'w').close()\n{text}"
 
 
-@pytest.mark.parametrize("form", [(), ("-I",)], ids=["folder", "isolated"])
+@pytest.mark.parametrize(
+    "form",
+    [(), pytest.param(("-I",), marks=pytest.mark.slow)],
+    ids=["folder", "isolated"],
+)
 def test_it_runs_the_commands_on_its_own_bundle(
     bundle: DummyBundle, tmp_path: Path, form: tuple[str, ...]
 ) -> None:
@@ -179,7 +183,15 @@ def test_what_is_planted_in_the_runtime_is_refused_before_it_runs(
     assert not toy.trace.exists()
 
 
-@pytest.mark.parametrize("name", ["json.py", "hashlib.py", "numpy/__init__.py", "edgecompile.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "json.py",
+        pytest.param("hashlib.py", marks=pytest.mark.slow),
+        pytest.param("numpy/__init__.py", marks=pytest.mark.slow),
+        "edgecompile.py",
+    ],
+)
 def test_what_is_planted_beside_it_isn_t_imported_but_named(
     toy: Toy, bundle: DummyBundle, name: str
 ) -> None:

@@ -18,6 +18,7 @@ from edgecompile.errors import (
     VerificationError,
 )
 from edgecompile.export.export import export_model
+from edgecompile.export.program import ExportedModel
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples
@@ -41,6 +42,11 @@ def bucket(lo: int, hi: int, batch: tuple[int, int] | None = (1, 2)) -> Bucket:
 BUCKETS = [bucket(1, 8), bucket(9, 32)]
 
 
+def export(model: LoadedModel, buckets: Sequence[Bucket]) -> ExportedModel:
+    plan = BucketPlan("length", tuple(buckets))
+    return export_model(model, {name: plan.extent(name) for name, _ in buckets[0].axes})
+
+
 def build(
     model: LoadedModel,
     buckets: Sequence[Bucket],
@@ -48,11 +54,10 @@ def build(
     target: OnnxTarget,
     samples: Samples | None,
     folder: Path,
+    exported: ExportedModel | None = None,
 ) -> OnnxArtifact:
-    """The ONNX of a model that is exported for all that the buckets serve."""
-    plan = BucketPlan("length", tuple(buckets))
-    ranges = {name: plan.extent(name) for name, _ in buckets[0].axes}
-    exported = export_model(model, ranges)
+    """The ONNX of a model, exported for all that the buckets serve where it isn't."""
+    exported = exported or export(model, buckets)
     return build_onnx(model, buckets, precision, target, samples, folder, exported=exported)
 
 
@@ -62,9 +67,16 @@ def bert(tiny_model: Path) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def plain(bert: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> OnnxArtifact:
+def exported(bert: LoadedModel) -> ExportedModel:
+    return export(bert, BUCKETS)
+
+
+@pytest.fixture(scope="module")
+def plain(
+    bert: LoadedModel, exported: ExportedModel, tmp_path_factory: pytest.TempPathFactory
+) -> OnnxArtifact:
     folder = tmp_path_factory.mktemp("fp32")
-    return build(bert, BUCKETS, "fp32", TARGET, None, folder)
+    return build(bert, BUCKETS, "fp32", TARGET, None, folder, exported)
 
 
 def test_a_bert_in_fp32(plain: OnnxArtifact) -> None:
@@ -107,8 +119,8 @@ def test_the_same_model_gives_the_same_bytes(
     assert again.weights.read_bytes() == plain.weights.read_bytes()
 
 
-def test_a_bert_in_fp16(bert: LoadedModel, tmp_path: Path) -> None:
-    made = build(bert, BUCKETS, "fp16", TARGET, None, tmp_path)
+def test_a_bert_in_fp16(bert: LoadedModel, exported: ExportedModel, tmp_path: Path) -> None:
+    made = build(bert, BUCKETS, "fp16", TARGET, None, tmp_path, exported)
     assert made.check.ok and made.check.padding and made.check.cosine is not None
     assert made.check.cosine > 0.99999
     assert made.outputs == {"last_hidden_state": "float32", "pooler_output": "float32"}
@@ -119,8 +131,8 @@ def test_a_bert_in_fp16(bert: LoadedModel, tmp_path: Path) -> None:
     assert {c.type.name for c in constants} == {"float16"}
 
 
-def test_a_bert_in_int8(bert: LoadedModel, tmp_path: Path) -> None:
-    made = build(bert, BUCKETS, "int8", TARGET, None, tmp_path)
+def test_a_bert_in_int8(bert: LoadedModel, exported: ExportedModel, tmp_path: Path) -> None:
+    made = build(bert, BUCKETS, "int8", TARGET, None, tmp_path, exported)
     assert made.check.ok and made.int8 is not None
     assert len(made.int8.layers) == 13 and 1 <= made.int8.quantized <= 13
     assert made.int8.cosine is not None and 0.999 <= made.int8.cosine < 0.999999
@@ -139,8 +151,10 @@ def test_a_bert_in_int8(bert: LoadedModel, tmp_path: Path) -> None:
         pytest.param("int8", marks=pytest.mark.slow),
     ],
 )
-def test_a_bert_for_tensorrt_8(bert: LoadedModel, tmp_path: Path, precision: str) -> None:
-    made = build(bert, BUCKETS, precision, OnnxTarget("8.6", 17), None, tmp_path)
+def test_a_bert_for_tensorrt_8(
+    bert: LoadedModel, exported: ExportedModel, tmp_path: Path, precision: str
+) -> None:
+    made = build(bert, BUCKETS, precision, OnnxTarget("8.6", 17), None, tmp_path, exported)
     assert made.check.ok and made.check.padding and made.opset == 17
     assert made.inputs == {"input_ids": "int64", "attention_mask": "int64"}
     proto = onnx.load(str(made.path), load_external_data=False)
@@ -220,16 +234,19 @@ def test_what_opset_17_lacks_is_told_by_operator_and_line(tmp_path: Path) -> Non
 
 
 def test_an_unknown_precision_and_an_opset_below_what_is_needed(
-    bert: LoadedModel, tmp_path: Path
+    bert: LoadedModel, exported: ExportedModel, tmp_path: Path
 ) -> None:
     with pytest.raises(CompileError, match="bf17"):
-        build(bert, BUCKETS, "bf17", TARGET, None, tmp_path)
+        build(bert, BUCKETS, "bf17", TARGET, None, tmp_path, exported)
     with pytest.raises(OpsetError, match="9 to 20"):
-        build(bert, BUCKETS, "fp32", OnnxTarget("10.3", opset=21), None, tmp_path)
+        build(bert, BUCKETS, "fp32", OnnxTarget("10.3", opset=21), None, tmp_path, exported)
 
 
 def test_wrong_answers_are_refused(
-    bert: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bert: LoadedModel,
+    exported: ExportedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import edgecompile.onnx.build as module
 
@@ -243,5 +260,5 @@ def test_wrong_answers_are_refused(
 
     monkeypatch.setattr(module, "export_onnx", spoiled)
     with pytest.raises(VerificationError, match="in fp32 differs from eager"):
-        build(bert, BUCKETS, "fp32", TARGET, None, tmp_path)
+        build(bert, BUCKETS, "fp32", TARGET, None, tmp_path, exported)
     assert list(tmp_path.iterdir()) == []

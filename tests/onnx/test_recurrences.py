@@ -35,9 +35,9 @@ class Layers(nn.Module):
     ("kind", "settings", "opset"),
     [
         ("LSTM", {"num_layers": 2, "bidirectional": True}, 17),
-        ("LSTM", {"bias": False}, 20),
+        pytest.param("LSTM", {"bias": False}, 20, marks=pytest.mark.slow),
         ("GRU", {"bidirectional": True}, 20),
-        ("RNN", {"nonlinearity": "relu"}, 17),
+        pytest.param("RNN", {"nonlinearity": "relu"}, 17, marks=pytest.mark.slow),
         ("RNN", {}, 20),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -109,9 +110,14 @@ ENDS = {
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=() if dtype is quick else pytest.mark.slow)
+        # Each case in one type, and each of the quick types in every other case.
+        for name, quick in zip(CASES, itertools.cycle([torch.float32, torch.float16]), strict=False)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    ],
 )
-@pytest.mark.parametrize("name", CASES)
 def test_convolution(name: str, dtype: torch.dtype) -> None:
     check(CASES[name], dtype, "relu", residual=True, bias=True)
     check(CASES[name], dtype, "none", residual=False, bias=False)

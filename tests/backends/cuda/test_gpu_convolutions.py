@@ -18,30 +18,34 @@ from edgecompile.targets.gpu import GpuFacts
 ORIN = GpuFacts(87, 16, 163 << 10, 1536, 4 << 20)
 aten = torch.ops.aten
 
-LAYERS: list[nn.Module] = [
-    nn.Conv1d(6, 8, 3, padding=1),
+#: Each kind once.
+QUICK: list[nn.Module] = [
     nn.Conv1d(6, 8, 3, padding="same", dilation=2),
-    nn.Conv1d(6, 6, 5, stride=2, groups=6, bias=False),
     nn.Conv1d(6, 9, 3, stride=2, dilation=3, groups=3),
-    nn.Conv1d(6, 8, 1),
     nn.Sequential(nn.Conv1d(6, 8, 3, bias=False), nn.BatchNorm1d(8), nn.ReLU()),
     nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 8, 4, dilation=2)),
-    nn.ConvTranspose1d(6, 8, 4, stride=2, padding=1),
-    nn.ConvTranspose1d(6, 9, 5, stride=3, padding=1, output_padding=2, groups=3),
     nn.ConvTranspose1d(6, 8, 2, stride=4, output_padding=3, dilation=2),
-    nn.ConvTranspose1d(6, 8, 3),
     nn.Conv2d(6, 8, (3, 2), stride=(1, 2), padding=(1, 0)),
-    nn.Conv2d(6, 8, 3, dilation=2, padding=2),
     nn.ConvTranspose2d(6, 8, (3, 4), stride=(2, 3), padding=(1, 0), output_padding=(1, 2)),
     nn.Conv3d(6, 4, 2, padding=1),
+]
+
+LAYERS: list[nn.Module] = [
+    *QUICK,
+    nn.Conv1d(6, 8, 3, padding=1),
+    nn.Conv1d(6, 6, 5, stride=2, groups=6, bias=False),
+    nn.Conv1d(6, 8, 1),
+    nn.ConvTranspose1d(6, 8, 4, stride=2, padding=1),
+    nn.ConvTranspose1d(6, 9, 5, stride=3, padding=1, output_padding=2, groups=3),
+    nn.ConvTranspose1d(6, 8, 3),
+    nn.Conv2d(6, 8, 3, dilation=2, padding=2),
     nn.ConvTranspose3d(6, 4, 3, stride=2),
 ]
 
 
 @pytest.mark.parametrize(
     "layer",
-    # The last is the only one that takes seconds.
-    [*LAYERS[:-1], pytest.param(LAYERS[-1], marks=pytest.mark.slow)],
+    [*QUICK, *(pytest.param(layer, marks=pytest.mark.slow) for layer in LAYERS[len(QUICK) :])],
     ids=map(str, range(len(LAYERS))),
 )
 def test_convolutions(layer: nn.Module) -> None:
@@ -118,7 +122,7 @@ def lowered(
     return graph, lower_for_gpu(graph, ORIN, precision, example)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("dims", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("order", ["in place", "behind", "scaled", "spread"])
 def test_sums_and_activations_behind_become_part_of_convolutions(order: str, dims: int) -> None:
     module = Block(order, nn.ReLU(), dims)

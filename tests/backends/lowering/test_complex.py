@@ -170,7 +170,15 @@ def test_fourier_transforms_of_fixed_sizes(
 
 
 # The operator's slices make a condition of the shortest length; tests/native/test_fourier.py has one.
-@pytest.mark.parametrize("function", [f for f in TRANSFORMS if f is not operator_of_coefficients])
+# Each takes a second; every one runs at fixed sizes above.
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(f, marks=pytest.mark.slow if number % 2 else ())
+        for number, f in enumerate(TRANSFORMS)
+        if f is not operator_of_coefficients
+    ],
+)
 def test_fourier_transforms_along_a_dynamic_size(function: Callable[[Tensor], Tensor]) -> None:
     module = Transform(function)
     graph, report = lowered(module, torch.randn(2, 9, 12), dynamic=True)

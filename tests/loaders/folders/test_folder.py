@@ -180,7 +180,17 @@ def test_shards_are_read(tmp_path: Path, bert: Path) -> None:
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "mpnet", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        # Other tests export these.
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bert", "roberta")),
+        "distilbert",
+        "mpnet",
+        "gpt2",
+        "t5",
+    ],
+)
 def test_families_export_for_every_length_and_batch(tmp_path: Path, kind: str) -> None:
     head = "EncoderModel" if kind == "t5" else "Model"
     model = load_model(write_model(tmp_path, kind, head), batch=(1, 3), max_length=20)

@@ -73,14 +73,27 @@ def test_another_device_needs_an_engine_of_its_own(
     ("failure", "text"),
     [
         ("deserialize_cuda_engine:1", "doesn't accept this engine: The engine plan file"),
-        ("create_execution_context:1", "creating a context of profile 0: .*OutOfMemory"),
-        (
+        pytest.param(
+            "create_execution_context:1",
+            "creating a context of profile 0: .*OutOfMemory",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "set_optimization_profile_async:1",
             r"choosing profile 0 \(Error in set optimi.*\): the profile can't be set",
+            marks=pytest.mark.slow,
         ),
         ("set_input_shape:1", r"setting input_ids to shape \[2, 32\]"),
-        ("infer_shapes:1", r"inferring shapes \(infer_shapes error code: -1\): shapes can't be"),
-        ("set_tensor_address:2", "setting the address of attention_mask"),
+        pytest.param(
+            "infer_shapes:1",
+            r"inferring shapes \(infer_shapes error code: -1\): shapes can't be",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "set_tensor_address:2",
+            "setting the address of attention_mask",
+            marks=pytest.mark.slow,
+        ),
         ("execute_async_v3:1", "queueing a run: .*a fake failure"),
         ("execute_async_v3:2", "bucket 0 .*can't be captured as a graph"),
     ],
