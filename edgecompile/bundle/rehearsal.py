@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from edgecompile.errors import VerificationError
@@ -61,21 +62,15 @@ def rehearse(bundle: Path, variant: str) -> None:
         )
 
 
-class _Weights:
-    """Stands for weights on the GPU."""
-
-    def __init__(self, folder: BundleFolder, precision: str) -> None:
-        constants = map_weights(folder, folder.manifest.weights[precision], False).constants
-        self.table = {item.name: (item, _WEIGHTS + item.offset) for item in constants}
-        self.nbytes, self.users = 0, 2  # one more than give it up: nothing is freed
-
-
 def _find_problems(folder: BundleFolder, variant: Variant) -> list[str]:
     """What is wrong, at most :data:`_MOST_LISTED` of it."""
     assert variant.gpu is not None
     pinned = pin_library(folder, variant.runtime)
     library = load_gpu_library(pinned, os.path.basename(variant.runtime), None)
-    weights: Any = _Weights(folder, variant.gpu.precision)
+    constants = map_weights(folder, folder.manifest.weights[variant.gpu.precision], False).constants
+    weights: Any = SimpleNamespace(  # in the place of those on the GPU; no engine is closed here
+        table={item.name: (item, _WEIGHTS + item.offset) for item in constants}
+    )
     lists = list_candidates(variant)
     problems: list[str] = []
     for number in range(max(map(len, lists))):
