@@ -37,6 +37,8 @@ from edgecompile.server.schedule.simulate import Request, draw_trace, make_queue
 
 #: Of the simulated runs' times, as in the tests: sigma of a lognormal number.
 NOISE = 0.2
+#: Seconds of a simulated load: in fewer, admission hasn't learned yet by how much runs are late.
+SIMULATED = 10.0
 
 
 @contextlib.contextmanager
@@ -133,7 +135,7 @@ def predict(
     most = simulate(draw_trace(lengths, 2000, seed=1), queue(), table, cpus, noise=NOISE).rate
     shares: dict[str, dict[str, float]] = {}
     for shape, load in options.loads:
-        dues = draw_times(shape, most * load, options.seconds, seed=7)
+        dues = draw_times(shape, most * load, SIMULATED, seed=7)
         drawn = draw_trace(lengths, len(dues), seed=7)
         trace = [Request(at, item.length) for at, item in zip(dues, drawn, strict=True)]
         found = simulate(trace, queue(), table, cpus, slo=options.slo, noise=NOISE)
