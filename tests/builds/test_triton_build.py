@@ -48,10 +48,16 @@ def request(
 
 
 @pytest.fixture(scope="module")
-def built(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of one layer: a second one has the same kernels."""
+    return write_model(tmp_path_factory.mktemp("layer"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def built(layer: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     need_triton()
     folder = tmp_path_factory.mktemp("triton")
-    return build(request(tiny_model, folder, "cuda-sm90", "fp16", alternatives=2))
+    return build(request(layer, folder, "cuda-sm90", "fp16", alternatives=2))
 
 
 def test_the_bundle_has_programs_for_the_gpu_and_the_cores(built: BuildResult) -> None:
@@ -204,16 +210,16 @@ def test_products_of_fp8(fake_driver: FakeCudart, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_build_gives_the_same_bytes(
-    built: BuildResult, tiny_model: Path, tmp_path: Path
+    built: BuildResult, layer: Path, tmp_path: Path
 ) -> None:
     # The objects come from the cache; Inductor, Triton and ptxas run again.
-    again = build(request(tiny_model, tmp_path, "cuda-sm90", "fp16", alternatives=2))
+    again = build(request(layer, tmp_path, "cuda-sm90", "fp16", alternatives=2))
     assert again.sha256 == built.sha256
 
 
 @pytest.mark.slow
 def test_kernels_that_were_refused_are_refused_again(
-    built: BuildResult, tiny_model: Path, tmp_path: Path
+    built: BuildResult, layer: Path, tmp_path: Path
 ) -> None:
     work = tmp_path / "work"
     shutil.copytree(built.bundle_path.parent / "work", work)
@@ -224,7 +230,7 @@ def test_kernels_that_were_refused_are_refused_again(
     artifact["lowering"]["audit"]["findings"].append(finding)
     described.write_text(json.dumps(artifact))
     with pytest.raises(AuditError, match=r"kernels \(sm_90\):\n *registers: too many"):
-        build(request(tiny_model, tmp_path, "cuda-sm90", "fp16", alternatives=2))
+        build(request(layer, tmp_path, "cuda-sm90", "fp16", alternatives=2))
 
 
 def test_a_gpu_that_triton_has_no_code_for_is_answered_in_words(tmp_path: Path) -> None:
