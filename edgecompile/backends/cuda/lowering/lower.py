@@ -15,6 +15,7 @@ from edgecompile.backends.cuda.lowering.attention import lower_attention
 from edgecompile.backends.cuda.lowering.convolutions import emit_convolution, finish_convolutions
 from edgecompile.backends.cuda.lowering.counts import count_selections
 from edgecompile.backends.cuda.lowering.fp8 import narrow_to_fp8
+from edgecompile.backends.cuda.lowering.gelu import lower_gelu
 from edgecompile.backends.cuda.lowering.int8 import narrow_to_int8
 from edgecompile.backends.cuda.lowering.narrow import narrow_graph
 from edgecompile.backends.cuda.lowering.operators import lower_operators
@@ -105,6 +106,7 @@ def lower_for_gpu(
     sum_vectors(low)
     lower_attention(low, gpu)
     lower_operators(low, gpu)
+    lower_gelu(low)
     _own_outputs(gm)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)
