@@ -14,7 +14,7 @@ from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.writer import BundleWriter, merge_constants
 from edgecompile.precision import FP32, INT8, TOLERANCES, min_cosine
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.schema import TRITON, FewRows, GpuSpec, Manifest, Variant
+from edgecompile.runtime.format.schema import TRITON, GpuSpec, Manifest, Variant
 
 #: Variants for a GPU come before those for CPUs, and behind an engine of TensorRT.
 RANK = 800
@@ -70,11 +70,6 @@ def _variant(writer: BundleWriter, programs: GpuPrograms, arch: str, gpu: GpuSpe
         tuple(writer.add_file(item.library, f"{folder}/{item.library.name}") for item in items)
         for items in programs.alternatives.get(arch, ())
     )
-    few: list[FewRows | None] = []
-    for form in programs.few.get(arch, ()):
-        own = [] if form is None else form.programs
-        added = [writer.add_file(x.library, f"{folder}/{x.library.name}") for x in own]
-        few.append(None if form is None else FewRows(form.rows, added[0], tuple(added[1:])))
     return Variant(
         name=name,
         arch=arch,
@@ -86,7 +81,6 @@ def _variant(writer: BundleWriter, programs: GpuPrograms, arch: str, gpu: GpuSpe
         programs=tuple(paths),
         gpu=gpu,
         alternatives=alternatives,
-        few=tuple(few),
     )
 
 

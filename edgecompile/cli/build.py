@@ -76,13 +76,6 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
         "tiles: `tune` on the device takes the fastest. About 1 MB each.",
     ),
     click.option(
-        "--forms",
-        type=click.IntRange(1, 2),
-        default=2,
-        help="Let each bucket of a GPU have so many programs (--backend triton or both): one for few and one for "
-        "many rows, batch times length, where that is predicted to pay. About 1 MB each.",
-    ),
-    click.option(
         "--profile",
         type=click.Choice(["device", "server"]),
         default="device",

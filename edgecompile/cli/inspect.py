@@ -156,10 +156,7 @@ def _gpu_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     code += [f"PTX from {gpu['ptx']} on"] if gpu["ptx"] else []
     checks = ", ".join(gpu.get("checks", ())) or "nothing"
     code += [] if gpu.get("graphs", True) else ["no CUDA graphs, as sizes depend on values"]
-    lines = [("GPU", f"{gpu['precision']}; {'; '.join(code)}; checked without one by {checks}")]
-    few = next(item for item in manifest["variants"] if item.get("gpu")).get("few", ())
-    second = [f"bucket {i} up to {x['rows']}" for i, x in enumerate(few) if x is not None]
-    return [*lines, *[("few rows", "second program: " + ", ".join(second))] * bool(second)]
+    return [("GPU", f"{gpu['precision']}; {'; '.join(code)}; checked without one by {checks}")]
 
 
 def _variant_rows(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

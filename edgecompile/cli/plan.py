@@ -43,8 +43,7 @@ Examples:
         "--backend",
         type=click.Choice(["auto", "triton", "both"]),
         default="auto",
-        help="Plan for this backend of a GPU, as of build; with triton or both it is told which buckets build would "
-        "give two programs.",
+        help="Plan for this backend of a GPU, as of build.",
     )
 )
 @model_options

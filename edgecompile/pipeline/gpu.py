@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.backends.cuda.compiled import NUMBERS_NOTE, GpuPrograms, program_notes
-from edgecompile.backends.cuda.forms import TILED, Traffic, choose_forms, form_note
+from edgecompile.backends.cuda.compiled import NUMBERS_NOTE, GpuPrograms
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.staging import Staging
 from edgecompile.export.program import ExportedModel
@@ -158,36 +157,16 @@ def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Pat
     return pack(run, replace(packed, programs=programs), staging)
 
 
-def predict_forms(run: Run, subject: Subject, planned: Planned) -> list[str]:
-    """Notes on the buckets that a build would give two programs, unless their code came out alike, and on sizes that
-    depend on values.
+def note_numbers(run: Run, subject: Subject, planned: Planned) -> list[str]:
+    """A note if sizes within the model depend on values.
 
     It exports the programs, which a build with the same work folder uses again.
     """
-    options, profile = run.options, run.profile
-    assert profile.gpu is not None
-    if options.forms == 1 or options.precision_for(profile) not in TILED:
-        return []
-    buckets = planned.plan.buckets
-    exported, traffic = export_programs(run, subject.whole, buckets), _traffic(subject)
-    notes = [
-        form_note(index, form.rows, form.gain, "would have")
-        for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True))
-        if (form := choose_forms(program, bucket, profile.gpu.facts, traffic)) is not None
-    ]
-    return notes + [NUMBERS_NOTE] * any(map(_reads_numbers, exported))
-
-
-def _reads_numbers(exported: ExportedModel) -> bool:
     from edgecompile.backends.cuda.lowering.values import sizes_depend_on_values
 
-    return sizes_depend_on_values(exported.program.module())
-
-
-def _traffic(subject: Subject) -> Traffic:
-    """Sizes of every axis that makes rows: those of caches don't."""
-    generation = subject.whole.model.generation
-    return subject.scope.sample(None if generation is None else generation.spec.context_axis)
+    exported = export_programs(run, subject.whole, planned.plan.buckets)
+    reads = any(sizes_depend_on_values(program.program.module()) for program in exported)
+    return [NUMBERS_NOTE] * reads
 
 
 def _compile_for_gpu(
@@ -211,9 +190,9 @@ def _compile_for_gpu(
             keys=[subject.whole.key(bucket) for bucket in buckets],
             saved=[subject.whole.place(bucket) for bucket in buckets],
             alternatives=run.options.alternatives,
-            traffic=_traffic(subject) if run.options.forms > 1 else (),
             step=step,
         ),
     )
-    run.notes.add(*program_notes(programs))
+    if programs.reads_numbers:
+        run.notes.add(NUMBERS_NOTE)
     return programs

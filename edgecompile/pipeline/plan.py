@@ -56,9 +56,9 @@ def plan(
         resolved = stages.choose_precision(run, subject)
         planned = stages.make_plan(run, subject, resolved.precision, compare=True)
         if run.options.backend in (TRITON, BOTH):
-            from edgecompile.pipeline.gpu import predict_forms
+            from edgecompile.pipeline.gpu import note_numbers
 
-            run.notes.add(*predict_forms(run, subject, planned))
+            run.notes.add(*note_numbers(run, subject, planned))
         own = replace(planned.plan, notes=tuple(run.notes[about_model:]))
         result = _assessed(own, subject.asked, planned.cost)
         write_json(work / "plan.json", result.to_json())

@@ -22,7 +22,6 @@ AUTO, TORCH_TENSORRT, TRITON, BOTH = "auto", "torch-tensorrt", "triton", "both"
 BACKENDS = (AUTO, TORCH_TENSORRT, TRITON, BOTH)
 #: Of programs for a GPU: as many as there are rules for their tiles beside the first.
 MOST_ALTERNATIVES = 3
-MOST_FORMS = 2
 #: What the bundle is for: single runs, or a server that runs requests together.
 DEVICE, SERVER = "device", "server"
 PROFILES = (DEVICE, SERVER)
@@ -89,7 +88,7 @@ class PlanOptions:
 class BuildOptions:
     """How programs are compiled, run and packed.
 
-    A plan needs the first five, of a GPU ``backend`` and ``forms``; it ignores the others.
+    A plan needs the first five, of a GPU ``backend``; it ignores the others.
 
     Attributes:
         max_error: the largest difference from eager that ``precision="auto"`` may cause, as a share
@@ -106,8 +105,6 @@ class BuildOptions:
             device takes what is there and measured faster (``"both"``).
         alternatives: further programs for each bucket of a GPU, with other tiles, of which the device's
             ``tune`` takes the fastest (0 to 3); each takes about as long to build as the first, and 1 MB of the bundle.
-        forms: how many programs each bucket of a GPU may have, for few and for many rows (1 or 2): a second one
-            is made where tiles of its own are predicted to save enough.
         jetpack: the JetPack release of a Jetson; None: the first that the target names.
         emulation: verify variants that this machine can't run under qemu, where it is installed.
         keep_tokenizer: put the model's tokenizer into the bundle, if it has one.
@@ -129,7 +126,6 @@ class BuildOptions:
     seed: int = 0
     backend: str = AUTO
     alternatives: int = 0
-    forms: int = MOST_FORMS
     jetpack: str | None = None
     emulation: bool = True
     keep_tokenizer: bool = True
@@ -147,8 +143,6 @@ class BuildOptions:
             raise UsageError(
                 f"alternatives is {self.alternatives}", hint=f"give 0 to {MOST_ALTERNATIVES}"
             )
-        if (checks.whole("forms", self.forms) or MOST_FORMS) > MOST_FORMS:
-            raise UsageError(f"forms is {self.forms}", hint=f"give 1 or {MOST_FORMS}")
         checks.choice("profile", self.profile, PROFILES)
         if self.jetpack is not None:
             checks.instance("jetpack", self.jetpack, str, 'a release, such as "6.2"')

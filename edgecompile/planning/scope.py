@@ -13,9 +13,6 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.request import PlanRequest
 from edgecompile.units import format_share
 
-#: Lengths that stand for the traffic.
-_SAMPLED = 16
-
 
 @dataclass(frozen=True)
 class PlanScope:
@@ -72,34 +69,6 @@ class PlanScope:
         """The program of the longest length, to which all shorter inputs are padded."""
         own = self.axes[0][1]
         return Bucket("pad", ((self.axis, AxisRange(own.lo, own.hi, own.hi)), *self.axes[1:]))
-
-    def sample(self, without: str | None = None) -> list[tuple[dict[str, int], float]]:
-        """Sizes that stand for the traffic, each with its weight.
-
-        Of a plan over two axes these are the traffic's own. Else lengths at equal shares of it, each with the
-        sizes 1, 2, 4, … and the largest of every other axis, which count alike: nothing is known of them.
-
-        Args:
-            without: an axis that is left out.
-        """
-        if self.joint is not None:
-            own = zip(self.joint.size_array.tolist(), self.joint.count_array.tolist(), strict=True)
-            rest = {n: r.hint for n, r in self.axes if n not in (*self.joint.axes, without)}
-            return [
-                ({**dict(zip(self.joint.axes, sizes, strict=True)), **rest}, count)
-                for sizes, count in own
-            ]
-        lengths = [self.traffic.quantile((i + 0.5) / _SAMPLED) for i in range(_SAMPLED)]
-        result = [{self.axis: max(length, self.axes[0][1].lo)} for length in lengths]
-        for name, extent in self.axes[1:]:
-            if name == without:
-                continue
-            doubled = [
-                1 << i for i in range(extent.hi.bit_length()) if extent.lo < 1 << i < extent.hi
-            ]
-            sizes = sorted({extent.lo, *doubled, extent.hi})
-            result = [{**item, name: size} for item in result for size in sizes]
-        return [(item, 1.0) for item in result]
 
     def narrowed(self, lo: int, hi: int) -> PlanScope:
         """The part of it with lengths ``lo`` to ``hi``."""

@@ -28,9 +28,9 @@ def test_programs_that_do_what_the_loader_expects(
     assert cpu.gpu is None and gpu.gpu is not None and gpu.gpu.checks == (REHEARSAL,)
 
 
-def test_programs_for_few_rows_and_alternatives(triton_bundle: TritonBundle) -> None:
-    """Each has a fault of its own, and is rehearsed where it is what runs."""
-    triton_bundle.add_few(16, "TOY_LARGER=(count==5)", bucket=0)
+def test_alternatives_are_rehearsed_too(triton_bundle: TritonBundle) -> None:
+    """Each has a fault at a size of its own."""
+    triton_bundle.add_alternatives("TOY_LARGER=(count==5)", bucket=0)
     triton_bundle.add_alternatives("TOY_LARGER=(count==18)", bucket=0)
     with pytest.raises(VerificationError) as caught:
         rehearse(triton_bundle)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.cli.command import run
-from tests.fake_gpu.triton_bundle import TritonBundle
 
 
 def test_inspect_a_bundle(tiny_bundle: Path) -> None:
@@ -53,14 +52,6 @@ def test_a_narrow_terminal_cuts_no_name(tiny_bundle: Path, monkeypatch: pytest.M
     assert "…" not in text and max(map(len, text.splitlines())) <= 44
     sha256 = hashlib.sha256((tiny_bundle / "manifest.json").read_bytes()).hexdigest()
     assert sha256 in re.sub(r"\s+", "", text)
-
-
-@pytest.mark.slow
-def test_inspect_shows_programs_for_few_rows(triton_bundle: TritonBundle) -> None:
-    triton_bundle.add_few(8, bucket=1)
-    result = run("inspect", triton_bundle.write())
-    assert result.exit_code == 0, result.stderr
-    assert re.search(r"few rows +second program: bucket 1 up to 8\n", result.stdout)
 
 
 def test_inspect_for_a_target(tiny_bundle: Path, files: Path) -> None:

@@ -164,13 +164,6 @@ class TritonBundle:
             lists[index].append(path)
             self.bundle.files[path] = program
 
-    def add_few(self, rows: int, *defines: str, bucket: int) -> None:
-        """A program of a bucket for at most so many rows, compiled with these macros."""
-        entries = self.variant.setdefault("few", [None, None])
-        path = f"code/{VARIANT}/bucket-{bucket}-few.so"
-        entries[bucket] = {"rows": rows, "program": path, "alternatives": []}
-        self.bundle.files[path] = build_program(build_gpu_runtime(), *defines, name=self.source)
-
     def write(self) -> str:
         """Writes it; its path."""
         return self.bundle.write()

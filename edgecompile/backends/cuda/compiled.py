@@ -8,7 +8,6 @@ from typing import Any
 
 from edgecompile.audit.judge import AuditVerdict
 from edgecompile.backends.artifact import Artifact, TensorStore
-from edgecompile.backends.cuda.forms import form_note
 from edgecompile.toolchain.native import NativeRuntime
 
 #: Of programs that read numbers.
@@ -19,21 +18,6 @@ PREFIX = "triton-"
 
 
 @dataclass(frozen=True)
-class FewRows:
-    """A bucket's second program, for runs of few rows; see :mod:`edgecompile.backends.cuda.forms`.
-
-    Attributes:
-        rows: the most that it runs.
-        gain: share of the products' time on the traffic that two programs save, by the model of tiles.
-        programs: itself, and its alternatives.
-    """
-
-    rows: int
-    gain: float
-    programs: tuple[Artifact, ...]
-
-
-@dataclass(frozen=True)
 class GpuPrograms:
     """What compiling for a GPU made.
 
@@ -41,7 +25,6 @@ class GpuPrograms:
         natives: runtime library by architecture of the host.
         artifacts: programs by architecture, in the order of the buckets.
         alternatives: by architecture, for each bucket programs that compute the same with other tiles.
-        few: by architecture, for each bucket the program for few rows, if it has one.
         store: the tensors that they read.
         audit: verdicts on kernels and libraries.
         precision: of weights and activations.
@@ -61,13 +44,11 @@ class GpuPrograms:
     driver: int
     compiler: str
     alternatives: Mapping[str, tuple[tuple[Artifact, ...], ...]] = field(default_factory=dict)
-    few: Mapping[str, tuple[FewRows | None, ...]] = field(default_factory=dict)
 
     def of(self, arch: str) -> list[Artifact]:
         """All programs for an architecture."""
         more = self.alternatives.get(arch, ())
-        few = [form.programs for form in self.few.get(arch, ()) if form is not None]
-        return [*self.artifacts[arch], *(item for items in (*more, *few) for item in items)]
+        return [*self.artifacts[arch], *(item for items in more for item in items)]
 
     @property
     def checks(self) -> tuple[str, ...]:
@@ -108,21 +89,4 @@ class GpuPrograms:
                 [{name: item.lowering[name] for name in ("tiles", "kernels")} for item in items]
                 for items in more
             ],
-            "few": [
-                None if form is None else {"rows": form.rows, "gain": form.gain}
-                for form in self.few.get(arch, ())
-            ],
         }
-
-
-def program_notes(programs: GpuPrograms) -> list[str]:
-    """What a person should know of second programs, and of numbers that are read."""
-    forms = next(iter(programs.few.values()), ())
-    notes = [
-        form_note(index, form.rows, form.gain)
-        for index, form in enumerate(forms)
-        if form is not None
-    ]
-    if programs.reads_numbers:
-        notes.append(NUMBERS_NOTE)
-    return notes

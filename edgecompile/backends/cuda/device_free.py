@@ -8,6 +8,7 @@ at PTX (:mod:`edgecompile.backends.cuda.cubins` assembles it). torch's CPU wheel
 
 from __future__ import annotations
 
+import copy
 import os
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,14 @@ from torch.utils._pytree import tree_map_only
 
 from edgecompile.backends.cuda import described, patches
 from edgecompile.backends.cuda.code import Kernel, RawCode
+from edgecompile.backends.cuda.row_tiles import (
+    RowKernel,
+    TileChooser,
+    launch_by_rows,
+    read_template,
+    with_tile,
+)
+from edgecompile.backends.cuda.tiles import Tile
 from edgecompile.errors import CompileError
 from edgecompile.targets.gpu import GpuFacts
 
@@ -118,27 +127,25 @@ def _mode_of(module: GraphModule) -> FakeTensorMode:
 def run_inductor(
     program: OnGpu,
     gpu: GpuFacts,
-    choose: patches.Choose,
+    chooser: TileChooser,
     folder: Path,
     ptxas: Path,
-    points: patches.Points = (),
 ) -> RawCode:
     """Generates a program's code.
 
     Args:
         program: from :func:`move_to_gpu`.
         gpu: what the code is for.
-        choose: chooses among templates.
+        chooser: chooses among templates.
         folder: gets Inductor's and Triton's files; none of an earlier program.
         ptxas: will assemble the PTX: decides its version.
-        points: sizes at which ``choose`` sees products that vary.
 
     Raises:
         Exception: whatever Inductor or Triton raise.
     """
     made: dict[str, Any] = {}
-    choosing = patches.choosing(choose, points)
-    with device_free(gpu, folder, ptxas), _caught(made), choosing, torch.no_grad():
+    choosing = patches.choosing(chooser)
+    with device_free(gpu, folder, ptxas), _caught(made, chooser), choosing, torch.no_grad():
         torch._inductor.aot_compile(
             program.module, (), dict(program.kwargs), options=described.inductor_options()
         )
@@ -146,7 +153,11 @@ def run_inductor(
         name: program.real[name] if name in program.real else _real(tensor, name)
         for name, tensor in made["constants"].items()
     }
-    return RawCode(made["wrapper"], constants, tuple(made["kernels"].values()))
+    wrapper, kernels = made["wrapper"], made["kernels"]
+    for name, others in made["by_rows"].items():
+        wrapper = launch_by_rows(wrapper, kernels[name], others)
+        kernels.update((item.kernel.name, item.kernel) for item in others)
+    return RawCode(wrapper, constants, tuple(kernels.values()))
 
 
 def _real(tensor: Any, name: str) -> Tensor:
@@ -289,10 +300,27 @@ def _until_ptx() -> Iterator[None]:
     get_ptxas_version.cache_clear()
 
 
+def _kernel(name: str, binary: Any, source: str) -> Kernel:
+    metadata = binary.metadata
+    return Kernel(
+        name, metadata.name, binary.asm["ptx"], metadata.num_warps, metadata.shared, source
+    )
+
+
+def _with_tile(tuner: Any, name: str, tile: Tile) -> Kernel:
+    """The kernel of a product that was compiled with one tile, with another."""
+    function, config = copy.copy(tuner.fn), copy.copy(tuner.configs[0])
+    source = with_tile(function.src, tile)
+    function._unsafe_update_src(source)
+    config.num_warps, config.num_stages = tile.warps, tile.stages
+    with patch.object(tuner, "fn", function):
+        return _kernel(name, tuner._precompile_config(config).kernel, source)
+
+
 @contextmanager
-def _caught(made: dict[str, Any]) -> Iterator[None]:
+def _caught(made: dict[str, Any], chooser: TileChooser) -> Iterator[None]:
     """Takes the wrapper, the constants and the kernels in place of what would compile and time them."""
-    made["kernels"] = {}
+    made["kernels"], made["by_rows"] = {}, {}
     run_block: Any = wrapper_codegen.PythonWrapperCodegen.generate_and_run_autotune_block
 
     def compile_first(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -318,10 +346,15 @@ def _caught(made: dict[str, Any]) -> Iterator[None]:
             profile_scratch=getattr(binary.metadata, "profile_scratch_size", None),
         )
         self.save_gpu_kernel(0, launcher)
-        name, metadata = self.inductor_meta["kernel_name"], binary.metadata
-        made["kernels"][name] = Kernel(
-            name, metadata.name, binary.asm["ptx"], metadata.num_warps, metadata.shared, self.fn.src
-        )
+        name, source = self.inductor_meta["kernel_name"], self.fn.src
+        made["kernels"][name] = _kernel(name, binary, source)
+        template = read_template(source)
+        fewer = () if template is None else chooser.fewer(template)
+        if fewer:
+            made["by_rows"][name] = [
+                RowKernel(most, tile, _with_tile(self, f"{name}_to_{most}", tile))
+                for most, tile in fewer
+            ]
 
     def define_only(self: Any) -> None:
         """Runs the definitions of the block, which compile the kernels, and not its calls."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from torch.fx import GraphModule
 from edgecompile.backends.cuda.code import Kernel
 from edgecompile.backends.cuda.device_free import move_to_gpu, run_inductor
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
-from edgecompile.backends.cuda.tiles import RULES, choose_tile
+from edgecompile.backends.cuda.row_tiles import TileChooser
+from edgecompile.backends.cuda.tiles import RULES
 from edgecompile.backends.generated import name_by_content, temporary_folder
 from edgecompile.backends.inductor_compat import (
     GENERATING,
@@ -29,7 +29,7 @@ from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.backends.missing_kernels import modules_of_nodes
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError
-from edgecompile.export.conditions import size_symbols, unlike_sizes
+from edgecompile.export.conditions import unlike_sizes
 from edgecompile.export.program import ExportedModel
 from edgecompile.targets.gpu import GpuFacts
 
@@ -66,20 +66,17 @@ def generate_gpu(
     *,
     check: Callable[[GraphModule], None] = lambda module: None,
     rule: str = RULES[0],
-    points: Sequence[Mapping[str, int]] = (),
 ) -> GeneratedGpu:
     """Generates a program's code; takes :data:`~edgecompile.backends.inductor_compat.GENERATING`.
 
     Args:
         exported: the program for the bucket's range, in float32.
-        bucket: its hint is the size that tiles are chosen for.
+        bucket: its hint is the size that tiles are chosen for where they don't depend on rows.
         gpu: the target.
         precision: ``fp32``, ``bf16`` or ``fp16``: of weights and activations; ``int8``: of weights; ``fp8``: of products.
         ptxas: the assembler that the PTX is for.
         check: is given the graph, lowered and still on the CPU; raises where it computes wrongly.
         rule: how the tiles of products are chosen.
-        points: sizes that they are chosen for, the ones that count most first; (): the hint, the largest,
-            and between.
 
     Raises:
         CompileError: Inductor or Triton failed, or fixed a size that varies.
@@ -106,13 +103,7 @@ def generate_gpu(
         known = 0 if environment is None else len(environment.guards)
         with temporary_folder() as folder, equal_sizes_copied():
             try:
-                choose = partial(choose_tile, gpu, rule=rule)
-                known_sizes = size_symbols(module, exported.inputs)
-                values = [
-                    {symbol: at[axis] for symbol, axis in known_sizes.items() if axis in at}
-                    for at in points
-                ]
-                raw = run_inductor(program, gpu, choose, Path(folder), ptxas, values)
+                raw = run_inductor(program, gpu, TileChooser(gpu, rule), Path(folder), ptxas)
             except CompileError:
                 raise
             except Exception as error:

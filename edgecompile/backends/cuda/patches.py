@@ -12,10 +12,11 @@ around it by two ("Unexpected tiling"). So one block goes through each line.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sympy import Integer, sympify  # type: ignore[import-untyped]
 from torch._inductor import ir, select_algorithm
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
@@ -25,14 +26,8 @@ from torch._inductor.virtualized import V
 from torch._inductor.virtualized import _ops as ops
 
 from edgecompile.backends.cuda.number_ranges import number_range
+from edgecompile.backends.cuda.row_tiles import TileChooser
 from edgecompile.backends.cuda.tiles import FP8_TILES, PRODUCT_TILES, Product, Tile
-
-#: The index, among tiles, of the one that a product is compiled with. The product is given by its sizes: one
-#: where they are fixed, else those of the hints, which are to count most, and others.
-Choose = Callable[[Sequence[Product], Sequence[Tile]], int]
-
-#: Values of the symbols of sizes, at which a product that varies is looked at.
-Points = Sequence[Mapping[Any, int]]
 
 _masked: Callable[..., Any] = TritonKernelOverrides.masked
 _configurations: Callable[..., Any] = BaseConfigHeuristic.preprocess_mm_configs
@@ -52,11 +47,18 @@ def _keep_mask(mask: Any, body: Any, other: Any) -> Any:
 def _offer_tiles(
     self: Any, m: Any, n: Any, k: Any, configs: Any, *args: Any, **options: Any
 ) -> Any:
-    """In half precision and fp8 our tiles in the place of Inductor's."""
+    """In half precision and fp8 our tiles in the place of Inductor's; it cuts all of them to the product's rows."""
     tiles = {1: FP8_TILES, 2: PRODUCT_TILES}.get(options.get("dtype_size", 0))
     if tiles is not None and configs is self.mm_configs:
         configs = [GemmConfig(t.m, t.n, t.k, t.stages, t.warps) for t in tiles]
-    return _configurations(self, m, n, k, configs, *args, **options)
+    return _configurations(self, Integer(_largest(m)), n, k, configs, *args, **options)
+
+
+def _largest(size: Any) -> int:
+    """The most that a size may be; its hint where that has no end."""
+    sizevars = V.graph.sizevars
+    upper = sizevars.shape_env.bound_sympy(sympify(size)).upper
+    return int(upper) if upper.is_Integer else int(sizevars.optimization_hint(size))
 
 
 def _never_split(cls: Any, *args: Any, **options: Any) -> tuple[Any, int]:
@@ -84,14 +86,10 @@ PATCHES = (
 
 
 @contextmanager
-def choosing(choose: Choose, points: Points = ()) -> Iterator[None]:
-    """Has ``choose`` decide what is otherwise timed.
+def choosing(chooser: TileChooser) -> Iterator[None]:
+    """Has ``chooser`` decide what is otherwise timed.
 
     Of products before their templates are filled in, which takes long; of convolutions behind.
-
-    Args:
-        choose: gets the product at several sizes where they vary.
-        points: which these are; (): the hints, the largest, and those between.
     """
 
     class Choices(InductorChoices):
@@ -106,19 +104,19 @@ def choosing(choose: Choose, points: Points = ()) -> Iterator[None]:
             ]
             if len(templates) < 2:
                 return templates or offered
-            products = _products(kernel_inputs, points)
+            products = _products(kernel_inputs)
             tiles = [Tile.from_options(choice.params.to_kwargs()) for choice in templates]
-            best = templates.pop(choose(products, tiles))
+            best = templates.pop(chooser.choose(products, tiles))
             tiles = [Tile.from_options(choice.params.to_kwargs()) for choice in templates]
             # The next best stands by in case that the template refuses the best.
-            return [best, templates[choose(products, tiles)]]
+            return [best, templates[chooser.choose(products, tiles)]]
 
     def pick(choices: list[Any]) -> list[Any]:
         templates = [c for c in choices if type(c) is select_algorithm.TritonTemplateCaller]
         if not templates or "convolution" not in templates[0].name:
             return templates[:1] or choices
-        product = _convolution(templates[0])
-        return [templates[choose([product], [Tile.from_facts(c.info_dict()) for c in templates])]]
+        tiles = [Tile.from_facts(choice.info_dict()) for choice in templates]
+        return [templates[chooser.choose([_convolution(templates[0])], tiles)]]
 
     select_algorithm.add_preprocessing_fn(pick)
     try:
@@ -128,26 +126,16 @@ def choosing(choose: Choose, points: Points = ()) -> Iterator[None]:
         select_algorithm.clear_preprocessing_fns()
 
 
-def _products(inputs: Any, points: Points) -> list[Product]:
-    """The sizes of a product: at ``points``, or the hints, and where they vary the largest ones, too, and
-    those between."""
+def _products(inputs: Any) -> list[Product]:
+    """The sizes of a product: those of the hints, and where they vary the largest ones, too, and those between."""
     first, sizevars = inputs.nodes()[inputs._mat1_idx], V.graph.sizevars
     width = first.get_dtype().itemsize
-
-    def largest(size: Any) -> int:
-        upper = sizevars.shape_env.bound_sympy(size).upper
-        return int(upper) if upper.is_Integer else sizevars.optimization_hint(size)
 
     def sizes(size_of: Callable[[Any], int]) -> list[int]:
         batch = math.prod(map(size_of, first.get_size()[:-2]))
         return [*map(size_of, inputs.mnk_symbolic()), batch]
 
-    def at(point: Mapping[Any, int]) -> tuple[int, ...]:
-        return tuple(sizes(lambda size: sizevars.optimization_hint(size.xreplace(point))))
-
-    if points:
-        return [Product(m, n, k, b, width) for m, n, k, b in dict.fromkeys(map(at, points))]
-    hints, most = sizes(sizevars.optimization_hint), sizes(largest)
+    hints, most = sizes(sizevars.optimization_hint), sizes(_largest)
     between = [math.isqrt(a * b) for a, b in zip(hints, most, strict=True)]
     products = [Product(m, n, k, b, width) for m, n, k, b in (hints, between, most)]
     return products[:1] if hints == most else products

@@ -17,14 +17,13 @@ from edgecompile.audit.judge import AuditVerdict, baseline, judge, require
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.cuda.checks import check_graph, check_kernels
 from edgecompile.backends.cuda.compile import build_library
-from edgecompile.backends.cuda.compiled import PREFIX, FewRows, GpuPrograms
+from edgecompile.backends.cuda.compiled import PREFIX, GpuPrograms
 from edgecompile.backends.cuda.cubins import (
     LEAST_DRIVER,
     Assembled,
     assemble,
     audit_kernels,
 )
-from edgecompile.backends.cuda.forms import TILED, Forms, Traffic, choose_forms
 from edgecompile.backends.cuda.generate import GeneratedGpu, generate_gpu
 from edgecompile.backends.cuda.installed import TRITON, find_ptxas, ptxas_version
 from edgecompile.backends.cuda.tiles import RULES
@@ -41,8 +40,6 @@ from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.gpu_native import build_gpu_runtime
 from edgecompile.toolchain.native import NativeRuntime
 
-_FEW = "-few"
-
 
 def compile_for_gpu(
     exported: Sequence[ExportedModel],
@@ -54,7 +51,6 @@ def compile_for_gpu(
     keys: Sequence[str] = (),
     saved: Sequence[Path] = (),
     alternatives: int = 0,
-    traffic: Traffic = (),
     step: StepHandle = NULL_STEP,
 ) -> GpuPrograms:
     """Compiles every bucket for the GPU of a target, and audits what comes out.
@@ -64,14 +60,12 @@ def compile_for_gpu(
         buckets: what to compile.
         profile: the target; it has a GPU.
         precision: ``fp32``, ``bf16``, ``fp16``, or ``int8``: fp16 with weights of int8, or ``fp8``: fp16 with products of e4m3.
-        folder: gets ``triton-<arch>/bucket-N.so``, ``bucket-N-few.so``, ``bucket-N-<rule>.so``, the runtime libraries and tensors.
+        folder: gets ``triton-<arch>/bucket-N.so``, ``bucket-N-<rule>.so``, the runtime libraries and tensors.
         keys: what identifies each export; with them, programs that an earlier call left there are
             reused.
         saved: the folders of the exports; with them, kernels of ours are tried in Triton's interpreter.
         alternatives: how many further programs of each bucket, with tiles that other rules choose
             (:data:`~edgecompile.backends.cuda.tiles.RULES`). Those that come out as an earlier one are dropped.
-        traffic: what runs, by which a bucket may get a second program for few rows
-            (:mod:`edgecompile.backends.cuda.forms`); (): none does.
         step: gets the progress.
 
     Raises:
@@ -85,33 +79,21 @@ def compile_for_gpu(
     ptxas = find_ptxas(gpu.ptxas)
     natives = {arch: build_gpu_runtime(arch, folder / arch) for arch in profile.archs}
     store = TensorStore(folder / "tensors")
-    rules, some = RULES[: 1 + alternatives], next(iter(natives))
+    rules = RULES[: 1 + alternatives]
     made: dict[str, list[list[Artifact]]] = {arch: [] for arch in natives}
-    few: dict[str, list[FewRows | None]] = {arch: [] for arch in natives}
     verdicts: list[AuditVerdict] = []
     for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True)):
         task = _Task(
             program, bucket, index, profile.name, gpu, precision, ptxas, store, folder, natives,
             keys[index] if keys else uuid.uuid4().hex, saved[index] if saved else None,
         )  # fmt: skip
-        forms: Forms | None = None
-        if traffic and precision in TILED:
-            forms = choose_forms(program, bucket, gpu.facts, traffic)
         tell = partial(
             _tell, step, (index * len(rules), len(buckets) * len(rules)), f"bucket {index}"
         )
-        first = task if forms is None else replace(task, points=forms.many)
-        programs = _compile_each(first, rules, tell)
-        second: list[dict[str, Artifact]] = []
-        if forms is not None:
-            small = replace(task, form=_FEW, points=forms.few)
-            second = _compile_each(small, rules, partial(tell, " for few rows"), programs[0])
+        programs = _compile_each(task, rules, tell)
         for arch in natives:
             made[arch].append([artifacts[arch] for artifacts in programs])
-            own = tuple(artifacts[arch] for artifacts in second)
-            # They may have come out alike.
-            few[arch].append(FewRows(forms.rows, forms.gain, own) if forms and own else None)
-        for artifacts in (*programs, *second):
+        for artifacts in programs:
             for arch, artifact in artifacts.items():
                 verdicts.append(_judge_program(artifact, arch, natives[arch], profile))
             # Of a reused program, too: stored with the artifact, whose hash was compared.
@@ -134,9 +116,10 @@ def compile_for_gpu(
         {arch: tuple(tuple(programs[1:]) for programs in items) for arch, items in made.items()}
         if alternatives
         else {},
-        {arch: tuple(forms) for arch, forms in few.items()} if any(few[some]) else {},
     )
-    every = (item for artifact in result.of(some) for item in artifact.lowering["kernels"])
+    every = (
+        item for artifact in result.of(next(iter(natives))) for item in artifact.lowering["kernels"]
+    )
     later = all(item["ptx"] is not None for item in every)
     return replace(result, ptx=gpu.compute_capability if later else None)
 
@@ -145,7 +128,6 @@ def _compile_each(
     task: _Task,
     rules: Sequence[str],
     tell: Callable[..., None],
-    like: Mapping[str, Artifact] | None = None,
 ) -> list[dict[str, Artifact]]:
     """A program with the tiles of each rule, by architecture; those that come out as an earlier one left out.
 
@@ -153,27 +135,23 @@ def _compile_each(
         task: the program.
         rules: which tiles.
         tell: gets the number of the rule before it is compiled.
-        like: a program of the same graph, which was checked.
     """
     made: list[dict[str, Artifact]] = []
-    earlier = [] if like is None else [like]
     for number, rule in enumerate(rules):
         tell(number=number)
         # The graph is the same with every tile, so it is checked once.
-        checked = next(iter([*earlier, *made]), None)
+        checked = next(iter(made), None)
         checks = None if checked is None else next(iter(checked.values())).lowering["checks"]
         artifacts = replace(task, rule=rule).compile(checks)
-        code = {next(iter(item.values())).lowering["code"] for item in (*earlier, *made)}
+        code = {next(iter(item.values())).lowering["code"] for item in made}
         if next(iter(artifacts.values())).lowering["code"] not in code:
             made.append(artifacts)
     return made
 
 
-def _tell(
-    step: StepHandle, done: tuple[int, int], bucket: str, form: str = "", *, number: int
-) -> None:
+def _tell(step: StepHandle, done: tuple[int, int], bucket: str, *, number: int) -> None:
     text = f", alternative {number}" if number else ""
-    step.update(done[0] + number, done[1], f"{bucket}{form}{text}")
+    step.update(done[0] + number, done[1], f"{bucket}{text}")
 
 
 def _judge_program(
@@ -216,8 +194,6 @@ class _Task:
     export_key: str
     saved: Path | None
     rule: str = RULES[0]
-    form: str = ""
-    points: tuple[Mapping[str, int], ...] = ()
 
     def key(self, arch: str) -> str:
         """Identifies everything that shapes the library."""
@@ -229,7 +205,6 @@ class _Task:
             plain_fields(self.gpu),
             self.precision,
             self.rule,
-            [self.form, *map(dict, self.points)],
             self.natives[arch].sha256,
             [toolchain.cxx, toolchain.version],
             [TRITON, ptxas_version(self.ptxas)],
@@ -239,7 +214,7 @@ class _Task:
 
     def output(self, arch: str) -> Path:
         rule = "" if self.rule == RULES[0] else f"-{self.rule}"
-        return self.folder / f"{PREFIX}{arch}" / f"bucket-{self.index}{self.form}{rule}.so"
+        return self.folder / f"{PREFIX}{arch}" / f"bucket-{self.index}{rule}.so"
 
     def compile(self, checks: Sequence[Mapping[str, Any]] | None) -> dict[str, Artifact]:
         """The program by architecture, those of an earlier process included.
@@ -290,7 +265,6 @@ class _Task:
             self.ptxas,
             check=check if checks is None else lambda module: None,
             rule=self.rule,
-            points=self.points,
         )
         for native in self.natives.values():
             refuse_missing_kernels(generated.wrapper, generated.modules, native.exports)

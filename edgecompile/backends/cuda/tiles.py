@@ -172,23 +172,11 @@ def choose_tile(
 
     Args:
         gpu: the target.
-        products: the product at some of its sizes. At each a tile counts by its time over the best one's; the
-            first size counts as much as two others.
+        products: the product at some of its sizes, each of which counts as much.
         tiles: to choose among.
         rule: one of ``RULES``.
     """
-    costs = [0.0] * len(tiles)
-    for weight, product in zip((2, *(1,) * (len(products) - 1)), products, strict=True):
-        each = [cycles(product, tile, gpu) for tile in tiles]
-        least = min(each)
-        if math.isinf(least):
-            return min(range(len(tiles)), key=lambda i: tiles[i].shared_memory(products[0].width))
-        # Where a step reaches past the end of the depth, every load needs a mask.
-        even = [product.k % tile.k == 0 for tile in tiles]
-        costs = [
-            cost + weight * time / least * (1 if fits or not any(even) else _MASKED)
-            for cost, time, fits in zip(costs, each, even, strict=True)
-        ]
+    costs = [sum(each) for each in zip(*(slowness(gpu, p, tiles) for p in products), strict=True)]
     best = min(range(len(tiles)), key=costs.__getitem__)
     others = [
         index
@@ -196,6 +184,20 @@ def choose_tile(
         if math.isfinite(costs[index]) and _allowed(rule, tile, tiles[best])
     ]
     return min(others, key=costs.__getitem__, default=best)
+
+
+def slowness(gpu: GpuFacts, product: Product, tiles: Sequence[Tile]) -> list[float]:
+    """Each tile's time over the best one's, by the model; where none fits, their shared memory."""
+    times = [cycles(product, tile, gpu) for tile in tiles]
+    least = min(times)
+    if math.isinf(least):
+        return [float(tile.shared_memory(product.width)) for tile in tiles]
+    # Where a step reaches past the end of the depth, every load needs a mask.
+    even = [product.k % tile.k == 0 for tile in tiles]
+    return [
+        time / least * (1 if fits or not any(even) else _MASKED)
+        for time, fits in zip(times, even, strict=True)
+    ]
 
 
 def _allowed(rule: str, tile: Tile, best: Tile) -> bool:

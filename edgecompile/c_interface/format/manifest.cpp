@@ -8,7 +8,6 @@ namespace ecr {
 namespace {
 
 constexpr size_t kMaxPath = 1024;
-constexpr int64_t kMostRows = int64_t{1} << 40;  // of a program for few
 constexpr size_t kMaxSegment = 255;
 constexpr char kPathLetters[] =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._+@=,~-";
@@ -146,8 +145,6 @@ class ManifestReader {
         variant.gpu = read_gpu(entry.at("gpu"));
         if (const std::optional<Field> lists = entry.find("alternatives"))
           variant.alternatives = read_alternatives(*lists);
-        if (const std::optional<Field> entries = entry.find("few"))
-          variant.few = read_few(*entries);
       }
     }
     manifest_.variants.push_back(std::move(variant));
@@ -164,29 +161,6 @@ class ManifestReader {
                                            manifest_.buckets.size(), " buckets"));
     }
     return lists;
-  }
-
-  std::vector<std::optional<FewRows>> read_few(const Field& entry) const {
-    std::vector<std::optional<FewRows>> found;
-    for (const Field& item : entry.list(0, 256)) {
-      found.emplace_back();
-      if (item.is_null()) continue;
-      FewRows few;
-      few.rows = item.at("rows").integer();
-      if (few.rows < 1 || few.rows > kMostRows) {
-        item.at("rows").refuse("variant-few", cat(few.rows, " isn't within 1..", kMostRows));
-      }
-      if (const std::optional<Field> others = item.find("alternatives")) {
-        for (const Field& other : others->list(0, 8)) few.alternatives.push_back(read_path(other));
-      }
-      few.program = read_path(item.at("program"));
-      found.back() = std::move(few);
-    }
-    if (found.size() != manifest_.buckets.size()) {
-      entry.refuse("variant-programs",
-                   cat(found.size(), " entries for ", manifest_.buckets.size(), " buckets"));
-    }
-    return found;
   }
 
   GpuSpec read_gpu(const Field& entry) const {

@@ -79,13 +79,6 @@ struct GpuSpec {
   bool graphs = true;  // no program reads numbers from the GPU, so that graphs can hold their runs
 };
 
-// A bucket's program for runs of at most so many rows; it computes the same as the bucket's own.
-struct FewRows {
-  int64_t rows = 0;
-  std::string program;
-  std::vector<std::string> alternatives;
-};
-
 struct Variant {
   std::string name;
   std::string arch;
@@ -99,7 +92,6 @@ struct Variant {
   std::optional<GpuSpec> gpu;  // of Triton kernels
   // Of them, for each bucket: programs with other tiles that compute the same. Or none at all.
   std::vector<std::vector<std::string>> alternatives;
-  std::vector<std::optional<FewRows>> few;  // of each bucket, or none at all
 };
 
 struct FileEntry {

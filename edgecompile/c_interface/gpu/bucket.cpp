@@ -30,16 +30,15 @@ Sizes largest_sizes(const Bucket& bucket) {
   return sizes;
 }
 
-GpuBucket::GpuBucket(const Lane& lane, const Forms& forms, const Manifest& manifest,
+GpuBucket::GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& manifest,
                      const Bucket& bucket, size_t most_graphs, const CacheMemory* text)
     : lane_(lane),
-      forms_(forms),
+      program_(*program),
       manifest_(manifest),
       text_(text),
       most_graphs_(most_graphs),
       graph_after_(text != nullptr && has_one_length(manifest, bucket) ? 1 : kGraphAfter) {
-  forms_.own->load(lane_.device.capability);
-  if (forms_.few != nullptr) forms_.few->load(lane_.device.capability);
+  program_.load(lane_.device.capability);
   const Sizes largest = largest_sizes(bucket);
   largest_ = shapes_of(manifest_.inputs, largest);
   plan_ = arrange(largest_);
@@ -51,33 +50,14 @@ bool GpuBucket::is_cache(size_t input) const {
   return manifest_.generation && manifest_.generation->is_cache(manifest_.inputs[input].name);
 }
 
-GpuProgram& GpuBucket::choose(const std::vector<Sizes>& inputs) const {
-  if (forms_.few == nullptr) return *forms_.own;
-  std::map<size_t, int64_t> sizes;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    for (size_t d = 0; d < inputs[i].size(); ++d) {
-      const Dim& dim = manifest_.inputs[i].shape[d];
-      if (dim.kind == Dim::Kind::kAxis) sizes[dim.axis] = inputs[i][d];
-    }
-  }
-  if (manifest_.generation) sizes.erase(manifest_.generation->context);
-  int64_t rows = 1;
-  for (const auto& [axis, size] : sizes) {
-    if (__builtin_mul_overflow(rows, size, &rows)) return *forms_.own;
-  }
-  return rows <= forms_.rows ? *forms_.few : *forms_.own;
-}
-
 GpuBucket::Plan GpuBucket::arrange(const std::vector<Sizes>& inputs) {
-  GpuProgram& program = choose(inputs);
-  Rehearsal rehearsal = program.rehearse(inputs, this);
+  Rehearsal rehearsal = program_.rehearse(inputs, this);
   if (rehearsal.scratch_bytes > lane_.scratch_bytes) {
     throw GpuError(cat("takes ", rehearsal.scratch_bytes, " bytes of scratch memory at ",
                        join(inputs, sizes_text), ", more than the ", lane_.scratch_bytes,
                        " of its largest shapes"));
   }
   Plan plan;
-  plan.program = &program;
   const auto place = [&plan](const TensorSpec& spec, const Sizes& sizes) {
     const int64_t start = plan.end;
     const int64_t nbytes = std::max<int64_t>(count_elements(sizes) * spec.type->size, 1);
@@ -212,11 +192,10 @@ void GpuBucket::queue(const Plan& plan) {
     targets.push_back(staging_->device() + static_cast<Address>(offset));
   }
   // It may have the shapes of another user, with or without the caches of a text.
-  GpuProgram& program = *plan.program;
-  if (program.user() != this) program.rehearse(plan.inputs, this);
+  if (program_.user() != this) program_.rehearse(plan.inputs, this);
   staging_->send(0, plan.sent, stream);
-  program.enqueue(sources, targets, lane_.scratch.get(), lane_.scratch_bytes, stream);
-  if (!lane_.records) results_ = program.results();
+  program_.enqueue(sources, targets, lane_.scratch.get(), lane_.scratch_bytes, stream);
+  if (!lane_.records) results_ = program_.results();
   staging_->fetch(plan.fetched, plan.end, stream);
 }
 

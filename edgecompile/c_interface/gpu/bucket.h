@@ -32,7 +32,7 @@ class GpuBucket {
   // its second time on; where it is null, a generative program's caches are inputs that come back
   // changed.
   // Everything that is given stays as long as this. Throws GpuError.
-  GpuBucket(const Lane& lane, const Forms& forms, const Manifest& manifest, const Bucket& bucket,
+  GpuBucket(const Lane& lane, GpuProgram* program, const Manifest& manifest, const Bucket& bucket,
             size_t most_graphs, const CacheMemory* text = nullptr);
 
   // As Programs::run.
@@ -46,14 +46,12 @@ class GpuBucket {
   // Runs of certain shapes: what they are, and where in the staging memory everything lies: inputs,
   // caches, which are inputs that come back changed, outputs.
   struct Plan {
-    GpuProgram* program = nullptr;
     std::vector<Sizes> inputs, outputs;
     std::vector<int64_t> sources, targets;
     int64_t sent = 0, fetched = 0, end = 0;  // up to where, from where, and all of it
     Owned<void*> graph;                      // none: they are queued
   };
   Plan arrange(const std::vector<Sizes>& inputs);
-  GpuProgram& choose(const std::vector<Sizes>& inputs) const;
   void check_outputs(const Sizes& largest) const;
   bool is_cache(size_t input) const;
   bool is_there(size_t input) const { return text_ != nullptr && is_cache(input); }
@@ -65,7 +63,7 @@ class GpuBucket {
   void keep_often(const std::vector<Sizes>& inputs);
 
   const Lane& lane_;
-  const Forms forms_;
+  GpuProgram& program_;
   const Manifest& manifest_;
   const CacheMemory* text_;
   size_t most_graphs_;

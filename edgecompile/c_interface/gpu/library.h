@@ -88,12 +88,4 @@ class GpuProgram : Fixed {
   const void* user_ = nullptr;
 };
 
-// The programs of a bucket: its own, and for runs of at most so many rows another one, if it has
-// one.
-struct Forms {
-  GpuProgram* own = nullptr;
-  GpuProgram* few = nullptr;
-  int64_t rows = 0;
-};
-
 }  // namespace ecr

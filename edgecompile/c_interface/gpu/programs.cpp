@@ -63,23 +63,13 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
         std::make_unique<GpuProgram>(library, pin_library(folder_, program), *weights_, manifest));
     if (!lane_.records) programs_.back()->allow_numbers();
   }
-  size_t next = specs_.size();
   for (size_t i = 0; i < specs_.size(); ++i) {
-    Forms forms{programs_[i].get()};
-    if (!variant_.few.empty() && variant_.few[i]) {
-      forms.few = programs_[next++].get();
-      forms.rows = variant_.few[i]->rows;
-    }
-    forms_.push_back(forms);
-    for (GpuProgram* const form : {forms.own, forms.few}) {
-      if (form == nullptr) continue;
-      bool is_largest = true;
-      for (const Sizes& sizes : scratch_sizes(specs_[i])) {
-        const Rehearsal rehearsal = form->rehearse(shapes_of(manifest.inputs, sizes));
-        lane_.scratch_bytes = std::max(lane_.scratch_bytes, rehearsal.scratch_bytes);
-        if (form == forms.own && is_largest) launches_.push_back(rehearsal.launches);
-        is_largest = false;
-      }
+    bool is_largest = true;
+    for (const Sizes& sizes : scratch_sizes(specs_[i])) {
+      const Rehearsal rehearsal = programs_[i]->rehearse(shapes_of(manifest.inputs, sizes));
+      lane_.scratch_bytes = std::max(lane_.scratch_bytes, rehearsal.scratch_bytes);
+      if (is_largest) launches_.push_back(rehearsal.launches);
+      is_largest = false;
     }
   }
   try {
@@ -113,8 +103,8 @@ GpuBucket& GpuPrograms::ready(size_t bucket) {
   if (slot == nullptr) {
     const Manifest& manifest = folder_.manifest();
     const bool often = mode_ == kPlanned && lane_.records && !replays(specs_[bucket]);
-    auto made = std::make_unique<GpuBucket>(lane_, forms_[bucket], manifest, specs_[bucket],
-                                            often ? kMostGraphs : 0);
+    auto made = std::make_unique<GpuBucket>(lane_, programs_[bucket].get(), manifest,
+                                            specs_[bucket], often ? kMostGraphs : 0);
     // What is in memory by chance could be indices outside their tables.
     if (replays(specs_[bucket])) {
       made->capture(make_inputs(manifest, largest_sizes(specs_[bucket])));
@@ -127,9 +117,9 @@ GpuBucket& GpuPrograms::ready(size_t bucket) {
 GpuBucket& GpuPrograms::ready_for_text(size_t bucket) {
   std::unique_ptr<GpuBucket>& slot = text_buckets_[bucket];
   if (slot == nullptr) {
-    slot = std::make_unique<GpuBucket>(lane_, forms_[bucket], folder_.manifest(), specs_[bucket],
-                                       mode_ == kDefault || !lane_.records ? 0 : kMostGraphs,
-                                       text_.get());
+    slot = std::make_unique<GpuBucket>(
+        lane_, programs_[bucket].get(), folder_.manifest(), specs_[bucket],
+        mode_ == kDefault || !lane_.records ? 0 : kMostGraphs, text_.get());
   }
   return *slot;
 }
@@ -203,11 +193,7 @@ void GpuPrograms::describe(JsonWriter* out) {
   out->key("memory_bytes").raw(cat(device.memory));
   out->key("driver_version").string(cuda_version_text(device.driver));
   out->key("runtime_version").string("").close('}');
-  out->key("weight_bytes").raw(cat(weights_->nbytes())).key("few_rows").open('{');
-  for (size_t i = 0; i < variant_.few.size(); ++i) {
-    if (variant_.few[i]) out->key(cat(i)).raw(cat(variant_.few[i]->rows));
-  }
-  out->close('}').key("launches").open('{');
+  out->key("weight_bytes").raw(cat(weights_->nbytes())).key("launches").open('{');
   for (size_t i = 0; i < launches_.size(); ++i) out->key(cat(i)).raw(cat(launches_[i]));
   out->close('}').key("tuned");
   if (tuned_) {

@@ -46,8 +46,7 @@ class GpuPrograms : public Programs {
   // What is used by what follows goes last.
   std::shared_ptr<const DeviceWeights> weights_;
   Lane lane_;
-  std::vector<std::unique_ptr<GpuProgram>> programs_;  // of the buckets, then those for few rows
-  std::vector<Forms> forms_;                           // by bucket
+  std::vector<std::unique_ptr<GpuProgram>> programs_;  // by bucket
   std::vector<int64_t> launches_;                      // of a run at each bucket's largest shapes
   std::mutex mutex_;
   std::vector<std::unique_ptr<GpuBucket>> buckets_;

@@ -144,9 +144,6 @@ std::vector<std::vector<std::string>> list_candidates(const Variant& variant) {
     add(variant.programs[i],
         variant.alternatives.empty() ? std::vector<std::string>() : variant.alternatives[i]);
   }
-  for (const std::optional<FewRows>& few : variant.few) {
-    if (few) add(few->program, few->alternatives);
-  }
   return lists;
 }
 

@@ -10,8 +10,7 @@
 
 namespace ecr {
 
-// What was recorded: for each program 0 or the number of an alternative, from 1 on. The programs
-// are those of the buckets, then those for few rows in the buckets' order.
+// What was recorded: for each bucket's program 0 or the number of an alternative, from 1 on.
 struct Tuned {
   std::vector<size_t> choice;
   std::string path;  // of the record

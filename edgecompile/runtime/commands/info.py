@@ -136,7 +136,7 @@ def device_bytes(manifest: Manifest, variant: Variant) -> Dict[str, int]:
     native = [name for name in (variant.runtime, manifest.probes[variant.arch]) if name]
     result = {
         "weights": size(manifest.weights[precision]),
-        "programs": size(*variant.programs, *(x.program for x in variant.few if x is not None)),
+        "programs": size(*variant.programs),
         "native_runtime": size(*native),
         "python_runtime": size(*python),
     }
@@ -207,10 +207,6 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
         if not item.get("gpu", {}).get("graphs", True):
             text = "variant   {}: runs without CUDA graphs, as sizes in it depend on values"
             lines.append(text.format(item["name"]))
-        for index, few in enumerate(item.get("few", ())):
-            if few is not None:
-                text = "bucket {}  {}: another program for at most {} rows"
-                lines.append(text.format(index, item["name"], few["rows"]))
     if report["problem"]:
         lines.append("problem   " + report["problem"])
     if report["device_bytes"]:

@@ -17,7 +17,6 @@ from .schema import (
     TENSORRT,
     TORCH,
     TRITON,
-    FewRows,
     FileEntry,
     GoldenCase,
     GpuSpec,
@@ -30,7 +29,6 @@ from .text import read_labels, read_text
 
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_ALTERNATIVES = 8
-MAX_ROWS = 1 << 40
 _GLIBC = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -237,8 +235,6 @@ class _VariantReader:
                     parts["gpu"] = self._gpu(entry.at("gpu").object())
                     if entry.find("alternatives"):
                         parts["alternatives"] = self._alternatives(entry.find("alternatives"))
-                    if entry.find("few"):
-                        parts["few"] = self._few(entry.find("few"))
             elif backend == TENSORRT:
                 parts["recipe"] = entry.at("recipe").path(self.files)
             result.append(
@@ -268,25 +264,6 @@ class _VariantReader:
         ]
         if isinstance(field.value, list) and len(found) != self.n_buckets:
             text = "{} lists of alternatives for {} buckets".format(len(found), self.n_buckets)
-            field.refuse("variant-programs", text)
-        return tuple(found)
-
-    def _few(self, field: Field) -> Tuple[Optional[FewRows], ...]:
-        found: List[Optional[FewRows]] = []
-        for item in field.items(0, 256):
-            if not item.given:
-                found.append(None)
-                continue
-            entry = item.object()
-            rows = entry.at("rows").within(1, MAX_ROWS, "variant-few")
-            program = entry.at("program").path(self.files)
-            more: Tuple[str, ...] = ()
-            if entry.find("alternatives"):
-                others = entry.find("alternatives").items(0, MAX_ALTERNATIVES)
-                more = tuple(path.path(self.files) for path in others)
-            found.append(FewRows(rows or 0, program, more))
-        if isinstance(field.value, list) and len(found) != self.n_buckets:
-            text = "{} entries for {} buckets".format(len(found), self.n_buckets)
             field.refuse("variant-programs", text)
         return tuple(found)
 

@@ -5,7 +5,6 @@ nothing: ``manifest.parse_manifest`` does, and every writer sends its bytes thro
 """
 
 import json
-import math
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
@@ -167,17 +166,6 @@ class GpuSpec(NamedTuple):
         return {k: plain(v) for k, v in self._asdict().items() if k != "graphs" or not v}
 
 
-class FewRows(NamedTuple):
-    """A bucket's program of the backend "triton" for runs of at most ``rows`` rows.
-
-    It computes the same as the bucket's own, with tiles for such runs; ``alternatives`` are others for it.
-    """
-
-    rows: int
-    program: str
-    alternatives: Tuple[str, ...] = ()
-
-
 class Variant(NamedTuple):
     """One instruction set of one architecture, or one kind of GPU.
 
@@ -185,8 +173,7 @@ class Variant(NamedTuple):
     is the path of what the device builds its engine from; for "torch" there are ``programs``, and
     ``torch`` is the version that they are for; for "triton" ``programs`` and what they need of a GPU.
     Of the latter ``alternatives`` may hold, for each bucket, programs that compute the same with other
-    tiles: the device may have measured which one is the fastest; ``few``, for each bucket, the program that
-    runs in the place of its own where there are few rows, or None.
+    tiles: the device may have measured which one is the fastest.
     Those that don't belong to the backend are empty, all of them where it is another one: this
     runtime can't run it and says so.
     """
@@ -203,17 +190,15 @@ class Variant(NamedTuple):
     torch: str = ""
     gpu: Optional[GpuSpec] = None
     alternatives: Tuple[Tuple[str, ...], ...] = ()
-    few: Tuple[Optional[FewRows], ...] = ()
 
     @property
     def tunable(self) -> bool:
         """Whether there is a program with alternatives, of which ``tune`` may have chosen one."""
-        return any(self.alternatives) or any(x is not None and x.alternatives for x in self.few)
+        return any(self.alternatives)
 
     def files(self) -> List[str]:
         """Every program's path."""
-        few = [[item.program, *item.alternatives] for item in self.few if item is not None]
-        return [*self.programs, *(path for item in (*self.alternatives, *few) for path in item)]
+        return [*self.programs, *(path for item in self.alternatives for path in item)]
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest's entry."""
@@ -232,8 +217,6 @@ class Variant(NamedTuple):
             entry.update(runtime=self.runtime, programs=list(self.programs))
             if self.alternatives:
                 entry["alternatives"] = plain(self.alternatives)
-            if any(self.few):
-                entry["few"] = plain(self.few)
             if self.gpu is not None:
                 entry["gpu"] = plain(self.gpu)
         entry["rank"] = self.rank
@@ -353,11 +336,6 @@ class Manifest(NamedTuple):
             needed = bucket.axes[length].hi if bucket.mode == "pad" else sizes[length]
             result[context] = max(sizes[context], needed)
         return result
-
-    def count_rows(self, sizes: Mapping[str, int]) -> int:
-        """The rows of a run: the product of the sizes of all axes but that of the caches' rows."""
-        context = None if self.generation is None else self.generation.context_axis
-        return math.prod(size for axis, size in sizes.items() if axis != context)
 
     def varying_axes(self) -> Tuple[str, ...]:
         """The axes of more than one size, the length axis first, the others as in ``axes``."""

@@ -10,7 +10,7 @@ import functools
 import os
 import platform
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from ..call.inputs import make_inputs
 from ..call.replay import run_cases
@@ -132,7 +132,6 @@ class _Tuner:
         self.say, self.seconds = say, seconds
         self.notes: List[str] = []
         self._counts = [len(items) for items in list_candidates(variant)]
-        self._programs = list_programs(variant)
 
     def run(self) -> Dict[str, Any]:
         """Tests and measures everything; what the record has to say."""
@@ -145,8 +144,8 @@ class _Tuner:
             right = self._test(models)
             busy = sum(len(numbers) > 1 for numbers in right)
             buckets = [
-                self._measure(models, program, numbers, self.seconds / max(busy, 1))
-                for program, numbers in zip(self._programs, right)
+                self._measure(models, bucket, numbers, self.seconds / max(busy, 1))
+                for bucket, numbers in enumerate(right)
             ]
         return {
             "choice": [item["chosen"] for item in buckets],
@@ -170,33 +169,27 @@ class _Tuner:
         return OpenBundle(own, host, Opened(self.variant, {}, programs))
 
     def _test(self, models: Sequence[OpenBundle]) -> List[List[int]]:
-        """For each program the candidates that reproduce the golden vectors that it runs."""
+        """For each bucket the candidates that reproduce its golden vectors."""
         right: List[List[int]] = [[] for _ in self._counts]
         for number, model in enumerate(models):
             self.say("golden vectors: candidate {} of {}".format(number + 1, len(models)))
             cases = run_cases(model)
-            for index, (program, count) in enumerate(zip(self._programs, self._counts)):
+            for bucket, count in enumerate(self._counts):
                 if number >= count:
                     continue
-                own = [case for case in cases if self._runs(program, case)]
+                own = [case for case in cases if case["bucket"] == bucket]
                 wrong = [case for case in own if not case["ok"]]
                 if own and not wrong:
-                    right[index].append(number)
+                    right[bucket].append(number)
                     continue
                 why = wrong[0].get("error") or "it differs" if wrong else "there is none"
-                text = "{}: candidate {} is dropped, its golden vector: {}"
-                self._note(text.format(program.label, number + 1, why))
-        empty = [x.label for x, numbers in zip(self._programs, right) if not numbers]
+                text = "bucket {}: candidate {} is dropped, its golden vector: {}"
+                self._note(text.format(bucket, number + 1, why))
+        empty = [str(bucket) for bucket, numbers in enumerate(right) if not numbers]
         if empty:
-            text = "no program of {} reproduces the golden vectors: {}"
+            text = "no program of bucket {} reproduces the golden vectors: {}"
             raise SelftestError(text.format(", ".join(empty), "; ".join(self.notes)))
         return right
-
-    def _runs(self, program: "Program", case: Mapping[str, Any]) -> bool:
-        spec = self.manifest.buckets[program.bucket]
-        ends = {name: spec.axes[name].hi for name in spec.padded(self.manifest.length_axis)}
-        rows = self.manifest.count_rows({**case["sizes"], **ends})
-        return case["bucket"] == program.bucket and program.runs(rows)
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
@@ -205,20 +198,17 @@ class _Tuner:
     def _measure(
         self,
         models: Sequence[OpenBundle],
-        program: "Program",
+        bucket: int,
         numbers: Sequence[int],
         seconds: float,
     ) -> Dict[str, Any]:
-        """The times of a program's candidates, and which one is chosen."""
-        bucket = program.bucket
-        sizes = choose_sizes(self.manifest, program)
+        """The times of a bucket's candidates, and which one is chosen."""
+        sizes = choose_sizes(self.manifest, bucket)
         entry: Dict[str, Any] = {"bucket": bucket, "sizes": sizes, "chosen": numbers[0], "ms": {}}
-        if program.few:
-            entry["rows"] = program.rows
         if len(numbers) < 2:
             return entry
-        text = "{} ({}): {} candidates"
-        self.say(text.format(program.label, self.manifest.buckets[bucket], len(numbers)))
+        text = "bucket {} ({}): {} candidates"
+        self.say(text.format(bucket, self.manifest.buckets[bucket], len(numbers)))
         with contextlib.ExitStack() as stack:
             runs = [
                 run
@@ -244,45 +234,18 @@ class _Tuner:
         return entry
 
 
-class Program(NamedTuple):
-    """A program to choose: a bucket's own, or the one for its runs of at most ``rows`` rows, if that isn't 0."""
-
-    bucket: int
-    rows: int = 0
-    few: bool = False
-
-    @property
-    def label(self) -> str:
-        return "bucket {}{}".format(self.bucket, " for few rows" if self.few else "")
-
-    def runs(self, rows: int) -> bool:
-        """Whether it is the one that runs so many rows."""
-        return (rows <= self.rows) == self.few
-
-
-def list_programs(variant: Variant) -> List[Program]:
-    """The programs, in the order of ``tuning.list_candidates``."""
-    limits = [0 if few is None else few.rows for few in variant.few] or [0] * len(variant.programs)
-    programs = [Program(bucket, rows) for bucket, rows in enumerate(limits)]
-    return programs + [item._replace(few=True) for item in programs if item.rows]
-
-
-def choose_sizes(manifest: Manifest, program: Program) -> List[Dict[str, int]]:
-    """The axis sizes that a program is measured at: its bucket's hint, and the ends of the length axis; of
-    two programs those that it runs, and the largest, or the smallest where it is for few rows."""
-    spec, axis = manifest.buckets[program.bucket], manifest.length_axis
+def choose_sizes(manifest: Manifest, bucket: int) -> List[Dict[str, int]]:
+    """The axis sizes that a program is measured at: its bucket's hint, and the ends of the length axis."""
+    spec, axis = manifest.buckets[bucket], manifest.length_axis
     hint = {name: item.hint or item.hi for name, item in spec.axes.items()}
     hint.update({name: spec.axes[name].hi for name in spec.padded(axis)})
     wanted = [hint]
     if axis is not None and axis not in spec.padded(axis):
         wanted += [{**hint, axis: end} for end in (spec.axes[axis].lo, spec.axes[axis].hi)]
-    if program.rows:
-        end = {name: item.lo if program.few else item.hi for name, item in spec.axes.items()}
-        wanted.append({**hint, **end})
     result: List[Dict[str, int]] = []
     for sizes in wanted:
         fitted = manifest.with_room(spec, sizes)
-        if fitted not in result and program.runs(manifest.count_rows(fitted)):
+        if fitted not in result:
             result.append(fitted)
     return result
 
@@ -360,8 +323,7 @@ def format_tune(report: Mapping[str, Any]) -> List[str]:
 
 def _format_bucket(entry: Mapping[str, Any], spec: str) -> str:
     times: Dict[str, List[float]] = entry["ms"]
-    few = " for at most {} rows".format(entry["rows"]) if "rows" in entry else ""
-    head = "bucket {} ({}){}: ".format(entry["bucket"], spec, few)
+    head = "bucket {} ({}): ".format(entry["bucket"], spec)
     if not times:
         return head + "candidate {}, there is no other".format(entry["chosen"] + 1)
     sizes = ", ".join("{} {}".format(axis, size) for axis, size in entry["sizes"][0].items())

@@ -7,11 +7,10 @@ tells the shapes of its outputs and the memory that it needs. Runs then use that
 import ctypes
 from typing import Any, Dict, List, Mapping, Optional
 
-from ..call.dispatch import axis_sizes
 from ..cpu.libraries import pin_library
 from ..errors import BundleError, GpuError
 from ..format.folder import BundleFolder
-from ..format.schema import FewRows, Manifest, Variant
+from ..format.schema import Manifest, Variant
 from ..gpu.engines import Sizes
 from ..gpu.program import largest_shape
 from .constants import DeviceConstants, release_constants
@@ -45,20 +44,9 @@ class TritonEngine:
         #: Kernel launches of a run at each loaded bucket's largest shapes.
         self.launches: Dict[int, int] = {}
 
-    def choose(self, profile: int, shapes: Mapping[str, Sizes]) -> GpuProgramLibrary:
-        """The program that runs these shapes: the bucket's own, or the one for few rows."""
-        few, manifest = self._few(profile), self._manifest
-        if few is not None and manifest.count_rows(axis_sizes(manifest, shapes)) <= few.rows:
-            return self._program(few.program)
+    def program(self, profile: int) -> GpuProgramLibrary:
+        """A bucket's program."""
         return self._program(self._variant.programs[profile])
-
-    def _programs_of(self, profile: int) -> List[GpuProgramLibrary]:
-        """A bucket's own program, and the one for few rows if it has one."""
-        own, few = self._variant.programs[profile], self._few(profile)
-        return [self._program(path) for path in ([own] if few is None else [own, few.program])]
-
-    def _few(self, profile: int) -> Optional[FewRows]:
-        return self._variant.few[profile] if self._variant.few else None
 
     def _program(self, path: str) -> GpuProgramLibrary:
         known = self._programs.get(path)
@@ -108,10 +96,11 @@ class TritonEngine:
             for axis, extent in bucket.axes.items()
             if extent.lo < extent.hi and axis not in bucket.padded(manifest.length_axis)
         ]
-        # A program for few rows never takes more than at these. The largest come first, whose places serve all others.
+        # The largest come first, whose places serve all others.
         each = [
-            self.rehearse(program, {x.name: largest_shape(x, ends) for x in manifest.inputs})
-            for program in self._programs_of(profile)
+            self.rehearse(
+                self.program(profile), {x.name: largest_shape(x, ends) for x in manifest.inputs}
+            )
             for ends in (bucket, *below)
         ]
         self.launches[profile] = each[0].launches
@@ -119,8 +108,7 @@ class TritonEngine:
 
     def open(self, profile: int, scratch: int, size: int, stream: int) -> "TritonContext":
         """See ``gpu.engines``. The bucket's kernels are loaded onto the GPU."""
-        for program in self._programs_of(profile):
-            program.load(self._capability)
+        self.program(profile).load(self._capability)
         return TritonContext(self, profile, scratch, size)
 
     def describe(self) -> Dict[str, Any]:
@@ -128,7 +116,6 @@ class TritonEngine:
         used = self._constants
         return {
             "weight_bytes": 0 if used is None else used.nbytes,
-            "few_rows": {str(i): x.rows for i, x in enumerate(self._variant.few) if x is not None},
             "launches": {str(key): value for key, value in sorted(self.launches.items())},
         }
 
@@ -173,7 +160,7 @@ class TritonContext:
 
     def reshape(self, shapes: Mapping[str, Sizes]) -> Dict[str, Sizes]:
         """See ``gpu.engines``."""
-        program = self._engine.choose(self._profile, shapes)
+        program = self._engine.program(self._profile)
         rehearsal = self._engine.rehearse(program, shapes)
         if rehearsal.scratch_bytes > self._size:
             text = (

@@ -38,24 +38,15 @@ class Tuned:
 
 
 def list_candidates(variant: Variant) -> List[List[str]]:
-    """For each program the one that runs unless it was tuned, and its alternatives.
-
-    The programs are those of the buckets, then those for few rows in the buckets' order.
-    """
+    """For each bucket the program that runs unless it was tuned, and its alternatives."""
     more = variant.alternatives or ((),) * len(variant.programs)
-    lists = [[program, *others] for program, others in zip(variant.programs, more)]
-    return lists + [[x.program, *x.alternatives] for x in variant.few if x is not None]
+    return [[program, *others] for program, others in zip(variant.programs, more)]
 
 
 def with_choice(variant: Variant, choice: Sequence[int]) -> Variant:
     """The variant with these programs in the place of its first ones."""
-    chosen = [items[number] for items, number in zip(list_candidates(variant), choice)]
-    count = len(variant.programs)
-    few = iter(chosen[count:])
-    return variant._replace(
-        programs=tuple(chosen[:count]),
-        few=tuple(None if x is None else x._replace(program=next(few)) for x in variant.few),
-    )
+    chosen = (items[number] for items, number in zip(list_candidates(variant), choice))
+    return variant._replace(programs=tuple(chosen))
 
 
 class TuningFolder(KeptFolder):

@@ -78,9 +78,7 @@ def judge_triton_variant(manifest: Manifest, variant: Variant) -> str:
 
     lists = list_candidates(variant)
     chosen = ["{} of {}".format(n + 1, len(items)) for n, items in zip(tuned.choice, lists)]
-    count = len(variant.programs)
-    text += "; tuned, program by bucket: " + ", ".join(chosen[:count])
-    return text + (", for few rows: " + ", ".join(chosen[count:]) if chosen[count:] else "")
+    return text + "; tuned, program by bucket: " + ", ".join(chosen)
 
 
 def find_tuned(

@@ -16,10 +16,9 @@ import pytest
 import torch
 from torch.utils._triton import has_triton
 
+from edgecompile.backends.cuda.row_tiles import TileChooser
 from edgecompile.backends.cuda.tiles import Product, Tile
 from edgecompile.errors import CompileError, MissingDependencyError
-from edgecompile.export.conditions import size_symbols
-from edgecompile.models.specs import InputSpec
 from edgecompile.targets.gpu import GpuFacts
 from tests.needs import need_triton
 
@@ -85,6 +84,7 @@ def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("triton.backends.nvidia.compiler", "CUDABackend.make_cubin"),
         ("triton.backends.nvidia.compiler", "get_ptxas_version.cache_clear"),
         ("triton.runtime.driver", "driver.set_active"),
+        ("triton.runtime.jit", "JITFunction._unsafe_update_src"),
     ],
 )
 def test_what_is_patched_or_called_is_there(module: str, name: str) -> None:
@@ -174,11 +174,12 @@ def test_a_small_program_becomes_kernels_and_a_wrapper(tmp_path: Path) -> None:
                if isinstance(node.meta.get("val"), torch.Tensor))  # fmt: skip
     asked: list[Product] = []
 
-    def choose(products: Sequence[Product], tiles: Sequence[Tile]) -> int:
-        asked.extend(products)
-        return 0
+    class Asked(TileChooser):
+        def choose(self, products: Sequence[Product], tiles: Sequence[Tile]) -> int:
+            asked.extend(products)
+            return super().choose(products, tiles)
 
-    raw = device_free.run_inductor(program, H100, choose, tmp_path, installed.find_ptxas())
+    raw = device_free.run_inductor(program, H100, Asked(H100), tmp_path, installed.find_ptxas())
     assert asked and asked[0].n == 48 and asked[0].k == 32 and asked[0].width == 4
     assert torch.equal(raw.constants["linear.weight"], weight)
     assert not any(isinstance(x, torch._subclasses.FakeTensor) for x in raw.constants.values())
@@ -198,30 +199,15 @@ def test_products_are_asked_for_at_several_sizes_and_those_in_half_with_our_tile
     asked: list[list[int]] = []
     narrow: list[bool] = []
 
-    def choose(products: Sequence[Product], tiles: Sequence[Tile]) -> int:
-        asked.append([product.m for product in products])
-        narrow.append(any(tile.n == 16 for tile in tiles))  # none of torch's is
-        return 0
+    class Asked(TileChooser):
+        def choose(self, products: Sequence[Product], tiles: Sequence[Tile]) -> int:
+            asked.append([product.m for product in products])
+            narrow.append(any(tile.n == 16 for tile in tiles))  # none of torch's is
+            return super().choose(products, tiles)
 
-    device_free.run_inductor(program, H100, choose, tmp_path, installed.find_ptxas())
+    device_free.run_inductor(program, H100, Asked(H100), tmp_path, installed.find_ptxas())
     assert asked and all(rows == [8, 22, 64] for rows in asked)
     assert all(found == (dtype == torch.float16) for found in narrow)
-
-
-def test_products_are_asked_for_at_the_points_that_are_given(tmp_path: Path) -> None:
-    x = torch.randn(8, 32).half()
-    module = exported(Net().half(), x=x)
-    (symbol,) = size_symbols(module, [InputSpec("x", "float16", ("length", 32))])
-    asked: list[list[int]] = []
-
-    def choose(products: Sequence[Product], tiles: Sequence[Tile]) -> int:
-        asked.append([product.m for product in products])
-        return 0
-
-    program = device_free.move_to_gpu(module, {"x": x})
-    points = [{symbol: 5}, {symbol: 3}, {symbol: 5}]
-    device_free.run_inductor(program, H100, choose, tmp_path, installed.find_ptxas(), points)
-    assert asked and all(rows == [5, 3] for rows in asked)
 
 
 def test_tiles_of_products_are_offered_where_they_are_replaced() -> None:
@@ -255,7 +241,9 @@ def test_no_method_asks_for_the_device(tmp_path: Path) -> None:
     program = device_free.move_to_gpu(
         exported(Asking(), x=torch.randn(8, 32)), {"x": torch.randn(8, 32)}
     )
-    raw = device_free.run_inductor(program, H100, lambda *_: 0, tmp_path, installed.find_ptxas())
+    raw = device_free.run_inductor(
+        program, H100, TileChooser(H100), tmp_path, installed.find_ptxas()
+    )
     # The number stands in the code.
     assert set(raw.constants) == {"table"} and raw.kernels
     assert torch.Tensor.contiguous is torch._C.TensorBase.contiguous
@@ -273,7 +261,9 @@ class Pool(torch.nn.Module):
 def test_zeros_around_a_value_at_hand_stay_zeros(tmp_path: Path) -> None:
     x = torch.rand(8, 16)
     program = device_free.move_to_gpu(exported(Pool(), x=x), {"x": x})
-    raw = device_free.run_inductor(program, H100, lambda *_: 0, tmp_path, installed.find_ptxas())
+    raw = device_free.run_inductor(
+        program, H100, TileChooser(H100), tmp_path, installed.find_ptxas()
+    )
     (kernel,) = raw.kernels
     # The kernel itself, in Triton's interpreter.
     file = tmp_path / "pool.py"
@@ -304,7 +294,9 @@ class Zeros(torch.nn.Module):
 def test_constant_operands_are_compiled(tmp_path: Path) -> None:
     x = torch.rand(40, 32)
     program = device_free.move_to_gpu(exported(Zeros(), x=x), {"x": x})
-    raw = device_free.run_inductor(program, H100, lambda *_: 0, tmp_path, installed.find_ptxas())
+    raw = device_free.run_inductor(
+        program, H100, TileChooser(H100), tmp_path, installed.find_ptxas()
+    )
     assert any("tl.dot" in kernel.source for kernel in raw.kernels)
 
 
@@ -319,7 +311,9 @@ class RunningSum(torch.nn.Module):
 def test_running_sums_are_not_divided(tmp_path: Path) -> None:
     x = torch.rand(4, 512)
     program = device_free.move_to_gpu(exported(RunningSum(), x=x), {"x": x})
-    raw = device_free.run_inductor(program, H100, lambda *_: 0, tmp_path, installed.find_ptxas())
+    raw = device_free.run_inductor(
+        program, H100, TileChooser(H100), tmp_path, installed.find_ptxas()
+    )
     (kernel,) = raw.kernels
     assert "associative_scan" in kernel.source and "lookback" not in kernel.source
 

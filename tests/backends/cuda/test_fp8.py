@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from edgecompile.backends.cuda import device_free, installed
 from edgecompile.backends.cuda.cubins import assemble, audit_kernels
 from edgecompile.backends.cuda.lowering import fp8
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
-from edgecompile.backends.cuda.tiles import choose_tile
+from edgecompile.backends.cuda.row_tiles import TileChooser
 from edgecompile.backends.lowering.rewriting import LoweringReport
 from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.targets.gpu import GpuFacts
@@ -167,7 +166,7 @@ def test_kernels_read_e4m3(
     graph, _, ids, _ = lowered(Layer(), length)
     program = device_free.move_to_gpu(graph, {"ids": ids})
     ptxas = installed.find_ptxas()
-    raw = device_free.run_inductor(program, gpu, partial(choose_tile, gpu), tmp_path, ptxas)
+    raw = device_free.run_inductor(program, gpu, TileChooser(gpu), tmp_path, ptxas)
     assert sum(t.dtype == torch.float8_e4m3fn for t in raw.constants.values()) == 5
     products = [
         kernel

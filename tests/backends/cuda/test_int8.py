@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from edgecompile.backends.cuda.cubins import assemble, audit_kernels
 from edgecompile.backends.cuda.kernels import rows
 from edgecompile.backends.cuda.kernels.launch import interpreted
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
-from edgecompile.backends.cuda.tiles import choose_tile
+from edgecompile.backends.cuda.row_tiles import TileChooser
 from edgecompile.backends.lowering.rewriting import LoweringReport
 from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.targets.gpu import GpuFacts
@@ -184,7 +183,7 @@ def test_parts_of_a_row_are_added_up_where_they_are_read(tmp_path: Path) -> None
     graph, _, ids, _ = lowered(Layer(), 1)
     program = device_free.move_to_gpu(graph, {"ids": ids})
     ptxas = installed.find_ptxas()
-    raw = device_free.run_inductor(program, H100, partial(choose_tile, H100), tmp_path, ptxas)
+    raw = device_free.run_inductor(program, H100, TileChooser(H100), tmp_path, ptxas)
     splitting = [k.name for k in raw.kernels if "split" in k.name]
     assert not splitting
     # The table, the attention, five products, and behind each product one.
@@ -205,7 +204,7 @@ def test_kernels_read_int8(gpu: GpuFacts, length: int, tmp_path: Path) -> None:
     graph, _, ids, _ = lowered(Layer(), length)
     program = device_free.move_to_gpu(graph, {"ids": ids})
     ptxas = installed.find_ptxas()
-    raw = device_free.run_inductor(program, gpu, partial(choose_tile, gpu), tmp_path, ptxas)
+    raw = device_free.run_inductor(program, gpu, TileChooser(gpu), tmp_path, ptxas)
     assert sum(t.dtype == torch.int8 for t in raw.constants.values()) == 5
     # Triton takes integers apart as 16 bits.
     reading = [k for k in raw.kernels if re.search(r"cvt\.rn\.f32\.s(8|16)", k.ptx)]

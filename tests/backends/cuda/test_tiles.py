@@ -105,7 +105,7 @@ def test_a_varying_product_gets_a_tile_that_is_good_at_all_of_its_sizes() -> Non
         best = cycles(product, chosen(product, H100), H100)
         lost.append(cycles(product, tile, H100) / best)
     own = cycles(many, chosen(few, H100), H100) / cycles(many, chosen(many, H100), H100)
-    assert max(lost) < 1.6 < own
+    assert max(lost) < 2 < own
     assert tile.m * tile.n > chosen(few, H100).m * chosen(few, H100).n
 
 

@@ -186,15 +186,6 @@ HOSTILE_GPUS: list[tuple[str, str, Any, str]] = [
     ("variant-programs", "alternatives", [[]], "1 lists of alternatives for 2 buckets"),
     ("key-type", "alternatives", [[], "a.so"], "variants[1].alternatives[1]: must be a list"),
     ("list-size", "alternatives", [["a.so"] * 9, []], "has 9 entries, must have 0 to 8"),
-    ("path-listed", "few", [{"rows": 8, "program": "a.so"}, None], "variants[1].few[0].program"),
-    ("variant-programs", "few", [None], "1 entries for 2 buckets"),
-    ("key-type", "few", [None, 8], "variants[1].few[1]: must be an object"),
-    ("key-missing", "few", [None, {"rows": 8}], "variants[1].few[1].program"),
-    ("variant-few", "few", [None, {"rows": 0, "program": "a.so"}], "0 isn't within 1..1099511627776"),
-    ("variant-few", "few", [{"rows": 1 << 41, "program": "a.so"}, None], "variants[1].few[0].rows"),
-    ("key-type", "few", [{"rows": "8", "program": "a.so"}, None], "variants[1].few[0].rows"),
-    ("list-size", "few", [{"rows": 8, "program": "a.so", "alternatives": ["a.so"] * 9}, None],
-     "has 9 entries, must have 0 to 8"),
 ]  # fmt: skip
 
 
@@ -216,12 +207,6 @@ def test_a_variant_for_gpus_is_read_and_written(bundle: DummyBundle) -> None:
     assert again.to_json()["variants"][1] == variant
     assert again.variants[1].alternatives == ((), (variant["programs"][0],))
     del variant["alternatives"]
-    few = {"rows": 8, "program": variant["programs"][0], "alternatives": [variant["programs"][1]]}
-    variant["few"] = [None, few]
-    again = parse_manifest(json.dumps(bundle.listed()).encode())
-    assert again.to_json()["variants"][1] == variant and again.variants[1].few[0] is None
-    assert again.variants[1].files() == [*variant["programs"], *variant["programs"]]
-    del variant["few"]
     variant["gpu"]["graphs"] = False
     again = parse_manifest(json.dumps(bundle.listed()).encode())
     assert again.to_json()["variants"][1] == variant
