@@ -92,6 +92,7 @@ def test_one_command_checks_bundles_of_both_kinds(
         "memcheck ok, racecheck ok, initcheck FAILED"
     ] * 2
     assert [row.get("texts") for row in rows] == [None, 9] and rows[0]["cases"] == 6
+    assert [row.get("batches") for row in rows] == [2, None]
     assert all(len(row["failures"]) == 1 for row in rows), text
     sanitizer.unlink()
     code, rows, text = check()
