@@ -55,7 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
 def test_the_bundle_says_that_no_graph_holds_its_runs(built: BuildResult) -> None:
     manifest = parse_manifest((built.bundle_path / "manifest.json").read_bytes())
     gpu = manifest.variants[-1].gpu
-    assert gpu is not None and not gpu.graphs and set(gpu.checks) == {"audit", "graph"}
+    assert gpu is not None and not gpu.graphs and set(gpu.checks) == {"audit", "graph", "rehearsal"}
     assert [item.shape for item in manifest.outputs] == [(None, 2), (None,), (1, None)]
     assert any("waits for a number from the GPU" in note for note in built.notes)
     assert "no CUDA graphs" in " ".join(run("inspect", str(built.bundle_path)).output.split())

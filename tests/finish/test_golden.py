@@ -184,6 +184,7 @@ def test_the_same_command_compares_with_eager(rig: Rig) -> None:
             capture_output=True,
             text=True,
         )
+        assert (output / "gpu-check.json").exists(), done.stderr
         (row,) = json.loads((output / "gpu-check.json").read_text())
         return done.returncode, row
 
@@ -199,7 +200,9 @@ def test_a_check_without_a_case_fails(tmp_path: Path) -> None:
     bundle = tmp_path / "refusing.ecb"
     bundle.mkdir()
     (bundle / "__main__.py").write_text("raise SystemExit(17)\n")
-    (bundle / "manifest.json").write_text('{"golden": [], "variants": []}')
+    (bundle / "manifest.json").write_text(
+        '{"golden": [], "variants": [], "inputs": [], "outputs": [], "axes": {}, "length_axis": null}'
+    )
     command = [sys.executable, str(REPOSITORY / "scripts" / "gpu-check"), "--output"]
     done = subprocess.run(
         [*command, str(tmp_path / "out"), str(bundle)], capture_output=True, text=True
