@@ -75,12 +75,17 @@ def contained(
 
 def change_code(source: Path, target: Path) -> Path:
     """A copy of a bundle with another library, which does the same."""
+    manifest = json.loads((source / "manifest.json").read_text())
+    name = manifest["variants"][0]["programs"][0]
+    return append(source, target, name, b"\0" * 64)  # behind what an ELF file says it has
+
+
+def append(source: Path, target: Path, name: str, more: bytes) -> Path:
+    """A copy of a bundle with further bytes in a file, which its manifest lists."""
     shutil.copytree(source, target)
     manifest = json.loads((target / "manifest.json").read_text())
-    name = manifest["variants"][0]["programs"][0]
-    with (target / name).open("ab") as file:
-        file.write(b"\0" * 64)  # behind what an ELF file says it has
-    content = (target / name).read_bytes()
+    content = (target / name).read_bytes() + more
+    (target / name).write_bytes(content)
     manifest["files"][name] = {
         "size": len(content), "sha256": hashlib.sha256(content).hexdigest()
     }  # fmt: skip

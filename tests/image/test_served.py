@@ -6,7 +6,6 @@ the next.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
-from tests.image.layouts import change_code, contained, unpack, write
+from tests.image.layouts import append, change_code, contained, unpack, write
 from tests.needs import lack, need
 from tests.server.asgi import tensor
 from tests.test_container_image import need_network
@@ -110,17 +109,11 @@ def test_its_server_answers(container: Container, tiny_bundle: Path) -> None:
 
 def grow_weights(source: Path, target: Path) -> Path:
     """A copy of a bundle with weights of MiniLM's size: bytes behind its own, which nobody would read."""
-    shutil.copytree(source, target)
-    manifest = json.loads((target / "manifest.json").read_text())
-    (name,) = (name for name in manifest["files"] if name.startswith("weights"))
-    with (target / name).open("ab") as file:
-        file.write(np.random.default_rng(7).bytes(WEIGHTS - file.tell()))
-    content = (target / name).read_bytes()
-    manifest["files"][name] = {
-        "size": len(content), "sha256": hashlib.sha256(content).hexdigest()
-    }  # fmt: skip
-    (target / "manifest.json").write_text(json.dumps(manifest))
-    return target
+    files = json.loads((source / "manifest.json").read_text())["files"]
+    (name,) = (name for name in files if name.startswith("weights"))
+    return append(
+        source, target, name, np.random.default_rng(7).bytes(WEIGHTS - files[name]["size"])
+    )
 
 
 def test_an_update_of_the_code_moves_little(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -80,15 +80,20 @@ def start_ray() -> None:
             ray.shutdown()
 
 
-def main(bundle: str) -> None:
+def serve_bundle(bundle: str, **options: int) -> str:
+    """Serves a bundle with so many replicas, on a cluster of its own; where it is asked."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     start_ray()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    options = {"bundle": bundle, "name": "m", "threads": 1, "min_replicas": 2, "max_replicas": 3}
-    serve.run(app(options))
-    url = f"http://127.0.0.1:{port}/v2/models/m/infer"
+    serve.run(app({"bundle": bundle, "name": "m", "threads": 1, **options}))
+    return f"http://127.0.0.1:{port}"
+
+
+def main(bundle: str) -> None:
+    server = serve_bundle(bundle, min_replicas=2, max_replicas=3)
+    url = server + "/v2/models/m/infer"
     rows = [[5 + (7 * n + i) % 20 for i in range(3 + n % 20)] for n in range(ASKED)]
     answers: list[Any] = [None] * ASKED
     repeated = [0] * ASKED
@@ -117,7 +122,7 @@ def main(bundle: str) -> None:
             for output in answer["outputs"]:
                 found = np.array(output["data"]).reshape(output["shape"])
                 wrong += not np.allclose(found, wanted[output["name"]], atol=1e-4)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+    with urllib.request.urlopen(server + "/metrics") as answer:
         metrics = answer.read().decode()
     told = {
         "asked": ASKED,

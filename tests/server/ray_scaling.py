@@ -7,7 +7,6 @@ loopback address.
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import threading
 import time
@@ -19,8 +18,7 @@ import ray
 from ray import serve
 
 from edgecompile.runtime import open_bundle
-from edgecompile.server.ray import app
-from tests.server.ray_cluster import replicas, start_ray
+from tests.server.ray_cluster import replicas, serve_bundle
 
 #: Clients that ask without a pause: as many requests wait, a run of some milliseconds each.
 CLIENTS, ROWS, LENGTH = 32, 8, 512
@@ -28,13 +26,7 @@ MOST_S = 240
 
 
 def main(bundle: str) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    start_ray()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    options = {"bundle": bundle, "name": "m", "threads": 1, "max_replicas": 2, "backlog_ms": 5}
-    serve.run(app(options))
+    url = serve_bundle(bundle, max_replicas=2, backlog_ms=5) + "/v2/models/m/infer"
     before = len(replicas())
 
     ids = np.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % 10
@@ -46,7 +38,6 @@ def main(bundle: str) -> None:
         for name, datatype, array in (("ids", "INT64", ids), ("x", "FP32", x))
     ]
     body = json.dumps({"inputs": inputs, "outputs": [{"name": "sum"}]}).encode()
-    url = f"http://127.0.0.1:{port}/v2/models/m/infer"
     seen, lock, stop = Counter[str](), threading.Lock(), threading.Event()
 
     def work() -> None:
