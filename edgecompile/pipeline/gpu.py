@@ -160,13 +160,12 @@ def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Pat
 def note_numbers(run: Run, subject: Subject, planned: Planned) -> list[str]:
     """A note if sizes within the model depend on values.
 
-    It exports the programs, which a build with the same work folder uses again.
+    It exports one program, which a build with the same work folder uses again: all are of one model.
     """
     from edgecompile.backends.cuda.lowering.values import sizes_depend_on_values
 
-    exported = export_programs(run, subject.whole, planned.plan.buckets)
-    reads = any(sizes_depend_on_values(program.program.module()) for program in exported)
-    return [NUMBERS_NOTE] * reads
+    (exported,) = export_programs(run, subject.whole, planned.plan.buckets[:1])
+    return [NUMBERS_NOTE] * sizes_depend_on_values(exported.program.module())
 
 
 def _compile_for_gpu(
