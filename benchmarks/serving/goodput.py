@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import heapq
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -33,6 +35,8 @@ from benchmarks.serving.goodput_page import write_page
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.server.schedule.costs import CostTable, read_costs, read_document
+from edgecompile.server.schedule.jobs import Job, Run
+from edgecompile.server.schedule.queue import Queue
 from edgecompile.server.schedule.simulate import Request, draw_trace, make_queue, simulate
 
 #: Of the simulated runs' times, as in the tests: sigma of a lognormal number.
@@ -119,24 +123,46 @@ def measure(
     }
 
 
+def answer_patient(queue: Queue, lengths: Mapping[int, int], clients: int) -> float:
+    """Texts per second of a simulated server whose clients ask without a pause, each one text at a time."""
+    draw, texts = random.Random(1), draw_trace(lengths, 1 << 14, seed=2)
+    ends: list[tuple[float, int, Run]] = []
+    now, asked, answered, begun = 0.0, 0, 0, 0
+    idle = clients
+    while now < SIMULATED:
+        for _ in range(idle):
+            queue.offer([Job(texts[asked % len(texts)].length, arrived=now)], now)
+            asked += 1
+        while (run := queue.next(now)[0]) is not None:
+            begun += 1
+            took = run.predicted * draw.lognormvariate(0.0, NOISE)
+            heapq.heappush(ends, (now + took, begun, run))
+        now, _, run = heapq.heappop(ends)
+        queue.end(run, now)
+        idle = len(run.jobs)
+        answered += idle
+    return answered / now
+
+
 def predict(
     table: CostTable, lengths: Mapping[int, int], steps: Sequence[int], options: argparse.Namespace
 ) -> Any:
-    """What the simulator says: in time per second, as shares of what it answers at most.
+    """What the simulator says: in time per second, as shares of what it answers clients without a pause.
 
     ``steps``: percentiles of the lengths that the bundle was planned for, by which its server divides the CPUs.
     """
     cpus = options.threads or len(options.cores)
     planned = Counter(steps) or lengths
 
-    def queue() -> Any:
+    def queue() -> Queue:
         return make_queue("by-cost", table, cpus, planned, limit=1 << 20)
 
-    most = simulate(draw_trace(lengths, 2000, seed=1), queue(), table, cpus, noise=NOISE).rate
+    most = answer_patient(queue(), lengths, options.clients)
     shares: dict[str, dict[str, float]] = {}
     for shape, load in options.loads:
         dues = draw_times(shape, most * load, SIMULATED, seed=7)
-        drawn = draw_trace(lengths, len(dues), seed=7)
+        # Of one seed, long gaps would come before long texts.
+        drawn = draw_trace(lengths, len(dues), seed=8)
         trace = [Request(at, item.length) for at, item in zip(dues, drawn, strict=True)]
         found = simulate(trace, queue(), table, cpus, slo=options.slo, noise=NOISE)
         shares.setdefault(shape, {})[str(load)] = found.goodput / most

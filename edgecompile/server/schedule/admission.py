@@ -13,7 +13,7 @@ from typing import NamedTuple
 from edgecompile.server.schedule.by_cost import ByCost, urgency
 from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
-from edgecompile.server.schedule.streams import Streams
+from edgecompile.server.schedule.streams import Division
 
 #: By how much longer a wait counts for a request that takes twice as much as the usual one, or more. Under overload
 #: the wait is always about as long as is allowed, so a little makes a large difference: answers are more
@@ -50,10 +50,9 @@ class Admission:
     Requests that take more than usual are refused a little sooner.
     """
 
-    def __init__(
-        self, costs: CostTable, cpus: int, streams: Streams, speed: Speed, policy: ByCost
-    ) -> None:
-        self._costs, self._cpus, self._streams = costs, cpus, streams
+    def __init__(self, costs: CostTable, division: Division, speed: Speed, policy: ByCost) -> None:
+        self._costs, self._cpus, self._division = costs, division.cpus, division
+        self._streams = division.streams
         self._speed, self._policy = speed, policy
         self._waiting: list[_Waiting] = []  # the most urgent first: key, number, CPU seconds, job
         self._keys: dict[Job, _Waiting] = {}
@@ -72,6 +71,12 @@ class Admission:
         Raises:
             Refused: with what its message says.
         """
+        for job in jobs:
+            allowed = None if job.deadline is None else job.deadline - now
+            self._division.see(job.length, allowed, now)
+        if self._streams is not self._division.streams:
+            self._streams = self._division.streams
+            self._sizes.clear()
         timed = [job for job in jobs if job.deadline is not None]
         if not timed and not self._waiting:
             return
@@ -105,7 +110,10 @@ class Admission:
             dear = self._dearness(job)
             over = (wait * dear + own - allowed) / dear
             if over > late:
-                late, message = over, f"it would be ready in {_ms(wait + own)}, {_ms(over)} too late"
+                late, message = (
+                    over,
+                    f"it would be ready in {_ms(wait + own)}, {_ms(over)} too late",
+                )
                 if wait + own <= allowed:
                     message = (
                         f"it would be ready in {_ms(wait + own)}, but takes more than others do; "

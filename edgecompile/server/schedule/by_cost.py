@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from edgecompile.server.schedule.compose import compose
 from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Choice, Job, total_rows
-from edgecompile.server.schedule.streams import Streams
+from edgecompile.server.schedule.streams import Division
 
 #: A request without a deadline is as urgent as one that came with so many seconds.
 PATIENCE = 1.0
@@ -36,20 +36,34 @@ class ByCost:
     ANEW = 64
 
     def __init__(
-        self, costs: CostTable, streams: Streams, speed: Speed | None = None, *, mixes: bool = True
+        self,
+        costs: CostTable,
+        division: Division,
+        speed: Speed | None = None,
+        *,
+        mixes: bool = True,
     ) -> None:
         """``mixes``: whether requests of other lengths may share a batch, filled up."""
-        self._costs, self._streams = costs, streams
+        self._costs, self._division = costs, division
         self._speed = speed or Speed()
         self._mixes = mixes
         self._batches: list[list[Job]] = []  # the most urgent one last
         self._composed = 0
         self.packing = 1.0
 
-    def choose(self, waiting: dict[Job, None], now: float, free: int) -> Choice | None:
+    def choose(
+        self, waiting: dict[Job, None], now: float, free: int, own: int = 0
+    ) -> Choice | None:
         """See ``Policy``."""
-        fewest = self._costs.threads[0]
-        if free < min(fewest, self._streams.threads):
+        streams, cpus = self._division.streams, self._division.cpus
+        if free < min(self._costs.threads[0], streams.threads):
+            return None
+        # Runs of fewer threads that end one by one would never leave enough of the CPUs to one of more.
+        if (
+            free < streams.threads
+            and 0 < own < streams.count * streams.threads
+            and free + own == cpus
+        ):
             return None
         changed = len(waiting) != self._composed
         if not self._batches or (changed and len(waiting) <= self.ANEW):
@@ -70,7 +84,7 @@ class ByCost:
         if len(waiting) > self.WINDOW:
             jobs = heapq.nsmallest(self.WINDOW, waiting, key=urgency)
         batches = []
-        threads, cheapest, seconds = self._streams.threads, 0.0, 0.0
+        threads, cheapest, seconds = self._division.streams.threads, 0.0, 0.0
         for like in self._sorted(jobs):
             lengths = [job.length for job in like]
             for first, end in compose(self._costs, threads, lengths, [job.rows for job in like]):
@@ -96,7 +110,7 @@ class ByCost:
 
     def _threads(self, batch: Sequence[Job], free: int) -> int:
         """As planned where there is enough to do; with little, what ends this batch soonest."""
-        planned = self._streams.threads
+        planned = self._division.streams.threads
         share = free // (len(self._batches) + 1)
         if share <= planned:
             return max(t for t in self._costs.threads if t <= max(min(planned, free), 1))

@@ -61,13 +61,16 @@ Choice = tuple[Sequence[Job], int]
 class Policy(Protocol):
     """A rule of what runs next."""
 
-    def choose(self, waiting: dict[Job, None], now: float, free: int) -> Choice | None:
+    def choose(
+        self, waiting: dict[Job, None], now: float, free: int, own: int = 0
+    ) -> Choice | None:
         """Chooses among those that wait, in the order of their arrival.
 
         Args:
             waiting: one at least.
             now: by the clock.
             free: how many CPUs nothing runs on, one at least.
+            own: how many this queue's runs have.
 
         Returns:
             None: nothing, before a run that is under way has ended.

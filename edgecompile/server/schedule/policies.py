@@ -21,7 +21,9 @@ class OneByOne:
         """``least``: be content with so many where others run beside; None: with no fewer."""
         self._threads, self._least = threads, least or threads
 
-    def choose(self, waiting: dict[Job, None], now: float, free: int) -> Choice | None:
+    def choose(
+        self, waiting: dict[Job, None], now: float, free: int, own: int = 0
+    ) -> Choice | None:
         """See ``Policy``."""
         if free < self._least:
             return None
@@ -39,7 +41,9 @@ class InOrder:
     def __init__(self, threads: int, rows: int = 8, tokens: int = 16384) -> None:
         self._threads, self._rows, self._tokens = threads, rows, tokens
 
-    def choose(self, waiting: dict[Job, None], now: float, free: int) -> Choice | None:
+    def choose(
+        self, waiting: dict[Job, None], now: float, free: int, own: int = 0
+    ) -> Choice | None:
         """See ``Policy``."""
         if free < self._threads:
             return None
@@ -66,7 +70,9 @@ class SortedWindow:
         self._threads, self._rows = threads, rows
         self._batches: list[list[Job]] = []
 
-    def choose(self, waiting: dict[Job, None], now: float, free: int) -> Choice | None:
+    def choose(
+        self, waiting: dict[Job, None], now: float, free: int, own: int = 0
+    ) -> Choice | None:
         """See ``Policy``."""
         if free < self._threads:
             return None
@@ -85,7 +91,9 @@ class SameLength:
     def __init__(self, threads: int, rows: int = 8) -> None:
         self._threads, self._rows = threads, rows
 
-    def choose(self, waiting: dict[Job, None], now: float, free: int) -> Choice | None:
+    def choose(
+        self, waiting: dict[Job, None], now: float, free: int, own: int = 0
+    ) -> Choice | None:
         """See ``Policy``."""
         if free < self._threads:
             return None

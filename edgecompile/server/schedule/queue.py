@@ -50,6 +50,7 @@ class Queue:
         least = costs.threads[0]  # there are no costs of a smaller run
         shared = cores is not None and cores.count >= least
         self.cores = cores if shared and cores is not None else Cores(max(cpus, least))
+        self._own = 0  # CPUs of the runs under way
         self.speed = speed or Speed()
         self._cpus, self._costs, self._limit = cpus, costs, limit
         self._policy, self._admission = policy, admission
@@ -88,7 +89,7 @@ class Queue:
         """The run that begins now, if one does; and jobs that can't be in time any more, taken out."""
         expired: list[Job] = []
         while self.waiting and self.cores.free > 0:
-            choice = self._policy.choose(self.waiting, now, self.cores.free)
+            choice = self._policy.choose(self.waiting, now, self.cores.free, self._own)
             if choice is None:
                 break
             jobs, threads = choice
@@ -105,6 +106,7 @@ class Queue:
             run = Run(jobs, threads, now)
             run.predicted = self._costs.seconds(run.threads, run.rows, run.length)
             self.cores.free -= threads
+            self._own += threads
             self.running[run] = None
             return run, expired
         return None, expired
@@ -113,6 +115,7 @@ class Queue:
         """A run is over."""
         del self.running[run]
         self.cores.free += run.threads
+        self._own -= run.threads
         if self._admission is not None:
             self._admission.end(run.jobs, now)
         if now > run.began:

@@ -57,7 +57,7 @@ class Scheduler:
 
     Attributes:
         cores: the CPUs, perhaps shared with other models.
-        streams: how the CPUs are divided; None without costs.
+        streams: how the CPUs are divided before any request came; None without costs.
         traffic: the requests, counted.
         batches: how many runs had so many rows.
     """

@@ -15,7 +15,7 @@ from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run
 from edgecompile.server.schedule.policies import InOrder, OneByOne, SameLength, SortedWindow
 from edgecompile.server.schedule.queue import Queue
-from edgecompile.server.schedule.streams import Cores, Streams, plan_streams
+from edgecompile.server.schedule.streams import Cores, Division, Streams, plan_streams
 
 #: By name: what they are.
 POLICIES = {
@@ -140,7 +140,7 @@ def make_queue(
         costs: the table.
         cpus: of the server.
         lengths: of the traffic, for the division of the CPUs.
-        streams: that division, where it is known.
+        streams: that division, where it is known; the rule "by-cost" makes others by what comes.
         mixes: whether requests of other lengths may share a batch.
         limit: how many requests may wait.
         cores: as in ``Queue``.
@@ -149,8 +149,9 @@ def make_queue(
     every = max((t for t in costs.threads if t <= cpus), default=costs.threads[0])
     speed = Speed()
     if policy == "by-cost":
-        own = ByCost(costs, streams, speed, mixes=mixes)
-        admission = Admission(costs, cpus, streams, speed, own)
+        division = Division(costs, cpus, streams)
+        own = ByCost(costs, division, speed, mixes=mixes)
+        admission = Admission(costs, division, speed, own)
         return Queue(costs, cpus, own, speed=speed, admission=admission, limit=limit, cores=cores)
     rules: dict[str, Policy] = {
         "one-by-one": OneByOne(every),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,6 +15,8 @@ from edgecompile.server.schedule.costs import CostTable
 #: Requests whose batches a division is judged by. About as many wait where answers are wanted within a tenth of a
 #: second: the batches of more would be fuller, but nobody waits for them.
 WAITING = 64
+#: The share of the answers that shorter runs may cost.
+TOLL = 0.1
 
 
 @dataclass(frozen=True)
@@ -57,26 +60,73 @@ class Cores:
             item()
 
 
-def plan_streams(costs: CostTable, cpus: int, lengths: Mapping[int, int]) -> Streams:
+class Division:
+    """How the CPUs are divided: by the lengths that were planned for, and then by those that come.
+
+    Attributes:
+        cpus: all of them.
+        streams: the division now.
+    """
+
+    #: Seconds between plans, and requests that one is made of at least.
+    EVERY_S = 1.0
+    SEEN = 64
+
+    def __init__(self, costs: CostTable, cpus: int, streams: Streams) -> None:
+        """``streams``: the first division."""
+        self.cpus, self.streams = cpus, streams
+        self._costs = costs
+        self._lengths = Counter[int]()
+        self._allowed: float | None = None
+        self._planned = -math.inf
+
+    def see(self, length: int, allowed: float | None, now: float) -> None:
+        """A request came, perhaps with a deadline in so many seconds; divides anew where that is due."""
+        self._lengths[length] += 1
+        if allowed is not None:
+            self._allowed = allowed
+        if now - self._planned >= self.EVERY_S and self._lengths.total() >= self.SEEN:
+            self.streams = plan_streams(self._costs, self.cpus, self._lengths, self._allowed)
+            self._lengths.clear()
+            self._allowed, self._planned = None, now
+
+
+def plan_streams(
+    costs: CostTable, cpus: int, lengths: Mapping[int, int], allowed: float | None = None
+) -> Streams:
     """The division that answers most of ``WAITING`` requests, by the costs of its runs beside each other.
 
-    Every division of fewer CPUs is one of more, so more CPUs never answer less.
+    Every division of fewer CPUs is one of more, so more CPUs never answer less. Where runs take more than half
+    of the time that is allowed, nobody can wait for one: then as many threads as it takes to halve them,
+    if that costs no more than ``TOLL``.
 
     Args:
         costs: of runs beside as many as the CPUs hold.
         cpus: that there are.
         lengths: how often each length occurs, one at least.
+        allowed: seconds in which an answer is wanted.
     """
-    best = Streams(1, costs.threads[0], 0.0)
+    found: list[Streams] = []
     few = _spread(lengths)
     for threads in costs.threads:
-        if threads > cpus and best.rows_per_second:
+        if threads > cpus and found:
             break
         streams = max(1, cpus // threads)
         rate = streams * len(few) / composed_seconds(costs, threads, few)
+        found.append(Streams(streams, threads, rate))
+    best = found[0]
+    for one in found:
         # Of equals the fewer threads.
-        if rate > best.rows_per_second * 1.02:
-            best = Streams(streams, threads, rate)
+        if one.rows_per_second > best.rows_per_second * 1.02:
+            best = one
+    if allowed is None:
+        return best
+    usual, least = few[len(few) // 2], (1 - TOLL) * best.rows_per_second
+    for one in found[found.index(best) :]:
+        if one.rows_per_second >= least:
+            best = one
+            if 2 * costs.seconds(one.threads, 1, usual) <= allowed:
+                break
     return best
 
 

@@ -14,7 +14,7 @@ from edgecompile.runtime.errors import InputError
 from edgecompile.server.process.arguments import parse
 from edgecompile.server.schedule.compose import compose, composed_seconds
 from edgecompile.server.schedule.costs import CostTable, Speed, read_costs, read_document
-from edgecompile.server.schedule.streams import plan_streams
+from edgecompile.server.schedule.streams import Division, plan_streams
 
 LENGTHS, ROWS = (1, 4, 16, 64), (1, 2, 4)
 
@@ -153,6 +153,43 @@ def test_streams_are_planned_for_as_many_as_wait() -> None:
     table = CostTable([*one, *two])
     assert plan_streams(table, 2, {320: 1}).threads == 2
     assert plan_streams(table, 2, {10 * n: 1 for n in range(1, 65)}).threads == 1
+
+
+#: Two threads halve a run of 256 tokens, nearly, and don't help one of 16.
+HALVING = CostTable(
+    [(t, 1, n, ms) for t, n, ms in ((1, 16, 2.0), (2, 16, 1.8), (1, 256, 60.0), (2, 256, 32.0))]
+)
+
+
+@pytest.mark.parametrize(
+    ("length", "allowed", "threads"),
+    [
+        (256, None, 1),
+        (256, 0.1, 2),  # of runs of a thread there is time for one
+        (256, 0.13, 1),
+        (256, 0.05, 2),  # not even of two threads for more than one
+        (16, 0.003, 1),  # it would cost nearly half of the answers
+    ],
+)
+def test_runs_are_shorter_where_nobody_could_wait_for_one(
+    length: int, allowed: float | None, threads: int
+) -> None:
+    found = plan_streams(HALVING, 2, {length: 1}, allowed)
+    assert found.threads == threads and found.count == 2 // threads
+
+
+def test_cpus_are_divided_by_what_comes() -> None:
+    division = Division(HALVING, 2, plan_streams(HALVING, 2, {16: 1}))
+    seen = []
+    for i in range(4 * Division.SEEN):
+        division.see(256 if i < 2 * Division.SEEN else 16, 0.1, i * 0.1)
+        seen.append(division.streams.threads)
+    changes = [i for i in range(1, len(seen)) if seen[i] != seen[i - 1]]
+    assert seen[0] == 1 and changes == [Division.SEEN - 1, 3 * Division.SEEN - 1]
+    for at, threads in ((25.6, 1), (26.6, 2)):  # at most once in a second
+        for _ in range(Division.SEEN):
+            division.see(256, 0.1, at)
+        assert division.streams.threads == threads
 
 
 def test_speed_follows_what_is_seen() -> None:

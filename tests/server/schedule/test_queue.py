@@ -19,6 +19,7 @@ from edgecompile.server.schedule.simulate import (
     offline_seconds,
     simulate,
 )
+from edgecompile.server.schedule.streams import Cores, Division
 
 #: Batches pay for short requests and lose for long ones; two threads help the long ones.
 TABLE = CostTable(
@@ -232,6 +233,59 @@ def test_overload_leaves_the_answers_in_time() -> None:
         trace, make_queue("streams", TABLE, 2, LENGTHS), TABLE, 2, policy="streams", slo=0.1
     )
     assert other.goodput < 0.5 * ours.goodput
+
+
+def test_what_takes_more_than_usual_is_refused_a_little_sooner() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    for _ in range(8):
+        queue.offer([Job(10, deadline=0.08)], 0.0)
+    with pytest.raises(Refused, match=r"ready in 100 ms, but takes more than others do") as caught:
+        queue.offer([Job(20, deadline=0.105)], 0.0)
+    retry = caught.value.retry_after
+    assert retry is not None and 0.002 < retry < 0.004
+    now, _ = drain(queue, 0.0, retry)
+    with pytest.raises(Refused):
+        queue.offer([Job(20, arrived=now, deadline=now + 0.105 - 2e-3)], now)
+    queue.offer([Job(20, arrived=now, deadline=now + 0.105)], now)
+    queue.offer([Job(5, arrived=now, deadline=now + 0.105)], now)
+
+
+def test_all_long_requests_run_one_behind_the_other_on_more_threads() -> None:
+    """60 ms on one thread and 32 on two: in 100 ms there is time for one or three."""
+    capacity = 2 / TABLE.seconds(1, 1, 256)
+    trace = draw_trace({256: 1}, 600, 1.5 * capacity, seed=2)
+    queue = make_queue("by-cost", TABLE, 2, LENGTHS)
+    outcome = simulate(trace, queue, TABLE, 2, slo=0.1, noise=0.05)
+    assert outcome.goodput >= 0.85 * capacity  # 0.75 in runs of a thread
+    assert outcome.in_time >= 0.99 * outcome.answered
+
+
+def test_wider_runs_wait_for_those_before_and_not_for_others() -> None:
+    def busy(taken: int) -> tuple[Queue, Cores]:
+        """A queue of a thread a run, one run under way; of the CPUs another queue has so many."""
+        cores = Cores(2 + taken)
+        queue = make_queue("by-cost", TABLE, 2 + taken, {4: 1}, cores=cores)
+        cores.free -= taken
+        queue.offer([Job(4), Job(200)], 0.0)
+        assert queue.next(0.0)[0] is not None and cores.free == 1
+        return queue, cores
+
+    def widen(queue: Queue) -> None:
+        for _ in range(Division.SEEN):
+            with contextlib.suppress(Refused):
+                queue.offer([Job(256, arrived=5.0, deadline=5.1)], 5.0)
+
+    queue, cores = busy(0)
+    widen(queue)
+    assert queue.next(5.0) == (None, [])
+    (run,) = queue.running
+    queue.end(run, 5.0)
+    following, _ = queue.next(5.0)
+    assert following is not None and following.threads == 2 and cores.free == 0
+    queue, _ = busy(1)
+    widen(queue)
+    following, _ = queue.next(5.0)
+    assert following is not None and following.threads == 1
 
 
 def test_little_to_do_runs_wide_and_much_runs_side_by_side() -> None:
