@@ -8,12 +8,15 @@ import resource
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.conftest import one_at_a_time
 from tests.needs import need, need_aarch64_compiler
+
+if TYPE_CHECKING:
+    from edgecompile.buckets.plan import BucketPlan
 
 #: (variant, qemu's CPU): the least CPU that qemu knows for each variant.
 X86 = (("x86-64-v2", "Nehalem"), ("x86-64-v3", "Haswell"))
@@ -70,9 +73,18 @@ def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def build_for_any(
-    folder: Path, name: str, model: str, batch: tuple[int, int] = (1, 1), buckets: int = 1
+    folder: Path,
+    name: str,
+    model: str,
+    *,
+    lengths: Sequence[int] = (3, 4, 4, 7, 9, 9, 9, 20, 31),
+    longest: int = 32,
+    plan: BucketPlan | None = None,
 ) -> Path:
-    """A model for all five variants of cpu-any, lengths to 32, once for all processes of a run."""
+    """A model for all five variants of cpu-any, once for all processes of a run.
+
+    By ``plan``, where one is given: then nothing is measured. Else one program for all lengths.
+    """
     from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.models.options import LoadOptions
     from edgecompile.pipeline.build import build
@@ -81,19 +93,35 @@ def build_for_any(
 
     need_aarch64_compiler()
     output = folder / f"{name}.ecb"
+    chosen: dict[str, Any] = {"buckets": 1, "mode": "exact"} if plan is None else {"plan": plan}
     with one_at_a_time(folder / f"{name}.lock"):
         if not output.exists():
-            lengths = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
             build(
                 BuildRequest(
                     model=model,
                     target="cpu-any",
                     plan=PlanRequest(
-                        lengths, buckets=buckets, mode="exact", max_length=32, emulation=False
-                    ),  # that is what the tests do
+                        LengthDistribution.from_samples(lengths),
+                        max_length=longest,
+                        emulation=False,  # that is what the tests do
+                        **chosen,
+                    ),
                     output=output,
-                    load=LoadOptions(batch=batch),
+                    load=LoadOptions(batch=plan.extent("batch") if plan is not None else (1, 1)),
                     work_dir=folder / f"{name}.work",
                 )
             )
     return output
+
+
+def build_encoder_for_any(folder: Path, tiny_model: Path) -> Path:
+    """A two-layer BERT so, in two buckets: matrix products, attention, layer norm, look-ups."""
+    from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.buckets.ranges import AxisRange, Bucket
+
+    buckets = (
+        Bucket("exact", (("length", AxisRange(*span)), ("batch", AxisRange(1, 2, 1))))
+        for span in ((1, 9, 7), (10, 32, 20))
+    )
+    plan = BucketPlan("length", tuple(buckets))
+    return build_for_any(folder, "encoder-any", str(tiny_model), plan=plan)

@@ -100,7 +100,7 @@ _GUARDED = re.compile(
     r"|(?:execute_stack_op|uw_update_context(?:_1)?|_Unwind_GetGR)(?:\.|$)"
 )
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
-_INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t")
+_ADDRESS = re.compile(r" *[0-9a-f]+$")
 
 
 @dataclass(frozen=True)
@@ -184,41 +184,56 @@ def _count(
     starts = [start for start, _, _ in functions]
     features = _PATTERNS.get(arch, {})
     widths = _ARITHMETIC.get(arch, {})
-    # One scan with all patterns finds the few lines that are looked at one by one.
+    # One scan with all patterns finds the few instructions that are looked at with each.
     every = re.compile("|".join([*features.values(), *widths.values()]) or r"(?!)")
     feature_patterns = [(name, re.compile(pattern)) for name, pattern in features.items()]
     width_patterns = [(bits, re.compile(pattern)) for bits, pattern in widths.items()]
+
+    def look(text: str) -> tuple[int | None, tuple[str, ...]] | None:
+        """The width and the features of an instruction, None if it tells of nothing."""
+        if not every.search(text):
+            return None
+        # A conversion may name two widths: the widest counts.
+        width = next((bits for bits, pattern in width_patterns if pattern.search(text)), None)
+        return width, tuple(name for name, pattern in feature_patterns if pattern.search(text))
+
+    # Most instructions are there several times, word for word.
+    seen: dict[str, tuple[int | None, tuple[str, ...]] | None] = {}
     counts: dict[str, int] = {}
     examples: dict[str, str] = {}
     operations = dict.fromkeys(widths, 0)
     total = 0
     function = "?"
     for line in listing.splitlines():
-        if (heading := _FUNCTION.match(line)) is not None:
-            function = heading[1]
+        place, is_instruction, text = line.partition(":\t")
+        if not is_instruction:
+            if (heading := _FUNCTION.match(line)) is not None:
+                function = heading[1]
             continue
-        if (instruction := _INSTRUCTION.match(line)) is None:
+        if _ADDRESS.match(place) is None:
             continue
         total += 1
-        if not every.search(line):
+        text = "\t" + text
+        if text not in seen:
+            seen[text] = look(text)
+        if (found := seen[text]) is None:
             continue
         if functions:
-            address = int(instruction[1], 16)
+            address = int(place, 16)
             function = f"0x{address:x}"
             index = bisect.bisect_right(starts, address) - 1
             if index >= 0 and address < functions[index][1]:
                 function = functions[index][2]
         if _GUARDED.match(function):
             continue
-        for bits, pattern in width_patterns:
-            if pattern.search(line):
-                operations[bits] += 1
-                break  # a conversion may name two widths: the widest counts
-        for feature, pattern in feature_patterns:
-            if pattern.search(line):
-                counts[feature] = counts.get(feature, 0) + 1
-                text = " ".join(line.split("\t")[1:]).split("#")[0].strip()
-                examples.setdefault(feature, f"{function}: {' '.join(text.split())}")
+        width, names = found
+        if width is not None:
+            operations[width] += 1
+        for feature in names:
+            counts[feature] = counts.get(feature, 0) + 1
+            if feature not in examples:
+                shown = " ".join(text.split("#")[0].split())
+                examples[feature] = f"{function}: {shown}"
     uses = tuple(
         FeatureUse(name, counts[name], examples[name]) for name in features if name in counts
     )

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from edgecompile.audit.elf import ElfInfo, read_elf, version_key
 from edgecompile.audit.instructions import InstructionEvidence, find_objdump, scan_instructions
 from edgecompile.errors import AuditError
-from edgecompile.files import plain_fields
+from edgecompile.files import file_sha256, plain_fields
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.native import BASELINE_MARCH
 
@@ -39,6 +40,10 @@ _ABI_VERSIONS = {"ABI_DT_RELR": "2.36"}
 _PAGE_SIZES = {"x86-64": 4096, "aarch64": 65536}
 _INSTALL = {"x86-64": "install binutils", "aarch64": "install binutils-aarch64-linux-gnu"}
 _SHOWN = 12
+#: What was found in libraries by their content, architecture and disassembler: each build judges the
+#: same runtime library again, whose listing has 150,000 lines.
+_seen: dict[tuple[str, str, str], InstructionEvidence] = {}
+_MOST_SEEN = 64
 
 
 Severity = Literal["error", "warning", "note"]
@@ -198,7 +203,7 @@ def judge(
             what = f"its instructions were not looked at: no objdump for {variant.arch}"
             findings.append(Finding("note", "instructions", what, _INSTALL.get(variant.arch, "")))
         else:
-            evidence = scan_instructions(library, variant.arch, objdump)
+            evidence = _evidence(Path(library), variant.arch, objdump)
             findings += _instructions(evidence, variant, vectorised)
     order = {"error": 0, "warning": 1, "note": 2}
     return AuditVerdict(
@@ -213,6 +218,16 @@ def judge(
         vectorised=vectorised,
         instructions=evidence,
     )
+
+
+def _evidence(library: Path, arch: str, objdump: str) -> InstructionEvidence:
+    """What the instructions of a library are, found once for all libraries of the same content."""
+    known = (file_sha256(library), arch, objdump)
+    if known not in _seen:
+        if len(_seen) >= _MOST_SEEN:
+            _seen.clear()
+        _seen[known] = scan_instructions(library, arch, objdump)
+    return _seen[known]
 
 
 def _error(rule: str, what: str, cure: str = "") -> Finding:

@@ -18,6 +18,7 @@ from tests.emulation import (
     ARM,
     NOT_EMULATED,
     X86,
+    build_encoder_for_any,
     build_for_any,
     interpreter,
     report_of,
@@ -34,8 +35,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def encoder(shared_folder: Path, tiny_model: Path) -> Path:
-    """A two-layer BERT in two buckets: matrix products, attention, layer norm, look-ups."""
-    return build_for_any(shared_folder, "encoder-any", str(tiny_model), batch=(1, 2), buckets=2)
+    return build_encoder_for_any(shared_folder, tiny_model)
 
 
 @pytest.fixture(scope="module")

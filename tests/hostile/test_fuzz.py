@@ -17,7 +17,7 @@ from tests.hostile.toy import ToyLibraries
 from tests.hostile.trees import Members, mutate, render, to_tree
 
 QUICK = 250
-MANY = 3000
+MANY = 1000
 #: What a loader may take beside the arrays of a warm-up.
 ROOM_MIB = 64
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.emulation import build_for_any
+from tests.emulation import build_encoder_for_any
 from tests.image.layouts import change_code, contained, document, refusal, unpack, write
 from tests.needs import lack, need
 from tests.test_container_image import buildah, choose_storage, need_network
@@ -75,7 +75,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 @pytest.fixture(scope="module")
 def bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """A two-layer BERT for every variant of both architectures."""
-    return build_for_any(shared_folder, "encoder-any", str(tiny_model), batch=(1, 2), buckets=2)
+    return build_encoder_for_any(shared_folder, tiny_model)
 
 
 class Pushed(NamedTuple):

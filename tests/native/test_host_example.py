@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.golden import list_cases, read_case
 from edgecompile.runtime.start import open_bundle
-from tests.emulation import build_for_any
+from tests.emulation import build_encoder_for_any
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, Machine
 from tests.needs import need
@@ -34,7 +36,7 @@ def bundle(shared_folder: Path, tiny_model: Path) -> Path:
     given = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
     if given:
         return Path(given)
-    return build_for_any(shared_folder, "encoder-any", str(tiny_model), batch=(1, 2), buckets=2)
+    return build_encoder_for_any(shared_folder, tiny_model)
 
 
 #: Without sanitizers it runs here as documented, in test_the_documented_commands_work.
@@ -127,13 +129,23 @@ def shell_blocks() -> list[str]:
     return re.findall(r"^```shell\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def run_block(block: str, folder: Path, **variables: str) -> None:
-    python = Path(sys.executable).parent
+def hurried_compilers(folder: Path) -> Path:
+    """A folder for $PATH whose compilers don't optimize: these builds have to work, not to be fast."""
+    folder.mkdir()
+    for name in ("g++", "c++"):
+        real = shutil.which(name)
+        assert real is not None, name
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(real)} "$@" -O0 -g0\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def run_block(block: str, folder: Path, compilers: Path) -> None:
+    places = [str(compilers), str(Path(sys.executable).parent), os.environ["PATH"]]
     environment = {
         **os.environ,
-        "PATH": f"{python}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(places),
         "PYTHONPATH": str(c_host.REPOSITORY),
-        **variables,
     }
     done = subprocess.run(
         ["bash", "-euc", block], cwd=folder, env=environment, capture_output=True, text=True
@@ -142,7 +154,6 @@ def run_block(block: str, folder: Path, **variables: str) -> None:
 
 
 def test_the_documented_commands_work(bundle: Path, tmp_path: Path) -> None:
-    MACHINES["aarch64"].tool("g++")
     (tmp_path / "examples").symlink_to(c_host.REPOSITORY / "examples")
     (tmp_path / "minilm.ecb").symlink_to(bundle)
     blocks = shell_blocks()
@@ -150,12 +161,13 @@ def test_the_documented_commands_work(bundle: Path, tmp_path: Path) -> None:
     need("cmake", "cmake")
     # Each reader of the page runs those that apply; what the first defines the others use.
     library, example, cross, cmake = blocks
-    first = next(line for line in library.splitlines() if line.startswith("source="))
-    run_block(library, tmp_path)
-    run_block(example, tmp_path)
-    run_block(f"{first}\n{cross}", tmp_path)
-    # Without optimization: it's there to see that the build is found and works.
-    run_block(f"{first}\n{cmake}", tmp_path, CMAKE_BUILD_TYPE="Debug")
+    first, command = library.split("\n", 1)
+    # The tests above build the same sources with that compiler.
+    foreign = command.replace("g++ ", "aarch64-linux-gnu-g++ ", 1)
+    assert foreign.replace("runtime.so", "runtime-aarch64.so").startswith(cross)
+    compilers = hurried_compilers(tmp_path / "compilers")
+    for block in (library, example, f"{first}\n{cmake}"):
+        run_block(block, tmp_path, compilers)
 
 
 def test_the_documented_programs_compile(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ SELECTED = {
     "test_gemm.py": "not (random_shapes or strided_batches) or armv8-a-0",
     "test_gemm_narrow.py": "not (random_shapes or every_number_of_rows or long_rows) or armv8-a-0 or 2065",
     "test_convolution_kernels.py": "",
-    "test_attention.py": "not (long_sequences and (512 or 1100)) and not (random_shapes and not armv8-a-0)",
+    # Nothing here multiplies pairs of bfloat16: masks with and without permission, not each with both.
+    "test_attention.py": "not (long_sequences and (512 or 1100)) and (not (random_shapes or longer_cache or may_be_rounded) or armv8-a-0) and not (row_for_each_query and (False-False or True-True))",
     "test_vecmath.py": "not two_ulp or exp or tanh or erf or log or sin or pow",
     "test_threads.py": "not forked_child and not idle_workers and not busy_neighbours",
 }  # fmt: skip
@@ -67,7 +68,6 @@ def run_emulated(
         **os.environ,
         "PATH": f"{cross_tools}:{os.environ['PATH']}",
         "PYTHONPATH": str(Path(python).parent / "tools"),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "QEMU_CPU": cpu,
         "EDGECOMPILE_TEST_MARCHES": march,

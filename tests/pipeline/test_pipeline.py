@@ -36,6 +36,8 @@ from edgecompile.runtime import open_bundle
 from tests.cli.command import run
 
 LENGTHS = LengthDistribution.from_samples([2, 3, 5, 5, 8, 13, 13, 13, 21, 30])
+#: Few programs to measure: short ones that hardly differ.
+FEW = {"lengths": LengthDistribution.from_samples([2, 3, 3, 4]), "max_length": 4}
 #: For what a build does whatever the model is.
 SMALL = "tests.factories.tiny_models:masked_mlp"
 
@@ -282,7 +284,7 @@ def test_the_variable_for_the_variant_does_not_reach_the_build(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGECOMPILE_VARIANT", "no-such-variant")
-    assert build(request(tiny_model, tmp_path)).verify.ok
+    assert build(request(tiny_model, tmp_path, **FEW)).verify.ok
 
 
 def test_programs_of_another_plan_are_not_packed(padded: BuildResult) -> None:
@@ -384,7 +386,7 @@ def test_each_answer_is_found_once_and_handed_on(
     counted(subject, "runnable_variants")
     counted(serving_modes, "require_paddable")
     counted(padding, "check_padding")
-    made = build(request(tiny_model, tmp_path, precision="auto", max_error=1.0, threads=1))
+    made = build(request(tiny_model, tmp_path, precision="auto", max_error=1.0, threads=1, **FEW))
     assert made.choice is not None and made.verify is not None and made.verify.ok
     padded = any(bucket.mode == "pad" for bucket in made.plan.buckets)
     assert calls.pop("check_padding") == 1 + padded  # once more for the plan, which may pad less
