@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,7 @@ def _arch_of(cubin: bytes) -> int:
     return flags & 0xFF
 
 
+@lru_cache(maxsize=256)
 def _has_tensor_code(cubin: bytes) -> bool:
     """Whether a cubin has an instruction of the tensor cores, by NVIDIA's disassembler if it is there."""
     try:
