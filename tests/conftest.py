@@ -112,6 +112,7 @@ def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     from edgecompile.pipeline.build import build
     from edgecompile.pipeline.request import BuildRequest
     from edgecompile.planning.request import PlanRequest
+    from tests.plans import exact_plan
 
     output = shared_folder / "tiny.ecb"
     with one_at_a_time(shared_folder / "tiny.lock"):
@@ -121,7 +122,7 @@ def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
                 BuildRequest(
                     model=str(tiny_model),
                     target="cpu-x86-64",
-                    plan=PlanRequest(lengths, buckets=3, mode="exact", max_length=32),
+                    plan=PlanRequest(lengths, plan=exact_plan(9, 20, 32, batch=2), max_length=32),
                     output=output,
                     load=LoadOptions(batch=(1, 2)),
                     work_dir=shared_folder / "tiny.work",

@@ -116,12 +116,6 @@ def build_for_any(
 
 def build_encoder_for_any(folder: Path, tiny_model: Path) -> Path:
     """A two-layer BERT so, in two buckets: matrix products, attention, layer norm, look-ups."""
-    from edgecompile.buckets.plan import BucketPlan
-    from edgecompile.buckets.ranges import AxisRange, Bucket
+    from tests.plans import exact_plan
 
-    buckets = (
-        Bucket("exact", (("length", AxisRange(*span)), ("batch", AxisRange(1, 2, 1))))
-        for span in ((1, 9, 7), (10, 32, 20))
-    )
-    plan = BucketPlan("length", tuple(buckets))
-    return build_for_any(folder, "encoder-any", str(tiny_model), plan=plan)
+    return build_for_any(folder, "encoder-any", str(tiny_model), plan=exact_plan(9, 32, batch=2))
