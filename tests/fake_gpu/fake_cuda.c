@@ -359,6 +359,26 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
   return leave(enqueue(stream, step));
 }
 
+/* CUlaunchConfig and CUlaunchAttribute. */
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const struct {
+    int id, zero, value, rest[15];
+  }* attributes;
+  unsigned count;
+} launch_config;
+
+int cuLaunchKernelEx(const launch_config* asked, void* function, void** arguments, void** extra) {
+  BEGIN();
+  if (asked->count != 1 || asked->attributes->id != 6 || asked->attributes->value != 1)
+    return leave(fail(INVALID));
+  leave(OK);
+  return cuLaunchKernel(function, asked->grid[0], asked->grid[1], asked->grid[2], asked->block[0],
+                        asked->block[1], asked->block[2], asked->shared, asked->stream, arguments,
+                        extra);
+}
+
 /* Of a launch since the last count, one of the first 64: blocks, threads of each, and bytes of
  * shared memory. */
 void fake_cuda_launched(long number, unsigned* out) {

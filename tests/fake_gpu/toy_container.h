@@ -1,7 +1,7 @@
 /* What AOTInductor's container exports, for programs that are written by hand: see toy_program.c.
  * Whoever includes it has defined the names of its inputs and outputs as a count, TOY_INPUTS, and
  * an array, output_names, and those of its kernels, names. TOY_ARCH is what they are for, 90
- * for 9.0; TOY_PTX adds PTX for that and later. */
+ * for 9.0; TOY_PTX adds PTX for that and later; TOY_FLAGS are those of its images. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -10,6 +10,9 @@
 
 #ifndef TOY_ARCH
 #define TOY_ARCH 90
+#endif
+#ifndef TOY_FLAGS
+#define TOY_FLAGS 0
 #endif
 #define API __attribute__((visibility("default")))
 
@@ -38,19 +41,20 @@ static const struct {
   char magic[8];
   uint32_t count, zero;
   struct {
-    uint32_t arch, zero;
+    uint32_t arch, flags;
     uint64_t offset, size;
   } images[2];
   char code[2][16];
-} images __attribute__((aligned(16))) = {"ECUBIN1",
+} images __attribute__((aligned(16))) = {
+    "ECUBIN1",
 #ifdef TOY_PTX
-                                         2,
+    2,
 #else
-                                         1,
+    1,
 #endif
-                                         0,
-                                         {{TOY_ARCH, 0, 64, 16}, {TOY_ARCH | 1u << 31, 0, 80, 16}},
-                                         {"fake image", "// fake PTX"}};
+    0,
+    {{TOY_ARCH, TOY_FLAGS, 64, 16}, {TOY_ARCH | 1u << 31, TOY_FLAGS, 80, 16}},
+    {"fake image", "// fake PTX"}};
 _Static_assert(offsetof(__typeof__(images), code) == 64, "the offsets above");
 
 enum { KERNELS = sizeof names / sizeof *names };

@@ -29,6 +29,10 @@ MOST_SPILLED = 64
 _MAGIC = b"ECUBIN1\0"
 #: Of an image's architecture: it is PTX, for that one and later ones.
 _PTX = 1 << 31
+#: Of an image's flags: it waits for the kernel ahead of it.
+_WAITS = 1
+#: From this architecture on a kernel may be put in place before the one ahead of it has ended.
+_OVERLAPPING = 90
 _ALIGNMENT = 16
 
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
@@ -77,16 +81,17 @@ class Assembled:
     def container(self) -> bytes:
         """All images as one file, from which the runtime takes the one that fits its device.
 
-        ``ECUBIN1\\0``, u32 count, u32 0, count times {u32 arch, u32 0, u64 offset, u64 size}, the
+        ``ECUBIN1\\0``, u32 count, u32 0, count times {u32 arch, u32 flags, u64 offset, u64 size}, the
         images, each at a multiple of 16 bytes; PTX ends with a zero byte.
         """
-        parts = [(image.arch, image.code) for image in self.images]
+        parts = [(image.arch, image.arch, image.code) for image in self.images]
         if self.ptx is not None:
-            parts.append((self.ptx_arch | _PTX, self.ptx.encode() + b"\0"))
+            parts.append((self.ptx_arch | _PTX, self.ptx_arch, self.ptx.encode() + b"\0"))
         head, body = bytearray(_MAGIC + struct.pack("<II", len(parts), 0)), bytearray()
         start = _aligned(len(head) + 24 * len(parts))
-        for arch, code in parts:
-            head += struct.pack("<IIQQ", arch, 0, start + len(body), len(code))
+        for spelt, arch, code in parts:
+            flags = _WAITS if arch >= _OVERLAPPING else 0
+            head += struct.pack("<IIQQ", spelt, flags, start + len(body), len(code))
             body += code.ljust(_aligned(len(code)), b"\0")
         return bytes(head).ljust(start, b"\0") + bytes(body)
 
@@ -132,7 +137,7 @@ def assemble(kernels: Sequence[Kernel], archs: Sequence[int], ptxas: Path) -> tu
     result = []
     for index, (kernel, (text, least, later)) in enumerate(zip(kernels, texts, strict=True)):
         own = tuple(images[index * len(archs) : (index + 1) * len(archs)])
-        result.append(Assembled(kernel, own, text if later else None, least))
+        result.append(Assembled(kernel, own, _waiting(text, least) if later else None, least))
     return tuple(result)
 
 
@@ -151,8 +156,37 @@ def _plain_target(ptx: str) -> tuple[str, int, bool]:
     return f"{ptx[:start]}.target sm_{found[1]}{ptx[end:]}", int(found[1]), True
 
 
+def _waiting(ptx: str, arch: int) -> str:
+    """PTX of a kernel that waits for the one ahead of it, so that the driver may put it in place before that ends.
+
+    Each waits before it reads or writes anything, so all that ran before the one ahead has ended, too. See
+    "griddepcontrol" in NVIDIA's PTX ISA. That the next kernel is let in early, too, gained nothing.
+
+    Args:
+        ptx: with one entry.
+        arch: what it is for; before 90 it stays as it is.
+
+    Raises:
+        CompileError: Triton writes PTX in another way.
+    """
+    if arch < _OVERLAPPING:
+        return ptx
+    ptx, found = _BODY.subn(r"\1\tgriddepcontrol.wait;\n", ptx)
+    if found != 1:
+        raise CompileError("Triton's code begins in an unknown way")
+    return _OLD_TARGET.sub(f".target sm_{_OVERLAPPING}", ptx)
+
+
+#: What stands before the first instruction: the entry's parameters, sizes, and registers.
+_BODY = re.compile(
+    r"(^\.visible \.entry [^{]*\{\n(?:[ \t]*\.(?:reg|local|shared)\b.*\n)*)", re.MULTILINE
+)
+_OLD_TARGET = re.compile(r"^\.target sm_[1-8]\d\b", re.MULTILINE)
+
+
 def _assemble(kernel: Kernel, text: str, arch: int, ptxas: Path) -> Image:
     exact = re.search(r"^\.target sm_\d+a", text, re.MULTILINE) is not None
+    text = _waiting(text, arch)
     with tempfile.TemporaryDirectory(prefix="edgecompile-ptxas-") as name:
         source, output = Path(name) / "kernel.ptx", Path(name) / "kernel.cubin"
         source.write_text(text)

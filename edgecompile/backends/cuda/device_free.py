@@ -325,7 +325,7 @@ def _caught(made: dict[str, Any], chooser: TileChooser) -> Iterator[None]:
 
     def compile_first(self: Any, *args: Any, **kwargs: Any) -> None:
         """In place of compiling and timing all candidates."""
-        config = self.configs[0]
+        config = patches.configuration(self)
         result = self._precompile_config(config)
         binary = result.kernel
         names = binary.src.fn.arg_names

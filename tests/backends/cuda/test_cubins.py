@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from edgecompile.backends.cuda.cubins import (  # noqa: E402
     assemble,
     audit_kernels,
 )
-from edgecompile.backends.cuda.installed import find_ptxas, ptxas_version  # noqa: E402
+from edgecompile.backends.cuda.installed import find_ptxas, ptxas_version, run_assembler  # noqa: E402
 
 ORIN = GpuFacts(87, 8, 163 << 10, 1536, 2 << 20)
 PTX = """.version {version}
@@ -49,14 +50,15 @@ def kernel(target: str = "sm_80", version: str = "8.0", more: str = "", source: 
 
 
 def parse(container: bytes) -> list[tuple[int, bytes]]:
-    """A container's images as the runtime's contract has it."""
+    """A container's images as the runtime's contract has it; those for Hopper and later ones wait."""
     assert container[:8] == b"ECUBIN1\0"
     count, zero = struct.unpack_from("<II", container, 8)
     assert zero == 0
     images = []
     for index in range(count):
-        arch, zero, offset, size = struct.unpack_from("<IIQQ", container, 16 + 24 * index)
-        assert zero == 0 and offset % 16 == 0 and offset + size <= len(container)
+        arch, flags, offset, size = struct.unpack_from("<IIQQ", container, 16 + 24 * index)
+        assert offset % 16 == 0 and offset + size <= len(container)
+        assert flags == (1 if arch & 0xFF >= 90 else 0)
         images.append((arch, container[offset : offset + size]))
     return images
 
@@ -84,6 +86,32 @@ def test_ptx_that_only_calls_itself_hoppers_serves_later_gpus() -> None:
     (made,) = assemble([fenced], [90], find_ptxas())
     assert made.ptx is None
     assert [arch for arch, _ in parse(made.container())] == [90]
+
+
+def test_kernels_for_hopper_wait_for_the_one_ahead_before_anything_else() -> None:
+    (made,) = assemble([kernel("sm_90a")], [90], find_ptxas())
+    assert made.ptx is not None
+    head, body = made.ptx.split("griddepcontrol.wait;")
+    assert head.endswith(".reg .f32 %f<3>;\n\t") and "ld.param" in body
+    # The instruction is one of the machine code, too, where older GPUs' lack it.
+    (both,) = assemble([kernel()], [80, 90], find_ptxas())
+    old, new = both.images
+    assert len(new.code) > 0 and disassembled(new.code).count("ACQBULK") == 1
+    assert "ACQBULK" not in disassembled(old.code)
+    assert both.ptx == kernel().ptx
+    broken = replace(
+        kernel("sm_90a"), ptx=kernel("sm_90a").ptx.replace(".visible .entry", ".entry")
+    )
+    with pytest.raises(CompileError, match="begins in an unknown way"):
+        assemble([broken], [90], find_ptxas())
+
+
+def disassembled(cubin: bytes) -> str:
+    tool = find_ptxas().with_name("nvdisasm")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return run_assembler([str(tool), file.name])
 
 
 def test_jetpacks_assembler_takes_ptx_of_its_version() -> None:

@@ -210,6 +210,16 @@ def test_products_are_asked_for_at_several_sizes_and_those_in_half_with_our_tile
     assert all(found == (dtype == torch.float16) for found in narrow)
 
 
+@pytest.mark.parametrize(("width", "warps"), [(384, 1), (768, 2), (1024, 2)])
+def test_a_line_is_reduced_by_few_warps(tmp_path: Path, width: int, warps: int) -> None:
+    x = torch.randn(8, width)
+    program = device_free.move_to_gpu(exported(torch.nn.LayerNorm(width), input=x), {"input": x})
+    raw = device_free.run_inductor(
+        program, H100, TileChooser(H100), tmp_path, installed.find_ptxas()
+    )
+    assert [kernel.num_warps for kernel in raw.kernels] == [warps]
+
+
 def test_tiles_of_products_are_offered_where_they_are_replaced() -> None:
     from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, GemmConfig
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,42 @@ def test_shapes_that_come_often_become_graphs(
         assert model.info["graphs"] == 2 and fake_driver.calls("cuGraphExecDestroy") == 1
         for length in (3, 5, 9, 32, 5, 50):
             check(model, length, seed=length)
+
+
+_COUNT = """
+import sys
+from edgecompile.runtime import open_bundle
+from tests.fake_gpu.build import FakeCudart
+from tests.runtime.triton.test_triton_model import check
+with open_bundle(sys.argv[1], mode="default") as model:
+    check(model, 3)
+fake = FakeCudart(sys.argv[2])
+print(fake.calls("cuLaunchKernel"), fake.calls("cuLaunchKernelEx"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "driver", "overlaps"), [(1, 12030, True), (1, 12020, False), (0, 12080, False)]
+)
+def test_kernels_that_wait_may_begin_early(
+    fake_driver_path: Path, tmp_path: Path, flags: int, driver: int, overlaps: bool
+) -> None:
+    """In a process of its own: what the driver has is asked once."""
+    path = TritonBundle(tmp_path / "t.ecb", f"TOY_FLAGS={flags}").write()
+    device = f"name=G;cc=9.0;driver={driver}"
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT, path, str(fake_driver_path)],
+        env={
+            **os.environ,
+            "EDGECOMPILE_CUDA_DRIVER": str(fake_driver_path),
+            "FAKE_CUDART_DEVICE": device,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    launched, overlapping = map(int, done.stdout.split())
+    assert launched > 0 and overlapping == launched * overlaps
 
 
 def test_runs_go_on_where_no_graph_can_be_made(

@@ -30,6 +30,9 @@ def attention_kernel(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BDV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
+    # Where nothing else is done to scores, the exponential scales them, which is a power of 2.
+    FOLDED: tl.constexpr = SOFTCAP == 0 and MASK != 2 and SCALE > 0
+    UNIT: tl.constexpr = 1.4426950408889634 * (SCALE if FOLDED else 1.0)
     blocks = tl.cdiv(queries, BM)
     head = tl.program_id(0) // blocks
     b = (head // heads).to(tl.int64)
@@ -65,7 +68,9 @@ def attention_kernel(
             K + b * skb + kh * skh + cols[None, :] * skl + d[:, None],
             mask=fits[None, :] & (d[:, None] < D), other=0.0,
         ).to(q.dtype)  # fmt: skip
-        s = tl.dot(q, k, input_precision="ieee") * SCALE
+        s = tl.dot(q, k, input_precision="ieee")
+        if not FOLDED:
+            s = s * SCALE
         if SOFTCAP > 0:
             # tanh(x) = 1 - 2 / (exp(2x) + 1)
             s = SOFTCAP * (1 - 2 / (tl.exp(2 * s / SOFTCAP) + 1))
@@ -91,8 +96,8 @@ def attention_kernel(
         new = tl.maximum(top, tl.max(s, 1))
         # Until a key was seen there is nothing to subtract.
         shift = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2((s - shift[:, None]) * 1.4426950408889634)
-        shrink = tl.exp2((top - shift) * 1.4426950408889634)
+        p = tl.exp2((s - shift[:, None]) * UNIT)
+        shrink = tl.exp2((top - shift) * UNIT)
         total = total * shrink + tl.sum(p, 1)
         v = tl.load(
             V + b * svb + kh * svh + cols[:, None] * svl + dv[None, :],

@@ -51,6 +51,12 @@ void load_driver(const char* path) {
     dlclose(library);
     fail("%s has no %s: CUDA 11.4 or newer is needed", path, missing.c_str());
   }
+  constexpr int kGraphsHoldAttributes = 12030;
+  int version = 0;
+  if (found.get_version(&version) == kOk && version >= kGraphsHoldAttributes) {
+    void* address = dlsym(library, "cuLaunchKernelEx");
+    std::memcpy(&found.launch_with, &address, sizeof address);
+  }
   loaded = path;
   g_driver.store(&found);
 }

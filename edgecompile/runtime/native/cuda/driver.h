@@ -1,6 +1,6 @@
 // The functions of CUDA's driver that a run takes, found in a library that is loaded by name.
 // Numbers and arguments are those of cuda.h, of which nothing is used that changed between
-// CUDA 11.4 and 13.
+// CUDA 11.4 and 13, and nothing newer is needed.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +27,7 @@ constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kNoBinary = 20
 #define EC_FOR_EACH_DRIVER_CALL(X)                                                                 \
   X(get_error_name, cuGetErrorName, (Result, const char**))                                        \
   X(get_error_string, cuGetErrorString, (Result, const char**))                                    \
+  X(get_version, cuDriverGetVersion, (int*))                                                       \
   X(module_load, cuModuleLoadDataEx, (DriverModule*, const void*, unsigned, int*, void**))         \
   X(module_unload, cuModuleUnload, (DriverModule))                                                 \
   X(get_function, cuModuleGetFunction, (DriverFunction*, DriverModule, const char*))               \
@@ -39,10 +40,28 @@ constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kNoBinary = 20
   X(read, cuMemcpyDtoH_v2, (void*, Address, size_t))                                               \
   X(synchronize, cuStreamSynchronize, (Stream))
 
+// CUlaunchAttribute and CUlaunchConfig of CUDA 12.
+struct LaunchAttribute {
+  int id, reserved;
+  union {
+    int on;
+    char space[64];
+  } value;
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Stream stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 struct Driver {
 #define EC_DEFINE_CALL(name, symbol, arguments) Result(*name) arguments = nullptr;
   EC_FOR_EACH_DRIVER_CALL(EC_DEFINE_CALL)
 #undef EC_DEFINE_CALL
+  // Launches with attributes; null before CUDA 12.3, whose graphs are the first to hold such
+  // launches.
+  Result (*launch_with)(const LaunchConfig*, DriverFunction, void**, void**) = nullptr;
 };
 
 // Loads the driver's library once; a later call for another path is an error. Throws Error.

@@ -19,13 +19,15 @@ namespace {
 // A kernel's images, as the build puts them behind the symbol that the program refers to.
 constexpr char kMagic[8] = {'E', 'C', 'U', 'B', 'I', 'N', '1', '\0'};
 constexpr uint32_t kPtx = uint32_t{1} << 31;
+constexpr uint32_t kWaits = 1;
 struct Header {
   char magic[8];
   uint32_t count, reserved;
 };
 struct Image {
-  uint32_t arch, reserved;  // 87 for 8.7; with kPtx: for that and all later ones
-  uint64_t offset, size;    // from the header
+  uint32_t arch;   // 87 for 8.7; with kPtx: for that and all later ones
+  uint32_t flags;  // kWaits: it may begin before the kernel ahead of it ends, and waits itself
+  uint64_t offset, size;  // from the header
 };
 constexpr uint32_t kMostImages = 64;
 
@@ -33,7 +35,7 @@ std::string spell(uint32_t capability) {
   return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
-const void* choose_image(const void* start, int32_t capability) {
+const Image& choose_image(const void* start, int32_t capability) {
   const auto* header = static_cast<const Header*>(start);
   if (std::memcmp(header->magic, kMagic, sizeof kMagic) != 0 || header->count > kMostImages) {
     fail("a kernel of the program has no images that this runtime knows");
@@ -58,7 +60,7 @@ const void* choose_image(const void* start, int32_t capability) {
     fail("the kernels are for compute capability %s, this GPU has %s", there.c_str(),
          spell(device).c_str());
   }
-  return static_cast<const char*>(start) + best->offset;
+  return *best;
 }
 
 constexpr int kSharedBytesAttribute = 8;          // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -77,6 +79,8 @@ class Kernel {
   }
   const char* name() const { return name_.c_str(); }
   DriverFunction function() const { return function_; }
+  // Whether it waits for the kernel ahead of it; known once loaded.
+  bool waits() const { return waits_; }
   void set_shared_bytes(int bytes) { shared_bytes_ = bytes; }
   void load(int32_t capability);
 
@@ -84,6 +88,7 @@ class Kernel {
   const void* images_;
   std::string name_;
   int shared_bytes_ = 0;
+  bool waits_ = false;
   DriverModule module_ = nullptr;
   DriverFunction function_ = nullptr;
 };
@@ -91,12 +96,13 @@ class Kernel {
 void Kernel::load(int32_t capability) {
   if (function_ != nullptr) return;
   const Driver& calls = driver();
-  const void* image = choose_image(images_, capability);
+  const Image& image = choose_image(images_, capability);
   if (module_ == nullptr) {
     char log[512] = "";
     int options[] = {kErrorLog, kErrorLogBytes};
     void* values[] = {log, reinterpret_cast<void*>(sizeof log)};
-    const Result result = calls.module_load(&module_, image, 2, options, values);
+    const Result result = calls.module_load(
+        &module_, static_cast<const char*>(images_) + image.offset, 2, options, values);
     if (result != kOk) {
       module_ = nullptr;
       note_failure(result, "loading the kernel", name());
@@ -110,12 +116,17 @@ void Kernel::load(int32_t capability) {
     check(calls.set_attribute(found, kSharedBytesAttribute, shared_bytes_), "the shared memory",
           name());
   }
+  waits_ = (image.flags & kWaits) != 0;
   function_ = found;
 }
 
 void load_kernel(Kernel* kernel, int32_t capability) { kernel->load(capability); }
 
 namespace {
+
+// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: a kernel is put in place while the one
+// ahead of it in the stream still runs.
+constexpr LaunchAttribute kOverlapping = {6, 0, {1}};
 
 // What a program holds as a CUmodule.
 struct Module {
@@ -182,8 +193,20 @@ EC_API Result ec_cuLaunchKernel(Kernel* kernel, unsigned grid_x, unsigned grid_y
     }
     if (grid_x == 0 || grid_y == 0 || grid_z == 0) return;  // a size that was read is 0
     if (kernel->function() == nullptr) kernel->load(run.capability);
-    check(driver().launch(kernel->function(), grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                          shared_bytes, stream, arguments, extra),
+    const Driver& calls = driver();
+    if (kernel->waits() && calls.launch_with != nullptr) {
+      const LaunchConfig config = {{grid_x, grid_y, grid_z},
+                                   {block_x, block_y, block_z},
+                                   shared_bytes,
+                                   stream,
+                                   &kOverlapping,
+                                   1};
+      check(calls.launch_with(&config, kernel->function(), arguments, extra), "the launch",
+            kernel->name());
+      return;
+    }
+    check(calls.launch(kernel->function(), grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                       shared_bytes, stream, arguments, extra),
           "the launch", kernel->name());
   });
 }
