@@ -26,7 +26,7 @@ NO_LIMIT = 1e6
 
 
 def workload(*, dtype: str = "int64") -> dict[str, object]:
-    """Inputs of the tiny model."""
+    """Inputs of the model."""
     names = ("input_ids", "attention_mask")
     bounds = ([0, 39], [0, 1])
     specs = [
@@ -37,9 +37,11 @@ def workload(*, dtype: str = "int64") -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def workshop(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    from tests.factories.folders import write_model
+
     return Workshop(
-        str(tiny_model),
+        str(write_model(tmp_path_factory.mktemp("layer"), num_hidden_layers=1)),
         {"batch": (1, 2), "length": (1, 32)},
         threads=2,
         cache=tmp_path_factory.mktemp("cache"),
@@ -152,7 +154,7 @@ def test_folder_sizes(tmp_path: Path) -> None:
     assert folder_bytes(tmp_path, ["inner/b"]) == 3
 
 
-# Each of them on the tiny model
+# Each of them on a BERT of one layer
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-opset23", "openvino"])

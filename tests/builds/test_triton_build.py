@@ -148,12 +148,12 @@ def test_alternatives_are_packed_and_tuned(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "target"), [("bert", "cuda-sm90"), ("gpt2", "jetson-orin")])
-def test_weights_of_int8(tiny_model: Path, tmp_path: Path, kind: str, target: str) -> None:
+def test_weights_of_int8(layer: Path, tmp_path: Path, kind: str, target: str) -> None:
     need_triton()
-    model, load = tiny_model, LoadOptions()
+    model, load = layer, LoadOptions()
     if kind == "gpt2":
         need_aarch64_compiler()
-        model = write_model(tmp_path / "gpt2", "gpt2", "LMHeadModel")
+        model = write_model(tmp_path / "gpt2", "gpt2", "LMHeadModel", n_layer=1)
         load = LoadOptions(max_context=40, max_length=16)
     wanted = request(model, tmp_path, target, "int8")
     wanted = replace(wanted, load=load, plan=replace(wanted.plan, max_length=16))
@@ -180,7 +180,8 @@ def test_weights_of_int8(tiny_model: Path, tmp_path: Path, kind: str, target: st
 def test_products_of_fp8(fake_driver: FakeCudart, tmp_path: Path) -> None:
     """Both loaders run it on the fake of the driver, where kernels compute nothing: the same launches and weights."""
     need_triton()
-    model = write_model(tmp_path / "bert", hidden_size=32, intermediate_size=64)
+    changes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    model = write_model(tmp_path / "bert", **changes)
     result = build(request(model, tmp_path, "cuda-sm90", "fp8"))
     manifest = parse_manifest((result.bundle_path / "manifest.json").read_bytes())
     gpu = manifest.variants[-1].gpu
@@ -277,7 +278,7 @@ def test_a_language_model_is_built_and_its_steps_are_run(
 ) -> None:
     """On the fake of the driver, where its kernels compute nothing: what is launched, copied and kept."""
     need_triton()
-    model = write_model(tmp_path / "gpt2", "gpt2", "LMHeadModel", n_positions=256)
+    model = write_model(tmp_path / "gpt2", "gpt2", "LMHeadModel", n_positions=256, n_layer=1)
     wanted = request(model, tmp_path, "cuda-sm90", "fp16")
     wanted = replace(wanted, load=LoadOptions(max_context=256, max_length=16))
     result = build(replace(wanted, plan=replace(wanted.plan, max_length=16)))
@@ -310,10 +311,10 @@ def test_a_language_model_is_built_and_its_steps_are_run(
 
 
 @pytest.mark.slow
-def test_every_architecture_in_one_bundle(tiny_model: Path, tmp_path: Path) -> None:
+def test_every_architecture_in_one_bundle(layer: Path, tmp_path: Path) -> None:
     need_triton()
     need_aarch64_compiler()
-    result = build(request(tiny_model, tmp_path, "cuda-any", "bf16"))
+    result = build(request(layer, tmp_path, "cuda-any", "bf16"))
     manifest = parse_manifest((result.bundle_path / "manifest.json").read_bytes())
     gpus = [variant for variant in manifest.variants if variant.backend == TRITON]
     assert [variant.arch for variant in gpus] == ["aarch64", "x86-64"]
@@ -324,10 +325,10 @@ def test_every_architecture_in_one_bundle(tiny_model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_orins_get_jetpacks_assembler_and_a_recipe_beside(tiny_model: Path, tmp_path: Path) -> None:
+def test_orins_get_jetpacks_assembler_and_a_recipe_beside(layer: Path, tmp_path: Path) -> None:
     need_triton()
     need_aarch64_compiler()
-    asked = request(tiny_model, tmp_path, "jetson-orin", "fp32")
+    asked = request(layer, tmp_path, "jetson-orin", "fp32")
     result = build(replace(asked, plan=replace(asked.plan, backend="both")))
     manifest = parse_manifest((result.bundle_path / "manifest.json").read_bytes())
     engine, gpu, cpu = sorted(manifest.variants, key=lambda variant: -variant.rank)
