@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from benchmarks.baselines.sizes import eager_bytes
 from benchmarks.baselines.start import REPOSITORY, worker_command
 from benchmarks.baselines.workshop import Workshop
-from edgecompile.bench.baselines import absolute_spec
+from edgecompile.bench.baselines import EAGER, absolute_spec
 from edgecompile.bench.process import Baseline
 
 __all__ = ["TorchModule"]
@@ -31,6 +32,14 @@ class TorchModule:
             "load": workshop.load,
             "threads": workshop.threads,
         }
+        if not self.compile:
+            return Baseline(
+                self.name,
+                (sys.executable, "-m", "edgecompile.bench.worker", EAGER),
+                settings,
+                path=(str(REPOSITORY),),
+                measure_size=lambda facts: eager_bytes(workshop),
+            )
         return Baseline(
             self.name,
             worker_command("compiled"),

@@ -157,6 +157,13 @@ def test_folder_sizes(tmp_path: Path) -> None:
 # Each of them on a BERT of one layer
 
 
+def test_eager_isn_t_compiled(workshop: Workshop) -> None:
+    eager, compiled = (KINDS[name].prepare(workshop) for name in ("eager", "torch-compile"))
+    assert eager.command[-2:] == ("edgecompile.bench.worker", "eager")
+    assert compiled.command[-1].endswith(".compiled")
+    assert eager.settings == compiled.settings and not eager.environment
+
+
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-opset23", "openvino"])
 def test_a_runtime_agrees_with_eager(
     name: str, workshop: Workshop, eager: WorkerProcess, tmp_path: Path
