@@ -7,10 +7,10 @@ spread over all CPUs, and then runs as long as its batch does.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from edgecompile.server.schedule.by_cost import ByCost, urgency
+from edgecompile.server.schedule.by_cost import ByCost
 from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
 from edgecompile.server.schedule.streams import Division
@@ -65,37 +65,43 @@ class Admission:
         self._ended = 0.0  # the last run, by the clock
         self._typical = 0.0  # CPU seconds that requests with a deadline take, in the mean
 
-    def check(self, jobs: Sequence[Job], now: float, running: Iterable[Run]) -> None:
-        """Refuses jobs that come together, if one of them would be late or make another one late.
+    def admit(self, jobs: Sequence[Job], now: float, running: Collection[Run]) -> None:
+        """Takes jobs in that come together, so that they wait; none, if one of them would be late or make another one late.
 
         Raises:
             Refused: with what its message says.
         """
+        timed = [job for job in jobs if job.deadline is not None]
         for job in jobs:
             allowed = None if job.deadline is None else job.deadline - now
             self._division.see(job.length, allowed, now)
         if self._streams is not self._division.streams:
             self._streams = self._division.streams
             self._sizes.clear()
-        timed = [job for job in jobs if job.deadline is not None]
-        if not timed and not self._waiting:
-            return
-        running = list(running)
-        try:
-            self._judge(jobs, timed, now, running)
-        except Refused:
-            # Nothing runs where all are refused: a machine that was slow for a while would stay so.
-            if self._waiting or running or now - self._ended < _STALE:
-                raise
-            self._speed.forget()
-            self._slip = 0.0
-            self._judge(jobs, timed, now, running)
+        begun = 0.0
+        if timed or self._promised:
+            begun = self._rest(now, running)
+            try:
+                self._judge(jobs, timed, now, begun)
+            except Refused:
+                # Nothing runs where all are refused: a machine that was slow for a while would stay so.
+                if self._waiting or running or now - self._ended < _STALE:
+                    raise
+                self._speed.forget()
+                self._slip = 0.0
+                self._judge(jobs, timed, now, 0.0)
+        for job in jobs:
+            work = self._work(job)
+            if job.deadline is not None:
+                self._promised[job] = sum(self._times(job, begun, work)) - self._slip
+            self._count += 1
+            item = (job.urgency, self._count, work, job)
+            self._keys[job] = item
+            self._work_waiting += work
+            insort(self._waiting, item)
 
-    def _judge(
-        self, jobs: Sequence[Job], timed: Sequence[Job], now: float, running: Sequence[Run]
-    ) -> None:
+    def _judge(self, jobs: Sequence[Job], timed: Sequence[Job], now: float, begun: float) -> None:
         bound = self._speed.bound
-        begun = self._rest(now, running)
         work = sum(map(self._work, jobs))
         late, message = 0.0, ""
         for job in timed:
@@ -127,24 +133,10 @@ class Admission:
                 f"with it, requests that were taken before would be {_ms(late)} late", late
             )
 
-    def finish(self, job: Job, now: float, running: Iterable[Run]) -> float:
-        """When a job that isn't in would be ready, by the clock."""
-        return now + sum(self._times(job, self._rest(now, running), self._work(job)))
-
     def backlog(self, now: float, running: Iterable[Run]) -> float:
         """Seconds until all that waits and runs is done, if nothing comes."""
         work = self._work_waiting * self._speed.factor
         return (self._rest(now, running) + work) / self._cpus
-
-    def add(self, job: Job, now: float, running: Iterable[Run]) -> None:
-        """A job waits."""
-        if job.deadline is not None:
-            self._promised[job] = self.finish(job, now, running) - now - self._slip
-        self._count += 1
-        item = (urgency(job), self._count, self._work(job), job)
-        self._keys[job] = item
-        self._work_waiting += item[2]
-        insort(self._waiting, item)
 
     def remove(self, job: Job) -> None:
         """A job waits no more, as it runs or is given up."""
@@ -199,17 +191,19 @@ class Admission:
 
     def _rest(self, now: float, running: Iterable[Run]) -> float:
         """CPU seconds that are left of what runs."""
-        return sum(
-            max(0.0, run.began + run.predicted * self._speed.factor - now) * run.threads
-            for run in running
-        )
+        rest, factor = 0.0, self._speed.factor
+        for run in running:
+            left = run.began + run.predicted * factor - now
+            if left > 0:
+                rest += left * run.threads
+        return rest
 
     def _times(self, job: Job, begun: float, work: float) -> tuple[float, float]:
         """Seconds that a job that isn't in waits, and those that its run takes and may be late.
 
         With ``begun`` left of what runs, and jobs of ``work`` that come together, this one last.
         """
-        before = bisect_right(self._waiting, (urgency(job), self._count + 1, 0.0, job))
+        before = bisect_right(self._waiting, (job.urgency, self._count + 1, 0.0, job))
         ahead = work - self._work(job)
         if before == len(self._waiting):  # the usual one: nobody that waits is less urgent
             ahead += self._work_waiting
@@ -231,7 +225,7 @@ class Admission:
 
     def _lateness(self, jobs: Sequence[Job], now: float, begun: float, work: float) -> float:
         """By how much these jobs would make a less urgent one late that is in time without them."""
-        first = min(map(urgency, jobs))
+        first = min(job.urgency for job in jobs)
         place = bisect_right(self._waiting, (first, self._count + 1))
         if place == len(self._waiting):
             return 0.0

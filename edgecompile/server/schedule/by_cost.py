@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
-from edgecompile.server.schedule.compose import compose
+from edgecompile.server.schedule.compose import compose_all
 from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Choice, Job, total_rows
 from edgecompile.server.schedule.streams import Division
 
-#: A request without a deadline is as urgent as one that came with so many seconds.
-PATIENCE = 1.0
-
-
-def urgency(job: Job) -> tuple[int, float]:
-    """Ascending: priority, then the deadline. Each request becomes the most urgent of its priority
-    at some time, as no deadline stays in the future for ever."""
-    due = job.arrived + PATIENCE if job.deadline is None else job.deadline
-    return -job.priority, due
+_LENGTH, _URGENCY = attrgetter("length"), attrgetter("urgency")
 
 
 class ByCost:
@@ -82,25 +75,22 @@ class ByCost:
     def _compose(self, waiting: dict[Job, None]) -> None:
         jobs: Iterable[Job] = waiting
         if len(waiting) > self.WINDOW:
-            jobs = heapq.nsmallest(self.WINDOW, waiting, key=urgency)
+            jobs = heapq.nsmallest(self.WINDOW, waiting, key=_URGENCY)
         batches = []
         threads, cheapest, seconds = self._division.streams.threads, 0.0, 0.0
         for like in self._sorted(jobs):
-            lengths = [job.length for job in like]
-            for first, end in compose(self._costs, threads, lengths, [job.rows for job in like]):
-                batch = like[first:end]
-                batches.append(batch)
-                seconds += self._costs.seconds(threads, total_rows(batch), batch[-1].length)
-                cheapest += sum(
-                    job.rows * self._costs.cheapest(threads, job.length) for job in batch
-                )
+            lengths, rows = [job.length for job in like], [job.rows for job in like]
+            cuts, took = compose_all(self._costs, threads, lengths, rows)
+            batches += [like[first:end] for first, end in cuts]
+            seconds += took
+            cheapest += self._costs.cheapest_of(threads, lengths, rows)
         self.packing += 0.1 * (seconds / cheapest - self.packing)
-        batches.sort(key=lambda batch: min(map(urgency, batch)), reverse=True)
+        batches.sort(key=lambda batch: min([job.urgency for job in batch]), reverse=True)
         self._batches = batches
 
     def _sorted(self, jobs: Iterable[Job]) -> list[list[Job]]:
         """By length; apart where lengths can't be mixed."""
-        ordered = sorted(jobs, key=lambda job: job.length)
+        ordered = sorted(jobs, key=_LENGTH)
         if self._mixes:
             return [ordered]
         apart: dict[int, list[Job]] = {}
@@ -127,7 +117,7 @@ class ByCost:
         rows, longest = total_rows(batch), max(job.length for job in batch)
         if self._costs.seconds(threads, rows, longest) <= left:
             return batch, []
-        urgent = min(batch, key=urgency)
+        urgent = min(batch, key=_URGENCY)
         # Shorter ones cost it least: the longest of them first.
         others = sorted(
             (job for job in batch if job is not urgent and job.length <= urgent.length),

@@ -10,6 +10,7 @@ requests finds the optimum: best(i) = min over n of best(i - n) + cost(n rows, l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from edgecompile.server.schedule.costs import CostTable
 
@@ -26,7 +27,15 @@ def compose(
         rows: of each request, at most ``costs.most_rows``; None: one. With more than one the cuts are
             the best among those between neighbours.
     """
-    return _cuts(_solve(costs, threads, lengths, rows)[1])
+    return compose_all(costs, threads, lengths, rows)[0]
+
+
+def compose_all(
+    costs: CostTable, threads: int, lengths: Sequence[int], rows: Sequence[int] | None = None
+) -> tuple[list[tuple[int, int]], float]:
+    """As ``compose``; and as ``composed_seconds``."""
+    best, begins = _solve(costs, threads, lengths, rows)
+    return _cuts(begins), best[-1]
 
 
 def composed_seconds(
@@ -43,9 +52,12 @@ def _solve(
     best, begins = [0.0], [0]
     if rows is not None and max(rows, default=1) > 1:
         return _solve_rows(costs, threads, lengths, rows)
+    useful, before = costs.useful(threads, 0), 0
     for i, length in enumerate(lengths, 1):
-        least, first = float("inf"), 0
-        for count, seconds in costs.useful(threads, length):
+        least, first = inf, 0
+        if length != before:
+            useful, before = costs.useful(threads, length), length
+        for count, seconds in useful:
             if count > i:
                 break
             total = best[i - count] + seconds
@@ -62,7 +74,7 @@ def _solve_rows(
     best, begins = [0.0], [0]
     for i, length in enumerate(lengths, 1):
         column = costs.column(threads, length)
-        least, first, together = float("inf"), i - 1, 0
+        least, first, together = inf, i - 1, 0
         for j in range(i - 1, -1, -1):
             together += rows[j]
             if together > costs.most_rows and j < i - 1:

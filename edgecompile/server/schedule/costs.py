@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from math import inf
+from operator import add
 from typing import Any
-
-import numpy as np
 
 #: What measurements can't tell: of many that differ by less, chance would choose.
 MARGIN = 0.05
@@ -94,12 +95,12 @@ class CostTable:
         found = self._sizes.get(key)
         if found is None:
             column = self.column(threads, length)
-            best = np.array(column)
+            best = [*column]
             kept = []
             for rows in range(1, len(column)):
                 half = rows // 2 + 1
-                pairs = best[1:half] + best[rows - 1 : rows - half : -1]
-                parts = float(pairs.min(initial=np.inf))
+                pairs = map(add, best[1:half], best[rows - 1 : rows - half : -1])
+                parts = min(pairs, default=inf)
                 if column[rows] < parts * self._part:
                     kept.append((rows, column[rows]))
                 else:
@@ -116,14 +117,26 @@ class CostTable:
             found = self._cheapest[key] = min(seconds / rows for rows, seconds in useful)
         return found
 
+    def cheapest_of(self, threads: int, lengths: Sequence[int], rows: Sequence[int]) -> float:
+        """``cheapest`` of each length, ascending, times its rows, all together."""
+        total = least = 0.0
+        before = 0
+        for length, count in zip(lengths, rows, strict=True):
+            if length != before:
+                least, before = self.cheapest(threads, length), length
+            total += count * least
+        return total
+
     def _make_column(self, threads: int, length: int) -> tuple[float, ...]:
-        lines = self._lines[threads]
-        known = [(rows, self._at(threads, rows, length)) for rows in lines]
-        column = [0.0]
-        for rows in range(1, self.most_rows + 1):
-            # No batch costs less than one of fewer rows.
-            column.append(max(column[-1], _interpolate(known, rows)))
-        return tuple(column)
+        known = [(rows, self._at(threads, rows, length)) for rows in self._lines[threads]]
+        (first, least), (last, most) = known[0], known[-1]
+        column = [0.0] + [least] * min(first, self.most_rows)
+        for (lo, below), (hi, above) in pairwise(known):
+            step = (above - below) / (hi - lo)
+            column += [below + step * (rows - lo) for rows in range(lo + 1, hi)] + [above]
+        column += [most * rows / last for rows in range(last + 1, self.most_rows + 1)]
+        # No batch costs less than one of fewer rows.
+        return (*accumulate(column[: self.most_rows + 1], max),)
 
     def _at(self, threads: int, rows: int, length: int) -> float:
         """Of a measured number of rows. Lengths at which it wasn't measured cost what as many runs of
@@ -136,9 +149,8 @@ class CostTable:
 
 
 def _interpolate(line: Sequence[tuple[int, float]], at: int) -> float:
-    places = [place for place, _ in line]
-    index = bisect_left(places, at)
-    if index < len(line) and places[index] == at:
+    index = bisect_left(line, (at,))
+    if index < len(line) and line[index][0] == at:
         return line[index][1]
     if index == 0:
         return line[0][1]

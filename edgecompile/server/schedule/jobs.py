@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
+#: A request without a deadline is as urgent as one that came with so many seconds.
+PATIENCE = 1.0
+
+
 @dataclass(eq=False)
 class Job:
     """A request in the queue.
@@ -18,6 +22,8 @@ class Job:
         deadline: when its answer is of no more use; None: never.
         priority: higher ones go first.
         payload: the caller's own.
+        urgency: ascending: priority, then the deadline. Each request becomes the most urgent of its
+            priority at some time, as no deadline stays in the future for ever.
     """
 
     length: int
@@ -26,6 +32,11 @@ class Job:
     deadline: float | None = None
     priority: int = 0
     payload: Any = None
+    urgency: tuple[int, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        due = self.arrived + PATIENCE if self.deadline is None else self.deadline
+        self.urgency = -self.priority, due
 
 
 @dataclass(eq=False)

@@ -70,9 +70,7 @@ class Queue:
                 None if over else self.backlog(now),
             )
         if self._admission is not None:
-            self._admission.check(jobs, now, self.running)
-            for job in jobs:
-                self._admission.add(job, now, self.running)
+            self._admission.admit(jobs, now, self.running)
         for job in jobs:
             self.waiting[job] = None
 
