@@ -1,4 +1,4 @@
-"""The layout of requests in one run of a model: joined along the batch axis, filled up along the length."""
+"""Runs of requests together, and their layout: joined along the batch axis, filled up along the length."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgecompile.runtime import Model
+from edgecompile.runtime.call.inputs import CheckedInputs
 from edgecompile.runtime.errors import InputError
 from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.measure.serving import batch_axis
+from edgecompile.server.journal import Journal, digest
 
 #: What ``plan.server.rows`` says where no row of a batch changes with those beside it.
 INDEPENDENT = "independent"
 
 Arrays = Mapping[str, NDArray[Any]]
+#: The outputs by name, or what the run of the model raised.
+Result = dict[str, NDArray[Any]] | Exception
 
 
 class Batches:
@@ -103,3 +108,45 @@ class Batches:
             result.append(own)
             at += rows
         return result
+
+
+class Runner:
+    """Runs requests together, on any thread."""
+
+    def __init__(self, model: Model, layout: Batches, journal: Journal, cpus: int) -> None:
+        """``cpus``: the threads that the model's runs have where they aren't told."""
+        self._model, self._layout, self._journal, self._cpus = model, layout, journal, cpus
+
+    def key(self, inputs: Arrays) -> bytes:
+        """A request's name in the journal; nothing where that notes nothing."""
+        return digest(self._model.manifest.name, inputs) if self._journal.notes else b""
+
+    def run(self, requests: Sequence[CheckedInputs], threads: int) -> list[Result]:
+        """Each request's outputs, or why it has none. Where a batch fails, each one runs alone, so
+        that only the culprit fails; so it does where one of them may have killed a worker."""
+        keys = [self.key(inputs) for inputs in requests]
+        if len(requests) == 1:
+            try:
+                return [self._call(requests[0], keys, threads)]
+            except Exception as error:
+                return [error]
+        suspects = self._journal.suspects()
+        if not any(key in suspects for key in keys):
+            try:
+                outputs = self._call(self._layout.join(requests), keys, threads)
+                measures = [self._layout.measure(inputs.sizes) for inputs in requests]
+                return [*self._layout.split(outputs, measures)]
+            except Exception:
+                pass
+        return [result for inputs in requests for result in self.run([inputs], threads)]
+
+    def _call(self, inputs: Arrays, keys: Sequence[bytes], threads: int) -> dict[str, NDArray[Any]]:
+        """One run of the model, of the requests with these keys."""
+        with self._journal.running(keys, self._model):
+            # Its own number of threads needs no telling, which costs two calls of native code.
+            count = 0 if threads == self._cpus else threads
+            outputs: dict[str, NDArray[Any]] = self._model.run(inputs, threads=count)
+        if self._journal.suspects():
+            for key in keys:
+                self._journal.clear(key)
+        return outputs

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-
 #: A request without a deadline is as urgent as one that came with so many seconds.
 PATIENCE = 1.0
 

@@ -83,11 +83,16 @@ class Queue:
             self._admission.forget(job)
         return True
 
-    def next(self, now: float) -> tuple[Run | None, list[Job]]:
-        """The run that begins now, if one does; and jobs that can't be in time any more, taken out."""
+    def next(self, now: float, *, follow: bool = False) -> tuple[Run | None, list[Job]]:
+        """The run that begins now, if one does; and jobs that can't be in time any more, taken out.
+
+        With ``follow`` it is one that begins when one of those under way ends, which ``begin`` is told.
+        """
         expired: list[Job] = []
-        while self.waiting and self.cores.free > 0:
-            choice = self._policy.choose(self.waiting, now, self.cores.free, self._own)
+        while self.waiting and (follow or self.cores.free > 0):
+            # The oldest run probably ends first.
+            free = next(iter(self.running)).threads if follow else self.cores.free
+            choice = self._policy.choose(self.waiting, now, free, self._own)
             if choice is None:
                 break
             jobs, threads = choice
@@ -103,11 +108,17 @@ class Queue:
                 continue
             run = Run(jobs, threads, now)
             run.predicted = self._costs.seconds(run.threads, run.rows, run.length)
-            self.cores.free -= threads
-            self._own += threads
             self.running[run] = None
+            if not follow:
+                self.begin(run, now)
             return run, expired
         return None, expired
+
+    def begin(self, run: Run, now: float) -> None:
+        """A run that ``next`` gave takes its CPUs."""
+        run.began = now
+        self.cores.free -= run.threads
+        self._own += run.threads
 
     def end(self, run: Run, now: float) -> None:
         """A run is over."""

@@ -27,8 +27,8 @@ from edgecompile.server.errors import (
     TooLarge,
     translate,
 )
-from edgecompile.server.journal import Journal, digest
-from edgecompile.server.schedule.batches import Batches
+from edgecompile.server.journal import Journal
+from edgecompile.server.schedule.batches import Batches, Result, Runner
 from edgecompile.server.schedule.costs import CostTable, Speed, read_costs
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
 from edgecompile.server.schedule.queue import Queue
@@ -40,8 +40,6 @@ from edgecompile.server.schedule.traffic import Traffic
 _log = logging.getLogger("edgecompile.server")
 
 Inputs = Mapping[str, NDArray[Any]]
-#: The outputs by name, or what the run of the model raised.
-_Result = dict[str, NDArray[Any]] | Exception
 _Future = asyncio.Future[Answer]
 
 
@@ -105,6 +103,9 @@ class Scheduler:
         self._closed = False
         self._short = ShortSizes()
         self._threads = Threads(self._cpus)
+        self._runner = Runner(model, self._layout, self._journal, self._cpus)
+        self._following = 0  # runs that begin when others end
+        self._most_following = self.streams.count // 4 if self.streams else 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -216,7 +217,7 @@ class Scheduler:
             self.traffic.refuse(self._layout.sizes(inputs) if outside else None)
             raise translate(error) from None
         if self._journal.suspects():
-            self._journal.check(self._key(arrays))
+            self._journal.check(self._runner.key(arrays))
         return _Request(arrays, outputs, asyncio.get_running_loop().create_future())
 
     def _run_at_once(self, request: _Request, now: float) -> bool:
@@ -227,7 +228,7 @@ class Scheduler:
             return False
         threads, rows, predicted = plan
         self.batches[rows] = self.batches.get(rows, 0) + 1
-        (result,) = self._run([request.inputs], threads)
+        (result,) = self._runner.run([request.inputs], threads)
         ended = self._clock()
         took = ended - now
         self._queue.pass_by(predicted, now, ended)
@@ -288,22 +289,39 @@ class Scheduler:
 
     def _pump(self) -> None:
         """Begins what can begin."""
+        while self.cores.free > 0 and self._threads.lead():
+            pass
         while self._queue.waiting:
-            run, expired = self._queue.next(self._clock())
+            # Where runs are many, one of them often ends while the loop does something else.
+            follow = self.cores.free <= 0
+            full = self._following >= self._most_following or self.cores.shared
+            if follow and (full or not self._queue.running):
+                break
+            run, expired = self._queue.next(self._clock(), follow=follow)
             for job in expired:
                 self._give_up(job)
             if run is None:
                 break
-            self.batches[run.rows] = self.batches.get(run.rows, 0) + 1
-            inputs = [job.payload.inputs for job in run.jobs]
-            if self._is_short(run):
-                ended = self._finish(run, self._run(inputs, run.threads))
-                self.cores.loop_rests = ended + rest(ended - run.began)
-            else:
-                self._idle.clear()
-                work = partial(self._run, inputs, run.threads)
-                self._threads.run(work, partial(self._done, run))
+            self._start(run, follow)
         self._look_idle()
+
+    def _start(self, run: Run, follow: bool) -> None:
+        self.batches[run.rows] = self.batches.get(run.rows, 0) + 1
+        inputs = [job.payload.inputs for job in run.jobs]
+        work, done = partial(self._runner.run, inputs, run.threads), partial(self._done, run)
+        if follow:
+            self._following += 1
+            self._threads.follow(work, done, partial(self._begun, run))
+        elif self._is_short(run):
+            ended = self._finish(run, work())
+            self.cores.loop_rests = ended + rest(ended - run.began)
+        else:
+            self._idle.clear()
+            self._threads.run(work, done)
+
+    def _begun(self, run: Run) -> None:
+        self._following -= 1
+        self._queue.begin(run, self._clock())
 
     def _is_short(self, run: Run) -> bool:
         """Whether the event loop does a run itself: that costs less than to wake a thread up.
@@ -314,44 +332,11 @@ class Scheduler:
         alone = len(run.jobs) == 1 and run.began >= self.cores.loop_rests
         return alone and self._short.get(run.jobs[0].payload.inputs.sizes) is not None
 
-    def _run(self, requests: Sequence[CheckedInputs], threads: int) -> list[_Result]:
-        """Each request's outputs, or why it has none. Where a batch fails, each one runs alone, so
-        that only the culprit fails; so it does where one of them may have killed a worker."""
-        keys = [self._key(inputs) for inputs in requests]
-        if len(requests) == 1:
-            try:
-                return [self._call(requests[0], keys, threads)]
-            except Exception as error:
-                return [error]
-        suspects = self._journal.suspects()
-        if not any(key in suspects for key in keys):
-            try:
-                outputs = self._call(self._layout.join(requests), keys, threads)
-                measures = [self._layout.measure(inputs.sizes) for inputs in requests]
-                return [*self._layout.split(outputs, measures)]
-            except Exception:
-                pass
-        return [result for inputs in requests for result in self._run([inputs], threads)]
-
-    def _call(self, inputs: Inputs, keys: Sequence[bytes], threads: int) -> dict[str, NDArray[Any]]:
-        """One run of the model, of the requests with these keys."""
-        with self._journal.running(keys, self._model):
-            # Its own number of threads needs no telling, which costs two calls of native code.
-            count = 0 if threads == self._cpus else threads
-            outputs: dict[str, NDArray[Any]] = self._model.run(inputs, threads=count)
-        if self._journal.suspects():
-            for key in keys:
-                self._journal.clear(key)
-        return outputs
-
-    def _key(self, inputs: Inputs) -> bytes:
-        return digest(self._model.manifest.name, inputs) if self._journal.notes else b""
-
-    def _done(self, run: Run, results: list[_Result]) -> None:
+    def _done(self, run: Run, results: list[Result]) -> None:
         self._finish(run, results)
         self.cores.freed(self._pump)
 
-    def _finish(self, run: Run, results: list[_Result]) -> float:
+    def _finish(self, run: Run, results: list[Result]) -> float:
         """Answers a run's requests; when it ended, by the clock."""
         now = self._clock()
         self._queue.end(run, now)
@@ -368,7 +353,7 @@ class Scheduler:
     def _answer(
         self,
         request: _Request,
-        result: _Result,
+        result: Result,
         waited: float,
         took: float,
         rows: int,

@@ -48,6 +48,11 @@ class Cores:
         """Lets ``begin`` be called whenever CPUs became free, to begin what waits somewhere."""
         self._begin.append(begin)
 
+    @property
+    def shared(self) -> bool:
+        """Whether several queues begin runs on them."""
+        return len(self._begin) > 1
+
     def leave(self, begin: Callable[[], None]) -> None:
         """The opposite of ``share``; nothing where that is done."""
         if begin in self._begin:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Seconds: so long may all connections wait for a run that the event loop does itself.
 LIMIT_S = 1e-3
@@ -21,12 +22,21 @@ Plan = tuple[int, int, float]
 _KEPT = 4096
 
 
+class _Call(NamedTuple):
+    """What a thread does, and what is called on the loop with its result; ``begun``: see ``follow``."""
+
+    call: Callable[[], Any]
+    done: Callable[[Any], None]
+    begun: Callable[[], None] | None
+    loop: asyncio.AbstractEventLoop
+
+
 class Threads:
     """``count`` threads, started here, which take calls in the order in which they came."""
 
     def __init__(self, count: int) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None], Any] | None]
-        self._calls = SimpleQueue()
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._following: deque[_Call] = deque()
         self._threads = [
             threading.Thread(target=self._work, name=f"run-{index}", daemon=True)
             for index in range(count)
@@ -36,14 +46,39 @@ class Threads:
 
     def run(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """Runs ``call``, which raises nothing, on a thread, and ``done`` with its result on this loop."""
-        self._calls.put((call, done, asyncio.get_running_loop()))
+        self._calls.put(_Call(call, done, None, asyncio.get_running_loop()))
+
+    def follow(
+        self, call: Callable[[], Any], done: Callable[[Any], None], begun: Callable[[], None]
+    ) -> None:
+        """As ``run``, but on the thread that ends its call first, at once: it needn't wait until the loop hears
+        of that. Then ``begun`` is called on the loop, before the ``done`` of the call before."""
+        self._following.append(_Call(call, done, begun, asyncio.get_running_loop()))
+
+    def lead(self) -> bool:
+        """Runs a call that should follow now, as there is a thread for it; False: there is none."""
+        following = self._take()
+        if following is not None:
+            assert following.begun is not None
+            following.begun()
+            self._calls.put(following)
+        return following is not None
+
+    def _take(self) -> _Call | None:
+        try:
+            return self._following.popleft()
+        except IndexError:
+            return None
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
-            call, done, loop = item
-            loop.call_soon_threadsafe(done, call())
-            # Nothing of a call stays here until the next one comes.
-            del item, call, done, loop
+            while item is not None:
+                result, following = item.call(), self._take()
+                begun = None if following is None else following.begun
+                item.loop.call_soon_threadsafe(_over, item.done, result, begun)
+                # Nothing of a call stays here until the next one comes.
+                item = following
+                del result, following, begun
 
     def close(self) -> None:
         """Ends the threads, after the calls that are in."""
@@ -51,6 +86,12 @@ class Threads:
             self._calls.put(None)
         for thread in self._threads:
             thread.join()
+
+
+def _over(done: Callable[[Any], None], result: Any, begun: Callable[[], None] | None) -> None:
+    if begun is not None:
+        begun()
+    done(result)
 
 
 class ShortSizes:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +30,7 @@ from edgecompile.server.schedule.batches import Batches
 from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.schedule.simulate import POLICIES
 from edgecompile.server.schedule.streams import Cores
+from edgecompile.server.schedule.threads import Threads
 from edgecompile.server.schedule.traffic import drift_distance
 
 PLAN = {"rows": "independent", "padding": "proven"}
@@ -387,3 +388,71 @@ def test_a_deadline_passes_while_others_run(
         assert len(held.runs) == 2
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_run_follows_another_without_the_loop(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Four runs at once, one that follows whichever ends first, one that waits; no batches."""
+    costs = {**COSTS, "points": [[1, 1, 3, 1.0], [1, 1, 32, 10.0]]}
+    begun, go = Semaphore(0), Semaphore(0)
+
+    async def ask() -> None:
+        with open_bundle(tiny_bundle, threads=4, concurrency=4) as model:
+            requests = [draw(n, 3 + n) for n in range(6)]
+            wanted = [model.run(request) for request in requests]
+            run = model.run
+
+            def held(arrays: dict[str, Any], **options: Any) -> Any:
+                begun.release()
+                go.acquire()
+                return run(arrays, **options)
+
+            monkeypatch.setattr(model, "run", held)
+            clock, cores = Clock(), Cores(4)
+            if shared:
+                cores.share(Clock().__call__)
+            scheduler = Scheduler(model, clock=clock, costs=costs, cores=cores)
+            futures = [scheduler.submit(request) for request in requests]
+            try:
+                assert scheduler.waiting == (2 if shared else 1) and cores.free == 0
+                for _ in range(4):
+                    assert begun.acquire(timeout=10)
+                go.release()
+                # The loop does nothing meanwhile.
+                assert begun.acquire(timeout=0.2 if shared else 10) is not shared
+                assert cores.free == 0
+            finally:
+                go.release(5)
+            for answer, each in zip(
+                await asyncio.wait_for(asyncio.gather(*futures), 20), wanted, strict=True
+            ):
+                same(answer, each)
+            assert scheduler.batches == {1: 6} and cores.free == 4
+            await scheduler.close()
+
+    asyncio.run(ask())
+
+
+def test_what_should_follow_is_led_where_nothing_is_left_to_follow() -> None:
+    """A call that ended before the loop knew of the one to follow it."""
+    seen: list[str] = []
+
+    async def follow() -> None:
+        threads = Threads(1)
+        over = asyncio.Event()
+        threads.run(lambda: 1, lambda _: (seen.append("first"), over.set()))
+        await over.wait()
+        over.clear()
+        threads.follow(
+            lambda: 2, lambda _: (seen.append("second"), over.set()), lambda: seen.append("begun")
+        )
+        await asyncio.sleep(0.05)
+        assert seen == ["first"]
+        assert threads.lead() and not threads.lead()
+        await over.wait()
+        threads.close()
+
+    asyncio.run(follow())
+    assert seen == ["first", "begun", "second"]
