@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -61,6 +62,10 @@ def measure(bundle: str, lengths: dict[int, int], cores: int, file: Path, second
             "one run on all cores": run(model, ones, 1, cores, seconds),
             "one thread a run": run(model, ones, cores, 1, seconds),
         }
+        with contextlib.suppress(ImportError):  # the loop of servers
+            import uvloop
+
+            asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
         served, loop = asyncio.run(serve(model, document, lengths, seconds))
     rates["through the queue"] = served
     rates["processes"] = run_apart(bundle, lengths, cores, seconds)

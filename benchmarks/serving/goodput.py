@@ -6,7 +6,8 @@ Each bundle's server is a process of its own behind HTTP, the clients are this p
 the CPU that both take is reported. What a server can is measured by the same clients just before, without deadlines:
 so many connections that ask without a pause. Then requests come in each of the SHAPES at several parts of
 that, each with a ``timeout``; latencies count from when a request was due, not from when a connection was free for it.
-Rounds interleave bundles, traffics, shapes and loads; in each, requests come at other times.
+Rounds interleave bundles, traffics, shapes and loads; in each, requests come at other times. With --code the same
+bundle is served by several versions of the package.
 """
 
 from __future__ import annotations
@@ -47,14 +48,21 @@ SIMULATED = 10.0
 
 @contextlib.contextmanager
 def serving(
-    bundle: str, costs: str | None, options: argparse.Namespace
+    bundle: str, costs: str | None, code: str | None, options: argparse.Namespace
 ) -> Iterator[tuple[int, int]]:
     """The port of a server, and the number of its worker's process."""
     command = ["taskset", "--cpu-list", ",".join(map(str, options.cores)), sys.executable, "-m"]
-    command += ["edgecompile.server", bundle, "--port", "0", "--json"]
-    command += ["--costs", costs] if costs else []
+    command += ["edgecompile.server", os.path.abspath(bundle), "--port", "0", "--json"]
+    command += ["--costs", os.path.abspath(costs)] if costs else []
     command += ["--threads", str(options.threads)] if options.threads else []
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    paths = [code, os.environ.get("PYTHONPATH")] if code else [os.environ.get("PYTHONPATH")]
+    server = subprocess.Popen(
+        command,
+        cwd=code,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert server.stdout is not None
         port = int(json.loads(server.stdout.readline())["urls"][0].rpartition(":")[2])
@@ -196,6 +204,7 @@ def main() -> None:
     add("--shapes", nargs="+", choices=[*SHAPES, STEP], default=[*SHAPES, STEP])
     add("--factors", nargs="+", type=float, default=[0.5, 1.0, 1.5], help="of what it can")
     add("--costs", nargs="+", help="of bench --serving on these cores, of each; default: its own")
+    add("--code", nargs="+", help="a folder with the package that serves each; default: this one")
     add("--cores", type=cores, default=[0, 1], help="of the servers (0,1)")
     add("--threads", type=int, help="of the models; default: a core each")
     add("--client-cores", type=cores, help="of the clients; default: the servers'")
@@ -237,18 +246,20 @@ def run(mixed: Mapping[int, int], options: argparse.Namespace) -> None:
     }
     every = []
     with contextlib.ExitStack() as stack:
-        for bundle, costs in zip(
-            options.bundles, options.costs or [None] * len(options.bundles), strict=True
+        none = [None] * len(options.bundles)
+        every_code = options.code or none
+        for bundle, costs, code in zip(
+            options.bundles, options.costs or none, every_code, strict=True
         ):
             table, steps, result["host"] = read_table(bundle, costs)
             named = mixtures(mixed, table.longest)
             texts = {name: Texts(bundle, named[name], options.slo) for name in options.traffic}
-            name = Path(bundle).stem
+            name = f"{Path(bundle).stem}, {Path(code).name}" if code else Path(bundle).stem
             result["predicted"][name] = {
                 traffic: predict(table, item.lengths, steps, options)
                 for traffic, item in texts.items()
             }
-            every.append((name, texts, stack.enter_context(serving(bundle, costs, options))))
+            every.append((name, texts, stack.enter_context(serving(bundle, costs, code, options))))
         for _, texts, at in every:
             for item in texts.values():  # what it learns of the machine's speed, and caches
                 measure(at, item, options, None)

@@ -99,8 +99,8 @@ def make_environment(name: str, folder: Path, python: str) -> str:
     return str(found)
 
 
-def make_request(system: str, ids: Any) -> bytes:
-    """The request of a text in the system's own protocol."""
+def make_request(system: str, ids: Any, timeout: float | None = None) -> bytes:
+    """The request of a text in the system's own protocol; only ours takes a timeout, in seconds."""
     path = "/v2/models/minilm/infer"
     if system == "ray":
         return http_request("/", ids.tobytes())
@@ -119,7 +119,10 @@ def make_request(system: str, ids: Any) -> bytes:
         {"name": key, "shape": shape, "datatype": kind, "parameters": {"binary_data_size": len(p)}}
         for (key, shape, kind), p in zip(entries, parts, strict=True)
     ]
-    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    parameters: dict[str, Any] = {"binary_data_output": True}
+    if timeout is not None and system == "ours":
+        parameters["timeout"] = round(timeout * 1e6)
+    head = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
     length = f"Inference-Header-Content-Length: {len(head)}"
     return http_request(path, head + b"".join(parts), [length])
 
