@@ -190,6 +190,8 @@ def wrap(folder: Path, name: str, path: str, options: Any) -> str:
     lines = [
         "#!/bin/sh",
         f'export PYTHONPATH="$PYTHONPATH:{path}"',
+        # pytriton runs a copy of its server that doesn't find the libraries it came with.
+        f'export LD_LIBRARY_PATH="{path.partition(":")[0]}/nvidia_pytriton.libs:$LD_LIBRARY_PATH"',
         f'exec taskset --cpu-list {options.server_cores} "{sys.executable}" "$@"',
     ]
     program.write_text("\n".join(lines) + "\n")
