@@ -93,7 +93,7 @@ class Admission:
         for job in jobs:
             work = self._work(job)
             if job.deadline is not None:
-                self._promised[job] = sum(self._times(job, begun, work)) - self._slip
+                self._promised[job] = sum(self._times(job, begun, work))
             self._count += 1
             item = (job.urgency, self._count, work, job)
             self._keys[job] = item
@@ -113,6 +113,7 @@ class Admission:
                     f"is in {_ms(max(0.0, allowed))}"
                 )
             wait, own = self._times(job, begun, work)
+            own += self._slip if wait else 0.0
             dear = self._dearness(job)
             over = (wait * dear + own - allowed) / dear
             if over > late:
@@ -199,7 +200,7 @@ class Admission:
         return rest
 
     def _times(self, job: Job, begun: float, work: float) -> tuple[float, float]:
-        """Seconds that a job that isn't in waits, and those that its run takes and may be late.
+        """Seconds that a job that isn't in waits, and those of its run; without what it may be late.
 
         With ``begun`` left of what runs, and jobs of ``work`` that come together, this one last.
         """
@@ -209,11 +210,11 @@ class Admission:
             ahead += self._work_waiting
         else:
             ahead += sum(item[2] for item in self._waiting[:before])
-        # With nothing beside it a run gets the threads that end it soonest.
-        idle = not begun and not ahead
-        own = self._size(job).alone if idle else self._size(job).own
+        # With nothing beside it a run gets the threads that end it soonest, and waits for nobody who could be late.
         bound = self._speed.bound
-        return (begun + ahead * bound) / self._cpus, own * bound + self._slip
+        if not begun and not ahead:
+            return 0.0, self._size(job).alone * bound
+        return (begun + ahead * bound) / self._cpus, self._size(job).own * bound
 
     def _dearness(self, job: Job) -> float:
         """What a job's wait is multiplied by before it is judged: more than 1 for one that takes more than usual.
