@@ -13,6 +13,7 @@ import pytest
 from benchmarks.policies import QUERIES
 from benchmarks.serving import goodput_page, policies_page
 from benchmarks.serving.arrivals import SHAPES, STEP, draw_times, mixtures
+from benchmarks.serving.bound import CLASSES, classes
 from benchmarks.serving.rounds import interval
 from edgecompile.report.load_plot import latency_plot
 from tests.svg import read_words
@@ -52,6 +53,16 @@ def test_a_mixture_has_its_shares() -> None:
     wanted = 0.7 * QUERIES[5] / sum(QUERIES.values()) + 0.3 * 3 / 4
     assert both[5] / whole == pytest.approx(wanted, abs=1e-5)
     assert found["long"] == {256: 1} and mixtures({5: 1}, 128)["long"] == {128: 1}
+
+
+def test_classes_of_lengths_hold_all_of_them() -> None:
+    few = classes({4: 3, 9: 1})
+    assert few == [(4, 0.75), (9, 0.25)]
+    many = classes({length: 200 - length for length in range(1, 200)})
+    assert len(many) == CLASSES and sum(share for _, share in many) == pytest.approx(1.0)
+    assert [length for length, _ in many] == sorted(length for length, _ in many)
+    mean = sum(length * share for length, share in many)
+    assert mean == pytest.approx(sum(n * (200 - n) for n in range(1, 200)) / 19900, abs=0.5)
 
 
 def test_intervals_are_student_s() -> None:

@@ -62,6 +62,7 @@ class CostTable:
             for threads, lines in sorted(measured.items())
         }
         self.threads = tuple(self._lines)
+        self._lengths = sorted({n for same in known.values() for _, n, _ in same})
         every = [(rows, line) for lines in self._lines.values() for rows, line in lines.items()]
         self.most_rows = most_rows or max(rows for rows, _ in every)
         self.longest = longest or max(line[-1][0] for _, line in every)
@@ -126,6 +127,10 @@ class CostTable:
                 least, before = self.cheapest(threads, length), length
             total += count * least
         return total
+
+    def measured(self, length: int) -> int:
+        """The next length that was measured; the last one for longer ones."""
+        return self._lengths[min(bisect_left(self._lengths, length), len(self._lengths) - 1)]
 
     def _make_column(self, threads: int, length: int) -> tuple[float, ...]:
         known = [(rows, self._at(threads, rows, length)) for rows in self._lines[threads]]

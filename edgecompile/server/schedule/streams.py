@@ -87,7 +87,8 @@ class Division:
 
     def see(self, length: int, allowed: float | None, now: float) -> None:
         """A request came, perhaps with a deadline in so many seconds; divides anew where that is due."""
-        self._lengths[length] += 1
+        # Costs of few lengths are known soon: those of hundreds, on as many threads, would take the loop's time.
+        self._lengths[self._costs.measured(length)] += 1
         if allowed is not None:
             self._allowed = allowed
         if now - self._planned >= self.EVERY_S and self._lengths.total() >= self.SEEN:

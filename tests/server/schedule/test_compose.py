@@ -178,6 +178,10 @@ def test_runs_are_shorter_where_nobody_could_wait_for_one(
     assert found.threads == threads and found.count == 2 // threads
 
 
+def test_lengths_are_put_together_at_those_measured() -> None:
+    assert [HALVING.measured(n) for n in (1, 16, 17, 256, 300)] == [16, 16, 256, 256, 256]
+
+
 def test_cpus_are_divided_by_what_comes() -> None:
     division = Division(HALVING, 2, plan_streams(HALVING, 2, {16: 1}))
     seen = []
