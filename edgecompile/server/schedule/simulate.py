@@ -149,7 +149,7 @@ def make_queue(
     every = max((t for t in costs.threads if t <= cpus), default=costs.threads[0])
     speed = Speed()
     if policy == "by-cost":
-        division = Division(costs, cpus, streams)
+        division = Division(costs, cpus, streams, speed)
         own = ByCost(costs, division, speed, mixes=mixes)
         admission = Admission(costs, division, speed, own)
         return Queue(costs, cpus, own, speed=speed, admission=admission, limit=limit, cores=cores)

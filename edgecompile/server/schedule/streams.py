@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from edgecompile.server.schedule.compose import composed_seconds
-from edgecompile.server.schedule.costs import CostTable
+from edgecompile.server.schedule.costs import CostTable, Speed
 
 #: Requests whose batches a division is judged by. About as many wait where answers are wanted within a tenth of a
 #: second: the batches of more would be fuller, but nobody waits for them.
@@ -77,9 +77,9 @@ class Division:
     EVERY_S = 1.0
     SEEN = 64
 
-    def __init__(self, costs: CostTable, cpus: int, streams: Streams) -> None:
+    def __init__(self, costs: CostTable, cpus: int, streams: Streams, speed: Speed) -> None:
         """``streams``: the first division."""
-        self.cpus, self.streams = cpus, streams
+        self.cpus, self.streams, self._speed = cpus, streams, speed
         self._costs = costs
         self._lengths = Counter[int]()
         self._allowed: float | None = None
@@ -92,7 +92,8 @@ class Division:
         if allowed is not None:
             self._allowed = allowed
         if now - self._planned >= self.EVERY_S and self._lengths.total() >= self.SEEN:
-            self.streams = plan_streams(self._costs, self.cpus, self._lengths, self._allowed)
+            allowed = self._allowed and self._allowed / self._speed.bound
+            self.streams = plan_streams(self._costs, self.cpus, self._lengths, allowed)
             self._lengths.clear()
             self._allowed, self._planned = None, now
 

@@ -183,7 +183,7 @@ def test_lengths_are_put_together_at_those_measured() -> None:
 
 
 def test_cpus_are_divided_by_what_comes() -> None:
-    division = Division(HALVING, 2, plan_streams(HALVING, 2, {16: 1}))
+    division = Division(HALVING, 2, plan_streams(HALVING, 2, {16: 1}), Speed())
     seen = []
     for i in range(4 * Division.SEEN):
         division.see(256 if i < 2 * Division.SEEN else 16, 0.1, i * 0.1)
@@ -193,6 +193,16 @@ def test_cpus_are_divided_by_what_comes() -> None:
     for at, threads in ((25.6, 1), (26.6, 2)):  # at most once in a second
         for _ in range(Division.SEEN):
             division.see(256, 0.1, at)
+        assert division.streams.threads == threads
+
+
+def test_runs_that_take_longer_than_their_costs_are_too_long_sooner() -> None:
+    for ratio, threads in ((1.0, 1), (1.2, 2)):
+        speed = Speed(known=False)
+        speed.see(0.01, 0.01 * ratio)
+        division = Division(HALVING, 2, plan_streams(HALVING, 2, {256: 1}), speed)
+        for _ in range(Division.SEEN):
+            division.see(256, 0.13, 0.0)
         assert division.streams.threads == threads
 
 
