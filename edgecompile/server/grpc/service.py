@@ -154,9 +154,10 @@ class InferenceService:
         if not self._keys:
             return
         found = dict(context.invocation_metadata()).get("authorization", "")
-        given = found.removeprefix("Bearer ").encode() if isinstance(found, str) else found
+        scheme, _, key = (found if isinstance(found, str) else "").partition(" ")
+        given = key.encode() if scheme.lower() == "bearer" else b""
         # Every key is compared, and each in a time that doesn't depend on its content.
-        if not sum(hmac.compare_digest(given, key) for key in self._keys):
+        if not sum(hmac.compare_digest(given, one) for one in self._keys):
             raise Unauthorized(
                 "authorization: Bearer KEY is missing, or isn't a key of this server"
             )

@@ -105,7 +105,6 @@ class Scheduler:
         self._threads = Threads(self._cpus)
         self._runner = Runner(model, self._layout, self._journal, self._cpus)
         self._following = 0  # runs that begin when others end
-        self._most_following = self.streams.count // 4 if self.streams else 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -294,7 +293,8 @@ class Scheduler:
         while self._queue.waiting:
             # Where runs are many, one of them often ends while the loop does something else.
             follow = self.cores.free <= 0
-            full = self._following >= self._most_following or self.cores.shared
+            under_way = len(self._queue.running) - self._following
+            full = self._following >= under_way // 4 or self.cores.shared
             if follow and (full or not self._queue.running):
                 break
             run, expired = self._queue.next(self._clock(), follow=follow)

@@ -216,7 +216,8 @@ def test_a_message_without_room_beside_others_is_refused(tiny_bundle: Path) -> N
 
 def test_keys_are_asked_for(tiny_bundle: Path) -> None:
     async def talk(model: ServedModel, call: Call) -> None:
-        for headers in ((), (("authorization", "Bearer x"),), (("authorization", "Bearer "),)):
+        for given in (None, "Bearer x", "Bearer ", "one", "Basic one", " one"):
+            headers = () if given is None else (("authorization", given),)
             code, _ = await refusal(call("ServerLive", metadata=headers))
             assert code == "UNAUTHENTICATED"
         for key in ("one", "two"):
