@@ -113,9 +113,16 @@ class Admission:
                     f"is in {_ms(max(0.0, allowed))}"
                 )
             wait, own = self._times(job, begun, work)
+            # For the others that came with it it waits on an idle server, too.
+            least = (work - self._work(job)) * bound / self._cpus
+            if least > 0 and least + own > allowed:
+                raise TooLate(
+                    f"with what came with it, a run of {job.rows} x {job.length} takes "
+                    f"{_ms(least + own)} here, and the deadline is in {_ms(max(0.0, allowed))}"
+                )
             own += self._slip if wait else 0.0
             dear = self._dearness(job)
-            over = (wait * dear + own - allowed) / dear
+            over = ((wait - least) * dear + least + own - allowed) / dear
             if over > late:
                 late, message = (
                     over,

@@ -103,7 +103,7 @@ class Refused(Exception):
 
 
 class TooLate(Refused):
-    """Even alone it would take longer than its deadline allows."""
+    """Even with nothing before it, it would take longer than its deadline allows."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, None)

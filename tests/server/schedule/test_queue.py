@@ -126,7 +126,7 @@ def test_an_urgent_request_may_not_make_others_late() -> None:
 
 def test_a_list_is_taken_whole_or_not_at_all() -> None:
     queue = make_queue("by-cost", PLAIN, 1, {50: 1})
-    with pytest.raises(Refused):
+    with pytest.raises(TooLate, match="takes 150 ms here, and the deadline is in 120 ms"):
         queue.offer([Job(50, deadline=0.12) for _ in range(3)], 0.0)
     assert not queue.waiting
     queue.offer([Job(50, deadline=0.12) for _ in range(2)], 0.0)
