@@ -30,7 +30,6 @@ from edgecompile.server.schedule.batches import Batches
 from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.schedule.simulate import POLICIES
 from edgecompile.server.schedule.streams import Cores
-from edgecompile.server.schedule.threads import Threads
 from edgecompile.server.schedule.traffic import drift_distance
 
 PLAN = {"rows": "independent", "padding": "proven"}
@@ -433,26 +432,3 @@ def test_a_run_follows_another_without_the_loop(
             await scheduler.close()
 
     asyncio.run(ask())
-
-
-def test_what_should_follow_is_led_where_nothing_is_left_to_follow() -> None:
-    """A call that ended before the loop knew of the one to follow it."""
-    seen: list[str] = []
-
-    async def follow() -> None:
-        threads = Threads(1)
-        over = asyncio.Event()
-        threads.run(lambda: 1, lambda _: (seen.append("first"), over.set()))
-        await over.wait()
-        over.clear()
-        threads.follow(
-            lambda: 2, lambda _: (seen.append("second"), over.set()), lambda: seen.append("begun")
-        )
-        await asyncio.sleep(0.05)
-        assert seen == ["first"]
-        assert threads.lead() and not threads.lead()
-        await over.wait()
-        threads.close()
-
-    asyncio.run(follow())
-    assert seen == ["first", "begun", "second"]
