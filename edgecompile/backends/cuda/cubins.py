@@ -84,14 +84,14 @@ class Assembled:
         ``ECUBIN1\\0``, u32 count, u32 0, count times {u32 arch, u32 flags, u64 offset, u64 size}, the
         images, each at a multiple of 16 bytes; PTX ends with a zero byte.
         """
-        parts = [(image.arch, image.arch, image.code) for image in self.images]
+        parts = [(image.arch, image.code) for image in self.images]
         if self.ptx is not None:
-            parts.append((self.ptx_arch | _PTX, self.ptx_arch, self.ptx.encode() + b"\0"))
+            parts.append((self.ptx_arch | _PTX, self.ptx.encode() + b"\0"))
         head, body = bytearray(_MAGIC + struct.pack("<II", len(parts), 0)), bytearray()
         start = _aligned(len(head) + 24 * len(parts))
-        for spelt, arch, code in parts:
-            flags = _WAITS if arch >= _OVERLAPPING else 0
-            head += struct.pack("<IIQQ", spelt, flags, start + len(body), len(code))
+        for arch, code in parts:
+            flags = _WAITS if arch & ~_PTX >= _OVERLAPPING else 0
+            head += struct.pack("<IIQQ", arch, flags, start + len(body), len(code))
             body += code.ljust(_aligned(len(code)), b"\0")
         return bytes(head).ljust(start, b"\0") + bytes(body)
 

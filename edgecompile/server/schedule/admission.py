@@ -124,15 +124,10 @@ class Admission:
             dear = self._dearness(job)
             over = ((wait - least) * dear + least + own - allowed) / dear
             if over > late:
-                late, message = (
-                    over,
-                    f"it would be ready in {_ms(wait + own)}, {_ms(over)} too late",
-                )
+                why = f"{_ms(over)} too late"
                 if wait + own <= allowed:
-                    message = (
-                        f"it would be ready in {_ms(wait + own)}, but takes more than others do; "
-                        f"taken when {_ms(over)} less wait"
-                    )
+                    why = f"but takes more than others do; taken when {_ms(over)} less wait"
+                late, message = over, f"it would be ready in {_ms(wait + own)}, {why}"
         if late > 0:
             raise Refused(message, late)
         late = self._lateness(jobs, now, begun, work)

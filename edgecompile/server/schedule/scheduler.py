@@ -294,8 +294,7 @@ class Scheduler:
             # Where runs are many, one of them often ends while the loop does something else.
             follow = self.cores.free <= 0
             under_way = len(self._queue.running) - self._following
-            full = self._following >= under_way // 4 or self.cores.shared
-            if follow and (full or not self._queue.running):
+            if follow and (self._following >= under_way // 4 or self.cores.shared):
                 break
             run, expired = self._queue.next(self._clock(), follow=follow)
             for job in expired:
