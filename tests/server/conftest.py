@@ -7,11 +7,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.server.http import connections
+from tests.conftest import one_at_a_time
 from tests.generative import replace_files
 from tests.server.sockets import Served
 
@@ -65,3 +67,47 @@ def chatting_bundle(speaking_bundle: Path, tmp_path_factory: pytest.TempPathFact
     chat = {"template": template, "special_tokens": {"bos": "w3"}}
     replace_files(folder, document, {CHAT_FILE: json.dumps(chat).encode()})
     return folder
+
+
+def build_classifier(shared: Path, name: str, **changes: Any) -> Path:
+    """A one-layer BERT with a class's score for each of ``id2label``, for texts and pairs of 12 tokens."""
+    pytest.importorskip("transformers")
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.models.options import LoadOptions
+    from edgecompile.pipeline.build import build
+    from edgecompile.pipeline.request import BuildRequest
+    from edgecompile.planning.request import PlanRequest
+    from tests.factories.folders import write_model, write_tokenizer
+    from tests.plans import exact_plan
+
+    output = shared / f"{name}.ecb"
+    with one_at_a_time(shared / f"{name}.lock"):
+        if not output.exists():
+            folder = shared / f"{name}-model"
+            # Weights so large that the scores of texts are far apart.
+            settings = {"num_hidden_layers": 1, "initializer_range": 0.5, **changes}
+            write_model(folder, head="ForSequenceClassification", **settings)
+            write_tokenizer(folder)
+            lengths = LengthDistribution.from_samples([3, 6, 12])
+            build(
+                BuildRequest(
+                    model=str(folder),
+                    plan=PlanRequest(lengths, plan=exact_plan(12, batch=2), max_length=12),
+                    output=output,
+                    load=LoadOptions(batch=(1, 2), token_type_ids=True),
+                    work_dir=shared / f"{name}.work",
+                )
+            )
+    return output
+
+
+@pytest.fixture(scope="session")
+def classifier_bundle(shared_folder: Path) -> Path:
+    """Two classes with names."""
+    return build_classifier(shared_folder, "classifier", id2label={0: "calm", 1: "angry"})
+
+
+@pytest.fixture(scope="session")
+def reranker_bundle(shared_folder: Path) -> Path:
+    """One class."""
+    return build_classifier(shared_folder, "reranker", num_labels=1)

@@ -22,6 +22,8 @@ from edgecompile.server.settings import Limits, Settings
 from tests.server.asgi import call, run, serving, tensor
 
 INFER = "/v2/models/tiny/infer"
+EMBEDDINGS = "/v1/embeddings"
+EMBEDDED = {"input": "a", "model": "tiny"}
 
 
 def test_infer_gives_what_run_gives(tiny_bundle: Path) -> None:
@@ -82,7 +84,14 @@ def test_texts_through_every_protocol_are_one_answer(tiny_bundle: Path) -> None:
             np.testing.assert_allclose(found, wanted, atol=1e-5)
             count = reply.json["usage"]["prompt_tokens"]
             assert count > 2 and [item["index"] for item in reply.json["data"]] == [0, 1]
+            reply = await call(app, "POST", "/v1/embeddings", {**body, "dimensions": 4})
+            found = [item["embedding"] for item in reply.json["data"]]
+            short = wanted[:, :4] / np.linalg.norm(wanted[:, :4], axis=1, keepdims=True)
+            np.testing.assert_allclose(found, short, atol=1e-5)
             body["encoding_format"] = "base64"
+            reply = await call(app, "POST", "/v1/embeddings", {**body, "dimensions": 4})
+            data = [base64.b64decode(item["embedding"]) for item in reply.json["data"]]
+            np.testing.assert_allclose(np.frombuffer(data[1], np.float32), short[1], atol=1e-5)
             reply = await call(app, "POST", "/v1/embeddings", body)
             data = [base64.b64decode(item["embedding"]) for item in reply.json["data"]]
             np.testing.assert_allclose(np.frombuffer(data[1], np.float32), wanted[1], atol=1e-5)
@@ -196,6 +205,10 @@ def test_what_the_server_says_of_itself(tiny_bundle: Path, decoder_bundle: Path)
             400,
             "base64",
         ),
+        ("POST", EMBEDDINGS, {**EMBEDDED, "dimensions": 0}, 400, "must be an integer in 1.."),
+        ("POST", EMBEDDINGS, {**EMBEDDED, "dimensions": 17}, 400, "has 16"),
+        ("POST", EMBEDDINGS, {**EMBEDDED, "dimensions": 65537}, 400, "must be an integer in 1.."),
+        ("POST", EMBEDDINGS, {**EMBEDDED, "dimensions": 4.0}, 400, "must be an integer in 1.."),
         ("POST", "/v1/completions", {"prompt": "a", "model": "tiny"}, 422, "generates nothing"),
     ],
 )

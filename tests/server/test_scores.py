@@ -1,0 +1,167 @@
+"""/rerank, /predict and labels on real classifiers: answers are those of ``encode_texts``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgecompile.runtime import open_bundle
+from edgecompile.runtime.text.encoder import Text
+from tests.generative import replace_files
+from tests.server.asgi import call, run, serving
+
+QUERY = "the cat"
+TEXTS = ["a mat", "sat on a mat", "purred quietly all day", "day", "the cat and the mat"]
+#: More than the 12 tokens that the bundles take.
+LONG = "sat quietly on the mat all day " * 4
+EMBEDDED = {"model": "classifier", "input": "a"}
+
+
+def logits_of(bundle: Path, texts: list[Text]) -> NDArray[np.float64]:
+    """Logits [texts, classes] of the bundle, called without a server; no two texts have the same."""
+    with open_bundle(bundle) as model:
+        found = np.asarray(model.encode_texts(texts)["logits"], np.float64)
+    assert found.shape[0] == 1 or np.diff(np.sort(found[:, 0])).min() > 1e-3
+    return found
+
+
+def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1 / (1 + np.exp(-logits))
+
+
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    powers = np.exp(logits)
+    result: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
+    return result
+
+
+def ask(bundle: Path, path: str, body: dict[str, Any], status: int = 200) -> Any:
+    """The answer of a server that has only this bundle."""
+
+    async def post() -> Any:
+        async with serving(bundle) as app:
+            reply = await call(app, "POST", path, body)
+            assert reply.status == status, reply.body
+            return reply.json
+
+    return run(post())
+
+
+def check_ranks(found: list[dict[str, Any]], scores: NDArray[np.float64]) -> None:
+    """Holds an answer of /rerank against the score of each text."""
+    order = np.argsort(-scores)
+    assert [item["index"] for item in found] == order.tolist()
+    np.testing.assert_allclose([item["score"] for item in found], scores[order], atol=1e-5)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("with_text", [False, True])
+def test_texts_are_ranked(reranker_bundle: Path, raw: bool, with_text: bool) -> None:
+    logits = logits_of(reranker_bundle, [(QUERY, text) for text in TEXTS])
+    assert logits.shape == (5, 1)
+    scores = (logits if raw else sigmoid(logits))[:, 0]
+    assert np.argsort(-scores).tolist() != list(range(5))
+    body = {"query": QUERY, "texts": TEXTS, "raw_scores": raw, "return_text": with_text}
+    found = ask(reranker_bundle, "/rerank", body)
+    check_ranks(found, scores)
+    for item in found:
+        assert item.get("text") == (TEXTS[item["index"]] if with_text else None)
+
+
+def test_the_query_is_the_first_of_a_pair(reranker_bundle: Path) -> None:
+    """The model tells the two apart, so the order and the types of tokens have to be right."""
+    pairs: list[Text] = [(QUERY, "a mat"), ("a mat", QUERY), f"{QUERY} a mat"]
+    wanted = logits_of(reranker_bundle, pairs)[0, 0]
+    body = {"query": QUERY, "texts": ["a mat"], "raw_scores": True}
+    (found,) = ask(reranker_bundle, "/rerank", body)
+    assert found == {"index": 0, "score": pytest.approx(wanted, abs=1e-5)}
+
+
+def test_long_texts_are_cut_unless_they_must_not_be(reranker_bundle: Path) -> None:
+    texts = [LONG, "a mat"]
+    scores = sigmoid(logits_of(reranker_bundle, [(QUERY, text) for text in texts]))[:, 0]
+    body: dict[str, Any] = {"query": QUERY, "texts": texts}
+    for more in ({}, {"truncate": True}, {"truncation_direction": "Right"}):
+        check_ranks(ask(reranker_bundle, "/rerank", {**body, **more}), scores)
+    refused = ask(reranker_bundle, "/rerank", {**body, "truncate": False}, 400)
+    assert "1 of 2 texts have more than 12 tokens" in refused["error"]
+    refused = ask(reranker_bundle, "/predict", {"inputs": LONG, "truncate": False}, 400)
+    assert "more than 12 tokens" in refused["error"]
+
+
+def test_several_classes_rank_by_the_first(classifier_bundle: Path) -> None:
+    scores = softmax(logits_of(classifier_bundle, [(QUERY, text) for text in TEXTS]))[:, 0]
+    check_ranks(ask(classifier_bundle, "/rerank", {"query": QUERY, "texts": TEXTS}), scores)
+
+
+def check_classes(
+    found: list[dict[str, Any]], scores: NDArray[np.float64], labels: list[str]
+) -> None:
+    """Holds a text's classes against their scores."""
+    order = np.argsort(-scores)
+    assert [item["label"] for item in found] == [labels[index] for index in order]
+    np.testing.assert_allclose([item["score"] for item in found], scores[order], atol=1e-5)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize(
+    ("inputs", "texts"),
+    [
+        ("the cat sat", "the cat sat"),
+        (["the cat sat"], "the cat sat"),
+        (["the cat", "sat"], ("the cat", "sat")),
+        (LONG, LONG),
+        ([["the cat sat"]], ["the cat sat"]),
+        ([["the cat sat"], ["day"], "a mat"], ["the cat sat", "day", "a mat"]),
+        ([["the cat", "sat"], ["a mat"], ["a", LONG]], [("the cat", "sat"), "a mat", ("a", LONG)]),
+    ],
+    ids=["text", "list-of-one", "pair", "long", "lists-of-one", "lists", "lists-of-pairs"],
+)
+def test_classes_are_predicted(
+    classifier_bundle: Path, inputs: Any, texts: Text | list[Text], raw: bool
+) -> None:
+    listed = texts if isinstance(texts, list) else [texts]
+    logits = logits_of(classifier_bundle, listed)
+    found = ask(classifier_bundle, "/predict", {"inputs": inputs, "raw_scores": raw})
+    found = found if isinstance(texts, list) else [found]
+    for classes, scores in zip(found, logits if raw else softmax(logits), strict=True):
+        check_classes(classes, scores, ["calm", "angry"])
+
+
+def test_one_class_is_predicted(reranker_bundle: Path) -> None:
+    (logit,) = logits_of(reranker_bundle, ["the cat sat"])
+    body: dict[str, Any] = {"inputs": "the cat sat"}
+    check_classes(ask(reranker_bundle, "/predict", body), sigmoid(logit), ["LABEL_0"])
+    body["raw_scores"] = True
+    check_classes(ask(reranker_bundle, "/predict", body), logit, ["LABEL_0"])
+
+
+def test_classes_without_names_are_numbered(classifier_bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "nameless.ecb"
+    shutil.copytree(classifier_bundle, folder, copy_function=os.link)
+    document = json.loads((folder / "manifest.json").read_bytes())
+    assert document.pop("labels") == {"logits": ["calm", "angry"]}
+    replace_files(folder, document, {})
+    (scores,) = softmax(logits_of(folder, ["the cat sat"]))
+    found = ask(folder, "/predict", {"inputs": "the cat sat"})
+    check_classes(found, scores, ["LABEL_0", "LABEL_1"])
+
+
+def test_what_a_classifier_says_of_itself(classifier_bundle: Path) -> None:
+    async def look() -> None:
+        async with serving(classifier_bundle) as app:
+            found = (await call(app, "GET", "/info")).json
+            assert found["model_type"] == {"labels": {"logits": ["calm", "angry"]}}
+            assert found["max_input_length"] == 12
+            for path, body in (("/embed", {"inputs": "a"}), ("/v1/embeddings", EMBEDDED)):
+                reply = await call(app, "POST", path, body)
+                assert reply.status == 422 and "gives no embedding" in reply.error
+
+    run(look())
