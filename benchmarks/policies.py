@@ -44,6 +44,9 @@ QUERIES = {4: 4, 5: 8, 6: 14, 7: 17, 8: 16, 9: 13, 10: 9, 11: 7, 12: 5, 13: 3, 1
 
 TRAFFICS = ("mixed", "queries")
 
+#: So many texts of a length differ, so that an answer of another one is seen.
+DIFFERENT = 16
+
 #: text-embeddings-inference's rule with the engine that it has.
 AROUND = "tei around onnxruntime"
 
@@ -67,7 +70,7 @@ class Bench:
         self.model, self.slo = model, slo
         self.around: AroundOnnx | None = None if onnx is None else open_onnx(model, onnx)
         self.rules = [*POLICIES, *([AROUND] if onnx else [])]
-        self.answers: dict[int, Any] = {}
+        self.answers: dict[tuple[int, int], Any] = {}
         self.cpus = int(model.info["threads"])
         manifest = model.manifest
         self.axis = next(iter(set(manifest.axes) - {manifest.length_axis}))
@@ -75,22 +78,25 @@ class Bench:
             costs, most_rows=manifest.axes[self.axis].hi, longest=manifest.axes["length"].hi
         )
         self.costs = dict(costs, padding="proven")
-        self.inputs: dict[tuple[int, int], dict[str, Any]] = {}
+        self.inputs: dict[tuple[int, int, int], dict[str, Any]] = {}
 
-    def request(self, length: int, rows: int = 1) -> dict[str, Any]:
-        """Inputs of this size, made once."""
-        key = (rows, length)
+    def request(self, length: int, index: int = 0, rows: int = 1) -> dict[str, Any]:
+        """Inputs of this size, made once; those of neighbouring indices differ."""
+        variant = index % DIFFERENT
+        key = (rows, length, variant)
         if key not in self.inputs:
             sizes = {self.axis: rows, str(self.model.manifest.length_axis): length}
-            self.inputs[key] = make_inputs(self.model.manifest, sizes, length)
+            seed = length * DIFFERENT + variant
+            self.inputs[key] = make_inputs(self.model.manifest, sizes, seed)
         return self.inputs[key]
 
-    def error(self, length: int, answer: Any) -> float:
+    def error(self, length: int, index: int, answer: Any) -> float:
         """How far an answer is from that of its text alone, of the largest magnitude of that."""
-        if length not in self.answers:
-            found = self.model.run(self.request(length))
-            self.answers[length] = next(iter(found.values())).copy()
-        wanted = self.answers[length]
+        key = (length, index % DIFFERENT)
+        if key not in self.answers:
+            found = self.model.run(self.request(length, index))
+            self.answers[key] = next(iter(found.values())).copy()
+        wanted = self.answers[key]
         return float(abs(next(iter(answer.outputs.values())) - wanted).max() / abs(wanted).max())
 
     def scheduler(self, policy: str, lengths: Mapping[int, int], slo: float | None) -> Scheduler:
@@ -107,17 +113,17 @@ class Bench:
     ) -> dict[str, Any]:
         """All requests at once."""
         trace = draw_trace(lengths, count, seed=seed)
-        requests = [self.request(item.length) for item in trace]
+        requests = [self.request(item.length, index) for index, item in enumerate(trace)]
         scheduler = self.scheduler(policy, lengths, None)
         busy, began = time.process_time(), time.perf_counter()
         answers = await asyncio.gather(*scheduler.submit_all(requests))
         took, cpu = time.perf_counter() - began, time.process_time() - busy
         await scheduler.close()
-        pairs = zip(trace, answers, strict=True)
+        pairs = enumerate(zip(trace, answers, strict=True))
         return {
             "texts_per_s": count / took,
             "cpu_s": cpu,
-            "error": max(self.error(item.length, answer) for item, answer in pairs),
+            "error": max(self.error(item.length, i, answer) for i, (item, answer) in pairs),
             "batches": dict(sorted(scheduler.batches.items())),
             "streams": scheduler.streams and [scheduler.streams.count, scheduler.streams.threads],
             "speed": scheduler.speed.factor,
@@ -133,7 +139,7 @@ class Bench:
         ]
         random.Random(seed).shuffle(work)
         for rows, length in work:
-            self.request(length, rows)
+            self.request(length, rows=rows)
         lock = threading.Lock()
 
         def run() -> None:
@@ -142,7 +148,7 @@ class Bench:
                     if not work:
                         return
                     rows, length = work.pop()
-                self.model.run(self.request(length, rows), threads=streams.threads)
+                self.model.run(self.request(length, rows=rows), threads=streams.threads)
 
         threads = [threading.Thread(target=run) for _ in range(streams.count)]
         began = time.perf_counter()
@@ -160,32 +166,34 @@ class Bench:
         ours = policy == "by-cost"
         scheduler = self.scheduler(policy, lengths, self.slo if ours else None)
         loop, latencies, refused = asyncio.get_running_loop(), list[float](), 0
-        for item in trace:
-            self.request(item.length)
+        for index, item in enumerate(trace):
+            self.request(item.length, index)
+        answers: list[tuple[int, int, Any]] = []
         busy, own = time.process_time(), time.thread_time()
         started = loop.time()
         short = {"refused": 0, "expired": 0}
         lengths_refused: list[int] = []
 
-        async def one(item: Request) -> None:
+        async def one(index: int, item: Request) -> None:
             nonlocal refused
             try:
-                await scheduler.submit(
-                    self.request(item.length),
+                answer = await scheduler.submit(
+                    self.request(item.length, index),
                     deadline=started + item.at + self.slo if ours else None,
                 )
                 latencies.append(loop.time() - started - item.at)
+                answers.append((item.length, index, answer))
             except ServerError as error:
                 refused += 1
                 short["refused" if error.status == 429 else "expired"] += 1
                 lengths_refused.append(item.length)
 
         tasks = []
-        for item in trace:
+        for index, item in enumerate(trace):
             wait = started + item.at - loop.time()
             if wait > 0:
                 await asyncio.sleep(wait)
-            tasks.append(asyncio.ensure_future(one(item)))
+            tasks.append(asyncio.ensure_future(one(index, item)))
         offered_s = loop.time() - started
         if not ours:  # what waits now is far too late: it would only take time
             for task in tasks:
@@ -208,6 +216,7 @@ class Bench:
             "answered": len(latencies),
             **short,
             "goodput_per_s": inside / took,
+            "error": max((self.error(*item) for item in answers), default=None),
             "p50_ms": pick(0.5),
             "p99_ms": pick(0.99),
             "mean_length_refused": statistics.mean(lengths_refused) if lengths_refused else None,
