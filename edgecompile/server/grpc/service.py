@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection
@@ -17,17 +16,19 @@ from google.protobuf.message import DecodeError
 from edgecompile.server.errors import (
     BadRequest,
     ServerError,
-    Unauthorized,
     UnknownModel,
     no_memory,
 )
 from edgecompile.server.grpc.messages import METHODS, SERVICE, message
 from edgecompile.server.grpc.tensors import read_inputs, write_outputs
+from edgecompile.server.keys import Keys
 from edgecompile.server.protocol.datatypes import NAMES
+from edgecompile.server.protocol.inference import infer
 from edgecompile.server.protocol.triton import describe_config, describe_statistics
 from edgecompile.server.protocol.v2 import EXTENSIONS
 from edgecompile.server.room import SMALL, Room
 from edgecompile.server.serving import Repository, ServedModel
+from edgecompile.server.settings import DEFAULT_LIMITS, Limits
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -55,7 +56,7 @@ class InferenceService:
         live: whether the worker still gets anywhere.
         ready: whether it takes requests.
         keys: a request has to bring one of them as a bearer token, if there are any.
-        elements: how many a request's inputs may have together.
+        limits: of a request's elements and texts.
         slo: seconds that are the deadline of calls which bring none; None: they have none.
         room: for the messages of all calls under way; None: without a limit.
         count: gets each call's method and status, as HTTP has it.
@@ -69,7 +70,7 @@ class InferenceService:
         live: Callable[[], bool] = lambda: True,
         ready: Callable[[], bool] = lambda: True,
         keys: Collection[bytes] = (),
-        elements: float = math.inf,
+        limits: Limits = DEFAULT_LIMITS,
         slo: float | None = None,
         room: Room | None = None,
         count: Callable[[str, int], None] = lambda method, status: None,
@@ -78,8 +79,8 @@ class InferenceService:
         self._version = version
         self._live = live
         self._ready = ready
-        self._keys = tuple(keys)
-        self._elements = elements
+        self._keys = Keys(keys)
+        self._limits = limits
         self._slo = slo
         self._room = room or Room(math.inf)
         self._count = count
@@ -103,7 +104,8 @@ class InferenceService:
             size = len(data) if len(data) > SMALL else 0
             self._came += 1
             try:
-                self._check_key(context)
+                if self._keys:
+                    self._keys.check(_authorization(context))
                 self._room.take(size)
                 try:
                     try:
@@ -150,18 +152,6 @@ class InferenceService:
             self._may_answer.set()
         await ending
 
-    def _check_key(self, context: Any) -> None:
-        if not self._keys:
-            return
-        found = dict(context.invocation_metadata()).get("authorization", "")
-        scheme, _, key = (found if isinstance(found, str) else "").partition(" ")
-        given = key.encode() if scheme.lower() == "bearer" else b""
-        # Every key is compared, and each in a time that doesn't depend on its content.
-        if not sum(hmac.compare_digest(given, one) for one in self._keys):
-            raise Unauthorized(
-                "authorization: Bearer KEY is missing, or isn't a key of this server"
-            )
-
     async def _ServerLive(self, request: Any, response: Any, context: Any) -> None:
         response.live = self._live()
 
@@ -204,20 +194,26 @@ class InferenceService:
         # A server that is about to end isn't ready, and yet takes what still comes.
         model = self._find(request.model_name, request.model_version)
         wanted = [output.name for output in request.outputs] or None
-        answer = await model.infer(
-            read_inputs(request, self._elements),
-            outputs=wanted,
+        _, outputs = await infer(
+            model,
+            read_inputs(request, self._limits.elements),
+            wanted,
             deadline=_deadline(request, context, model, self._slo),
             priority=_integer(request, "priority") or 0,
+            most=self._limits.texts,
         )
         response.model_name, response.model_version = model.name, model.version
         response.id = request.id
-        outputs = answer.outputs
-        arrays = {name: outputs[name] for name in wanted or outputs}
-        write_outputs(response, arrays, raw=bool(request.raw_input_contents))
+        write_outputs(response, outputs, raw=bool(request.raw_input_contents))
 
     def _find(self, name: str, version: str) -> ServedModel:
         return self._repository.get(name, version or None)
+
+
+def _authorization(context: Any) -> bytes:
+    """A call's, or nothing; of several the last one."""
+    found = dict(context.invocation_metadata()).get("authorization", "")
+    return found.encode() if isinstance(found, str) else b""
 
 
 def _deadline(request: Any, context: Any, model: ServedModel, slo: float | None) -> float | None:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgecompile.server.errors import BadRequest, TooLarge
-from edgecompile.server.protocol.datatypes import DTYPES, NAMES
+from edgecompile.server.protocol.datatypes import BYTES, DTYPES, NAMES
+from edgecompile.server.protocol.tensors import split_strings, to_texts
 
 #: The field of InferTensorContents that has a datatype's values. FP16 has none.
 FIELDS = {
@@ -25,6 +26,7 @@ FIELDS = {
     "UINT64": "uint64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
 }
 #: Inputs of a request.
 _MOST = 1024
@@ -33,7 +35,7 @@ _RANK = 32
 
 
 def read_inputs(request: Any, elements: float = math.inf) -> dict[str, NDArray[Any]]:
-    """The inputs of a ModelInferRequest by name; raw ones are views of its bytes.
+    """The inputs of a ModelInferRequest by name; raw ones are views of its bytes, of BYTES strings.
 
     Args:
         request: the message.
@@ -67,27 +69,32 @@ def read_inputs(request: Any, elements: float = math.inf) -> dict[str, NDArray[A
 
 
 def _read(tensor: Any, raw: bytes | None) -> NDArray[Any]:
-    if tensor.datatype not in DTYPES:
-        raise ValueError(f"has datatype {tensor.datatype!r:.40}, not one of {', '.join(DTYPES)}")
-    dtype, field = DTYPES[tensor.datatype], FIELDS.get(tensor.datatype)
+    known = (*DTYPES, BYTES)
+    if tensor.datatype not in known:
+        raise ValueError(f"has datatype {tensor.datatype!r:.40}, not one of {', '.join(known)}")
     shape = tuple(tensor.shape)
     if len(shape) > _RANK or any(size < 0 for size in shape):
         raise ValueError(
             f"has shape {list(shape[:_RANK])}; sizes aren't negative, and at most {_RANK}"
         )
-    count = math.prod(shape)
-    if raw is not None:
-        if tensor.HasField("contents"):
-            raise ValueError("has contents, beside the raw ones")
-        wanted = count * dtype.itemsize
-        if len(raw) != wanted:
-            raise ValueError(
-                f"has {len(raw)} bytes; {list(shape)} of {tensor.datatype} are {wanted}"
-            )
-        values = np.frombuffer(raw, dtype).reshape(shape)
-        if dtype == np.bool_ and values.view(np.uint8).max(initial=0) > 1:
-            raise ValueError("has a byte that is neither 0 nor 1 as BOOL")
-        return values
+    if raw is None:
+        return _from_contents(tensor, shape)
+    if tensor.HasField("contents"):
+        raise ValueError("has contents, beside the raw ones")
+    if tensor.datatype == BYTES:
+        return to_texts(split_strings(memoryview(raw)), shape)
+    dtype = DTYPES[tensor.datatype]
+    wanted = math.prod(shape) * dtype.itemsize
+    if len(raw) != wanted:
+        raise ValueError(f"has {len(raw)} bytes; {list(shape)} of {tensor.datatype} are {wanted}")
+    values = np.frombuffer(raw, dtype).reshape(shape)
+    if dtype == np.bool_ and values.view(np.uint8).max(initial=0) > 1:
+        raise ValueError("has a byte that is neither 0 nor 1 as BOOL")
+    return values
+
+
+def _from_contents(tensor: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    field, count = FIELDS.get(tensor.datatype), math.prod(shape)
     if field is None:
         raise ValueError(f"is {tensor.datatype}, which has raw contents alone")
     given = [item.name for item, _ in tensor.contents.ListFields()]
@@ -96,6 +103,9 @@ def _read(tensor: Any, raw: bytes | None) -> NDArray[Any]:
     found = getattr(tensor.contents, field)
     if len(found) != count:
         raise ValueError(f"has {len(found)} values; {list(shape)} are {count}")
+    if tensor.datatype == BYTES:
+        return to_texts(found, shape)
+    dtype = DTYPES[tensor.datatype]
     wide = np.fromiter(found, _WIDE.get(field, dtype), count)
     if count and tensor.datatype in _NARROW:
         limits = np.iinfo(dtype)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import math
 from collections import Counter
@@ -36,6 +34,7 @@ from edgecompile.server.http.messages import (
 )
 from edgecompile.server.http.routes import make_routes
 from edgecompile.server.http.state import State
+from edgecompile.server.keys import Keys
 from edgecompile.server.serving import Repository
 from edgecompile.server.settings import Settings
 
@@ -66,7 +65,7 @@ class App(State):
 
     def __init__(self, repository: Repository, settings: Settings) -> None:
         super().__init__(repository, settings)
-        self._keys = [hashlib.sha256(key).digest() for key in settings.keys]
+        self._keys = Keys(settings.keys)
         self._routes = make_routes(self)
         self._found: dict[bytes, tuple[str, Mapping[str, Handler], list[str]]] = {}
 
@@ -143,7 +142,7 @@ class App(State):
                 self._found[raw] = found
         name, methods, request.parts = found
         if self._keys and path not in _OPEN:
-            self._check_key(request)
+            self._keys.check(request.headers.get(b"authorization", b""))
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             error = WrongMethod(f"{path} takes {', '.join(methods)}")
@@ -196,14 +195,6 @@ class App(State):
                 raise MalformedHead(f"Transfer-Encoding {coding!r:.50} must be chunked")
             if b"content-length" in request.headers:
                 raise MalformedHead("give a Content-Length or a Transfer-Encoding, not both")
-
-    def _check_key(self, request: Request) -> None:
-        scheme, _, key = request.headers.get(b"authorization", b"").partition(b" ")
-        # Hashes: of one length whatever was given, and no time tells how much of a key was right.
-        digest = hashlib.sha256(key.strip()).digest()
-        found = [hmac.compare_digest(digest, known) for known in self._keys]
-        if scheme.lower() != b"bearer" or not any(found):
-            raise Unauthorized("needs the header Authorization: Bearer KEY, with one of its keys")
 
     def _refuse(self, request: Request, error: ServerError) -> Response:
         path = request.path

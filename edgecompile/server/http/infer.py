@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgecompile.server.answers import Answer, TextAnswer
-from edgecompile.server.errors import NotReady, Unprocessable
+from edgecompile.server.errors import NotReady
 from edgecompile.server.http.messages import JSON, Request, Response
 from edgecompile.server.http.state import State
 from edgecompile.server.protocol.documents import dump
+from edgecompile.server.protocol.inference import infer
 from edgecompile.server.protocol.triton import describe_config, describe_statistics
-from edgecompile.server.protocol.v2 import check_texts, describe, format_answer, read_request
+from edgecompile.server.protocol.v2 import describe, format_answer, read_request
 from edgecompile.server.serving import ServedModel
 
 _HEADER_LENGTH = b"inference-header-content-length"
@@ -70,18 +67,14 @@ class InferRoutes:
         asked = read_request(body, request.headers.get(_HEADER_LENGTH), limits.elements)
         timeout = self._app.settings.slo_s if asked.timeout_s is None else asked.timeout_s
         deadline = None if timeout is None else model.clock() + timeout
-        texts = check_texts(asked.inputs, limits.texts)
-        answer: Answer | TextAnswer
-        if texts is None:
-            answer = await model.infer(
-                asked.inputs, outputs=asked.outputs, deadline=deadline, priority=asked.priority
-            )
-            outputs = answer.outputs
-        else:
-            model.check_outputs(asked.outputs)
-            answer = await model.encode(texts, deadline=deadline, priority=asked.priority)
-            names = asked.outputs or [item.name for item in model.model.manifest.outputs]
-            outputs = {name: stack(answer, name) for name in names}
+        answer, outputs = await infer(
+            model,
+            asked.inputs,
+            asked.outputs,
+            deadline=deadline,
+            priority=asked.priority,
+            most=limits.texts,
+        )
         self._app.metrics.answer(model.name, answer)
         found, length = format_answer(model.name, model.version, asked, outputs)
         headers = timing(answer)
@@ -89,18 +82,6 @@ class InferRoutes:
             return Response(body=found, media=JSON, headers=headers)
         headers.append((_HEADER_LENGTH, b"%d" % length))
         return Response(body=found, media=_BINARY, headers=headers)
-
-
-def stack(answer: TextAnswer, name: str) -> NDArray[Any]:
-    """An output of all texts as one array [texts, …].
-
-    Raises:
-        Unprocessable: it has a size of its own for each text.
-    """
-    rows = [item[name] for item in answer.outputs]
-    if len({row.shape for row in rows}) > 1:
-        raise Unprocessable(f"{name} has a size of its own for each text: ask for them one by one")
-    return np.stack(rows)
 
 
 def timing(answer: Answer | TextAnswer) -> list[tuple[bytes, bytes]]:

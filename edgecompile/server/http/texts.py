@@ -5,11 +5,12 @@ from __future__ import annotations
 from edgecompile import __version__
 from edgecompile.server.answers import TextAnswer
 from edgecompile.server.errors import UnknownModel
-from edgecompile.server.http.infer import stack, timing
+from edgecompile.server.http.infer import timing
 from edgecompile.server.http.messages import Request, Response
 from edgecompile.server.http.state import State
 from edgecompile.server.protocol import openai, tei
 from edgecompile.server.protocol.documents import dump
+from edgecompile.server.protocol.inference import stack
 from edgecompile.server.protocol.texts import (
     Item,
     embedding_output,

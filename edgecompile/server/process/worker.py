@@ -175,7 +175,7 @@ class Worker:
             live=lambda: app.sick() is None,
             ready=lambda: not app.draining,
             keys=settings.keys,
-            elements=settings.limits.elements,
+            limits=settings.limits,
             slo=settings.slo_s,
             room=app.room,
             count=lambda method, status: app.metrics.request(f"grpc {method}", status),

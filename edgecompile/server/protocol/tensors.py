@@ -99,9 +99,7 @@ def from_list(data: Any, datatype: str, shape: Sequence[int], where: str) -> NDA
 def _texts(flat: list[Any], shape: Sequence[int], where: str) -> NDArray[Any]:
     if any(not isinstance(item, str) for item in flat):
         raise BadRequest(f"{where}: data of BYTES must be strings")
-    array = np.empty(len(flat), object)
-    array[:] = flat
-    return array.reshape(shape)
+    return _object_array(flat, shape)
 
 
 def _flatten(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
@@ -126,7 +124,10 @@ def from_bytes(data: memoryview, datatype: str, shape: Sequence[int], where: str
     """
     count = math.prod(shape)
     if datatype == BYTES:
-        return _read_strings(data, count, where).reshape(shape)
+        try:
+            return to_texts(split_strings(data), shape)
+        except ValueError as error:
+            raise BadRequest(f"{where}: {error}") from None
     dtype = DTYPES[datatype]
     if len(data) != count * dtype.itemsize:
         raise BadRequest(
@@ -141,26 +142,46 @@ def from_bytes(data: memoryview, datatype: str, shape: Sequence[int], where: str
     return array if array.flags.aligned else array.copy()
 
 
-def _read_strings(data: memoryview, count: int, where: str) -> NDArray[Any]:
-    found: list[str] = []
+def split_strings(data: memoryview) -> list[memoryview]:
+    """The elements of BYTES of a binary tensor: each has its length in front, 4 bytes.
+
+    Raises:
+        ValueError: the last one is cut off.
+    """
+    found: list[memoryview] = []
     at = 0
     while at < len(data):
         if at + 4 > len(data):
-            raise BadRequest(f"{where}: a length of BYTES is cut off")
+            raise ValueError("has a length of BYTES that is cut off")
         (size,) = struct.unpack_from("<I", data, at)
         at += 4
         if at + size > len(data):
-            raise BadRequest(f"{where}: an element of BYTES is cut off")
-        try:
-            found.append(str(data[at : at + size], "utf-8"))
-        except UnicodeDecodeError:
-            raise BadRequest(f"{where}: an element of BYTES isn't UTF-8") from None
+            raise ValueError("has an element of BYTES that is cut off")
+        found.append(data[at : at + size])
         at += size
-    if len(found) != count:
-        raise BadRequest(f"{where}: {len(found)} elements of BYTES, shape has {count}")
-    array = np.empty(count, object)
-    array[:] = found
-    return array
+    return found
+
+
+def to_texts(elements: Sequence[bytes | memoryview], shape: Sequence[int]) -> NDArray[Any]:
+    """Elements of BYTES as an array of strings.
+
+    Raises:
+        ValueError: they are more or fewer than the shape has, or not in UTF-8.
+    """
+    count = math.prod(shape)
+    if len(elements) != count:
+        raise ValueError(f"has {len(elements)} elements of BYTES, shape {list(shape)} {count}")
+    try:
+        texts = [str(item, "utf-8") for item in elements]
+    except UnicodeDecodeError:
+        raise ValueError("has an element of BYTES that isn't UTF-8") from None
+    return _object_array(texts, shape)
+
+
+def _object_array(texts: list[str], shape: Sequence[int]) -> NDArray[Any]:
+    array = np.empty(len(texts), object)
+    array[:] = texts
+    return array.reshape(shape)
 
 
 def to_bytes(array: NDArray[Any]) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgecompile.runtime.format.schema import Manifest, TensorSpec
-from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
+from edgecompile.server.errors import BadRequest, Unprocessable
 from edgecompile.server.protocol.datatypes import BYTES, DATATYPES, DTYPES, NAMES
 from edgecompile.server.protocol.documents import dump, kind, load_object
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
@@ -299,23 +299,3 @@ def describe(name: str, versions: Sequence[str], manifest: Manifest) -> dict[str
 def _describe(item: TensorSpec) -> dict[str, Any]:
     shape = [dim if isinstance(dim, int) else -1 for dim in item.shape]
     return {"name": item.name, "datatype": NAMES.get(item.dtype, item.dtype), "shape": shape}
-
-
-def check_texts(inputs: Mapping[str, NDArray[Any]], most: int) -> list[str] | None:
-    """The texts of a request whose one input is of BYTES; None: it has no such input.
-
-    Raises:
-        BadRequest: it has others beside it, or it isn't a list of texts.
-        TooLarge: it has over ``most`` texts.
-    """
-    for array in inputs.values():
-        if array.dtype == object:
-            break
-    else:
-        return None
-    (array, *others) = inputs.values()
-    if others or array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1) or not array.ndim:
-        raise BadRequest("texts are one input of BYTES with the shape [texts], and no other one")
-    if array.size > most:
-        raise TooLarge(f"{array.size} texts, the limit is {most}")
-    return [str(item) for item in array.ravel()]

@@ -6,7 +6,8 @@ The client is grpcio with our own messages; tests/server/grpc/test_tritonclient.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import struct
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from edgecompile.server.grpc.service import InferenceService, start
 from edgecompile.server.grpc.tensors import read_inputs
 from edgecompile.server.room import Room
 from edgecompile.server.serving import Repository, ServedModel
+from edgecompile.server.settings import Limits
 
 Call = Callable[..., Any]
 
@@ -31,14 +33,14 @@ Call = Callable[..., Any]
 async def serving(
     bundle: Path,
     kind: type[ServedModel] = ServedModel,
-    limits: dict[str, int] | None = None,
+    sizes: dict[str, int] | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[ServedModel, Call]]:
     """A model behind an address, and what calls a method there."""
     model = kind(open_bundle(bundle), "tiny")
     model.proven = True
     service = InferenceService(Repository([model]), version="1", **options)
-    server, port = await start(service, "127.0.0.1:0", **(limits or {}))
+    server, port = await start(service, "127.0.0.1:0", **(sizes or {}))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
 
         def call(method: str, request: Any = None, **more: Any) -> Any:
@@ -108,6 +110,46 @@ def test_answers_are_those_of_run(tiny_bundle: Path, raw: bool) -> None:
                 np.testing.assert_allclose(found[name], array, atol=1e-5)
 
     ask(tiny_bundle, talk)
+
+
+def infer_texts(texts: Sequence[bytes], raw: bool) -> Any:
+    request = message("ModelInferRequest")(model_name="tiny")
+    tensor = request.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
+    if raw:
+        data = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        request.raw_input_contents.append(data)
+    else:
+        tensor.contents.bytes_contents.extend(texts)
+    request.outputs.add(name="pooler_output")
+    return request
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_texts_are_encoded(tiny_bundle: Path, raw: bool) -> None:
+    texts = ["the cat sat", "the", "a mat, a mat", "\U0001f408"]
+
+    async def talk(model: ServedModel, call: Call) -> None:
+        answer = await call("ModelInfer", infer_texts([text.encode() for text in texts], raw))
+        assert bool(answer.raw_output_contents) == raw
+        wanted = model.model.encode_texts(texts)["pooler_output"]
+        np.testing.assert_allclose(outputs_of(answer)["pooler_output"], wanted, atol=1e-5)
+        beside = infer(1, 2)
+        beside.inputs[0].CopyFrom(infer_texts([b"a"], raw=False).inputs[0])
+        del beside.raw_input_contents[:]
+        beside.inputs[1].contents.int64_contents.extend([1, 1])
+        every = infer_texts([b"the cat", b"the"], raw)
+        del every.outputs[:]
+        for request, words in (
+            (beside, "texts are one input"),
+            (infer_texts([b"\xff"], raw), "isn't UTF-8"),
+            (every, "a size of its own for each text"),
+        ):
+            code, told = await refusal(call("ModelInfer", request))
+            assert code == "INVALID_ARGUMENT" and words in told
+        code, told = await refusal(call("ModelInfer", infer_texts([b"a"] * 5, raw)))
+        assert code == "RESOURCE_EXHAUSTED" and told == "5 texts, the limit is 4"
+
+    ask(tiny_bundle, talk, limits=Limits(texts=4))
 
 
 def test_outputs_are_those_that_were_asked_for(tiny_bundle: Path) -> None:
@@ -197,7 +239,7 @@ def test_a_message_over_the_limit_is_refused(tiny_bundle: Path) -> None:
         assert (await refusal(call("ModelInfer", bytes(5000))))[0] == "RESOURCE_EXHAUSTED"
         assert (await call("ModelInfer", infer(1, 2))).outputs
 
-    ask(tiny_bundle, talk, limits={"max_bytes": 4096})
+    ask(tiny_bundle, talk, sizes={"max_bytes": 4096})
 
 
 def test_a_message_without_room_beside_others_is_refused(tiny_bundle: Path) -> None:
@@ -220,8 +262,8 @@ def test_keys_are_asked_for(tiny_bundle: Path) -> None:
             headers = () if given is None else (("authorization", given),)
             code, _ = await refusal(call("ServerLive", metadata=headers))
             assert code == "UNAUTHENTICATED"
-        for key in ("one", "two"):
-            assert (await call("ServerLive", metadata=(("authorization", f"Bearer {key}"),))).live
+        for given in ("Bearer one", "Bearer two", "bearer  two "):
+            assert (await call("ServerLive", metadata=(("authorization", given),))).live
 
     ask(tiny_bundle, talk, keys=(b"one", b"two"))
 

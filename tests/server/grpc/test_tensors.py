@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_any_bytes_are_a_message_or_none(data: bytes, method: str) -> None:
             st.sampled_from([*TYPES, "BYTES", "fp32", ""]),
             st.lists(st.integers(-2, 5) | st.sampled_from([2**62, -(2**63)]), max_size=4),
             st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6),
-            st.sampled_from(["int_contents", "int64_contents", "fp32_contents"]),
+            st.sampled_from(["int_contents", "int64_contents", "fp32_contents", "bytes_contents"]),
         ),
         max_size=3,
     ),
@@ -95,7 +96,8 @@ def test_any_tensors_are_arrays_as_they_say_or_refused(given: list[Any], raw: li
     request = message("ModelInferRequest")(raw_input_contents=raw)
     for name, datatype, shape, values, field in given:
         tensor = request.inputs.add(name=name, datatype=datatype, shape=shape)
-        getattr(tensor.contents, field).extend(values)
+        texts = field == "bytes_contents"
+        getattr(tensor.contents, field).extend(map(b"%d".__mod__, values) if texts else values)
     try:
         found = read_inputs(request)
     except BadRequest as error:
@@ -103,7 +105,8 @@ def test_any_tensors_are_arrays_as_they_say_or_refused(given: list[Any], raw: li
         return
     assert [*found] == [name for name, *_ in given]
     for name, datatype, shape, _, _ in given:
-        assert found[name].dtype == TYPES[datatype] and list(found[name].shape) == shape
+        dtype = TYPES.get(datatype, np.dtype(object))
+        assert found[name].dtype == dtype and list(found[name].shape) == shape
         assert found[name].size == math.prod(shape)
 
 
@@ -134,7 +137,13 @@ def one(raw: list[bytes] | None = None, **fields: Any) -> Any:
         (one([b""], shape=[2**62, 4]), "has 0 bytes; .* are 147573952589676412928"),
         (one([b""], shape=[1] * 33), "at most 32"),
         (one(datatype="INT65"), "has datatype 'INT65', not one of BOOL"),
-        (one(datatype="BYTES"), "has datatype 'BYTES'"),
+        (one(datatype="BYTES"), "belong in bytes_contents, not in .."),
+        (one(datatype="BYTES", contents={"bytes_contents": [b"a"]}), "has 1 values"),
+        (one([b"\1\0\0\0a"], datatype="BYTES"), "has 1 elements of BYTES, shape .2. 2"),
+        (one([b"\1\0\0\0a\2\0\0\0b"], datatype="BYTES"), "element of BYTES that is cut off"),
+        (one([b"\1\0\0\0a\2\0"], datatype="BYTES"), "a length of BYTES that is cut off"),
+        (one(datatype="BYTES", contents={"bytes_contents": [b"a", b"\xff"]}), "isn't UTF-8"),
+        (one([b"\0\0\0\0\1\0\0\0\xff"], datatype="BYTES"), "isn't UTF-8"),
         (one(datatype="FP16", contents={"fp32_contents": [1, 2]}), "has raw contents alone"),
         (one(datatype="INT8", contents={"int_contents": [1, 128]}), "outside INT8, -128 to 127"),
         (one(datatype="UINT8", contents={"uint_contents": [1, 256]}), "outside UINT8, 0 to 255"),
@@ -145,6 +154,15 @@ def one(raw: list[bytes] | None = None, **fields: Any) -> Any:
 def test_what_is_wrong_is_named(request_: Any, words: str) -> None:
     with pytest.raises(BadRequest, match=f"^input 'x' .*{words}|^{words}"):
         read_inputs(request_)
+
+
+@given(st.lists(st.text(max_size=5), max_size=4), st.booleans())
+def test_texts_come_as_strings(texts: list[str], raw: bool) -> None:
+    words = [text.encode() for text in texts]
+    data = b"".join(struct.pack("<I", len(word)) + word for word in words)
+    given = {"raw": [data]} if raw else {"contents": {"bytes_contents": words}}
+    found = read_inputs(one(datatype="BYTES", shape=[len(texts), 1], **given))["x"]
+    assert found.shape == (len(texts), 1) and found.ravel().tolist() == texts
 
 
 def test_all_that_is_wrong_is_told_and_names_are_given_once() -> None:

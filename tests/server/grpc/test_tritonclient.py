@@ -69,7 +69,8 @@ def test_it_reads_configuration_and_statistics(told: dict[str, Any]) -> None:
     assert config["backend"] == "edgecompile" and config["output"][0]["data_type"] == "TYPE_FP32"
     (found,) = told["statistics"]["model_stats"]
     times = found["inference_stats"]
-    assert found["inference_count"] == times["success"]["count"] == str(len(told["answers"]))
+    count = str(len(told["answers"]) + len(told["texts"]))
+    assert found["inference_count"] == times["success"]["count"] == count
     assert int(times["success"]["ns"]) >= int(times["compute_infer"]["ns"]) > 0
 
 
@@ -81,6 +82,12 @@ def test_its_answers_are_those_of_run(told: dict[str, Any], tiny_bundle: Path) -
             assert answer["outputs"].keys() == wanted.keys()
             for name, array in wanted.items():
                 np.testing.assert_allclose(answer["outputs"][name], array, atol=1e-5)
+
+
+def test_it_asks_for_texts(told: dict[str, Any], tiny_bundle: Path) -> None:
+    with open_bundle(tiny_bundle) as model:
+        wanted = model.encode_texts(["the cat sat", "the"])["pooler_output"]
+    np.testing.assert_allclose(told["texts"], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(
