@@ -256,6 +256,7 @@ async def start(
     *,
     max_bytes: int = 32 << 20,
     max_calls: int = 1024,
+    max_age_s: float | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Starts a server on the running event loop; end it with ``await service.stop(server, grace)``.
 
@@ -264,6 +265,8 @@ async def start(
         address: ``HOST:PORT`` or ``unix:PATH``; several processes may have the same port.
         max_bytes: the longest message that is taken.
         max_calls: how many calls are taken at once; further ones are refused with RESOURCE_EXHAUSTED.
+        max_age_s: seconds, a tenth more or less, after which a client is told to take another connection;
+            calls of this one end as they would have. None: never.
 
     Returns:
         The server and its port.
@@ -271,8 +274,10 @@ async def start(
     Raises:
         OSError: nothing can listen there.
     """
+    age = [] if max_age_s is None else [("grpc.max_connection_age_ms", round(1e3 * max_age_s))]
     server = grpc.aio.server(
         options=[
+            *age,
             ("grpc.max_receive_message_length", max_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_metadata_size", 16 << 10),

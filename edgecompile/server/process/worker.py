@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -44,6 +43,8 @@ BROKEN = 4
 _BEAT = 0.5
 #: Seconds in which requests that are in may end once nothing runs any more: they only need their answers.
 _BROKEN_S = 2.0
+#: A connection of gRPC may be so old, of the time that a worker has to end, and one second at least.
+_AGE = 0.8
 #: Seconds between two writings of a stats file.
 _STATS_EVERY = 60.0
 _log = logging.getLogger("edgecompile.server")
@@ -166,6 +167,7 @@ class Worker:
         port = self._asked.grpc_port
         if port is None:
             return _nothing
+        from edgecompile.server.grpc.connections import let_go, prefer_successor
         from edgecompile.server.grpc.service import InferenceService, start
 
         app, settings = self.app, self._asked.settings
@@ -183,10 +185,24 @@ class Worker:
         host = self._asked.host
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            server, _ = await start(service, address, max_bytes=settings.limits.body_bytes)
+            server, _ = await start(
+                service,
+                address,
+                max_bytes=settings.limits.body_bytes,
+                max_age_s=max(1.0, _AGE * settings.drain_s),
+            )
         except OSError as error:
             raise StartError(str(error), "name another --grpc-port") from None
-        return partial(service.stop, server)
+        prefer_successor(port)
+
+        async def stop(patience: float) -> None:
+            loop = asyncio.get_running_loop()
+            end = loop.time() + patience
+            if self._successor:
+                await let_go(port, patience)
+            await service.stop(server, max(0.0, end - loop.time()))
+
+        return stop
 
     async def _called(self) -> bool:
         """Waits until this worker has to take another one's place; False: it has to end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -19,11 +20,47 @@ from edgecompile.runtime import open_bundle
 from edgecompile.server.grpc.messages import SERVICE, message
 from tests.server.processes import serving
 
+#: What docs/deploy.md advises clients to have.
+RETRIES = {
+    "methodConfig": [
+        {
+            "name": [{}],
+            "waitForReady": True,
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "5s",
+                "backoffMultiplier": 3,
+                "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
+            },
+        }
+    ]
+}
+
 
 class Calls:
-    """Clients with a connection each, and a call under way all the time."""
+    """Clients that ask all the time.
 
-    def __init__(self, port: int, bundle: Path, clients: int = 4) -> None:
+    Args:
+        port: the server's.
+        bundle: what it serves.
+        clients: so many, each with a connection of its own.
+        beside: so many calls are under way on each of them.
+        anew: whether each call opens another connection.
+        config: a service config of gRPC.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        bundle: Path,
+        clients: int = 4,
+        beside: int = 1,
+        anew: bool = False,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self._beside, self._anew, self._config = beside, anew, config
+        self._lock = threading.Lock()
         self.answered = self.wrong = 0
         self.lost: list[grpc.RpcError] = []
         self._port = port
@@ -55,18 +92,31 @@ class Calls:
             time.sleep(0.01)
 
     def _ask(self) -> None:
-        with self.connect() as channel:
-            while not self._stop.is_set():
-                try:
-                    answer = infer(channel)(self.request)
-                except grpc.RpcError as error:
-                    self.lost.append(error)
-                    continue
-                self.check(answer)
+        while not self._stop.is_set():
+            with self.connect() as channel:
+                askers = [
+                    threading.Thread(target=self._ask_on, args=(channel,))
+                    for _ in range(self._beside)
+                ]
+                for asker in askers:
+                    asker.start()
+                for asker in askers:
+                    asker.join()
+
+    def _ask_on(self, channel: grpc.Channel) -> None:
+        while not self._stop.is_set():
+            try:
+                self.check(infer(channel)(self.request))
+            except grpc.RpcError as error:
+                self.lost.append(error)
+            if self._anew:
+                return
 
     def connect(self) -> grpc.Channel:
-        """A connection of its own for each client."""
-        options = [("grpc.use_local_subchannel_pool", 1)]
+        """A connection of its own."""
+        options: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1)]
+        if self._config is not None:
+            options.append(("grpc.service_config", json.dumps(self._config)))
         return grpc.insecure_channel(f"127.0.0.1:{self._port}", options)
 
     def check(self, answer: Any) -> None:
@@ -74,14 +124,22 @@ class Calls:
         place = self._outputs.index("pooler_output")
         found = np.frombuffer(answer.raw_output_contents[place], np.float32)
         right = np.allclose(found, self._wanted["pooler_output"].ravel(), atol=1e-5)
-        self.wrong += not right
-        self.answered += 1
+        with self._lock:
+            self.wrong += not right
+            self.answered += 1
 
 
 def infer(channel: grpc.Channel) -> Any:
     """The method, to be called with a request's bytes."""
     answer = message("ModelInferResponse").FromString
     return channel.unary_unary(f"/{SERVICE}/ModelInfer", response_deserializer=answer)
+
+
+def ready(channel: grpc.Channel) -> bool:
+    """What ServerReady answers."""
+    read = message("ServerReadyResponse").FromString
+    method = channel.unary_unary(f"/{SERVICE}/ServerReady", response_deserializer=read)
+    return bool(method(b"").ready)
 
 
 def free_port() -> int:
@@ -92,22 +150,54 @@ def free_port() -> int:
 
 @pytest.mark.slow
 def test_another_worker_takes_over(tiny_bundle: Path) -> None:
+    """Nothing is lost, of clients with a call at a time or with several, nor of new ones."""
     port = free_port()
+    serve = serving(f"tiny={tiny_bundle}", "--grpc-port", str(port), "--drain-timeout", "3")
     with (
-        serving(f"tiny={tiny_bundle}", "--grpc-port", str(port)) as server,
-        Calls(port, tiny_bundle) as calls,
+        serve as server,
+        Calls(port, tiny_bundle, clients=2) as calls,
+        Calls(port, tiny_bundle, clients=2, beside=4) as many,
+        Calls(port, tiny_bundle, clients=1, anew=True) as new,
     ):
-        for _ in range(4):
+        for _ in range(2):
             calls.wait(50)
             (worker,) = server.workers()
             server.process.send_signal(signal.SIGHUP)
             while worker in server.workers() or not server.workers():
                 time.sleep(0.01)
-        calls.wait(50)
-        # grpcio cancels a call that comes while it tells its clients to go elsewhere: only of one who
-        # took longer than the server waited to ask again.
-        assert len(calls.lost) <= 2 and not calls.wrong
-        assert {error.code().name for error in calls.lost} <= {"CANCELLED", "UNAVAILABLE"}
+        for each in (calls, many, new):
+            each.wait(20)
+            assert not each.lost and not each.wrong
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_when_it_ends(tiny_bundle: Path) -> None:
+    port = free_port()
+    arguments = (f"tiny={tiny_bundle}", "--grpc-port", str(port), "--drain-delay", "1")
+    with serving(*arguments) as server:
+        with Calls(port, tiny_bundle, beside=2) as calls, calls.connect() as channel:
+            calls.wait(50)
+            server.process.send_signal(signal.SIGTERM)
+            while ready(channel):
+                time.sleep(0.005)
+            # It isn't ready any more, and yet takes what comes.
+            calls.wait(20)
+        assert server.process.wait() == 0
+        assert not calls.lost and not calls.wrong
+
+
+@pytest.mark.slow
+def test_a_policy_of_retries_loses_no_call_of_a_killed_worker(tiny_bundle: Path) -> None:
+    port = free_port()
+    with serving(f"tiny={tiny_bundle}", "--grpc-port", str(port)) as server:
+        with Calls(port, tiny_bundle, beside=2, config=RETRIES) as calls:
+            for _ in range(2):
+                calls.wait(50)
+                (worker,) = server.workers()
+                os.kill(worker, signal.SIGKILL)
+                calls.wait(50)
+                assert worker not in server.workers()
+        assert not calls.lost and not calls.wrong
 
 
 @pytest.mark.slow
