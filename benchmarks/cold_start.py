@@ -31,7 +31,7 @@ from edgecompile.bench.workload import choose_workload
 from edgecompile.errors import BenchError, EdgecompileError
 from edgecompile.machines.identity import describe_machine, load_average
 from edgecompile.progress import NULL_PROGRESS
-from tests.native import c_host
+from tests.native.host import c_host
 
 C_PROGRAM = "C program"
 

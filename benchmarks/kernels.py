@@ -81,7 +81,7 @@ def march_flags(march: str) -> list[str]:
 def build(march: str, folder: Path) -> Path:
     program = folder / f"bench_kernels-{march}"
     sources = [str(NATIVE / s) for s in SOURCES]
-    sources.append(str(REPOSITORY / "tests" / "native" / "bench_kernels.cpp"))
+    sources.append(str(REPOSITORY / "tests" / "native" / "kernels" / "bench_kernels.cpp"))
     compiler = os.environ.get("CXX", "g++")
     flags = [*FLAGS, *march_flags(march)]
     subprocess.run([compiler, *flags, f"-I{NATIVE}", *sources, "-o", str(program)], check=True)
@@ -200,7 +200,9 @@ def main() -> int:
     )
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     for name in ("threads", "m", "n", "k", "length", "seconds", "rounds"):
-        parser.add_argument(f"--{name}", help="passed on, see tests/native/bench_kernels.cpp")
+        parser.add_argument(
+            f"--{name}", help="passed on, see tests/native/kernels/bench_kernels.cpp"
+        )
     options = vars(parser.parse_args())
     marches, turns = options.pop("march").split(","), options.pop("turns")
     as_json, with_torch = options.pop("json"), options.pop("torch")

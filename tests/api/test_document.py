@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgecompile
-from tests.test_docs import DOCS, blocks, rows
+from tests.project.test_docs import DOCS, blocks, rows
 
 PAGE = DOCS / "python.md"
 

@@ -16,7 +16,7 @@ from benchmarks.serving.arrivals import SHAPES, STEP, draw_times, mixtures
 from benchmarks.serving.bound import CLASSES, classes
 from benchmarks.serving.rounds import interval
 from edgecompile.report.load_plot import latency_plot
-from tests.svg import read_words
+from tests.report.svg import read_words
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, STEP])

@@ -15,7 +15,7 @@ from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.buckets.traffic import Traffic
 from edgecompile.lengths.joint import JointDistribution
-from tests.grids import two_axes
+from tests.buckets.costs.grids import two_axes
 
 AXES = ("length", "batch")
 SURFACE = two_axes(

@@ -19,8 +19,8 @@ from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.lengths.joint import JointDistribution
+from tests.buckets.costs.grids import find, two_axes
 from tests.draws import examples
-from tests.grids import find, two_axes
 
 AXES = ("length", "batch")
 SIZES = {"length": 128, "batch": 8}

@@ -8,7 +8,7 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.buckets.traffic import Traffic
 from edgecompile.errors import PlanError
 from edgecompile.lengths.joint import JointDistribution
-from tests.grids import two_axes
+from tests.buckets.costs.grids import two_axes
 
 AXES = ("length", "batch")
 SURFACE = two_axes(

@@ -18,8 +18,8 @@ from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import CostError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
+from tests.buckets.costs.grids import find
 from tests.draws import examples
-from tests.grids import find
 
 BATCH = (("batch", AxisRange(1, 1, 1)),)
 ms = st.one_of(st.integers(1, 5).map(float), st.floats(0.1, 20))

@@ -11,8 +11,8 @@ from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.shipped import read_shipped_plan
 from edgecompile.errors import BundleError, DamagedBundleError
 from edgecompile.lengths.distribution import LengthDistribution
+from tests.drift.served import BATCH, write_bundle
 from tests.runtime.bundles import DummyBundle
-from tests.served import BATCH, write_bundle
 
 LENGTHS = LengthDistribution.from_counts({3: 5, 20: 4, 60: 1}, "traffic")
 CURVE = CostGrid((CostPoint(1, None, 1.0), CostPoint(64, None, 64.0)), "measured")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.runtime.errors import UnsupportedHostError
-from tests.emulation import (
+from tests.machines.emulation import (
     ARM,
     NOT_EMULATED,
     X86,

@@ -30,7 +30,7 @@ from edgecompile.targets.profile import load_target
 from tests.cli.command import run
 from tests.factories.folders import write_model
 from tests.fake_gpu.build import FakeCudart
-from tests.native.c_host import HostLibrary, build_library
+from tests.native.host.c_host import HostLibrary, build_library
 from tests.needs import need_aarch64_compiler, need_triton
 
 LENGTHS = LengthDistribution.from_samples([3, 4, 7, 9, 20, 31])

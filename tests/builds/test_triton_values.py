@@ -14,7 +14,7 @@ from edgecompile.bundle.rehearsal import REHEARSAL
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.manifest import parse_manifest
 from tests.fake_gpu.build import FakeCudart
-from tests.native.c_host import HostLibrary, build_library
+from tests.native.host.c_host import HostLibrary, build_library
 from tests.needs import need_triton
 
 

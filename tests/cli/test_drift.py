@@ -14,8 +14,8 @@ from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.cli import cli
 from edgecompile.lengths.distribution import LengthDistribution
+from tests.drift.served import BATCH, stats_document, write_bundle, write_stats
 from tests.factories.folders import write_tokenizer
-from tests.served import BATCH, stats_document, write_bundle, write_stats
 
 CURVE = CostGrid((CostPoint(1, None, 1.0), CostPoint(256, None, 256.0)), "measured")
 

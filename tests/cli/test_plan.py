@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import LENGTHS, run
-from tests.served import stats_document, write_stats
+from tests.drift.served import stats_document, write_stats
 
 
 def test_lengths_summary_and_histogram(files: Path) -> None:

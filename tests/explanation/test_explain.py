@@ -35,7 +35,7 @@ from edgecompile.models.specs import AxisLimits
 from edgecompile.targets.profile import load_target
 from tests.factories import explained, tiny_models
 from tests.factories.folders import write_model
-from tests.svg import parse_drawing, read_words
+from tests.report.svg import parse_drawing, read_words
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

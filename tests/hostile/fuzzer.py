@@ -234,10 +234,10 @@ def compare(first_name: str, first: Answer, name: str, answer: Answer) -> list[s
 
 def build_programs() -> dict[str, Path]:
     """The C loader, plain and with AddressSanitizer and UndefinedBehaviorSanitizer."""
-    from tests.native import c_host
+    from tests.native.host import c_host
 
     machine = c_host.MACHINES[c_host.NATIVE_ARCH]
-    sources = [c_host.HERE / "host_cases.c"]
+    sources = [c_host.PROGRAMS / "host_cases.c"]
     return {
         "plain": c_host.build(machine, "host_cases", sources),
         "sanitized": c_host.build(machine, "host_cases", sources, flags=c_host.SANITIZERS),

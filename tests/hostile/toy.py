@@ -64,13 +64,15 @@ def _compile(compiler: str, source: str, *more: str) -> bytes:
         "-Wextra", "-Werror", f"-I{NATIVE}",
     ]  # fmt: skip
     digest = hashlib.sha256(repr((command, more)).encode())
-    for path in (HERE / source, *sorted((NATIVE / "base").glob("*.h"))):
+    for path in (HERE / "toys" / source, *sorted((NATIVE / "base").glob("*.h"))):
         digest.update(path.read_bytes())
     target = BUILD / f"{digest.hexdigest()[:16]}-{source}.so"
     if not target.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         beside = target.with_suffix(f".{os.getpid()}")
-        subprocess.run([*command, str(HERE / source), *more, "-o", str(beside)], check=True)
+        subprocess.run(
+            [*command, str(HERE / "toys" / source), *more, "-o", str(beside)], check=True
+        )
         os.replace(beside, target)
     return target.read_bytes()
 

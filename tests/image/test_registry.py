@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.emulation import build_encoder_for_any
+from tests.deploy.test_container_image import buildah, choose_storage, need_network
 from tests.image.layouts import change_code, contained, document, refusal, unpack, write
+from tests.machines.emulation import build_encoder_for_any
 from tests.needs import lack, need
-from tests.test_container_image import buildah, choose_storage, need_network
 
 pytestmark = [pytest.mark.slow, pytest.mark.emulated]
 

@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
+from tests.deploy.test_container_image import need_network
 from tests.image.layouts import append, change_code, contained, unpack, write
 from tests.needs import lack, need
 from tests.server.asgi import tensor
-from tests.test_container_image import need_network
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from edgecompile.lengths.traffic import BucketTraffic, merge_traffic
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.stats.counters import Stats
 from edgecompile.runtime.stats.file import StatsWriter
+from tests.drift.served import SHA, stats_document, write_stats
 from tests.runtime.bundles import DummyBundle
-from tests.served import SHA, stats_document, write_stats
 
 OTHER = "cd" * 32
 histograms = st.dictionaries(st.integers(1, 2**31 - 1), st.integers(1, 10**6), max_size=20)

@@ -74,7 +74,7 @@ def test_a_foreign_bundle_passed_its_golden_vectors(made: BuildResult) -> None:
 @pytest.mark.slow
 def test_its_own_hosts_runs_are_the_same(made: BuildResult, arm64_python: str) -> None:
     """The C interface under qemu, and an emulated Python: the same outputs bit for bit."""
-    from tests.emulation import report_of, selftest
+    from tests.machines.emulation import report_of, selftest
 
     report = report_of(selftest((arm64_python,), made.bundle_path, "cortex-a76", "--json"))
     with_python = {item["case"]: item["max_abs_error"] for item in report["cases"]}

@@ -32,7 +32,7 @@ from edgecompile.precision import Precision
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.weights import map_weights
 from edgecompile.targets.profile import load_target
-from tests.narrowed import narrowed_program
+from tests.narrowing.narrowed import narrowed_program
 
 TEXTS = ("the cat sat", "on a mat", "", "cat", "a cat and a day", "purred quietly all day " * 20)
 LENGTHS = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])

@@ -26,7 +26,7 @@ from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import Precision
 from edgecompile.targets.profile import load_target
-from tests.narrowed import narrowed_program
+from tests.narrowing.narrowed import narrowed_program
 
 LENGTHS = LengthDistribution.from_samples([2, 3, 5, 8, 8, 16])
 

@@ -17,7 +17,7 @@ from edgecompile.targets.profile import list_variants, load_variant
 from edgecompile.toolchain.compilers import Toolchain, find_toolchain, run_tool
 from edgecompile.toolchain.native import compile_native, native_sources
 from tests.conftest import one_at_a_time
-from tests.native.c_host import HostLibrary, build_library
+from tests.native.host.c_host import HostLibrary, build_library
 
 NATIVE = native_sources()
 HERE = Path(__file__).resolve().parent
@@ -85,8 +85,8 @@ def unsanitized_tools() -> Iterator[None]:
 
 @pytest.fixture
 def shim() -> Iterator[Any]:
-    """The runtime's C ABI (tests.native.aoti.Shim); the test must free what it makes."""
-    from tests.native.aoti import load_shim
+    """The runtime's C ABI (tests.native.programs.aoti.Shim); the test must free what it makes."""
+    from tests.native.programs.aoti import load_shim
 
     native = load_shim()
     before = native.live()
@@ -175,7 +175,7 @@ KERNEL_SOURCES = (
 @pytest.fixture(scope="session")
 def kernels(build_native: Build, march: str) -> ctypes.CDLL:
     """kernels_harness.cpp with the kernels, built for one of this CPU's variants."""
-    sources = [*KERNEL_SOURCES, HERE / "kernels_harness.cpp"]
+    sources = [*KERNEL_SOURCES, HERE / "kernels" / "kernels_harness.cpp"]
     return ctypes.CDLL(str(build_native("kernels", sources, march=march)))
 
 

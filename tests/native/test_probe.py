@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.targets.profile import load_target
-from tests.native.aoti import NATIVE, probe_path
+from tests.native.programs.aoti import NATIVE, probe_path
 from tests.needs import need
 
 #: Our names of what /proc/cpuinfo calls otherwise.

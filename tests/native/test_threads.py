@@ -36,7 +36,9 @@ I64 = ctypes.c_int64
 
 @pytest.fixture(scope="module")
 def pool(build_native: Build) -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(build_native("kernels", [*KERNEL_SOURCES, HERE / "kernels_harness.cpp"])))
+    lib = ctypes.CDLL(
+        str(build_native("kernels", [*KERNEL_SOURCES, HERE / "kernels" / "kernels_harness.cpp"]))
+    )
     for name in (
         "t_many_jobs",
         "t_side_by_side",

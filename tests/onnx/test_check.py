@@ -14,7 +14,7 @@ from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.onnx.check import OnnxReport, check_onnx
 from edgecompile.onnx.weights import write_onnx
 from edgecompile.runtime.format.schema import Tolerance
-from tests.onnx_graphs import Array, f32, graph_of
+from tests.onnx.onnx_graphs import Array, f32, graph_of
 
 BUCKETS = [
     Bucket("exact", (("length", AxisRange(lo, hi, hi)), ("batch", AxisRange(1, 3, 1))))

@@ -12,7 +12,7 @@ from edgecompile.onnx.graph import OnnxGraph
 from edgecompile.onnx.kept import LIMIT, find_kept
 from edgecompile.onnx.rounding import round_halves, undefined_nodes
 from edgecompile.onnx.scan import ValueVisitor, scan_values
-from tests.onnx_graphs import Array, f32, graph_of, run
+from tests.onnx.onnx_graphs import Array, f32, graph_of, run
 
 
 def kept_of(graph: OnnxGraph, tmp_path: Path, *inputs: dict[str, Array]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 from edgecompile.errors import OpsetError, TargetError, UnsupportedOperatorError
 from edgecompile.onnx.graph import OnnxGraph, Place
 from edgecompile.onnx.operators import OnnxTarget, check_operators, known_releases
-from tests.onnx_graphs import f32, graph_of
+from tests.onnx.onnx_graphs import f32, graph_of
 
 
 def problems(graph: OnnxGraph, tensorrt: str = "10.3") -> list[str]:

@@ -12,7 +12,7 @@ from edgecompile.errors import UnsupportedOperatorError
 from edgecompile.onnx.float16 import narrow
 from edgecompile.onnx.graph import OnnxGraph, Place
 from edgecompile.onnx.tensorrt8 import lower, widen, without_quantized
-from tests.onnx_graphs import f32, graph_of, run
+from tests.onnx.onnx_graphs import f32, graph_of, run
 
 X = np.random.default_rng(3).standard_normal((2, 6, 4)).astype(np.float32)
 

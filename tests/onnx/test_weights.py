@@ -13,7 +13,7 @@ import pytest
 from edgecompile.onnx.graph import EXTERNAL_ABOVE, Place
 from edgecompile.onnx.weights import load_graph, write_onnx
 from edgecompile.runtime.format.weights import read_constants
-from tests.onnx_graphs import graph_of, run
+from tests.onnx.onnx_graphs import graph_of, run
 
 LARGE = np.arange(1000, dtype=np.float32).reshape(4, 250)
 TEXT = """agraph (float[n,4] x) => (float[n,250] y, float[n,250] z) {

@@ -11,7 +11,7 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.buckets.traffic import Traffic
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.report.plots import cost_lines
-from tests.svg import count_uses, read_words
+from tests.report.svg import count_uses, read_words
 
 EVEN = range(1, 81)
 

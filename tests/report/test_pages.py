@@ -26,7 +26,7 @@ from edgecompile.report.pages import verify_section as make_verify_section
 from edgecompile.report.plan_section import plan_section
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import Tolerance
-from tests.grids import two_axes
+from tests.buckets.costs.grids import two_axes
 from tests.runtime.bundles import DummyBundle
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}

@@ -14,8 +14,8 @@ from edgecompile.report.page import Drawing, Section, Table
 from edgecompile.report.plan_section import plan_section
 from edgecompile.report.plots import was_measured
 from edgecompile.units import format_share
-from tests.grids import two_axes
-from tests.svg import count_uses, read_words
+from tests.buckets.costs.grids import two_axes
+from tests.report.svg import count_uses, read_words
 
 SAMPLE = LengthDistribution.from_samples([2 + i * i % 120 for i in range(400)], "access.log")
 POINTS = [CostPoint(n, 2.1 + 0.07 * n, 1.7 + 0.065 * n, 0.2, 0.1) for n in (2, 16, 64, 121)]

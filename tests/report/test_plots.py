@@ -12,7 +12,7 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.buckets.traffic import Traffic
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.report import canvas, plots
-from tests.svg import parse_drawing, read_words
+from tests.report.svg import parse_drawing, read_words
 
 LENGTHS = sorted({2 + i * i % 120 for i in range(400)})
 COUNTS = [1 + length % 7 for length in LENGTHS]

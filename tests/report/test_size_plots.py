@@ -13,7 +13,7 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.buckets.traffic import Traffic
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.report import canvas, plots
-from tests.svg import parse_drawing, read_words
+from tests.report.svg import parse_drawing, read_words
 
 AXES = ("length", "batch")
 SIZES = [(length, batch) for length in range(1, 65) for batch in (1, 2, 4)]

@@ -84,7 +84,7 @@ def library(request: pytest.FixtureRequest) -> str:
     """The C interface's library, or "" for Python."""
     if request.param == "Python":
         return ""
-    c_host = pytest.importorskip("tests.native.c_host")
+    c_host = pytest.importorskip("tests.native.host.c_host")
     return str(c_host.build_library())
 
 

@@ -14,7 +14,7 @@ from edgecompile.models.specs import InputSpec
 from edgecompile.onnx.weights import write_onnx
 from edgecompile.tensorrt.rtx import STATUS, bucket_profiles, check_rtx
 from tests.onnx.int8.test_quantize import TWO, V, W
-from tests.onnx_graphs import graph_of
+from tests.onnx.onnx_graphs import graph_of
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from edgecompile.loaders.factory_specs import ModelSpec
 from tests.zoo.entry import Entry
-from tests.zoo.torch_entries import TORCH_ENTRIES
-from tests.zoo.transformers_entries import TRANSFORMERS_ENTRIES
+from tests.zoo.models.torch_entries import TORCH_ENTRIES
+from tests.zoo.models.transformers_entries import TRANSFORMERS_ENTRIES
 
 __all__ = ["ENTRIES", "in_order"]
 

@@ -169,7 +169,7 @@ def test_fourier_transforms_of_fixed_sizes(
     torch.testing.assert_close(graph(x=x), module(x), rtol=1e-4, atol=1e-4)
 
 
-# The operator's slices make a condition of the shortest length; tests/native/test_fourier.py has one.
+# The operator's slices make a condition of the shortest length; tests/native/programs/test_fourier.py has one.
 # Each takes a second; every one runs at fixed sizes above.
 @pytest.mark.parametrize(
     "function",

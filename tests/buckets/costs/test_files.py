@@ -10,7 +10,7 @@ import pytest
 from edgecompile.buckets.costs.files import read_costs
 from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.errors import CostError
-from tests.grids import two_axes
+from tests.buckets.costs.grids import two_axes
 
 AXES = ("length", "batch")
 POINTS = [

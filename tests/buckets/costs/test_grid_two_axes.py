@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.errors import CostError
+from tests.buckets.costs.grids import two_axes
 from tests.draws import examples
-from tests.grids import two_axes
 
 AXES = ("length", "batch")
 

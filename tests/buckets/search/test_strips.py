@@ -22,8 +22,8 @@ from edgecompile.buckets.search.strips import SearchBounds
 from edgecompile.buckets.traffic import Traffic
 from edgecompile.errors import PlanError
 from edgecompile.lengths.joint import JointDistribution
+from tests.buckets.costs.grids import find, run_sizes, two_axes
 from tests.draws import examples
-from tests.grids import find, run_sizes, two_axes
 
 AXES = ("length", "batch")
 # Few distinct values make ties and plateaus common.

@@ -12,7 +12,7 @@ from edgecompile.onnx.int8.quantize import Trial, choose_layers, quantize
 from edgecompile.onnx.int8.scales import Layer, find_layers, find_scales, quantize_weight
 from edgecompile.onnx.operators import OnnxTarget, check_operators
 from edgecompile.onnx.tensorrt8 import widen
-from tests.onnx_graphs import graph_of, run
+from tests.onnx.onnx_graphs import graph_of, run
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.standard_normal((64, 24)).astype(np.float32)

@@ -19,7 +19,7 @@ import pytest
 from edgecompile.onnx.weights import write_onnx
 from edgecompile.runtime.finish.build import BuildJob
 from edgecompile.runtime.format.recipe_schema import ShapeRange
-from tests.onnx_graphs import graph_of
+from tests.onnx.onnx_graphs import graph_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 # One input is used by nothing, as a model's token types often are.

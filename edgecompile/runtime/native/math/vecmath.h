@@ -1,6 +1,6 @@
 // Vector mathematics for kernels and for the Sleef entry points (vecmath_exports.cpp): inline
 // templates over the vector type, v<name>(x), all within 2 ulp over the whole of float32
-// (subnormals, infinities, NaN and signed zeros included; tests/native/test_vecmath.py).
+// (subnormals, infinities, NaN and signed zeros included; tests/native/kernels/test_vecmath.py).
 //
 //   vecmath_exp.h   vexp vexp2 vexp2_normal vexp10 vexpm1 vsigmoid vtanh vsinh vcosh
 //   vecmath_erf.h   verf verfc vgelu_erf vgelu_tanh vsilu
