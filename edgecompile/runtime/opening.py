@@ -222,7 +222,8 @@ def _judge_engine(
     engines = [item for item in fitting if item.backend == TENSORRT]
     if not engines or all(item.backend != TRITON for item in fitting):
         return {}  # before what takes time to be imported
-    from .gpu.variant import explain_slower, find_engine, find_rival, read_comparison
+    from .finish.rival import explain_slower, find_rival, read_comparison
+    from .gpu.variant import find_engine
     from .triton.variant import find_refusal
 
     variant = max(engines, key=lambda item: item.rank)

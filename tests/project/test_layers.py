@@ -152,6 +152,12 @@ def test_the_runtime_loads_numpy_alone() -> None:
     assert {module: names for module, names in found.items() if not names <= {"numpy"}} == {}
 
 
+def test_finish_leaves_numpy_to_its_test() -> None:
+    """It starts several processes; most look at no array."""
+    modules = [f"edgecompile.runtime.finish.{name}" for name in ("finish", "worker", "build")]
+    assert not any(loaded_by_each(modules, "sys").values())
+
+
 def test_light_modules_load_no_framework() -> None:
     found = loaded_by_each([f"edgecompile.{module}" for module in LIGHT])
     heavy = {module: names - {"numpy", "elftools", "tomli"} for module, names in found.items()}

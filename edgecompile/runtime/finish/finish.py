@@ -21,9 +21,9 @@ from ..gpu.cache import (
     cache_root,
     is_whole,
 )
-from ..gpu.variant import describe_rival, find_rival, read_comparison
 from .checks import check_device
 from .maker import EngineMaker, Options, Say
+from .rival import describe_rival, find_rival, read_comparison
 from .shipped import compare_devices
 
 _NOTHING = Options()

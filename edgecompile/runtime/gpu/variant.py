@@ -1,15 +1,9 @@
-"""Opens a bundle's variant for a GPU: finds the engine that was finished here and loads it.
-
-A bundle may have a rival of it, programs of Triton kernels. ``finish`` measures both, and the engine's stamp
-says what came of it.
-"""
-
-from typing import Any, Dict, Mapping, Optional, Sequence
+"""Opens a bundle's variant for a GPU: finds the engine that was finished here and loads it."""
 
 from ..errors import GpuError, UnfinishedBundleError
 from ..format.folder import BundleFolder
 from ..format.recipe import read_recipe
-from ..format.schema import TRITON, Manifest, Variant
+from ..format.schema import Variant
 from .cache import EngineFolder, FinishedEngine, describe_content
 from .cuda import Cuda
 from .device import describe_device
@@ -78,42 +72,6 @@ def find_engine(folder: BundleFolder, variant: Variant) -> FinishedEngine:
             "with finish=True".format(folder.path),
         )
     return engine
-
-
-def find_rival(variants: Sequence[Variant], variant: Variant) -> Optional[Variant]:
-    """Of ``variants`` that of Triton kernels for the same machines that ranks highest, or None."""
-    found = [x for x in variants if x.backend == TRITON and x.arch == variant.arch]
-    return max(found, key=lambda item: item.rank, default=None)
-
-
-def describe_rival(manifest: Manifest, rival: Variant) -> Dict[str, Any]:
-    """What a comparison with it is about: its name, and the hashes of its programs."""
-    return {"name": rival.name, "programs": [manifest.files[x].sha256 for x in rival.programs]}
-
-
-def read_comparison(
-    manifest: Manifest, rival: Variant, engine: FinishedEngine
-) -> Optional[Dict[str, float]]:
-    """Mean milliseconds of a run by variant, as ``finish`` measured them; None: it didn't yet.
-
-    A variant that doesn't reproduce the golden vectors isn't in it.
-    """
-    found = engine.stamp.get("compared")
-    if not isinstance(found, dict) or found.get("rival") != describe_rival(manifest, rival):
-        return None
-    times = found.get("ms")
-    if not isinstance(times, dict) or not all(isinstance(x, float) for x in times.values()):
-        return None
-    return dict(times)
-
-
-def explain_slower(variant: Variant, rival: Variant, times: Mapping[str, float]) -> str:
-    """That an engine is slower than its rival; "" where it isn't, or one of them wasn't measured."""
-    own, other = times.get(variant.name), times.get(rival.name)
-    if own is None or other is None or own <= other:
-        return ""
-    text = "is slower here: a run takes {:.3f} ms, of {} {:.3f}, as finish measured"
-    return text.format(own, rival.name, other)
 
 
 def judge_gpu_variant(folder: BundleFolder, variant: Variant) -> str:

@@ -12,8 +12,6 @@ import math
 import os
 from typing import Any
 
-import numpy as np
-
 from .builder import unpack_plan
 from .hooks import called, note, require
 from .types import (
@@ -216,6 +214,8 @@ class IExecutionContext:
         return lacking
 
     def _find_results(self) -> dict[str, tuple[int, ...]]:
+        import numpy as np  # as in TensorRT's own module, only where arrays are wanted
+
         engine = self._engine
         zeros = {
             name: np.zeros(shape, engine._inputs[name][0].value)
@@ -296,6 +296,8 @@ class _Run:
         del engine._scratch[scratch]
 
     def _array(self, name: str) -> Any:
+        import numpy as np
+
         kind = np.dtype(self.engine._known(name)[0].value)
         shape, address = self.shapes[name], self.addresses[name]
         size = math.prod(shape) * kind.itemsize

@@ -11,8 +11,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import numpy as np
-
 from . import builder, execution, types
 from .hooks import called, device, require
 from .types import BuilderFlag, ILogger
@@ -266,6 +264,8 @@ class ICudaEngine(execution.ICudaEngine):
         return IExecutionContext(self)
 
     def _compute(self, inputs: dict[str, Any]) -> list[Any]:
+        import numpy as np
+
         kinds = {item.name: item.type for item in self._session.get_inputs()}
         wide = {
             name: value.astype(np.int64) if kinds[name] == "tensor(int64)" else value

@@ -1,0 +1,45 @@
+"""The rival of an engine that a bundle may have: programs of Triton kernels.
+
+``finish`` measures both, and the engine's stamp says what came of it.
+"""
+
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from ..format.schema import TRITON, Manifest, Variant
+from ..gpu.cache import FinishedEngine
+
+
+def find_rival(variants: Sequence[Variant], variant: Variant) -> Optional[Variant]:
+    """Of ``variants`` that of Triton kernels for the same machines that ranks highest, or None."""
+    found = [x for x in variants if x.backend == TRITON and x.arch == variant.arch]
+    return max(found, key=lambda item: item.rank, default=None)
+
+
+def describe_rival(manifest: Manifest, rival: Variant) -> Dict[str, Any]:
+    """What a comparison with it is about: its name, and the hashes of its programs."""
+    return {"name": rival.name, "programs": [manifest.files[x].sha256 for x in rival.programs]}
+
+
+def read_comparison(
+    manifest: Manifest, rival: Variant, engine: FinishedEngine
+) -> Optional[Dict[str, float]]:
+    """Mean milliseconds of a run by variant, as ``finish`` measured them; None: it didn't yet.
+
+    A variant that doesn't reproduce the golden vectors isn't in it.
+    """
+    found = engine.stamp.get("compared")
+    if not isinstance(found, dict) or found.get("rival") != describe_rival(manifest, rival):
+        return None
+    times = found.get("ms")
+    if not isinstance(times, dict) or not all(isinstance(x, float) for x in times.values()):
+        return None
+    return dict(times)
+
+
+def explain_slower(variant: Variant, rival: Variant, times: Mapping[str, float]) -> str:
+    """That an engine is slower than its rival; "" where it isn't, or one of them wasn't measured."""
+    own, other = times.get(variant.name), times.get(rival.name)
+    if own is None or other is None or own <= other:
+        return ""
+    text = "is slower here: a run takes {:.3f} ms, of {} {:.3f}, as finish measured"
+    return text.format(own, rival.name, other)
