@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 from tests.fake_gpu.build import MODULES
 from tests.fake_gpu.bundles import DEVICE, GpuBundle, make_device_root
+from tests.fake_gpu.kept import make_once
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -80,6 +82,36 @@ class Rig:
         stdout, stderr = child.communicate()
         assert "Traceback" not in stderr, stderr
         return Finished(child.returncode, stdout, stderr)
+
+    def finish_before(self) -> Finished:
+        """As ``finish``, where a test is about what comes then.
+
+        It runs once for the same bundle and device in all tests of this process; others get copies of its cache
+        and of its log, and what it said, with their own paths.
+        """
+        if not self.bundle.folder.exists():
+            self.bundle.write()
+        said = self.folder / "finished.json"
+
+        def finish() -> None:
+            done = self.finish()
+            text = json.dumps([done.code, done.stdout, done.stderr])
+            said.write_text(text.replace(str(self.folder), "FOLDER"))
+
+        # Beside the folders of the tests.
+        kept = self.folder.parent / f"finished-{self._key()}"
+        make_once(kept, [self.cache, self.log, said], finish)
+        return Finished(*json.loads(said.read_text().replace("FOLDER", str(self.folder))))
+
+    def _key(self) -> str:
+        """Changes with what a run without arguments is about."""
+        variables = {k: v for k, v in self.environment.items() if k.startswith("FAKE_")}
+        del variables["FAKE_TRT_LOG"]
+        digest = hashlib.sha256(json.dumps(variables, sort_keys=True).encode())
+        for path in (self.bundle.folder / "manifest.json", *sorted(self.root.rglob("*"))):
+            if path.is_file():
+                digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        return digest.hexdigest()[:16]
 
     def kill_at(self, point: str, *, worker: bool = False) -> str:
         """Lets it come to a point (NAME:N of FAKE_TRT_PAUSE) and kills it there; its stderr.

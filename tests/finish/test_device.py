@@ -26,7 +26,7 @@ from tests.finish.outcome import check_served
     ],
 )
 def test_a_change_is_noticed(rig: Rig, environment: dict[str, str], text: str) -> None:
-    before = rig.finish().report
+    before = rig.finish_before().report
     changed = rig.finish(**environment)
     assert changed.report["state"] == "finished" and text in changed.stderr
     assert any(text in note for note in changed.report["notes"])
@@ -38,7 +38,7 @@ def test_a_change_is_noticed(rig: Rig, environment: dict[str, str], text: str) -
 
 def test_another_libcudart_in_the_process_is_no_change(rig: Rig) -> None:
     """An application may have loaded one of its own, before it opens a bundle or finishes one."""
-    before = rig.finish().report
+    before = rig.finish_before().report
     rig.environment["FAKE_CUDART_DEVICE"] += ";runtime=13000"
     check_served(rig, [3, 40], ("default",))
     again = rig.finish().report
@@ -47,7 +47,7 @@ def test_another_libcudart_in_the_process_is_no_change(rig: Rig) -> None:
 
 
 def test_another_module(rig: Rig) -> None:
-    assert rig.finish().code == 0
+    assert rig.finish_before().code == 0
     (rig.root / "proc/device-tree/model").write_text("NVIDIA Jetson Orin NX\0")
     changed = rig.finish()
     assert "model was NVIDIA Jetson Orin Nano" in changed.stderr

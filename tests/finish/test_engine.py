@@ -50,7 +50,7 @@ def test_an_unfinished_bundle_says_how_to_finish_it(rig: Rig) -> None:
 
 
 def test_the_profiles_are_those_of_the_recipe(rig: Rig) -> None:
-    assert rig.finish().code == 0
+    assert rig.finish_before().code == 0
     assert rig.calls("set_shape")[0] == "set_shape input_ids (1, 1) (1, 16) (2, 32)"
     assert rig.calls("set_shape")[3] == "set_shape attention_mask (1, 64) (1, 64) (2, 64)"
     assert rig.calls("set_memory_pool_limit") == [f"set_memory_pool_limit WORKSPACE {1 << 30}"]
@@ -73,14 +73,14 @@ def test_options_of_the_build(rig: Rig) -> None:
 
 
 def test_force_builds_anew_from_the_timing_cache(rig: Rig) -> None:
-    assert rig.finish().report["built"]["timing_cache"] == "new"
+    assert rig.finish_before().report["built"]["timing_cache"] == "new"
     assert rig.calls("measured") == ["measured 12 of 12"]
     assert rig.finish("--force").report["built"]["timing_cache"] == "used"
     assert rig.calls("measured")[1] == "measured 0 of 12"
 
 
 def test_a_timing_cache_serves_other_bundles_of_the_device(rig: Rig) -> None:
-    assert rig.finish().code == 0
+    assert rig.finish_before().code == 0
     rig.bundle.recipe["builder"]["optimization_level"] = 4
     rig.bundle.write()
     report = rig.finish().report
@@ -88,7 +88,7 @@ def test_a_timing_cache_serves_other_bundles_of_the_device(rig: Rig) -> None:
 
 
 def test_a_timing_cache_that_is_damaged(rig: Rig) -> None:
-    assert rig.finish().code == 0
+    assert rig.finish_before().code == 0
     (cache,) = (rig.cache / "timing").iterdir()
     cache.write_bytes(b"\0\1\2")
     report = rig.finish("--force").report
@@ -96,7 +96,7 @@ def test_a_timing_cache_that_is_damaged(rig: Rig) -> None:
 
 
 def test_a_damaged_engine_is_built_anew(rig: Rig) -> None:
-    path = Path(rig.finish().report["engine"]["path"])
+    path = Path(rig.finish_before().report["engine"]["path"])
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     again = rig.finish()
     assert again.report["state"] == "finished" and "is damaged" in again.stderr
@@ -105,7 +105,7 @@ def test_a_damaged_engine_is_built_anew(rig: Rig) -> None:
 
 def test_an_engine_that_tensorrt_refuses_now_is_built_anew(rig: Rig) -> None:
     """Another build of the same version, say: nothing that can be asked for tells them apart."""
-    assert rig.finish().report["state"] == "finished"
+    assert rig.finish_before().report["state"] == "finished"
     refusing = {"FAKE_TRT_FAIL": "deserialize_cuda_engine:*"}
     rig.environment.update(refusing)
     assert "finish BUNDLE --force" in serve(rig, [3]).stderr
@@ -139,7 +139,7 @@ def test_an_untested_engine_that_tensorrt_refuses_is_built_anew(rig: Rig) -> Non
     [("segv", "finished"), pytest.param("kill", "already finished", marks=pytest.mark.slow)],
 )
 def test_an_engine_that_ends_whoever_opens_it(rig: Rig, how: str, state: str) -> None:
-    assert rig.finish().code == 0
+    assert rig.finish_before().code == 0
     (rig.folder / "counts").mkdir()
     fail = f"deserialize_cuda_engine:1:{how},deserialize_cuda_engine:2:{how}"
     again = rig.finish(FAKE_TRT_FAIL=fail, FAKE_TRT_COUNTS=str(rig.folder / "counts"))
