@@ -24,14 +24,19 @@ MALFORMED, DAMAGED, NOT_PERMITTED = 20, 22, 71
 PACKAGE = "runtime/edgecompile/runtime"
 
 
-@pytest.fixture
-def bundle(toy: Toy, tmp_path: Path) -> DummyBundle:
-    """The toy bundle with the runtime that every bundle carries."""
-    with Staging(tmp_path / "donor.ecb") as claim:
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of the runtime that every bundle carries."""
+    with Staging(tmp_path_factory.mktemp("donor") / "donor.ecb") as claim:
         writer = BundleWriter(claim)
         writer.add_runtime()
-        for name in writer.files:
-            toy.bundle.files[name] = (writer.staging / name).read_bytes()
+        return {name: (writer.staging / name).read_bytes() for name in writer.files}
+
+
+@pytest.fixture
+def bundle(toy: Toy, runtime: dict[str, bytes]) -> DummyBundle:
+    """The toy bundle with the runtime that every bundle carries."""
+    toy.bundle.files.update(runtime)
     toy.bundle.write()
     for folder in {Path(name).parent for name in toy.bundle.files if name.endswith(".py")}:
         (toy.bundle.folder / folder / "__pycache__").touch()
