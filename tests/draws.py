@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-#: hypothesis' profiles: the one in use unless --hypothesis-profile names another, and the search.
-REPEATABLE, SEARCH = "repeatable", "search"
+#: hypothesis' profiles: the one in use unless --hypothesis-profile names another, that of scripts/test
+#: without arguments, and the search.
+REPEATABLE, QUICK, SEARCH = "repeatable", "quick", "search"
 
 _USUAL = 100  # hypothesis' own number of examples
 
@@ -15,6 +16,9 @@ def register_profiles() -> None:
     settings.register_profile(
         REPEATABLE, derandomize=True, print_blob=True, deadline=None, max_examples=_USUAL
     )
+    settings.register_profile(
+        QUICK, derandomize=True, print_blob=True, deadline=None, max_examples=_USUAL // 4
+    )
     # Every run draws others, and what fails is printed with what repeats it.
     settings.register_profile(
         SEARCH, derandomize=False, print_blob=True, deadline=None, max_examples=20 * _USUAL
@@ -23,5 +27,5 @@ def register_profiles() -> None:
 
 
 def examples(count: int) -> int:
-    """The examples of a test that wants another number than most; a search has more."""
+    """The examples of a test that wants another number than most; a quick run has fewer, a search more."""
     return count * settings.default.max_examples // _USUAL
