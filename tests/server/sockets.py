@@ -32,7 +32,7 @@ class Served:
     """A listener on a free port of this machine, in a thread."""
 
     def __init__(self, bundle: Path, http: str) -> None:
-        self._bundle, self._http = bundle, http
+        self._bundle, self.http = bundle, http
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=100)
         self.port = self.socket.getsockname()[1]
         self._started = threading.Event()
@@ -45,7 +45,7 @@ class Served:
         self.model = ServedModel(open_bundle(self._bundle), limits=LIMITS)
         self.model.proven = True
         self.app = App(Repository([self.model]), Settings(limits=LIMITS))
-        self.listener = Listener(self.app, self._http)
+        self.listener = Listener(self.app, self.http)
         await self.listener.start([self.socket])
         self._started.set()
         await self._end.wait()
