@@ -13,6 +13,7 @@ import grpc.aio
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
+from edgecompile.server.answers import Answer, TextAnswer
 from edgecompile.server.errors import (
     BadRequest,
     ServerError,
@@ -60,6 +61,7 @@ class InferenceService:
         slo: seconds that are the deadline of calls which bring none; None: they have none.
         room: for the messages of all calls under way; None: without a limit.
         count: gets each call's method and status, as HTTP has it.
+        see: gets the model's name and the answer of each that ran.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class InferenceService:
         slo: float | None = None,
         room: Room | None = None,
         count: Callable[[str, int], None] = lambda method, status: None,
+        see: Callable[[str, Answer | TextAnswer], None] = lambda model, answer: None,
     ) -> None:
         self._repository = repository
         self._version = version
@@ -83,7 +86,7 @@ class InferenceService:
         self._limits = limits
         self._slo = slo
         self._room = room or Room(math.inf)
-        self._count = count
+        self._count, self._see = count, see
         self._came = 0  # calls
         self._may_answer = asyncio.Event()
         self._may_answer.set()
@@ -194,7 +197,7 @@ class InferenceService:
         # A server that is about to end isn't ready, and yet takes what still comes.
         model = self._find(request.model_name, request.model_version)
         wanted = [output.name for output in request.outputs] or None
-        _, outputs = await infer(
+        answer, outputs = await infer(
             model,
             read_inputs(request, self._limits.elements),
             wanted,
@@ -202,6 +205,7 @@ class InferenceService:
             priority=_integer(request, "priority") or 0,
             most=self._limits.texts,
         )
+        self._see(model.name, answer)
         response.model_name, response.model_version = model.name, model.version
         response.id = request.id
         write_outputs(response, outputs, raw=bool(request.raw_input_contents))

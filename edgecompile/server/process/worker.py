@@ -180,6 +180,7 @@ class Worker:
             limits=settings.limits,
             slo=settings.slo_s,
             room=app.room,
+            see=app.metrics.answer,
             count=lambda method, status: app.metrics.request(f"grpc {method}", status),
         )
         host = self._asked.host

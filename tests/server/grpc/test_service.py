@@ -96,6 +96,8 @@ async def refusal(call: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_answers_are_those_of_run(tiny_bundle: Path, raw: bool) -> None:
+    seen: list[tuple[str, Any]] = []
+
     async def talk(model: ServedModel, call: Call) -> None:
         rows = [range(5, 5 + n) for n in (3, 9, 20, 4)]
         answers = await asyncio.gather(
@@ -108,8 +110,9 @@ def test_answers_are_those_of_run(tiny_bundle: Path, raw: bool) -> None:
             assert found.keys() == wanted.keys()
             for name, array in wanted.items():
                 np.testing.assert_allclose(found[name], array, atol=1e-5)
+        assert [(name, answer.batch) for name, answer in seen] == [("tiny", 1)] * 4
 
-    ask(tiny_bundle, talk)
+    ask(tiny_bundle, talk, see=lambda *told: seen.append(told))
 
 
 def infer_texts(texts: Sequence[bytes], raw: bool) -> Any:
@@ -428,5 +431,8 @@ def test_calls_without_a_deadline_have_that_of_the_server(tiny_bundle: Path) -> 
         code, _ = await refusal(call("ModelInfer", infer(1, 2, 3)))
         assert code == "DEADLINE_EXCEEDED"
         assert (await call("ModelInfer", infer(1, 2, 3), timeout=1000)).outputs
+        far = infer(1, 2, 3)
+        far.parameters["timeout"].int64_param = 2**63 - 1
+        assert (await call("ModelInfer", far)).outputs
 
     ask(tiny_bundle, talk, slo=1e-9)
