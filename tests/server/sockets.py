@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +29,26 @@ GOOD = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 class Served:
-    """A listener on a free port of this machine, in a thread."""
+    """A listener in a thread.
 
-    def __init__(self, bundle: Path, http: str) -> None:
-        self._bundle, self.http = bundle, http
-        self.socket = socket.create_server(("127.0.0.1", 0), backlog=100)
+    Args:
+        bundle: what it serves, as ``model``.
+        http: the parser, as in ``Listener``.
+        others: served beside it.
+        limits: of requests and connections.
+        listening: what it accepts connections of; a free port of this machine otherwise.
+    """
+
+    def __init__(
+        self,
+        bundle: Path,
+        http: str,
+        others: Sequence[Path] = (),
+        limits: Limits = LIMITS,
+        listening: socket.socket | None = None,
+    ) -> None:
+        self._bundles, self.http, self._limits = (bundle, *others), http, limits
+        self.socket = listening or socket.create_server(("127.0.0.1", 0), backlog=100)
         self.port = self.socket.getsockname()[1]
         self._started = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._run(),))
@@ -42,15 +57,18 @@ class Served:
 
     async def _run(self) -> None:
         self.loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        self.model = ServedModel(open_bundle(self._bundle), limits=LIMITS)
-        self.model.proven = True
-        self.app = App(Repository([self.model]), Settings(limits=LIMITS))
+        models = [ServedModel(open_bundle(item), limits=self._limits) for item in self._bundles]
+        self.model = models[0]
+        for model in models:
+            model.proven = True
+        self.app = App(Repository(models), Settings(limits=self._limits))
         self.listener = Listener(self.app, self.http)
         await self.listener.start([self.socket])
         self._started.set()
         await self._end.wait()
         self.whole = await self.listener.close(5)
-        await self.model.close()
+        for model in models:
+            await model.close()
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self._end.set)
@@ -60,9 +78,9 @@ class Served:
     def limited(self, **changes: float) -> Iterator[None]:
         """With other limits meanwhile; those of time are long, as machines may be slow."""
         protocol: Any = self.listener._protocol
-        protocol.limits = replace(LIMITS, **changes)
+        protocol.limits = replace(self._limits, **changes)
         yield
-        protocol.limits = LIMITS
+        protocol.limits = self._limits
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port))
