@@ -22,7 +22,7 @@ else:
     import tomli as tomllib
 
 import edgecompile
-from tests.server.processes import serving
+from tests.server.processes import check_inference, serving
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "edgecompile"
@@ -268,9 +268,11 @@ def test_the_server_s_wheel_serves(device: Environment, tiny_bundle: Path, tmp_p
     how = {"python": str(device.python), "cwd": device.folder, "env": environment}
     with serving(tiny_bundle, **how) as server:
         assert server.ask("GET", "/v2/health/ready")[0] == 200
+        check_inference(server, tiny_bundle)
         (worker,) = server.workers()
         loaded = Path(f"/proc/{worker}/maps").read_text()
-        assert str(REPOSITORY / "edgecompile") not in loaded and "httptools" not in loaded
+        assert str(REPOSITORY / "edgecompile") not in loaded
+        assert "httptools" not in loaded and "orjson" not in loaded
         assert server.end() == 0
 
 

@@ -69,7 +69,7 @@ def chatting_bundle(speaking_bundle: Path, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def build_classifier(shared: Path, name: str, **changes: Any) -> Path:
+def build_classifier(shared: Path, name: str, softmax: bool = False, **changes: Any) -> Path:
     """A one-layer BERT with a class's score for each of ``id2label``, for texts and pairs of 12 tokens."""
     pytest.importorskip("transformers")
     from edgecompile.lengths.distribution import LengthDistribution
@@ -94,7 +94,7 @@ def build_classifier(shared: Path, name: str, **changes: Any) -> Path:
                     model=str(folder),
                     plan=PlanRequest(lengths, plan=exact_plan(12, batch=2), max_length=12),
                     output=output,
-                    load=LoadOptions(batch=(1, 2), token_type_ids=True),
+                    load=LoadOptions(batch=(1, 2), token_type_ids=True, softmax=softmax),
                     work_dir=shared / f"{name}.work",
                 )
             )
@@ -105,6 +105,13 @@ def build_classifier(shared: Path, name: str, **changes: Any) -> Path:
 def classifier_bundle(shared_folder: Path) -> Path:
     """Two classes with names."""
     return build_classifier(shared_folder, "classifier", id2label={0: "calm", 1: "angry"})
+
+
+@pytest.fixture(scope="session")
+def softmax_bundle(shared_folder: Path) -> Path:
+    """The same with its softmax compiled in."""
+    labels = {0: "calm", 1: "angry"}
+    return build_classifier(shared_folder, "softmax", softmax=True, id2label=labels)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,16 @@ INFER = "/v2/models/tiny/infer"
 
 
 class Server:
-    """``python -m edgecompile.server`` on a free port of this machine."""
+    """``python -m edgecompile.server``, or other ``words``, on a free port of this machine."""
 
-    def __init__(self, *arguments: str | Path, python: str = sys.executable, **how: Any) -> None:
-        command = [python, "-m", "edgecompile.server", "--port", "0", "--json"]
+    def __init__(
+        self,
+        *arguments: str | Path,
+        python: str = sys.executable,
+        words: Sequence[str] = ("edgecompile.server",),
+        **how: Any,
+    ) -> None:
+        command = [python, "-m", *words, "--port", "0", "--json"]
         self.process = subprocess.Popen(
             [*command, *map(str, arguments)],
             stdout=subprocess.PIPE,
@@ -61,6 +68,19 @@ class Server:
         return self.process.returncode
 
 
+def check_inference(server: Server, bundle: Path, path: str = INFER) -> dict[str, Any]:
+    """Asks for all outputs of a text, which have to be those of ``run``; the answer."""
+    status, answer = server.ask("POST", path, tensor(5, 6, 7))
+    assert status == 200, answer
+    with open_bundle(bundle) as model:
+        wanted = model.run({"input_ids": np.array([[5, 6, 7]])})
+    assert [item["name"] for item in answer["outputs"]] == list(wanted)
+    for output in answer["outputs"]:
+        np.testing.assert_allclose(output["data"], wanted[output["name"]].ravel(), atol=1e-5)
+    found: dict[str, Any] = answer
+    return found
+
+
 @contextlib.contextmanager
 def serving(*arguments: str | Path, **how: Any) -> Iterator[Server]:
     server = Server(*arguments, **how)
@@ -72,8 +92,17 @@ def serving(*arguments: str | Path, **how: Any) -> Iterator[Server]:
             server.process.communicate()
 
 
+def write_costs(path: Path, bundle: Path, costs: Mapping[str, Any]) -> None:
+    """Writes costs of this bundle as ``bench --serving`` does."""
+    manifest = hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()
+    path.write_text(json.dumps({**costs, "manifest_sha256": manifest}))
+
+
 class Load:
-    """Clients that ask all the time, over connections that stay, each with tokens of its own."""
+    """Clients that ask all the time, over connections that stay, each with tokens and ids of its own.
+
+    An answer with another request's id or numbers is ``wrong``: one that came twice would be the next one's.
+    """
 
     def __init__(self, port: int, bundle: Path, clients: int = 4) -> None:
         self.port = port
@@ -110,9 +139,10 @@ class Load:
         while not self._stop.is_set():
             ids, wanted = self._known[(number * 8 + turn % 8)]
             turn += 1
+            request = {**tensor(*ids), "id": f"{number}-{turn}"}
             started = time.perf_counter()
             try:
-                connection.request("POST", INFER, json.dumps(tensor(*ids)))
+                connection.request("POST", INFER, json.dumps(request))
                 answer = connection.getresponse()
                 body = json.loads(answer.read())
             except (OSError, http.client.HTTPException) as error:
@@ -127,7 +157,8 @@ class Load:
                 self.answered += 1
                 if answer.status == 200:
                     found = next(o for o in body["outputs"] if o["name"] == "pooler_output")
-                    self.wrong += not np.allclose(found["data"], wanted, atol=1e-5)
+                    right = np.allclose(found["data"], wanted, atol=1e-5)
+                    self.wrong += not right or body["id"] != request["id"]
         connection.close()
 
     def wait(self, count: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import re
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgecompile.runtime import open_bundle
 from tests.server.asgi import tensor
-from tests.server.processes import INFER, Server, serving
+from tests.server.processes import INFER, Server, serving, write_costs
 from tests.server.schedule.test_scheduler import COSTS
 
 #: Connections, each with a request under way, and how often all of them ask.
@@ -29,9 +28,8 @@ OUTPUT = "pooler_output"
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One for which two rows cost hardly more than one."""
-    manifest = hashlib.sha256((tiny_bundle / "manifest.json").read_bytes()).hexdigest()
     costs = tmp_path_factory.mktemp("costs") / "costs.json"
-    costs.write_text(json.dumps({**COSTS, "manifest_sha256": manifest}))
+    write_costs(costs, tiny_bundle, COSTS)
     with serving(tiny_bundle, "--costs", costs) as server:
         yield server
 

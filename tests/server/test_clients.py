@@ -206,8 +206,16 @@ print(json.dumps(asyncio.run(main())))
         np.testing.assert_allclose(item, wanted(tiny_bundle), atol=1e-5)
 
 
-def test_schemathesis(python: str, server: Server) -> None:
-    """What the OpenAPI document says, and what it doesn't, is answered as it says."""
+@pytest.mark.parametrize("bundle", ["tiny_bundle", "classifier_bundle", "chatting_bundle"])
+def test_schemathesis(python: str, bundle: str, request: pytest.FixtureRequest) -> None:
+    """What the OpenAPI document says, and what it doesn't, is answered as it says: by models that embed,
+    that classify, and that generate."""
+    with serving(request.getfixturevalue(bundle)) as server:
+        check_schema(python, server)
+
+
+def check_schema(python: str, server: Server) -> None:
+    """Runs schemathesis against a server."""
     command = [
         str(Path(python).with_name("schemathesis")),
         "run",

@@ -85,6 +85,18 @@ def test_asked_again_after_retry_after_it_is_taken(
     run(ask())
 
 
+def test_a_deadline_may_be_far_away(tiny_bundle: Path) -> None:
+    """The longest that the protocol's integers say: 292,000 years."""
+
+    async def ask() -> None:
+        async with planned(tiny_bundle, Clock(), True) as (app, _):
+            body = {**tensor(1, 2, 3), "parameters": {"timeout": 2**63 - 1}}
+            many = [call(app, "POST", INFER, body) for _ in range(8)]
+            assert {reply.status for reply in await asyncio.gather(*many)} == {200}
+
+    run(ask())
+
+
 @pytest.mark.parametrize("slo", [False, True], ids=["timeout", "slo"])
 def test_what_an_idle_server_is_too_slow_for_is_504(tiny_bundle: Path, slo: bool) -> None:
     allowed = None if slo else ALLOWED

@@ -21,14 +21,15 @@ import pytest
 from tests.generative import replace_files
 from tests.runtime.golden_files import write_case
 from tests.server.asgi import tensor
-from tests.server.processes import INFER, Load, serving
+from tests.server.processes import INFER, Load, check_inference, serving, write_costs
 
 
-def test_it_serves_until_it_is_told_to_end(tiny_bundle: Path) -> None:
-    with serving(f"mine={tiny_bundle}") as server:
+@pytest.mark.parametrize("words", [["edgecompile.server"], ["edgecompile", "serve"]])
+def test_it_serves_until_it_is_told_to_end(tiny_bundle: Path, words: list[str]) -> None:
+    with serving(f"mine={tiny_bundle}", words=words) as server:
         assert server.ask("GET", "/v2/health/ready")[0] == 200
-        status, answer = server.ask("POST", "/v2/models/mine/infer", tensor(1, 2, 3))
-        assert status == 200 and answer["model_name"] == "mine"
+        answer = check_inference(server, tiny_bundle, "/v2/models/mine/infer")
+        assert answer["model_name"] == "mine"
         (worker,) = server.workers()
         assert server.end() == 0
         assert not Path(f"/proc/{worker}").exists()
@@ -90,7 +91,8 @@ def test_a_killed_worker_is_replaced(tiny_bundle: Path) -> None:
             load.wait(50)
             assert server.workers() != [worker]
         load.stop()
-        # Each kill may cut off what was under way at its moment: a request for each client at most.
+        # Each kill may cut off what was under way at its moment: a request for each client at most. Nothing
+        # is answered twice: its second answer would be taken for the next request's.
         assert len(load.lost) <= 3 * 4 and not load.wrong
         assert set(load.statuses) == {200}
         assert server.end() == 0 and server.err.count("ended with -9") == 3
@@ -135,6 +137,43 @@ def test_a_request_that_kills_workers_is_refused(tiny_bundle: Path, tmp_path: Pa
         assert server.ask("POST", INFER, tensor(4, 2, 3))[0] == 200
         assert server.workers() == [worker]
         assert server.end() == 0 and "1 requests are refused" in server.err
+
+
+#: Each run takes 50 ms, and no batch pays.
+COSTS = {"points": [[1, 1, 3, 50.0], [1, 1, 32, 50.0]], "rows": "independent", "padding": "proven"}
+SLOW = """
+import time
+from edgecompile.runtime import Model
+run = Model.run
+def slow(self, inputs, **options):
+    time.sleep(0.05)
+    return run(self, inputs, **options)
+Model.run = slow
+"""
+
+
+@pytest.mark.slow
+def test_who_was_refused_is_taken_after_retry_after(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Of 40 clients at once, whose runs would take a second and more of two CPUs, within 200 ms."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    write_costs(tmp_path / "costs.json", tiny_bundle, COSTS)
+    options = ("--slo", "200", "--threads", "2", "--costs", tmp_path / "costs.json")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with serving(tiny_bundle, *options, env=environment) as server:
+        clients = [http.client.HTTPConnection("127.0.0.1", server.port) for _ in range(40)]
+        for client in clients:
+            client.request("POST", INFER, json.dumps(tensor(4, 5, 6)))
+        waits = list[int]()
+        for client in clients:
+            answer = client.getresponse()
+            assert answer.status in (200, 429, 504)
+            if answer.status == 429:
+                waits.append(int(answer.headers["retry-after"]))
+            client.close()
+        assert len(waits) >= 10 and min(waits) >= 1
+        time.sleep(max(waits))
+        for _ in waits:
+            assert server.ask("POST", INFER, tensor(4, 5, 6))[0] == 200
 
 
 @pytest.mark.slow

@@ -135,6 +135,30 @@ def test_classes_are_predicted(
         check_classes(classes, scores, ["calm", "angry"])
 
 
+@pytest.mark.slow
+def test_the_softmax_of_a_bundle_is_its_own(softmax_bundle: Path) -> None:
+    texts = ["the cat sat", "day"]
+    with open_bundle(softmax_bundle) as model:
+        wanted = np.asarray(model.encode_texts(texts)["scores"], np.float64)
+    np.testing.assert_allclose(wanted.sum(1), 1, atol=1e-5)
+    found = ask(softmax_bundle, "/predict", {"inputs": [[text] for text in texts]})
+    for classes, scores in zip(found, wanted, strict=True):
+        check_classes(classes, scores, ["calm", "angry"])
+    check_ranks(
+        ask(softmax_bundle, "/rerank", {"query": QUERY, "texts": TEXTS}), ranks_of(softmax_bundle)
+    )
+    for path, body in (("/predict", {"inputs": "a"}), ("/rerank", {"query": "a", "texts": ["a"]})):
+        refused = ask(softmax_bundle, path, {**body, "raw_scores": True}, 422)
+        assert "--softmax and has no raw scores" in refused["error"]
+
+
+def ranks_of(bundle: Path) -> NDArray[np.float64]:
+    """The first class's score of each text."""
+    with open_bundle(bundle) as model:
+        pairs: list[Text] = [(QUERY, text) for text in TEXTS]
+        return np.asarray(model.encode_texts(pairs)["scores"], np.float64)[:, 0]
+
+
 def test_one_class_is_predicted(reranker_bundle: Path) -> None:
     (logit,) = logits_of(reranker_bundle, ["the cat sat"])
     body: dict[str, Any] = {"inputs": "the cat sat"}
