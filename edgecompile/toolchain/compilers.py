@@ -191,9 +191,9 @@ def compile_object(
         include_dirs: header directories; their paths aren't part of the key, so that the same
             project in another folder hits the same entry. ``headers_id`` stands for them.
         headers_id: what identifies the content of the include directories.
-        precompiled: the #include lines that the source begins with, to be taken from a precompiled
-            header where those are asked for; see :mod:`edgecompile.toolchain.precompiled`. The object is the
-            same either way.
+        precompiled: the #include lines that the source begins with, or of C++'s own headers that may stand
+            before it, to be taken from a precompiled header where those are asked for; see
+            :mod:`edgecompile.toolchain.precompiled`. The object is the same either way.
 
     Raises:
         CompileError, ToolchainError, DiskFullError.

@@ -3,7 +3,8 @@
 torch's headers take g++ some three seconds in each of a program's two large files, whatever stands
 below them. Precompiled they cost next to nothing, but making them takes as long as two or three
 programs, and they take over 100 MB each, so they are made only where ``$EDGECOMPILE_PRECOMPILED`` is
-1: on machines that build many programs (docs/benchmarks has the figures).
+1: on machines that build many programs (docs/benchmarks has the figures). The native runtime's sources
+share those of C++ itself.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.toolchain.compilers import compile_object, find_toolchain
+from edgecompile.toolchain.native import compile_native, runtime_sources
 from edgecompile.toolchain.precompiled import VARIABLE
 
 pytestmark = pytest.mark.slow
@@ -52,3 +53,23 @@ def test_objects_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for item in (tmp_path / "precompiled" / "objects").rglob("*.o"):
         item.unlink()
     assert build(tmp_path, monkeypatch, "precompiled", "1") == plain
+
+
+def test_objects_of_the_native_runtime_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C++'s own headers stand before the sources then; few sources aren't worth it."""
+    sources = sorted(runtime_sources().values(), key=lambda path: path.stat().st_size)[:10]
+
+    def build_all(name: str, wanted: str) -> list[bytes]:
+        monkeypatch.setenv("EDGECOMPILE_CACHE_DIR", str(tmp_path / name))
+        monkeypatch.setenv(VARIABLE, wanted)
+        built = compile_native(find_toolchain(), sources, ["-march=x86-64-v3"])
+        return [item.path.read_bytes() for item in built]
+
+    plain = build_all("plain", "0")
+    assert build_all("precompiled", "1") == plain
+    assert len([*(tmp_path / "precompiled" / "headers").glob("*/all.h.gch")]) == 1
+    del sources[-1]
+    build_all("few", "1")
+    assert not (tmp_path / "few" / "headers").exists()
