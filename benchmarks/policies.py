@@ -4,7 +4,8 @@ Saturated: all requests at once, until all are answered. Overload: requests at r
 the server can, each with a deadline. Rounds interleave the rules, so that a machine that grows slower
 meanwhile is so for all of them. With ``--model`` or ``--onnx`` text-embeddings-inference's rule is run twice: with our
 engine, which tells what rules differ by, and with ONNX Runtime, which is how that server runs on a CPU
-(benchmarks/serving/around.py). Every answer is compared with that of its text alone.
+(benchmarks/serving/around.py). Texts of a length are several that differ, and every answer is compared with that of
+its text alone.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ TRAFFICS = ("mixed", "queries")
 
 #: So many texts of a length differ, so that an answer of another one is seen.
 DIFFERENT = 16
+#: The best batches of all requests, known beforehand.
+OFFLINE = "offline"
 
 #: text-embeddings-inference's rule with the engine that it has.
 AROUND = "tei around onnxruntime"
@@ -240,6 +243,9 @@ def main() -> None:
     parser.add_argument("--onnx", type=Path, help="its ONNX file, if there is one already")
     parser.add_argument("--traffic", nargs="+", choices=TRAFFICS, default=TRAFFICS)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--saturated", nargs="+", help=f"of all requests at once, {OFFLINE} too; default: all rules"
+    )
     parser.add_argument("--mixed", type=int, default=400)
     parser.add_argument("--queries", type=int, default=1600)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -278,7 +284,7 @@ def main() -> None:
         for name, (lengths, count) in traffics.items():
             trace = draw_trace(lengths, count, seed=1)
             result["predicted"][name] = {
-                "offline": count / offline_seconds(trace, bench.table, bench.cpus)
+                OFFLINE: count / offline_seconds(trace, bench.table, bench.cpus)
             } | {
                 policy: simulate(
                     trace,
@@ -296,16 +302,18 @@ def main() -> None:
                 flush=True,
             )
             for policy in ("by-cost", *bench.rules[-1:]):
+                if options.saturated and policy not in options.saturated:
+                    continue
                 asyncio.run(bench.saturate(policy, lengths, count // 4, 0))
         for round_ in range(options.rounds):
             for name, (lengths, count) in traffics.items():
-                order = [*bench.rules, "offline"]
-                random.Random(round_).shuffle(order)
+                order = options.saturated or [*bench.rules, OFFLINE]
+                order = random.Random(round_).sample(order, len(order))
                 for policy in order:
                     few = count // 2 if policy in ("tei", AROUND) and name == "mixed" else count
                     found = (
                         bench.offline(lengths, few, 1)
-                        if policy == "offline"
+                        if policy == OFFLINE
                         else asyncio.run(bench.saturate(policy, lengths, few, 1))
                     )
                     result["saturated"].append(
@@ -319,6 +327,7 @@ def main() -> None:
                         f"{time.perf_counter() - began:.0f} s",
                         flush=True,
                     )
+            options.output.write_text(json.dumps(result, indent=1) + "\n")
         measure_loads(bench, traffics, options, result)
     result["load_after"], result["seconds"] = os.getloadavg(), time.perf_counter() - began
     options.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -271,7 +271,7 @@ def build(folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--bundle", type=Path)
+    parser.add_argument("--bundle", type=Path, help="whose further inputs can be ones (a mask)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=2000, help="of a round of each kind")
     parser.add_argument("--rates", type=float, nargs="*", default=[200, 1000], metavar="R")
@@ -290,7 +290,7 @@ def report(bundle: Path, options: argparse.Namespace) -> None:
     tokens = min(TOKENS, manifest.axes[manifest.length_axis].hi if manifest.length_axis else TOKENS)
     most = manifest.inputs[0].bounds[1] if manifest.inputs[0].bounds else 1000
     ids = (np.arange(tokens, dtype=np.int64) % int(most))[None]
-    inputs = {manifest.inputs[0].name: ids}
+    inputs = {item.name: np.ones_like(ids) if i else ids for i, item in enumerate(manifest.inputs)}
     asks = make_asks(model.manifest.name, inputs)
     command = [sys.executable, "-m", "edgecompile.server", str(bundle), "--threads", "1"]
     server = subprocess.Popen(

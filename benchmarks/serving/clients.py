@@ -15,10 +15,10 @@ from benchmarks.server import http_request, read_response
 from edgecompile.runtime import open_bundle
 from edgecompile.server.schedule.simulate import draw_trace
 
-#: Each so manieth answer is compared with that of ``run``.
-COMPARED = 20
-#: Texts are drawn once, and asked for again and again: so many, and so many that differ where they are of few lengths.
-DRAWN, DIFFERENT = 4096, 64
+#: Texts are drawn once, and asked for again and again: so many.
+DRAWN = 4096
+#: Texts that differ: of each length at least so many, and so many of all where lengths are few.
+OF_A_LENGTH, DIFFERENT = 8, 64
 
 
 class Line(asyncio.Protocol):
@@ -49,7 +49,7 @@ class Load:
         statuses: how often each came.
         latencies: of the answers with 200, in seconds from when they were due.
         lags: seconds from when a request was due until it was sent.
-        kept: the index and the body of some of the answers.
+        kept: the index and the body of each answer with 200.
         done: over, or the connection that was lost.
     """
 
@@ -67,8 +67,8 @@ class Load:
         self._next = 0  # of the dues
         self._sent = 0
 
-    async def run(self, port: int, connections: int) -> float:
-        """Seconds from the beginning to the last answer."""
+    async def run(self, port: int, connections: int, limit: float | None = None) -> float:
+        """Seconds from the beginning to the last answer, or ``limit``: what is unanswered then never will be."""
         made = [
             await self._loop.create_connection(lambda: Line(self), "127.0.0.1", port)
             for _ in range(connections)
@@ -81,11 +81,19 @@ class Load:
         else:
             self._idle = lines
             self._tick()
-        await self.done
+        await asyncio.wait([self.done], timeout=limit)
         took = time.perf_counter() - self._began
+        if not self.done.done():
+            self.done.set_result(None)
+        self.done.result()
         for line in lines:
             line.transport.close()
         return took
+
+    @property
+    def asked(self) -> int:
+        """The requests that were due until now, sent or not."""
+        return self._sent if self._dues is None else self._next
 
     def answer(self, line: Line, status: int, body: bytes) -> None:
         """An answer came."""
@@ -93,9 +101,9 @@ class Load:
         self.statuses[status] += 1
         if status == 200:
             self.latencies.append(now - line.due)
-            if self.statuses[200] % COMPARED == 1:
-                self.kept.append((line.index, body))
-        self._take(line, now)
+            self.kept.append((line.index, body))
+        if not self.done.done():
+            self._take(line, now)
 
     def _take(self, line: Line, now: float) -> None:
         """Gives a connection something to do, or counts it as idle."""
@@ -112,7 +120,7 @@ class Load:
     def _tick(self) -> None:
         assert self._dues is not None
         now = time.perf_counter()
-        while self._next < len(self._dues):
+        while self._next < len(self._dues) and not self.done.done():
             due = self._began + self._dues[self._next]
             if due > now:
                 self._loop.call_later(due - now, self._tick)
@@ -133,11 +141,14 @@ class Load:
 class Texts:
     """Requests of drawn lengths, and the answers that they should get."""
 
-    def __init__(self, bundle: str, lengths: Mapping[int, int], slo: float) -> None:
+    def __init__(
+        self, bundle: str, lengths: Mapping[int, int], slo: float, drawn: int = DRAWN
+    ) -> None:
+        """``drawn``: so many texts, whose answers ``run`` gives here."""
         self.lengths = lengths
-        variants = max(1, DIFFERENT // len(lengths))
-        drawn = draw_trace(lengths, DRAWN, seed=3)
-        self._drawn = [(item.length, i % variants) for i, item in enumerate(drawn)]
+        variants = max(OF_A_LENGTH, DIFFERENT // len(lengths))
+        trace = draw_trace(lengths, drawn, seed=3)
+        self._drawn = [(item.length, i % variants) for i, item in enumerate(trace)]
         random = np.random.default_rng(5)
         with open_bundle(bundle) as model:
             ids = {key: random.integers(1000, 30000, (1, key[0])) for key in set(self._drawn)}

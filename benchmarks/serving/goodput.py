@@ -7,7 +7,8 @@ the CPU that both take is reported. What a server can is measured by the same cl
 so many connections that ask without a pause. Then requests come in each of the SHAPES at several parts of
 that, each with a ``timeout``; latencies count from when a request was due, not from when a connection was free for it.
 Rounds interleave bundles, traffics, shapes and loads; in each, requests come at other times. With --code the same
-bundle is served by several versions of the package.
+bundle is served by several versions of the package. With --patient no request has a deadline: nothing is refused, and
+the page tells the highest rates whose latencies stay within bounds.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import numpy as np
 
 from benchmarks.server import connect, cpu_of
 from benchmarks.serving.arrivals import SHAPES, STEP, draw_times, mixtures
-from benchmarks.serving.clients import Load, Texts
+from benchmarks.serving.clients import DRAWN, Load, Texts
 from benchmarks.serving.goodput_page import write_page
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.measure.serving import batch_axis
@@ -97,7 +98,7 @@ def measure(
 ) -> dict[str, Any]:
     """Requests that are due at such times, or of connections that ask without a pause."""
     port, worker = at
-    requests = texts.patient if dues is None else texts.timed
+    requests = texts.patient if dues is None or options.patient else texts.timed
     connections = options.clients if dues is None else options.connections
 
     async def run() -> tuple[Load, float]:
@@ -172,7 +173,9 @@ def predict(
         # Of one seed, long gaps would come before long texts.
         drawn = draw_trace(lengths, len(dues), seed=8)
         trace = [Request(at, item.length) for at, item in zip(dues, drawn, strict=True)]
-        found = simulate(trace, queue(), table, cpus, slo=options.slo, noise=NOISE)
+        # Without deadlines our rule is one of those that know none.
+        policy = "patient" if options.patient else "by-cost"
+        found = simulate(trace, queue(), table, cpus, policy=policy, slo=options.slo, noise=NOISE)
         shares.setdefault(shape, {})[str(load)] = found.goodput / most
     return {"texts_per_s": most, "shares": shares}
 
@@ -209,6 +212,8 @@ def main() -> None:
     add("--threads", type=int, help="of the models; default: a core each")
     add("--client-cores", type=cores, help="of the clients; default: the servers'")
     add("--slo", type=float, default=0.1, help="seconds")
+    add("--patient", action="store_true", help="requests have no deadline")
+    add("--texts", type=int, default=DRAWN, help="so many are drawn, and asked for again and again")
     add("--clients", type=int, default=128, help="that ask without a pause")
     add("--connections", type=int, default=512, help="of the open load")
     add("--seconds", type=float, default=6.0, help="of each load")
@@ -240,6 +245,7 @@ def run(mixed: Mapping[int, int], options: argparse.Namespace) -> None:
         "client_cores": options.client_cores or options.cores,
         "slo": options.slo,
         "seconds": options.seconds,
+        "patient": options.patient,
         "load_before": os.getloadavg(),
         "predicted": {},
         "rows": rows,
@@ -253,7 +259,10 @@ def run(mixed: Mapping[int, int], options: argparse.Namespace) -> None:
         ):
             table, steps, result["host"] = read_table(bundle, costs)
             named = mixtures(mixed, table.longest)
-            texts = {name: Texts(bundle, named[name], options.slo) for name in options.traffic}
+            texts = {
+                name: Texts(bundle, named[name], options.slo, options.texts)
+                for name in options.traffic
+            }
             name = f"{Path(bundle).stem}, {Path(code).name}" if code else Path(bundle).stem
             result["predicted"][name] = {
                 traffic: predict(table, item.lengths, steps, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from benchmarks.serving.rounds import Point, tell
 
 COLUMNS = ("p50 ms", "p99 ms", "429", "504", "texts a run")
 COLUMNS += ("CPUs: worker", "its loop", "clients", "lag p99 ms")
+#: Milliseconds that latencies are to stay within where no request has a deadline.
+BOUNDS = (50.0, 100.0, 200.0)
 
 
 def write_page(result: Mapping[str, Any], path: Path) -> str:
@@ -71,9 +73,32 @@ def render(result: Mapping[str, Any]) -> str:
             lines.append([*_head(shape, load, shares), *cells])
         heads = ["requests come", "load", "simulated", "asked/s", "in time/s", "of capacity"]
         parts += [f"## {bundle}: {traffic}", table([*heads, *COLUMNS], lines)]
+        if result.get("patient"):
+            parts.append(_tell_highest(panels(result, bundle)[traffic]))
     worst = max(row["error"] for row in result["rows"])
     ends = f"Largest difference of an answer from `run`: {worst:.1e}."
     return "\n\n".join([*parts, ends])
+
+
+def _tell_highest(lines: Mapping[str, Sequence[Point]]) -> str:
+    """The highest loads within each of BOUNDS, by shape."""
+    rows = [[shape, *(highest(line, bound) for bound in BOUNDS)] for shape, line in lines.items()]
+    heads = [f"p99 to {bound:g} ms: load" for bound in BOUNDS]
+    return table(["requests come", *heads], rows)
+
+
+def highest(line: Sequence[Point], bound: float) -> str:
+    """The highest load whose p99 is within a bound, of the medians of rounds, between two loads by a straight line.
+
+    What is below the least load is told so, and what is above the highest one.
+    """
+    late = [(point.load, statistics.median(point.p99)) for point in line]
+    if late[0][1] > bound:
+        return f"< {late[0][0]:g}"
+    for (low, before), (high, after) in pairwise(late):
+        if after > bound:
+            return f"{low + (high - low) * (bound - before) / (after - before):.2f}"
+    return f"> {late[-1][0]:g}"
 
 
 def _head(shape: str, load: float | None, shares: Mapping[str, Mapping[str, float]]) -> list[str]:

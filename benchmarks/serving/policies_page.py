@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import listing, table
-from benchmarks.serving.rounds import Point, tell
+from benchmarks.serving.rounds import Point, tell, tell_ratios
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -23,7 +23,7 @@ def render(result: Mapping[str, Any]) -> str:
             ]
             for policy in dict.fromkeys(row["policy"] for row in result["saturated"])
         }
-        ours = statistics.median(rates["by-cost"])
+        ours = rates["by-cost"]
         errors: dict[str, list[float]] = {}
         for row in result["saturated"]:
             if row["traffic"] == traffic and "error" in row:
@@ -33,7 +33,7 @@ def render(result: Mapping[str, Any]) -> str:
                 policy,
                 f"{statistics.median(found):.1f}",
                 " ".join(f"{x:.1f}" for x in found),
-                f"{ours / statistics.median(found):.2f}",
+                tell_ratios(ours, found),
                 f"{predicted[policy]:.1f}" if policy in predicted else "-",
                 f"{max(errors[policy]):.0e}" if policy in errors else "-",
             ]
@@ -41,6 +41,8 @@ def render(result: Mapping[str, Any]) -> str:
         ]
         columns = ["rule", "texts/s", "rounds", "ours / it", "predicted", "largest difference"]
         parts += [f"## {traffic}: all requests at once", table(columns, rows)]
+        if not result["load"]:
+            continue
         columns = ["rule", "load", "offered/s", "in time/s", "of capacity", "p50 ms", "p99 ms"]
         columns += ["refused", "given up", "CPUs", "the loop's"]
         rows = [
@@ -71,6 +73,8 @@ def write_drawings(result: Mapping[str, Any], path: Path) -> None:
     try:
         from benchmarks.serving.drawings import draw_record
     except ImportError:
+        return
+    if not result["load"]:
         return
     panels: dict[str, dict[str, list[Point]]] = {traffic: {} for traffic in result["predicted"]}
     rules = sorted({row["policy"] for row in result["load"]}, key=lambda name: name != "by-cost")

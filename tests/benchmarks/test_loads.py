@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
 from itertools import pairwise
@@ -14,7 +15,8 @@ from benchmarks.policies import QUERIES
 from benchmarks.serving import goodput_page, policies_page
 from benchmarks.serving.arrivals import SHAPES, STEP, draw_times, mixtures
 from benchmarks.serving.bound import CLASSES, classes
-from benchmarks.serving.rounds import interval
+from benchmarks.serving.clients import Load
+from benchmarks.serving.rounds import Point, interval, median_interval, tell_ratios
 from edgecompile.report.load_plot import latency_plot
 from tests.report.svg import read_words
 
@@ -69,6 +71,43 @@ def test_intervals_are_student_s() -> None:
     mean, half = interval([1.0, 2.0, 3.0])
     assert mean == 2.0 and half == pytest.approx(2.484, abs=5e-3)
     assert math.isnan(interval([1.0, 2.0])[1])
+
+
+def test_intervals_of_medians_are_those_of_coins() -> None:
+    eight = [8.0, 1.0, 2.0, 7.0, 3.0, 6.0, 4.0, 5.0]
+    assert median_interval(eight) == (4.5, 1.0, 8.0)  # (2nd, 7th) would hold 93 %
+    assert median_interval(range(24)) == (11.5, 6, 17)
+    assert math.isnan(median_interval([1.0, 2.0, 3.0, 4.0, 5.0])[1])
+    assert tell_ratios([2.0, 4.0], [1.0, 1.0]) == "3.00"
+    assert tell_ratios([2.0] * 6, [1.0] * 6) == "2.00 (2.00 to 2.00)"
+
+
+def test_the_highest_load_within_a_bound_lies_between_two() -> None:
+    line = [Point(load, [], [], [late]) for load, late in ((0.5, 40.0), (1.0, 140.0))]
+    found = [goodput_page.highest(line, bound) for bound in (30.0, 50.0, 140.0, 200.0)]
+    assert found == ["< 0.5", "0.55", "> 1", "> 1"]
+
+
+async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that answers the first request of a connection alone."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+    await reader.read()
+    writer.close()
+
+
+def test_a_load_ends_where_answers_would_be_too_late() -> None:
+    async def run() -> tuple[Load, float]:
+        server = await asyncio.start_server(never, "127.0.0.1", 0)
+        load = Load([b"GET / HTTP/1.1\r\n\r\n"], [0.0] * 5, 0.1)
+        took = await load.run(server.sockets[0].getsockname()[1], 2, limit=0.3)
+        server.close()
+        return load, took
+
+    load, took = asyncio.run(run())
+    assert load.asked == 5 and load.statuses == {200: 2}
+    assert load.kept == [(0, b"hi")] * 2
+    assert 0.3 <= took < 3.0
 
 
 def row(number: int, shape: str, load: float | None, share: float) -> dict[str, Any]:

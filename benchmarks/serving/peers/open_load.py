@@ -4,8 +4,9 @@
 
 In each round our server goes first: so many connections that ask without a pause tell its capacity, and the loads of all
 systems are parts of that one. Requests come at random times; latencies count from when a request was due. Ours is told
-the deadline, the others have no such thing. Systems, settings and what is asked are those of ``measure``; instead of
-environments it takes folders of packages for this Python (``--paths``).
+the deadline, the others have no such thing. A load is over where nothing can come in time any more, and the next one
+begins when the system has done what it still had. Systems, settings and what is asked are those of ``measure``; instead
+of environments it takes folders of packages for this Python (``--paths``). Every answer is compared with ``run``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+import venv
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ import numpy as np
 
 from benchmarks.markdown import table
 from benchmarks.policies import QUERIES
+from benchmarks.server import connect
 from benchmarks.serving.arrivals import draw_times
 from benchmarks.serving.clients import Load
 from benchmarks.serving.peers.measure import (
@@ -43,67 +47,101 @@ SETTINGS = {
     "triton": [(2, 1, 1), (2, 1, 8)],
     "ray": [(2, 1, 8), (1, 2, 8)],
 }
+#: Seconds in which a system has to do what it still has of a load that is over.
+PATIENCE = 40.0
+#: An answer that takes no longer came from a server that had nothing else to do.
+IDLE = 0.2
 
 
 def ask(
-    port: int, requests: Sequence[bytes], dues: Sequence[float] | None, seconds: float, clients: int
+    port: int,
+    requests: Sequence[bytes],
+    dues: Sequence[float] | None,
+    seconds: float,
+    clients: int,
+    slo: float,
 ) -> tuple[Load, float]:
-    """A load, and the seconds until its last answer."""
+    """A load, and the seconds until its last answer, or until nothing can come in time any more."""
 
     async def run() -> tuple[Load, float]:
         load = Load(requests, dues, seconds)
-        return load, await asyncio.wait_for(load.run(port, clients), 20 * seconds)
+        limit = 20 * seconds if dues is None else max(seconds, dues[-1]) + 2 * slo
+        return load, await load.run(port, clients, limit)
 
     return asyncio.run(run())
 
 
+def wait_until_idle(port: int, request: bytes) -> None:
+    """Until the system answers at once.
+
+    Raises:
+        TimeoutError: it doesn't.
+    """
+
+    async def wait() -> None:
+        took = 2 * IDLE
+        while took > IDLE:
+            await asyncio.sleep(IDLE / 4)
+            began = time.perf_counter()
+            client = await connect(port)
+            await client.ask(request)
+            client.transport.close()
+            took = time.perf_counter() - began
+
+    asyncio.run(asyncio.wait_for(wait(), PATIENCE))
+
+
 def describe(system: System, load: Load, took: float, options: Any, wanted: Any) -> dict[str, Any]:
-    """What a load's clients saw; ``wanted``: the texts' answers."""
-    late = np.quantile(load.latencies or [0.0], (0.5, 0.99)) * 1e3
+    """What a load's clients saw; ``wanted``: the texts' answers. A percentile is None where it never came."""
+    unanswered = load.asked - sum(load.statuses.values())
+    late = np.quantile(
+        [*load.latencies, *[np.inf] * unanswered] or [0.0], (0.5, 0.99), method="higher"
+    )
+    p50, p99 = (float(x) * 1e3 if np.isfinite(x) else None for x in late)
     bodies, expected = [body for _, body in load.kept], [wanted[i] for i, _ in load.kept]
     return {
         "system": str(system),
         "statuses": {str(status): n for status, n in sorted(load.statuses.items())},
+        "unanswered": unanswered,
         "answered_per_s": load.statuses[200] / took,
         "in_time_per_s": sum(x <= options.slo for x in load.latencies) / took,
-        "p50_ms": float(late[0]),
-        "p99_ms": float(late[1]),
+        "p50_ms": p50,
+        "p99_ms": p99,
         "error": compare(bodies, system.name, expected) if bodies else None,
     }
 
 
 def turn(
     system: System, drawn: Any, most: dict[str, float], options: Any, folder: Path, number: int
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """A system's capacity and all loads; ours tells what they are parts of."""
-    rows, onnx = [], options.onnx.resolve()
+    onnx, short = options.onnx.resolve(), drawn["queries"][0][0]
     python = options.pythons[system.name]
-    with serving(system, drawn["queries"][0][0], python, options, onnx, folder) as port:
+    with serving(system, short, python, options, onnx, folder) as port:
         for traffic, (texts, wanted) in drawn.items():
             patient = [make_request(system.name, ids) for ids in texts]
-            ask(port, patient, None, options.seconds / 2, 64)
-            load, took = ask(port, patient, None, options.seconds, 64)
+            ask(port, patient, None, options.seconds / 2, 64, options.slo)
+            load, took = ask(port, patient, None, options.seconds, 64, options.slo)
             rate = load.statuses[200] / took
             if system.name == "ours":
                 most[traffic] = rate
-            rows.append(
-                {
-                    "traffic": traffic,
-                    "load": None,
-                    **describe(system, load, took, options, wanted),
-                }
-            )
+            row = describe(system, load, took, options, wanted)
+            yield {"traffic": traffic, "load": None, **row}
             timed = [make_request(system.name, ids, options.slo) for ids in texts]
             for factor in options.factors:
-                dues = draw_times(
-                    "poisson", factor * most[traffic], options.seconds, 100 * number + 1
-                )
-                load, took = ask(port, timed, dues, options.seconds, 512)
+                rate = factor * most[traffic]
+                dues = draw_times("poisson", rate, options.seconds, 100 * number + 1)
+                load, took = ask(port, timed, dues, options.seconds, 512, options.slo)
                 # Answers after the last request was due are no sooner for coming in a longer time.
                 row = describe(system, load, max(options.seconds, dues[-1]), options, wanted)
                 share = row["in_time_per_s"] / most[traffic]
-                rows.append({"traffic": traffic, "load": factor, "share": share, **row})
-    return rows
+                yield {"traffic": traffic, "load": factor, "share": share, **row}
+                wait_until_idle(port, make_request(system.name, short))
+
+
+def late(row: dict[str, Any]) -> str:
+    """The 99th percentile; a dash where it never came."""
+    return "–" if row["p99_ms"] is None else f"{row['p99_ms']:.0f}"
 
 
 def render(rows: Sequence[dict[str, Any]], factors: Sequence[float]) -> str:
@@ -120,7 +158,7 @@ def render(rows: Sequence[dict[str, Any]], factors: Sequence[float]) -> str:
             for factor in factors:
                 at = [row for row in own if row["load"] == factor]
                 line.append(", ".join(f"{row['share']:.2f}" for row in at))
-                line.append(", ".join(f"{row['p99_ms']:.0f}" for row in at))
+                line.append(", ".join(late(row) for row in at))
             lines.append(line)
         heads = ["system", "without a pause, texts/s"]
         heads += [head for f in factors for head in (f"in time at {f}", f"p99 at {f}, ms")]
@@ -139,7 +177,7 @@ def main() -> None:
     add("--paths", nargs="+", required=True, help="NAME=FOLDER[:FOLDER] of each system's packages")
     add("--server-cores", default="0,1")
     add("--client-cores", default="2,3")
-    add("--factors", nargs="+", type=float, default=[0.5, 1.0], help="of our capacity")
+    add("--factors", nargs="+", type=float, default=[0.5, 1.0, 1.5], help="of our capacity")
     add("--slo", type=float, default=0.1, help="seconds")
     add("--seconds", type=float, default=3.0, help="of each load")
     add("--rounds", type=int, default=2)
@@ -157,6 +195,13 @@ def main() -> None:
             "queries": draw_texts(model, QUERIES, 1600),
         }
     rows: list[dict[str, Any]] = []
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        result = {"load": os.getloadavg(), "seconds": options.seconds, "rows": rows}
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options.pythons = {name: wrap(folder, name, path, options) for name, path in paths.items()}
@@ -166,33 +211,33 @@ def main() -> None:
             most: dict[str, float] = {}
             for system in [System("ours"), *order]:
                 try:
-                    found = turn(system, drawn, most, options, folder, number)
+                    for row in turn(system, drawn, most, options, folder, number):
+                        keep({"round": number, **row})
                 except (NotServing, TimeoutError, OSError) as error:
-                    found = [
-                        {
-                            "system": str(system),
-                            "failed": f"{type(error).__name__}: {error}"[-2000:],
-                        }
-                    ]
-                for row in found:
-                    print(json.dumps({"round": number, **row}), flush=True)
-                rows += [{"round": number, **row} for row in found]
-                result = {"load": os.getloadavg(), "seconds": options.seconds, "rows": rows}
-                options.output.write_text(json.dumps(result, indent=1) + "\n")
+                    failed = f"{type(error).__name__}: {error}"[-2000:]
+                    keep({"round": number, "system": str(system), "failed": failed})
     page = render([row for row in rows if "failed" not in row], options.factors)
     options.output.with_suffix(".md").write_text(page)
     print(page)
 
 
 def wrap(folder: Path, name: str, path: str, options: Any) -> str:
-    """A program that is this Python with a system's packages, on the servers' cores."""
-    program = folder / name
+    """A program that is this Python with a system's packages alone, on the servers' cores.
+
+    It is an environment, not a search path: Triton's own Python, which runs its models, takes packages from nowhere else.
+    """
+    place, folders = folder / name, path.split(os.pathsep)
+    venv.create(place, symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (place / "lib" / version / "site-packages" / "packages.pth").write_text(
+        "\n".join(folders) + "\n"
+    )
+    program = place / "run"
     lines = [
         "#!/bin/sh",
-        f'export PYTHONPATH="$PYTHONPATH:{path}"',
         # pytriton runs a copy of its server that doesn't find the libraries it came with.
-        f'export LD_LIBRARY_PATH="{path.partition(":")[0]}/nvidia_pytriton.libs:$LD_LIBRARY_PATH"',
-        f'exec taskset --cpu-list {options.server_cores} "{sys.executable}" "$@"',
+        f'export LD_LIBRARY_PATH="{folders[0]}/nvidia_pytriton.libs:$LD_LIBRARY_PATH"',
+        f'exec taskset --cpu-list {options.server_cores} "{place}/bin/python" "$@"',
     ]
     program.write_text("\n".join(lines) + "\n")
     program.chmod(0o755)
