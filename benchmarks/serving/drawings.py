@@ -1,4 +1,4 @@
-"""Latency and goodput over the load, drawn from the records of benchmarks/run goodput and policies.
+"""Latency and goodput over the load, drawn from the records of benchmarks/run goodput, policies and open-load.
 
 benchmarks/run drawings RECORD.json...     draws again what a record holds
 """
@@ -96,12 +96,15 @@ def main() -> None:
     """See the module."""
     # These draw with this module, where there is matplotlib.
     from benchmarks.serving import goodput_page, policies_page
+    from benchmarks.serving.peers import open_page
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", nargs="+", type=Path, help="JSON")
     for path in parser.parse_args().records:
         result = json.loads(path.read_text())
-        module: Any = goodput_page if "rows" in result else policies_page
+        module: Any = goodput_page if "predicted" in result else open_page
+        if "saturated" in result:
+            module = policies_page
         module.write_drawings(result, path)
 
 

@@ -16,6 +16,7 @@ from benchmarks.serving import goodput_page, policies_page
 from benchmarks.serving.arrivals import SHAPES, STEP, draw_times, mixtures
 from benchmarks.serving.bound import CLASSES, classes
 from benchmarks.serving.clients import Load
+from benchmarks.serving.peers import open_page
 from benchmarks.serving.rounds import Point, interval, median_interval, tell_ratios
 from edgecompile.report.load_plot import latency_plot
 from tests.report.svg import read_words
@@ -153,6 +154,28 @@ def test_a_record_of_rules_is_drawn_with_ours_first(tmp_path: Path) -> None:
     policies_page.write_drawings(result, tmp_path / "record.json")
     words = read_words((tmp_path / "record-goodput.svg").read_text())
     assert [item for item in words if item in ("tei", "by-cost")] == ["by-cost", "tei"]
+
+
+def test_a_record_of_peers_is_told_and_each_drawn_in_its_best_setting(tmp_path: Path) -> None:
+    def at(system: str, load: float | None, share: float, p99: float | None) -> dict[str, Any]:
+        return {
+            "round": 0, "traffic": "mixed", "system": system, "load": load, "share": share,
+            "answered_per_s": 100 * share, "p50_ms": p99 and p99 / 2, "p99_ms": p99,
+        }  # fmt: skip
+
+    ours, slow, fast = "ours, 1 x 1 threads, batches to 1", "ray, a", "ray, b"
+    rows = [at(ours, None, 1.0, 90.0), at(ours, 0.5, 0.5, 70.0), at(ours, 1.5, 1.2, 98.0)]
+    rows += [at(slow, 0.5, 0.1, None), at(fast, 0.5, 0.4, 300.0), at(fast, 1.5, 0.0, None)]
+    failed = {"round": 0, "system": "triton, 2 x 1 threads, batches to 8", "failed": "why"}
+    result = {"slo": 0.1, "rows": [*rows, failed]}
+    page = open_page.write_page(result, tmp_path / "record.json")
+    assert "| ours | 100 | 0.50 | 70 | 1.20 | 98 |" in page
+    assert "| ray, b |  | 0.40 | 300 | 0.00 | – |" in page
+    words = read_words((tmp_path / "record-goodput.svg").read_text())
+    assert [item for item in words if item in ("ours", "ray", "triton")] == ["ours", "ray"]
+    drawn = (tmp_path / "record-latency.svg").read_text()
+    open_page.write_drawings({**result, "rows": rows[:3] + rows[4:]}, tmp_path / "record.json")
+    assert (tmp_path / "record-latency.svg").read_text() == drawn
 
 
 def test_latencies_have_plain_numbers() -> None:

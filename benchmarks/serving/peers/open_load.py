@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.markdown import table
 from benchmarks.policies import QUERIES
 from benchmarks.server import connect
 from benchmarks.serving.arrivals import draw_times
@@ -39,6 +38,7 @@ from benchmarks.serving.peers.measure import (
     make_request,
     serving,
 )
+from benchmarks.serving.peers.open_page import write_page
 from edgecompile.runtime import open_bundle
 
 #: Settings that were the best for one of the traffics.
@@ -139,33 +139,6 @@ def turn(
                 wait_until_idle(port, make_request(system.name, short))
 
 
-def late(row: dict[str, Any]) -> str:
-    """The 99th percentile; a dash where it never came."""
-    return "–" if row["p99_ms"] is None else f"{row['p99_ms']:.0f}"
-
-
-def render(rows: Sequence[dict[str, Any]], factors: Sequence[float]) -> str:
-    """Rounds side by side."""
-    parts = []
-    for traffic in dict.fromkeys(row["traffic"] for row in rows):
-        lines = []
-        for system in dict.fromkeys(row["system"] for row in rows):
-            own = [row for row in rows if (row["system"], row["traffic"]) == (system, traffic)]
-            line = [
-                system,
-                ", ".join(f"{r['answered_per_s']:.0f}" for r in own if r["load"] is None),
-            ]
-            for factor in factors:
-                at = [row for row in own if row["load"] == factor]
-                line.append(", ".join(f"{row['share']:.2f}" for row in at))
-                line.append(", ".join(late(row) for row in at))
-            lines.append(line)
-        heads = ["system", "without a pause, texts/s"]
-        heads += [head for f in factors for head in (f"in time at {f}", f"p99 at {f}, ms")]
-        parts.append(f"## {traffic}\n\n" + table(heads, lines))
-    return "\n\n".join(parts) + "\n"
-
-
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -199,7 +172,8 @@ def main() -> None:
     def keep(row: dict[str, Any]) -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
-        result = {"load": os.getloadavg(), "seconds": options.seconds, "rows": rows}
+        told = {"load": os.getloadavg(), "seconds": options.seconds, "slo": options.slo}
+        result = {**told, "systems": list(paths), "rows": rows}
         options.output.write_text(json.dumps(result, indent=1) + "\n")
 
     with tempfile.TemporaryDirectory() as name:
@@ -216,9 +190,7 @@ def main() -> None:
                 except (NotServing, TimeoutError, OSError) as error:
                     failed = f"{type(error).__name__}: {error}"[-2000:]
                     keep({"round": number, "system": str(system), "failed": failed})
-    page = render([row for row in rows if "failed" not in row], options.factors)
-    options.output.with_suffix(".md").write_text(page)
-    print(page)
+    print(write_page(json.loads(options.output.read_text()), options.output))
 
 
 def wrap(folder: Path, name: str, path: str, options: Any) -> str:
