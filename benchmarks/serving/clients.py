@@ -87,7 +87,8 @@ class Load:
             self.done.set_result(None)
         self.done.result()
         for line in lines:
-            line.transport.close()
+            line.transport.abort()
+        await asyncio.sleep(0)  # in which they are
         return took
 
     @property

@@ -32,7 +32,12 @@ def main() -> None:
     path, (instances, threads, most, port) = sys.argv[1], map(int, sys.argv[2:])
     other = free_ports(2)
     config = TritonConfig(
-        http_address="127.0.0.1", http_port=port, grpc_port=other[0], metrics_port=other[1]
+        http_address="127.0.0.1",
+        http_port=port,
+        grpc_port=other[0],
+        metrics_port=other[1],
+        # Its own client's connections stay open, and it would wait for them for 30 s.
+        exit_timeout_secs=1,
     )
     with Triton(config=config) as triton:
         triton.bind(
