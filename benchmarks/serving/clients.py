@@ -22,10 +22,11 @@ OF_A_LENGTH, DIFFERENT = 8, 64
 
 
 class Line(asyncio.Protocol):
-    """A kept-alive connection with one request under way, ``index``, which was due at ``due``."""
+    """A kept-alive connection with one request under way where ``asked``: ``index``, due at ``due``."""
 
     def __init__(self, load: Load) -> None:
         self.load, self.index, self.due, self.rest = load, 0, 0.0, b""
+        self.asked = False
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -38,8 +39,7 @@ class Line(asyncio.Protocol):
             self.load.answer(self, *answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.load.done.done():
-            self.load.done.set_exception(exc or ConnectionResetError())
+        self.load.lose(self, exc or ConnectionResetError())
 
 
 class Load:
@@ -99,12 +99,23 @@ class Load:
     def answer(self, line: Line, status: int, body: bytes) -> None:
         """An answer came."""
         now = time.perf_counter()
+        line.asked = False
         self.statuses[status] += 1
         if status == 200:
             self.latencies.append(now - line.due)
             self.kept.append((line.index, body))
         if not self.done.done():
             self._take(line, now)
+
+    def lose(self, line: Line, error: Exception) -> None:
+        """A connection was lost: an error where it had a request; servers close what is idle for seconds."""
+        if self.done.done():
+            return
+        if line.asked:
+            self.done.set_exception(error)
+        else:
+            self._idle.remove(line)
+            self._count -= 1
 
     def _take(self, line: Line, now: float) -> None:
         """Gives a connection something to do, or counts it as idle."""
@@ -133,7 +144,7 @@ class Load:
                 self._overdue.append(due)
 
     def _send(self, line: Line, due: float, now: float) -> None:
-        line.due, line.index = due, self._sent % len(self._requests)
+        line.asked, line.due, line.index = True, due, self._sent % len(self._requests)
         self._sent += 1
         self.lags.append(now - due)
         line.transport.write(self._requests[line.index])
