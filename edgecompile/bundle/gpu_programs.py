@@ -44,6 +44,7 @@ def add_gpu_programs(
         padding=padding,
         checks=programs.checks,
         graphs=not programs.reads_numbers,
+        cublaslt=programs.cublaslt,
     )
     variants = [_variant(writer, programs, arch, gpu) for arch in programs.natives]
     return manifest._replace(

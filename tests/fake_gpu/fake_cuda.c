@@ -275,14 +275,26 @@ static void toy_left(const uint64_t* a) {
     if (!((int64_t*)P(a[1]))[i]) *out++ = (float)((int64_t*)P(a[0]))[i];
 }
 
+/* pairs, weights [4, 2], bias [4], out, count */
+static void toy_multiply(const uint64_t* a) {
+  if (!touch(a[0], a[4] * 8) || !touch(a[1], 32) || !touch(a[2], 16) || !touch(a[3], a[4] * 16))
+    return;
+  const float *pairs = P(a[0]), *weights = P(a[1]), *bias = P(a[2]);
+  for (uint64_t i = 0; i < a[4]; i++)
+    for (int j = 0; j < 4; j++)
+      ((float*)P(a[3]))[4 * i + j] =
+          bias[j] + pairs[2 * i] * weights[2 * j] + pairs[2 * i + 1] * weights[2 * j + 1];
+}
+
 static const struct {
   const char* name;
   int arguments;
   void (*run)(const uint64_t*);
-} kernels[] = {
-    {"toy_products", 4, toy_products}, {"toy_floats", 3, toy_floats}, {"toy_states", 4, toy_states},
-    {"toy_rows", 6, toy_rows},         {"toy_write", 6, toy_write},   {"toy_logits", 6, toy_logits},
-    {"toy_count", 3, toy_count},       {"toy_kept", 6, toy_kept},     {"toy_left", 5, toy_left}};
+} kernels[] = {{"toy_products", 4, toy_products}, {"toy_floats", 3, toy_floats},
+               {"toy_states", 4, toy_states},     {"toy_rows", 6, toy_rows},
+               {"toy_write", 6, toy_write},       {"toy_logits", 6, toy_logits},
+               {"toy_count", 3, toy_count},       {"toy_kept", 6, toy_kept},
+               {"toy_left", 5, toy_left},         {"toy_multiply", 5, toy_multiply}};
 
 int cuModuleLoadDataEx(void** module, const void* image, unsigned count, int* options,
                        void** values) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
@@ -193,6 +194,57 @@ class TritonSelector(TritonBundle):
             inputs = make_case(length)[0]
             case = write_case(inputs, select(inputs))
             self.bundle.files[f"golden/{bucket}-hint.npz"] = case
+
+
+def multiply(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The model of toy_multiplier.c."""
+    weights = np.arange(12, dtype=np.float32)
+    pairs = embed(inputs)["states"]
+    result = pairs @ weights[:8].reshape(4, 2).T + weights[8:]
+    return {"one": result, "other": result}
+
+
+class TritonMultiplier(TritonBundle):
+    """A bundle with two products that cuBLASLt may compute."""
+
+    source = "toy_multiplier.c"
+
+    def __init__(self, folder: Path, *defines: str) -> None:
+        super().__init__(folder, *defines)
+        self.gpu["cublaslt"] = True
+        self.bundle.document["outputs"] = [
+            {"name": name, "dtype": "float32", "shape": ["batch", "length", 4]}
+            for name in ("one", "other")
+        ]
+        for bucket, length in LENGTHS.items():
+            inputs = make_case(length)[0]
+            case = write_case(inputs, multiply(inputs))
+            self.bundle.files[f"golden/{bucket}-hint.npz"] = case
+
+
+def build_fake_cublaslt(driver: Path) -> Path:
+    """The fake of cuBLASLt, compiled beside the fake driver that it is linked against."""
+    path = driver.with_name("libfake_cublaslt.so")
+    flags = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-shared", "-fPIC"]
+    linked = [str(driver), f"-Wl,-rpath,{driver.parent}"]
+    source = str(HERE / "fake_cublaslt.c")
+    subprocess.run([_compiler(), *flags, source, *linked, "-o", str(path)], check=True)
+    return path
+
+
+class FakeCublasLt:
+    """The fake in this process, which loads it once for all tests."""
+
+    def __init__(self, driver: Path) -> None:
+        path = driver.with_name("libfake_cublaslt.so")
+        self.path = str(path if path.is_file() else build_fake_cublaslt(driver))
+        self.library = ctypes.CDLL(self.path)
+        self.library.fake_cublaslt_products.restype = ctypes.c_long
+
+    @property
+    def products(self) -> int:
+        """How many were queued since the last look."""
+        return int(self.library.fake_cublaslt_products())
 
 
 VOCABULARY = 100

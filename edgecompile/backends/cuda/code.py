@@ -39,8 +39,10 @@ class RawCode:
         wrapper: C++ of the model class.
         constants: tensors that the program reads, real ones, by the name in the wrapper.
         kernels: in the order of their first use.
+        products: how many products cuBLASLt may compute.
     """
 
     wrapper: str
     constants: Mapping[str, Tensor]
     kernels: tuple[Kernel, ...]
+    products: int

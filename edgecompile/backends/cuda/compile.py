@@ -31,6 +31,8 @@ _SLIM = (
     '#include "generated/slim_streams.h"\n'
     'extern "C" void ec_cuda_expect_number(int64_t, int64_t);\n'
     'extern "C" bool ec_cuda_rehearses();\n'
+    'extern "C" bool ec_cuda_multiply(int64_t, int32_t, int64_t, int64_t, int64_t, const void*, '
+    "const void*, const void*, void*);\n"
 )
 _FLAGS = (
     "-std=c++20",

@@ -67,6 +67,11 @@ class GpuPrograms:
             item.lowering["reads_numbers"] for arch in self.artifacts for item in self.of(arch)
         )
 
+    @property
+    def cublaslt(self) -> bool:
+        """Whether any program has products that cuBLASLt may compute."""
+        return any(item.lowering["products"] for arch in self.artifacts for item in self.of(arch))
+
     def glibc(self, arch: str) -> str:
         """The newest glibc that any library for an architecture needs."""
         found = [v.glibc for v in self.audit if v.variant == arch and v.glibc]

@@ -35,14 +35,15 @@ from torch.utils._pytree import tree_map_only
 
 from edgecompile.backends.cuda import described, patches
 from edgecompile.backends.cuda.code import Kernel, RawCode
-from edgecompile.backends.cuda.row_tiles import (
+from edgecompile.backends.cuda.products.plain import offer_product, read_product
+from edgecompile.backends.cuda.products.row_tiles import (
     RowKernel,
     TileChooser,
     launch_by_rows,
     read_template,
     with_tile,
 )
-from edgecompile.backends.cuda.tiles import Tile
+from edgecompile.backends.cuda.products.tiles import Tile
 from edgecompile.errors import CompileError
 from edgecompile.targets.gpu import GpuFacts
 
@@ -157,7 +158,9 @@ def run_inductor(
     for name, others in made["by_rows"].items():
         wrapper = launch_by_rows(wrapper, kernels[name], others)
         kernels.update((item.kernel.name, item.kernel) for item in others)
-    return RawCode(wrapper, constants, tuple(kernels.values()))
+    for number, (name, product) in enumerate(made["plain"].items()):
+        wrapper = offer_product(wrapper, name, number, product)
+    return RawCode(wrapper, constants, tuple(kernels.values()), len(made["plain"]))
 
 
 def _real(tensor: Any, name: str) -> Tensor:
@@ -320,7 +323,7 @@ def _with_tile(tuner: Any, name: str, tile: Tile) -> Kernel:
 @contextmanager
 def _caught(made: dict[str, Any], chooser: TileChooser) -> Iterator[None]:
     """Takes the wrapper, the constants and the kernels in place of what would compile and time them."""
-    made["kernels"], made["by_rows"] = {}, {}
+    made["kernels"], made["by_rows"], made["plain"] = {}, {}, {}
     run_block: Any = wrapper_codegen.PythonWrapperCodegen.generate_and_run_autotune_block
 
     def compile_first(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -348,6 +351,9 @@ def _caught(made: dict[str, Any], chooser: TileChooser) -> Iterator[None]:
         self.save_gpu_kernel(0, launcher)
         name, source = self.inductor_meta["kernel_name"], self.fn.src
         made["kernels"][name] = _kernel(name, binary, source)
+        product = read_product(source, signature)
+        if product is not None:
+            made["plain"][name] = product
         template = read_template(source)
         fewer = () if template is None else chooser.fewer(template)
         if fewer:

@@ -14,8 +14,8 @@ from torch.fx import GraphModule
 from edgecompile.backends.cuda.code import Kernel
 from edgecompile.backends.cuda.device_free import move_to_gpu, run_inductor
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
-from edgecompile.backends.cuda.row_tiles import TileChooser
-from edgecompile.backends.cuda.tiles import RULES
+from edgecompile.backends.cuda.products.row_tiles import TileChooser
+from edgecompile.backends.cuda.products.tiles import RULES
 from edgecompile.backends.generated import name_by_content, temporary_folder
 from edgecompile.backends.inductor_compat import (
     GENERATING,
@@ -46,6 +46,7 @@ class GeneratedGpu:
         lowering: what was rewritten.
         kinds: sizes at which conditions don't hold that Inductor took for given.
         reads_numbers: whether it reads numbers from the GPU in the middle of a run.
+        products: how many products cuBLASLt may compute.
     """
 
     wrapper: str
@@ -55,6 +56,7 @@ class GeneratedGpu:
     lowering: Mapping[str, Any]
     kinds: tuple[Mapping[str, int], ...]
     reads_numbers: bool
+    products: int
 
 
 def generate_gpu(
@@ -116,7 +118,9 @@ def generate_gpu(
     reads = "aoti_torch_item_" in wrapper
     if reads:
         wrapper = _ASSERTION.sub("if (!ec_cuda_rehearses() && ", wrapper)
-    return GeneratedGpu(wrapper, raw.kernels, constants, modules, vars(report), kinds, reads)
+    return GeneratedGpu(
+        wrapper, raw.kernels, constants, modules, vars(report), kinds, reads, raw.products
+    )
 
 
 #: Comments with the kernels' sources, which name temporary files.

@@ -28,8 +28,8 @@ from torch._inductor.virtualized import V
 from torch._inductor.virtualized import _ops as ops
 
 from edgecompile.backends.cuda.number_ranges import number_range
-from edgecompile.backends.cuda.row_tiles import TileChooser
-from edgecompile.backends.cuda.tiles import FP8_TILES, PRODUCT_TILES, Product, Tile
+from edgecompile.backends.cuda.products.row_tiles import TileChooser
+from edgecompile.backends.cuda.products.tiles import FP8_TILES, PRODUCT_TILES, Product, Tile
 
 #: Values of a reduced line for each warp.
 _LINE_OF_A_WARP = 32 * 16

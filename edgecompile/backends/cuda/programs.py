@@ -26,7 +26,7 @@ from edgecompile.backends.cuda.cubins import (
 )
 from edgecompile.backends.cuda.generate import GeneratedGpu, generate_gpu
 from edgecompile.backends.cuda.installed import TRITON, find_ptxas, ptxas_version
-from edgecompile.backends.cuda.tiles import RULES
+from edgecompile.backends.cuda.products.tiles import RULES
 from edgecompile.backends.missing_kernels import refuse_missing_kernels
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError
@@ -65,7 +65,7 @@ def compile_for_gpu(
             reused.
         saved: the folders of the exports; with them, kernels of ours are tried in Triton's interpreter.
         alternatives: how many further programs of each bucket, with tiles that other rules choose
-            (:data:`~edgecompile.backends.cuda.tiles.RULES`). Those that come out as an earlier one are dropped.
+            (:data:`~edgecompile.backends.cuda.products.tiles.RULES`). Those that come out as an earlier one are dropped.
         step: gets the progress.
 
     Raises:
@@ -285,6 +285,7 @@ class _Task:
             "checks": [item.to_json() for item in found] if checks is None else list(checks),
             "tiles": self.rule,
             "reads_numbers": generated.reads_numbers,
+            "products": generated.products,
             "code": _digest(generated.wrapper, kernels),
         }
         assembling = time.perf_counter() - start - generating

@@ -194,6 +194,7 @@ class ManifestReader {
       for (const Field& item : entry.at("checks").list(0, 16)) item.name();
     }
     if (entry.has("graphs")) spec.graphs = entry.at("graphs").boolean();
+    if (entry.has("cublaslt")) spec.cublaslt = entry.at("cublaslt").boolean();
     return spec;
   }
 

@@ -77,6 +77,7 @@ struct GpuSpec {
   std::optional<double> min_cosine;
   bool padding = false;  // it was verified that padding changes nothing
   bool graphs = true;  // no program reads numbers from the GPU, so that graphs can hold their runs
+  bool cublaslt = false;  // programs have products that cuBLASLt may compute
 };
 
 struct Variant {

@@ -29,6 +29,8 @@ GpuLibrary::GpuLibrary(void* handle, const std::string& label, const Driver* dri
   Functions optional(handle);
   optional.find(&allow_numbers_, "ec_cuda_program_allow_numbers");
   optional.find(&results_, "ec_cuda_program_results");
+  optional.find(&use_cublaslt_, "ec_cuda_program_use_cublaslt");
+  optional.find(&cublaslt_failure_, "ec_cuda_program_cublaslt_failure");
   check_abi(label, abi_version_(), kAbiVersion);
   check(load_driver_(driver_.path().c_str()), "loading the driver");
 }
@@ -117,6 +119,19 @@ void GpuProgram::allow_numbers() {
     throw GpuError(label_ + ": its runtime reads no numbers from the GPU");
   }
   library_.check(library_.allow_numbers_(handle_), "opening " + label_);
+}
+
+void GpuProgram::use_cublaslt(int64_t version, const std::vector<int64_t>& rows) {
+  if (library_.use_cublaslt_ == nullptr || library_.cublaslt_failure_ == nullptr) {
+    throw GpuError(label_ + ": its runtime knows no cuBLASLt");
+  }
+  library_.check(
+      library_.use_cublaslt_(handle_, version, rows.data(), static_cast<int64_t>(rows.size())),
+      "opening " + label_);
+}
+
+std::string GpuProgram::cublaslt_failure() const {
+  return library_.cublaslt_failure_ == nullptr ? "" : library_.cublaslt_failure_(handle_);
 }
 
 std::vector<Sizes> GpuProgram::results() const {

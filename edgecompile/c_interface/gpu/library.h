@@ -43,6 +43,8 @@ class GpuLibrary {
   // Null in older bundles.
   int32_t (*allow_numbers_)(ec_cuda_program*) = nullptr;
   int32_t (*results_)(const ec_cuda_program*, NativeTensor*, int64_t) = nullptr;
+  int32_t (*use_cublaslt_)(ec_cuda_program*, int64_t, const int64_t*, int64_t) = nullptr;
+  const char* (*cublaslt_failure_)(const ec_cuda_program*) = nullptr;
   void (*close_)(ec_cuda_program*) = nullptr;
 };
 
@@ -74,6 +76,11 @@ class GpuProgram : Fixed {
   // Queues a run on a stream and doesn't wait. Throws GpuError.
   void enqueue(const std::vector<uint64_t>& inputs, const std::vector<uint64_t>& outputs,
                Address scratch, int64_t scratch_bytes, void* stream);
+  // Lets cuBLASLt of a version compute product i of rows[i] rows and more, none where that is
+  // negative; comes before rehearsals. Throws GpuError.
+  void use_cublaslt(int64_t version, const std::vector<int64_t>& rows);
+  // Why Triton's kernels compute what cuBLASLt was to, "" if nothing failed so far.
+  std::string cublaslt_failure() const;
   // Says that no graph is captured, and that results() tells the outputs' shapes. Throws GpuError.
   void allow_numbers();
   // The shapes of the last run's outputs, where the values of its inputs decide about them. Throws

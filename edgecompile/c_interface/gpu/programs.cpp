@@ -62,6 +62,9 @@ GpuPrograms::GpuPrograms(const BundleFolder& folder, const Variant& variant,
     programs_.push_back(
         std::make_unique<GpuProgram>(library, pin_library(folder_, program), *weights_, manifest));
     if (!lane_.records) programs_.back()->allow_numbers();
+    if (tuned_ && !tuned_->rows.empty()) {
+      programs_.back()->use_cublaslt(tuned_->cublaslt, tuned_->rows[i]);
+    }
   }
   for (size_t i = 0; i < specs_.size(); ++i) {
     bool is_largest = true;
@@ -171,6 +174,24 @@ std::vector<size_t> GpuPrograms::loaded() {
   return result;
 }
 
+void GpuPrograms::describe_cublaslt(JsonWriter* out) const {
+  if (tuned_->rows.empty()) {
+    out->raw("null");
+    return;
+  }
+  out->open('{').key("version").raw(cat(tuned_->cublaslt)).key("rows").open('[');
+  for (const std::vector<int64_t>& products : tuned_->rows) {
+    out->open('[');
+    for (const int64_t rows : products) out->raw(cat(rows));
+    out->close(']');
+  }
+  std::string failure;
+  for (const std::unique_ptr<GpuProgram>& program : programs_) {
+    if (failure.empty()) failure = program->cublaslt_failure();
+  }
+  out->close(']').key("failure").string(failure).close('}');
+}
+
 void GpuPrograms::describe(JsonWriter* out) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Device& device = lane_.device;
@@ -199,7 +220,9 @@ void GpuPrograms::describe(JsonWriter* out) {
   if (tuned_) {
     out->open('{').key("choice").open('[');
     for (const size_t number : tuned_->choice) out->raw(cat(number));
-    out->close(']').key("path").string(tuned_->path).close('}');
+    out->close(']').key("path").string(tuned_->path).key("cublaslt");
+    describe_cublaslt(out);
+    out->close('}');
   } else {
     out->raw("null");
   }

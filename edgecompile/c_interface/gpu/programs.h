@@ -37,6 +37,7 @@ class GpuPrograms : public Programs {
   GpuBucket& ready_for_text(size_t bucket);
   bool replays(const Bucket& bucket) const;
   void check_unbroken() const;
+  void describe_cublaslt(JsonWriter* out) const;
 
   const BundleFolder& folder_;
   const Variant& variant_;

@@ -22,6 +22,8 @@ constexpr int64_t kRecordVersion = 1;
 constexpr size_t kMaxRecordBytes = 4u << 20;
 constexpr size_t kMaxSystemBytes = 1u << 16;
 constexpr size_t kMaxName = 200;
+constexpr size_t kMaxProducts = 4096;
+constexpr int64_t kMostRows = int64_t{1} << 62;
 constexpr const char* kCacheVariable = "EDGECOMPILE_CACHE";
 constexpr const char* kRootVariable = "EDGECOMPILE_DEVICE_ROOT";
 
@@ -132,6 +134,26 @@ std::string make_key(const Manifest& manifest, const Variant& variant, const Dev
   return hash.finish();
 }
 
+int64_t read_rows(const Field& entry) {
+  const int64_t rows = entry.integer();
+  if (rows < -1 || rows > kMostRows) entry.refuse("number-range", "is outside of its range");
+  return rows;
+}
+
+void read_cublaslt(const Field& entry, Tuned* tuned) {
+  const size_t count = tuned->choice.size();
+  bool any = false;
+  for (const Field& item : entry.at("rows").list(count, count)) {
+    tuned->rows.emplace_back();
+    for (const Field& rows : item.list(0, kMaxProducts)) {
+      tuned->rows.back().push_back(read_rows(rows));
+      any = any || tuned->rows.back().back() >= 0;
+    }
+  }
+  tuned->cublaslt = read_rows(entry.at("version"));
+  if (!any) tuned->rows.clear();
+}
+
 }  // namespace
 
 std::vector<std::vector<std::string>> list_candidates(const Variant& variant) {
@@ -151,7 +173,9 @@ std::optional<Tuned> find_tuned(const Manifest& manifest, const Variant& variant
                                 const Device& device) {
   const std::vector<std::vector<std::string>> lists = list_candidates(variant);
   const auto chosen_from = [](const std::vector<std::string>& items) { return items.size() > 1; };
-  if (std::none_of(lists.begin(), lists.end(), chosen_from)) return std::nullopt;
+  if (!variant.gpu->cublaslt && std::none_of(lists.begin(), lists.end(), chosen_from)) {
+    return std::nullopt;
+  }
   const std::string key = make_key(manifest, variant, device);
   Tuned tuned;
   tuned.path = join_paths(cache_root(), "tuned/" + key + "/choice.json");
@@ -170,6 +194,9 @@ std::optional<Tuned> find_tuned(const Manifest& manifest, const Variant& variant
       const auto most = static_cast<int64_t>(lists[tuned.choice.size()].size());
       if (number < 0 || number >= most) return std::nullopt;
       tuned.choice.push_back(static_cast<size_t>(number));
+    }
+    if (document.has("cublaslt") && !document.at("cublaslt").is_null()) {
+      read_cublaslt(document.at("cublaslt"), &tuned);
     }
   } catch (const Error&) {  // It is no record, or was cut.
     return std::nullopt;

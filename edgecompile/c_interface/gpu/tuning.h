@@ -14,6 +14,10 @@ namespace ecr {
 struct Tuned {
   std::vector<size_t> choice;
   std::string path;  // of the record
+  // From how many rows on cuBLASLt of this version computes each product of each program; negative:
+  // never. Empty where it computes none.
+  int64_t cublaslt = 0;
+  std::vector<std::vector<int64_t>> rows;
 };
 
 // The record of this variant, device and driver; none where there isn't one, it can't be read, or

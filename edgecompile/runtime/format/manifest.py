@@ -298,6 +298,7 @@ class _VariantReader:
             for item in checks:
                 entry.find("checks").check_name(item)
         graphs = entry.find("graphs").boolean() if entry.find("graphs") else True
+        cublaslt = entry.find("cublaslt").boolean() if entry.find("cublaslt") else False
         if entry.problems.count > before:
             return None
         assert driver is not None and precision is not None and tolerance is not None
@@ -311,4 +312,5 @@ class _VariantReader:
             bool(padding),
             checks,
             bool(graphs),
+            bool(cublaslt),
         )

@@ -148,7 +148,8 @@ class GpuSpec(NamedTuple):
     for 12.6. ``precision`` names the weights. ``tolerance`` and ``min_cosine`` judge golden vectors;
     ``padding`` tells whether padding was verified to change nothing, ``checks`` what else was done.
     ``graphs`` is false where programs read numbers from the GPU in their middle: no CUDA graph holds
-    their runs, and values decide about sizes.
+    their runs, and values decide about sizes. ``cublaslt`` is true where programs have products that
+    NVIDIA's cuBLASLt may compute, if ``tune`` found it faster.
     """
 
     compute_capabilities: Tuple[str, ...]
@@ -160,10 +161,12 @@ class GpuSpec(NamedTuple):
     padding: bool = False
     checks: Tuple[str, ...] = ()
     graphs: bool = True
+    cublaslt: bool = False
 
     def to_json(self) -> Dict[str, Any]:
-        """The manifest's entry; older loaders know no ``graphs``, so it is there only where it is false."""
-        return {k: plain(v) for k, v in self._asdict().items() if k != "graphs" or not v}
+        """The manifest's entry; what older loaders don't know is there only where it isn't as usual."""
+        usual = {"graphs": True, "cublaslt": False}
+        return {k: plain(v) for k, v in self._asdict().items() if k not in usual or v != usual[k]}
 
 
 class Variant(NamedTuple):
@@ -193,8 +196,8 @@ class Variant(NamedTuple):
 
     @property
     def tunable(self) -> bool:
-        """Whether there is a program with alternatives, of which ``tune`` may have chosen one."""
-        return any(self.alternatives)
+        """Whether there is anything that ``tune`` may have chosen: a program, or what cuBLASLt computes."""
+        return any(self.alternatives) or (self.gpu is not None and self.gpu.cublaslt)
 
     def files(self) -> List[str]:
         """Every program's path."""

@@ -9,7 +9,7 @@ whose runs can't be recorded is queued in all of them.
 
 import threading
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
 from ..call.inputs import InputChecker, make_inputs
 from ..errors import EdgecompileError, GpuError, ModeError
@@ -154,7 +154,7 @@ class GpuPrograms:
         self._texts: List[GpuText] = []
         self._idle: Deque[GpuText] = deque()
         #: What ``describe`` tells of the engine beside what every engine has.
-        self.details: Dict[str, Any] = {}
+        self.details: Callable[[], Dict[str, Any]] = dict
         #: What the engine computes in, where that is known.
         self.precision = ""
         #: What golden vectors are judged by; a recipe has its own.
@@ -207,6 +207,11 @@ class GpuPrograms:
         """The buckets whose programs are loaded."""
         return [i for i, item in enumerate(self._programs) if item is not None]
 
+    @property
+    def engine(self) -> Engine:
+        """What computes."""
+        return self._engine
+
     def describe(self) -> Dict[str, Any]:
         """For ``Model.info``, plain JSON values; sizes in bytes."""
         loaded: List[Any] = [item for item in self._programs if item is not None]
@@ -217,7 +222,7 @@ class GpuPrograms:
             "tolerance": plain(self.tolerance),
             "min_cosine": self.min_cosine,
             "gpu": self.device.to_json(),
-            **self.details,
+            **self.details(),
             "zero_copy": self.zero_copy,
             "scratch_bytes": self.scratch_bytes,
             "buffer_bytes": sum(item.nbytes for item in loaded),

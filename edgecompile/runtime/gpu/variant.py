@@ -44,10 +44,11 @@ def open_gpu_variant(
     programs.precision = recipe.precision
     programs.tolerance, programs.min_cosine = recipe.tolerance, recipe.min_cosine
     made_on = engine.stamp.get("device")
-    programs.details = {
+    details = {
         "tensorrt": str(made_on.get("tensorrt", "")) if isinstance(made_on, dict) else "",
         "engine": {"path": engine.path, "sha256": engine.sha256},
     }
+    programs.details = lambda: details
     return programs
 
 

@@ -1,32 +1,35 @@
 """``tune``: which of a bundle's programs for a GPU are the fastest on this device.
 
 A bundle may have alternatives of its programs, which compute the same with other tiles. They are tested with the
-golden vectors and timed in turns, and what was chosen is kept for the loader. Whatever moment this is killed
-at, the loader finds the record from before, or none.
+golden vectors and timed in turns, and what was chosen is kept for the loader. The same is done with products that
+cuBLASLt may compute, where there is one. Whatever moment this is killed at, the loader finds the record from before, or
+none.
 """
 
 import contextlib
-import functools
 import os
 import platform
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..call.inputs import make_inputs
 from ..call.replay import run_cases
 from ..cpu.host import VARIANT_VARIABLE, Host, architecture, describe_host
-from ..errors import BundleError, InputError, SelftestError, UnsupportedHostError
+from ..cpu.libraries import pin_library
+from ..errors import BundleError, GpuError, InputError, SelftestError, UnsupportedHostError
 from ..format.folder import BundleFolder
 from ..format.schema import TRITON, Manifest, Variant
 from ..gpu.engines import PLANNED
-from ..gpu.program import GRAPH_AFTER
 from ..opened import OpenBundle
 from ..opening import Opened
 from ..stats.counters import median_ms
 from ..stats.file import format_time
 from ..triton.driver import Driver
+from ..triton.engine import CublasLt
+from ..triton.library import load_gpu_library
 from ..triton.tuning import Tuned, TuningFolder, list_candidates
 from ..triton.variant import find_refusal, open_triton_variant
+from .prepared import choose_sizes, prepared, warm_up
+from .products import format_products, tune_products
 from .rounds import check_budget, measure_rounds
 
 Say = Callable[[str], None]
@@ -48,7 +51,7 @@ def tune_bundle(
     Args:
         path: the bundle.
         variant: of it; None: that of Triton kernels for this machine that ranks highest.
-        seconds: how long to measure; every run is made at least 20 times.
+        seconds: how long to measure programs, and again products; every run is made at least 20 times.
         force: measure again.
         say: gets a line of text for every step.
 
@@ -71,12 +74,12 @@ def tune_bundle(
         folder.check_sizes()
         tuner = _Tuner(folder, choose_variant(folder.manifest, variant), seconds, say)
         kept = TuningFolder(folder.manifest, tuner.variant, Driver.load())
-        found, why = kept.read()
+        found, why = tuner.read(kept)
         state = "already tuned"
         if found is None or force:
             with kept.locked(say):
                 # Whoever held it before may have done the work.
-                found, why = (None, "--force") if force else kept.read()
+                found, why = (None, "--force") if force else tuner.read(kept)
                 if found is None:
                     say("measuring: {}".format(why))
                     kept.tidy()
@@ -132,13 +135,35 @@ class _Tuner:
         self.say, self.seconds = say, seconds
         self.notes: List[str] = []
         self._counts = [len(items) for items in list_candidates(variant)]
+        self._cublaslt, self._lacking = self._find_cublaslt()
+
+    def _find_cublaslt(self) -> Tuple[int, str]:
+        """The version of cuBLASLt, or (0, why there is none or none is wanted)."""
+        assert self.variant.gpu is not None
+        if not self.variant.gpu.cublaslt:
+            return 0, "there is no product for it"
+        pinned = pin_library(self.folder, self.variant.runtime)
+        name = os.path.basename(self.variant.runtime)
+        try:
+            return load_gpu_library(pinned, name, Driver.load()).cublaslt_version(), ""
+        except GpuError as error:
+            return 0, error.message
+
+    def read(self, kept: TuningFolder) -> Tuple[Optional[Tuned], str]:
+        """The record, where it tells of this cuBLASLt; else (None, why not)."""
+        found, why = kept.read()
+        if found is not None:
+            measured = found.record.get("cublaslt") or {"version": 0}
+            if measured["version"] != self._cublaslt:
+                return None, "not tuned with this cuBLASLt"
+        return found, why
 
     def run(self) -> Dict[str, Any]:
         """Tests and measures everything; what the record has to say."""
         host = describe_host(self.folder)
         with contextlib.ExitStack() as stack:
             models = [
-                stack.enter_context(contextlib.closing(self._open(number, host)))
+                stack.enter_context(contextlib.closing(self._open_candidate(number, host)))
                 for number in range(max(self._counts))
             ]
             right = self._test(models)
@@ -147,22 +172,44 @@ class _Tuner:
                 self._measure(models, bucket, numbers, self.seconds / max(busy, 1))
                 for bucket, numbers in enumerate(right)
             ]
+        choice = [item["chosen"] for item in buckets]
         return {
-            "choice": [item["chosen"] for item in buckets],
+            "choice": choice,
             "buckets": buckets,
+            "cublaslt": self._tune_products(choice, host),
             "notes": self.notes,
             "mode": PLANNED,
             "tuned": format_time(time.time()),
         }
 
-    def _open(self, number: int, host: Host) -> OpenBundle:
+    def _tune_products(self, choice: Sequence[int], host: Host) -> Dict[str, Any]:
+        """What the record says of cuBLASLt."""
+        if not self._cublaslt:
+            self.say("no cuBLASLt: " + self._lacking)
+            rows: List[List[int]] = [[] for _ in choice]
+            return {"version": 0, "rows": rows, "measured": [], "why": self._lacking}
+        found = tune_products(
+            lambda cublaslt: self._open(choice, host, cublaslt, False),
+            self._cublaslt,
+            self.seconds,
+            self.say,
+            self._note,
+        )
+        return {"version": self._cublaslt, **found._asdict(), "why": ""}
+
+    def _open_candidate(self, number: int, host: Host) -> OpenBundle:
         """The bundle with that candidate of every program, or with the first where it has fewer."""
+        choice = [number if number < count else 0 for count in self._counts]
+        return self._open(choice, host, None, number == 0)
+
+    def _open(
+        self, choice: Sequence[int], host: Host, cublaslt: Optional[CublasLt], check: bool
+    ) -> OpenBundle:
         own = BundleFolder(self.folder.path)
         try:
             if own.manifest_sha256 != self.folder.manifest_sha256:
                 raise BundleError("{}: was exchanged meanwhile".format(own.path))
-            choice = [number if number < count else 0 for count in self._counts]
-            programs = open_triton_variant(own, self.variant, PLANNED, number == 0, choice)
+            programs = open_triton_variant(own, self.variant, PLANNED, check, choice, cublaslt)
         except BaseException:
             own.close()
             raise
@@ -213,11 +260,9 @@ class _Tuner:
             runs = [
                 run
                 for number in numbers
-                for run in stack.enter_context(_prepared(models[number], bucket, sizes))
+                for run in stack.enter_context(prepared(models[number], bucket, sizes))
             ]
-            for run in runs:
-                for _ in range(GRAPH_AFTER + 1):  # its graph, where it gets one
-                    run()
+            warm_up(runs)
             samples = measure_rounds(
                 len(runs),
                 runs.__getitem__,
@@ -232,22 +277,6 @@ class _Tuner:
         entry["ms"] = {str(number): item for number, item in zip(numbers, times)}
         entry["chosen"] = choose_fastest(numbers, times)
         return entry
-
-
-def choose_sizes(manifest: Manifest, bucket: int) -> List[Dict[str, int]]:
-    """The axis sizes that a program is measured at: its bucket's hint, and the ends of the length axis."""
-    spec, axis = manifest.buckets[bucket], manifest.length_axis
-    hint = {name: item.hint or item.hi for name, item in spec.axes.items()}
-    hint.update({name: spec.axes[name].hi for name in spec.padded(axis)})
-    wanted = [hint]
-    if axis is not None and axis not in spec.padded(axis):
-        wanted += [{**hint, axis: end} for end in (spec.axes[axis].lo, spec.axes[axis].hi)]
-    result: List[Dict[str, int]] = []
-    for sizes in wanted:
-        fitted = manifest.with_room(spec, sizes)
-        if fitted not in result:
-            result.append(fitted)
-    return result
 
 
 def choose_fastest(numbers: Sequence[int], times: Sequence[Sequence[float]]) -> int:
@@ -267,31 +296,6 @@ def choose_fastest(numbers: Sequence[int], times: Sequence[Sequence[float]]) -> 
     return numbers[best] if costs[best] <= costs[0] * (1 - LEAST_GAIN) else numbers[0]
 
 
-@contextlib.contextmanager
-def _prepared(
-    model: OpenBundle, bucket: int, sizes: Sequence[Mapping[str, int]]
-) -> Iterator[List[Callable[[], Any]]]:
-    """Runs of a bucket at these sizes; of a model that generates over caches on the GPU, as a text does."""
-    manifest = model.manifest
-    spec = manifest.generation
-    given = [make_inputs(manifest, item, 0) for item in sizes]
-    if spec is None:
-        checked = [model.check_once(inputs) for inputs in given]
-        yield [functools.partial(model.run_bucket, bucket, inputs) for inputs in checked]
-        return
-    for inputs, item in zip(given, sizes):
-        # In the middle of a text, where it reads as many rows as the hint says.
-        inputs[spec.position][...] = item[spec.context_axis] - item[spec.length_axis]
-        inputs[spec.last][...] = item[spec.length_axis] - 1
-    names = [item.name for item in manifest.inputs if item.name not in spec.caches]
-    text = model.hold(model.gpu.take_text)
-    try:
-        program = model.hold(text.get, bucket)
-        yield [functools.partial(program.run, [item[name] for name in names]) for item in given]
-    finally:
-        model.gpu.give_back(text)
-
-
 def _report(tuner: _Tuner, kept: TuningFolder, found: Tuned, state: str) -> Dict[str, Any]:
     return {
         "ok": True,
@@ -305,6 +309,7 @@ def _report(tuner: _Tuner, kept: TuningFolder, found: Tuned, state: str) -> Dict
         "record": found.path,
         "choice": list(found.choice),
         "buckets": found.record.get("buckets"),
+        "cublaslt": found.record.get("cublaslt"),
         "notes": found.record.get("notes"),
         "ranges": [str(item) for item in tuner.manifest.buckets],
     }
@@ -316,6 +321,8 @@ def format_tune(report: Mapping[str, Any]) -> List[str]:
     lines = [text.format(report["state"], report["variant"], report["device"]["name"])]
     for entry in report["buckets"] or []:
         lines.append(_format_bucket(entry, report["ranges"][entry["bucket"]]))
+    if report["cublaslt"]:
+        lines += format_products(report["cublaslt"])
     lines += ["warning: " + text for text in report["notes"] or []]
     lines.append("record {}".format(report["record"]))
     return lines

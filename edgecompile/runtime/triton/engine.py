@@ -5,7 +5,7 @@ tells the shapes of its outputs and the memory that it needs. Runs then use that
 """
 
 import ctypes
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..cpu.libraries import pin_library
 from ..errors import BundleError, GpuError
@@ -15,6 +15,14 @@ from ..gpu.engines import Sizes
 from ..gpu.program import largest_shape
 from .constants import DeviceConstants, release_constants
 from .library import GpuLibrary, GpuProgramLibrary, Rehearsal
+
+
+class CublasLt(NamedTuple):
+    """Which products NVIDIA's cuBLASLt computes in the place of Triton's kernels: of each program those of ``rows[i]``
+    rows and more, none where that is negative. ``version`` is that of the library, 130002 for 13.0.2."""
+
+    version: int
+    rows: Tuple[Tuple[int, ...], ...]
 
 
 class TritonEngine:
@@ -27,6 +35,7 @@ class TritonEngine:
         variant: Variant,
         constants: DeviceConstants,
         capability: str,
+        cublaslt: Optional[CublasLt] = None,
     ) -> None:
         """Takes over one use of ``constants``; ``folder`` stays open as long as the engine."""
         self.label = "{}: the variant {}".format(folder.path, variant.name)
@@ -40,18 +49,22 @@ class TritonEngine:
         self._manifest: Manifest = folder.manifest
         self._constants: Optional[DeviceConstants] = constants
         self._capability = int(capability.replace(".", ""))
+        self._cublaslt = cublaslt
         self._programs: Dict[str, GpuProgramLibrary] = {}
         #: Kernel launches of a run at each loaded bucket's largest shapes.
         self.launches: Dict[int, int] = {}
 
     def program(self, profile: int) -> GpuProgramLibrary:
         """A bucket's program."""
-        return self._program(self._variant.programs[profile])
-
-    def _program(self, path: str) -> GpuProgramLibrary:
+        path = self._variant.programs[profile]
         known = self._programs.get(path)
-        if known is not None:
-            return known
+        if known is None:
+            known = self._programs[path] = self._open_program(path)
+            if self._cublaslt is not None:
+                known.use_cublaslt(self._cublaslt.version, self._cublaslt.rows[profile])
+        return known
+
+    def _open_program(self, path: str) -> GpuProgramLibrary:
         assert self._constants is not None
         pinned = pin_library(self._folder, path)
         program = self._library.open_program(pinned, self._constants.table)
@@ -65,7 +78,6 @@ class TritonEngine:
             )
         if not self.records:
             program.allow_numbers()
-        self._programs[path] = program
         return program
 
     def rehearse(self, program: GpuProgramLibrary, shapes: Mapping[str, Sizes]) -> Rehearsal:
@@ -118,6 +130,11 @@ class TritonEngine:
             "weight_bytes": 0 if used is None else used.nbytes,
             "launches": {str(key): value for key, value in sorted(self.launches.items())},
         }
+
+    def cublaslt_failure(self) -> str:
+        """Why Triton's kernels compute what cuBLASLt was to, "" if nothing failed so far."""
+        failures = [program.cublaslt_failure() for program in list(self._programs.values())]
+        return next(filter(None, failures), "")
 
     def close(self) -> None:
         """See ``gpu.engines``."""

@@ -52,6 +52,10 @@ _FUNCTIONS: Tuple[Function, ...] = (
 _OPTIONAL: Tuple[Function, ...] = (
     ("ec_cuda_program_allow_numbers", _INT32, (_HANDLE,)),
     ("ec_cuda_program_results", _INT32, (_HANDLE, _TENSORS, _INT64)),
+    ("ec_cuda_cublaslt_version", _INT32, (_OUT_INT64,)),
+    ("ec_cuda_program_products", _INT64, (_HANDLE, _OUT_INT64, _INT64)),
+    ("ec_cuda_program_use_cublaslt", _INT32, (_HANDLE, _INT64, _OUT_INT64, _INT64)),
+    ("ec_cuda_program_cublaslt_failure", ctypes.c_char_p, (_HANDLE,)),
 )
 
 # By the dynamic loader's handle, as in ``cpu.library``.
@@ -132,6 +136,20 @@ class GpuLibrary:
             raise no_memory("{}: {}".format(self.label, doing))
         raise GpuError(message)
 
+    def cublaslt_version(self) -> int:
+        """The version of cuBLASLt, which is loaded if there is one: 130002 for 13.0.2.
+
+        Raises:
+            GpuError: there is none.
+        """
+        if "ec_cuda_cublaslt_version" in self.lacks:
+            raise GpuError("{}: knows no cuBLASLt".format(self.label))
+        self.make_current()
+        version = ctypes.c_int64()
+        status = self.native.ec_cuda_cublaslt_version(ctypes.byref(version))
+        self.check(status, "loading cuBLASLt")
+        return version.value
+
     def open_program(
         self, pinned: PinnedLibrary, constants: Mapping[str, Tuple[Constant, int]]
     ) -> "GpuProgramLibrary":
@@ -178,7 +196,7 @@ class GpuProgramLibrary:
 
     def allow_numbers(self) -> None:
         """Says that no graph is captured, and that ``results`` tells the outputs' shapes."""
-        if self._library.lacks:
+        if "ec_cuda_program_allow_numbers" in self._library.lacks:
             raise GpuError("{}: its runtime reads no numbers from the GPU".format(self.label))
         status = self._native.ec_cuda_program_allow_numbers(self._open())
         self._library.check(status, "opening " + self.label)
@@ -214,6 +232,29 @@ class GpuProgramLibrary:
         return Rehearsal(
             [tuple(x.sizes[: x.ndim]) for x in views], names, scratch.value, launches.value
         )
+
+    def products(self) -> List[int]:
+        """The rows that each product had in the last rehearsal which cuBLASLt may compute."""
+        count = int(self._native.ec_cuda_program_products(self._open(), None, 0))
+        rows = (ctypes.c_int64 * max(count, 1))()
+        self._native.ec_cuda_program_products(self._open(), rows, count)
+        return list(rows[:count])
+
+    def use_cublaslt(self, version: int, rows: Sequence[int]) -> None:
+        """Lets cuBLASLt of a version compute the product i of ``rows[i]`` rows and more, none where that is negative.
+
+        Comes before rehearsals.
+        """
+        table = (ctypes.c_int64 * max(len(rows), 1))(*rows)
+        status = self._native.ec_cuda_program_use_cublaslt(self._open(), version, table, len(rows))
+        self._library.check(status, "opening " + self.label)
+
+    def cublaslt_failure(self) -> str:
+        """Why Triton's kernels compute what cuBLASLt was to, "" if nothing failed so far."""
+        if self._handle is None:
+            return ""
+        text: bytes = self._native.ec_cuda_program_cublaslt_failure(self._handle)
+        return text.decode("utf-8", "replace")
 
     def load(self, capability: int) -> None:
         """Loads the kernels that rehearsals met; for a GPU of compute capability 8.7 it is 87.

@@ -17,24 +17,39 @@ from ..format.schema import Manifest, Variant
 from ..gpu.cache import KeptFolder, cache_root, digest
 from ..gpu.device import describe_device
 from .driver import Driver
+from .engine import CublasLt
 
 RECORD_VERSION = 1
 _MAX_BYTES = 4 << 20
 _NAME = "choice.json"
+_MOST_PRODUCTS, _MOST_ROWS = 4096, 1 << 62
 
 
 @dataclass(frozen=True)
 class Tuned:
     """What was found: ``choice`` has for each program of ``list_candidates`` 0 or the number of an alternative,
-    from 1 on."""
+    from 1 on; ``cublaslt`` is None where no product was faster with it."""
 
     choice: Tuple[int, ...]
     path: str
     record: Mapping[str, Any]
+    cublaslt: Optional[CublasLt] = None
 
-    def to_json(self) -> Dict[str, Any]:
-        """For ``Model.info``, plain JSON values."""
-        return {"choice": list(self.choice), "path": self.path}
+    def to_json(self, failure: str = "") -> Dict[str, Any]:
+        """For ``Model.info``, plain JSON values.
+
+        Args:
+            failure: why cuBLASLt doesn't compute what it was to.
+        """
+        entry: Dict[str, Any] = {"choice": list(self.choice), "path": self.path, "cublaslt": None}
+        if self.cublaslt is not None:
+            version, rows = self.cublaslt
+            entry["cublaslt"] = {
+                "version": version,
+                "rows": [list(item) for item in rows],
+                "failure": failure,
+            }
+        return entry
 
 
 def list_candidates(variant: Variant) -> List[List[str]]:
@@ -86,11 +101,21 @@ class TuningFolder(KeptFolder):
         version, key = document.at("record_version").integer(), document.at("key").string()
         count = len(self._counts)
         choice = document.at("choice").integers(count, count)
+        cublaslt: Optional[CublasLt] = None
+        if document.find("cublaslt").given:
+            library = document.find("cublaslt")
+            lists = library.at("rows").items(count, count)
+            rows = tuple(item.integers(0, _MOST_PRODUCTS) for item in lists)
+            numbers = [library.at("version").integer() or 0, *(x for item in rows for x in item)]
+            if not all(-1 <= number <= _MOST_ROWS for number in numbers):
+                library.refuse("number-range", "has numbers outside of their range")
+            if any(number >= 0 for number in numbers[1:]):
+                cublaslt = CublasLt(numbers[0], rows)
         problems.raise_if_any()
         fits = all(0 <= item < most for item, most in zip(choice, self._counts))
         if version != RECORD_VERSION or key != self.key or not fits:
             raise BundleError("{}: belongs to something else".format(source))
-        return Tuned(choice, source, document.value)
+        return Tuned(choice, source, document.value, cublaslt)
 
     def write(self, entries: Mapping[str, Any]) -> Tuned:
         """Writes the record durably; the one before is there until then. Only while the lock is held.

@@ -1,7 +1,7 @@
 """Opens a bundle's variant of Triton kernels, and tells whether this machine's GPU can run it."""
 
 import os
-from typing import TYPE_CHECKING, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple
 
 from ..cpu.libraries import pin_library
 from ..errors import GpuUnavailableError
@@ -12,7 +12,7 @@ from ..gpu.engines import REDUCE_OVERHEAD
 from ..gpu.programs import GpuPrograms, pad_everything
 from .constants import release_constants, share_constants
 from .driver import Driver
-from .engine import TritonEngine
+from .engine import CublasLt, TritonEngine
 from .library import load_gpu_library
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def judge_triton_variant(manifest: Manifest, variant: Variant) -> str:
 
     lists = list_candidates(variant)
     chosen = ["{} of {}".format(n + 1, len(items)) for n, items in zip(tuned.choice, lists)]
-    return text + "; tuned, program by bucket: " + ", ".join(chosen)
+    text += "; tuned, program by bucket: " + ", ".join(chosen)
+    return text if tuned.cublaslt is None else text + "; some products by cuBLASLt"
 
 
 def find_tuned(
@@ -86,7 +87,7 @@ def find_tuned(
 ) -> "Tuple[Optional[Tuned], str]":
     """(which programs ``tune`` chose on this GPU, ""), or (None, why none of it is used)."""
     if not variant.tunable:
-        return None, "there is one program for each bucket"
+        return None, "there is nothing to choose from"
     # Here alone: other bundles don't wait for these imports.
     from .tuning import TuningFolder
 
@@ -99,6 +100,7 @@ def open_triton_variant(
     mode: str,
     check_weights: bool,
     choice: Optional[Sequence[int]] = None,
+    cublaslt: "Optional[CublasLt]" = None,
 ) -> GpuPrograms:
     """The programs of a variant of the backend ``triton``; none is on the GPU yet.
 
@@ -109,6 +111,7 @@ def open_triton_variant(
         check_weights: compare the weights' hash.
         choice: for each of ``tuning.list_candidates`` the number of a program; None: what ``tune`` chose on this GPU,
             else the first programs.
+        cublaslt: with a choice, what cuBLASLt computes.
 
     Raises:
         GpuUnavailableError: there is no driver, or no GPU that fits.
@@ -138,7 +141,8 @@ def open_triton_variant(
     tuned: Optional[Tuned] = None
     if choice is None:
         tuned = find_tuned(folder.manifest, variant, driver)[0]
-        choice = None if tuned is None else tuned.choice
+        if tuned is not None:
+            choice, cublaslt = tuned.choice, tuned.cublaslt
     if choice is not None:
         from .tuning import with_choice
 
@@ -147,7 +151,7 @@ def open_triton_variant(
     constants = share_constants(driver, weights, manifest.files[name])
     try:
         capability = driver.device().compute_capability
-        engine = TritonEngine(library, folder, variant, constants, capability)
+        engine = TritonEngine(library, folder, variant, constants, capability, cublaslt)
     except BaseException:
         release_constants(constants)
         raise
@@ -155,6 +159,12 @@ def open_triton_variant(
     programs = GpuPrograms(driver, engine, manifest, profiles, mode)
     programs.precision = spec.precision
     programs.tolerance, programs.min_cosine = spec.tolerance, spec.min_cosine
-    programs.details = {**engine.describe(), "tuned": None if tuned is None else tuned.to_json()}
+    described = engine.describe()
+
+    def describe() -> Dict[str, Any]:
+        told = None if tuned is None else tuned.to_json(engine.cublaslt_failure())
+        return {**described, "tuned": told}
+
+    programs.details = describe
     programs.keeps_texts = manifest.generation is not None
     return programs

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.utils._triton import has_triton
 
-from edgecompile.backends.cuda.row_tiles import TileChooser
-from edgecompile.backends.cuda.tiles import Product, Tile
+from edgecompile.backends.cuda.products.row_tiles import TileChooser
+from edgecompile.backends.cuda.products.tiles import Product, Tile
 from edgecompile.errors import CompileError, MissingDependencyError
 from edgecompile.targets.gpu import GpuFacts
 from tests.needs import need_triton

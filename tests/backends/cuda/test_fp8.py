@@ -15,7 +15,7 @@ from edgecompile.backends.cuda import device_free, installed
 from edgecompile.backends.cuda.cubins import assemble, audit_kernels
 from edgecompile.backends.cuda.lowering import fp8
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
-from edgecompile.backends.cuda.row_tiles import TileChooser
+from edgecompile.backends.cuda.products.row_tiles import TileChooser
 from edgecompile.backends.lowering.rewriting import LoweringReport
 from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.targets.gpu import GpuFacts

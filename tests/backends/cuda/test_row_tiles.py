@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgecompile.backends.cuda.code import Kernel
-from edgecompile.backends.cuda.row_tiles import (
+from edgecompile.backends.cuda.products.row_tiles import (
     MOST_TILES,
     RowKernel,
     TileChooser,
@@ -20,7 +20,7 @@ from edgecompile.backends.cuda.row_tiles import (
     read_template,
     with_tile,
 )
-from edgecompile.backends.cuda.tiles import PRODUCT_TILES, RULES, Product, Tile, cycles
+from edgecompile.backends.cuda.products.tiles import PRODUCT_TILES, RULES, Product, Tile, cycles
 from edgecompile.errors import CompileError
 from edgecompile.runtime import open_bundle
 from edgecompile.targets.gpu import GpuFacts

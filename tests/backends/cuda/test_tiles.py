@@ -7,7 +7,7 @@ import math
 import pytest
 
 from edgecompile.backends.cuda.lowering.tiles import depthwise_tile
-from edgecompile.backends.cuda.tiles import (
+from edgecompile.backends.cuda.products.tiles import (
     PRODUCT_TILES,
     RULES,
     Product,

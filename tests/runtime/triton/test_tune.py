@@ -28,7 +28,8 @@ from edgecompile.runtime.errors import (
     UnsupportedHostError,
 )
 from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.measure.tune import choose_fastest, choose_sizes, tune_bundle
+from edgecompile.runtime.measure.prepared import choose_sizes
+from edgecompile.runtime.measure.tune import choose_fastest, tune_bundle
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.numpy_engine import embed
 from tests.fake_gpu.triton_bundle import (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from edgecompile.backends.cuda.tiles import Product, choose_split
+from edgecompile.backends.cuda.products.tiles import Product, choose_split
 from edgecompile.backends.lowering.constants import value_of
 from edgecompile.targets.gpu import GpuFacts
 

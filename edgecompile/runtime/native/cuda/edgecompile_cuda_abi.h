@@ -65,6 +65,27 @@ EC_API int32_t ec_cuda_program_allow_numbers(ec_cuda_program* program);
 EC_API int32_t ec_cuda_program_results(const ec_cuda_program* program, ec_tensor* outputs,
                                        int64_t n_outputs);
 
+/* Says the version of cuBLASLt, 130002 for 13.0.2. Once per process the library is loaded that the
+ * environment variable EDGECOMPILE_CUBLASLT names, else libcublasLt.so.13 or .12. The calling
+ * thread has a current context. Libraries of older bundles lack this function and the next ones. */
+EC_API int32_t ec_cuda_cublaslt_version(int64_t* version);
+
+/* How many products the program has that cuBLASLt may compute, as its rehearsals met them, and the
+ * rows that each had in the last one. */
+EC_API int64_t ec_cuda_program_products(const ec_cuda_program* program, int64_t* rows,
+                                        int64_t n_rows);
+
+/* Lets cuBLASLt compute the product of number i where it has from[i] rows or more, and never where
+ * that is negative. It is loaded when a run first wants it. Where that fails, where it is of
+ * another version or refuses a product, Triton's kernels compute as without it. What rehearsals
+ * tell of scratch memory includes cuBLASLt's: this comes before them. */
+EC_API int32_t ec_cuda_program_use_cublaslt(ec_cuda_program* program, int64_t version,
+                                            const int64_t* from, int64_t n_from);
+
+/* Why Triton's kernels compute what cuBLASLt was to, "" if nothing failed so far. Any thread may
+ * ask. */
+EC_API const char* ec_cuda_program_cublaslt_failure(const ec_cuda_program* program);
+
 /* No run may be under way. Null is allowed. */
 EC_API void ec_cuda_program_close(ec_cuda_program* program);
 

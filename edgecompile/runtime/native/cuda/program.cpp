@@ -21,6 +21,12 @@ struct ec_cuda_program {
   int64_t scratch_bytes = 0, first_scratch_bytes = 0;
   int32_t capability = 0;  // 0 until the kernels are loaded
   bool may_read_numbers = false;
+  ec::cuda::Products products;
+
+  // Of a run: behind everything else there is cuBLASLt's.
+  int64_t needed_bytes() const {
+    return scratch_bytes + (products.need_workspace() ? ec::cuda::kWorkspaceBytes : 0);
+  }
 };
 
 namespace {
@@ -150,6 +156,7 @@ Rehearsed rehearse(ec_cuda_program* program, bool takes_least) {
   run.rehearsed = true;
   run.takes_least = takes_least;
   run.kernels = &program->kernels;
+  run.products = &program->products;
   HandleArray handles(program->library->output_count());
   execute(program, &run, addresses.data(), &handles);
   claim_outputs("", handles, &result.requests, program->library->output_names());
@@ -233,7 +240,7 @@ int32_t ec_cuda_program_plan(ec_cuda_program* program, const ec_tensor* inputs, 
       if (rehearsed.reads_numbers) widen(&rehearsed, rehearse(program, true));
       std::copy(rehearsed.outputs.begin(), rehearsed.outputs.end(), outputs);
       place(program, std::move(rehearsed.requests));
-      *scratch_bytes = program->scratch_bytes;
+      *scratch_bytes = program->needed_bytes();
       *launches = rehearsed.launches;
     } catch (...) {
       std::swap(before, program->inputs);
@@ -256,9 +263,9 @@ int32_t ec_cuda_program_enqueue(ec_cuda_program* program, const uint64_t* inputs
   return guarded("ec_cuda_program_enqueue", [&] {
     check_counts(program, inputs, n_inputs, outputs, n_outputs);
     if (program->capability == 0) fail("the kernels aren't loaded");
-    if (scratch_bytes < program->scratch_bytes || scratch % ec::cuda::kBlockAlignment != 0) {
-      fail("a run needs %ld bytes of aligned scratch memory, there are %ld", program->scratch_bytes,
-           scratch_bytes);
+    const int64_t needed = program->needed_bytes();
+    if (scratch_bytes < needed || scratch % ec::cuda::kBlockAlignment != 0) {
+      fail("a run needs %ld bytes of aligned scratch memory, there are %ld", needed, scratch_bytes);
     }
     const std::vector<Address> sources(inputs, inputs + n_inputs);
     const std::vector<Address> targets(outputs, outputs + n_outputs);
@@ -268,6 +275,8 @@ int32_t ec_cuda_program_enqueue(ec_cuda_program* program, const uint64_t* inputs
     run.outputs = targets.data();
     run.stream = static_cast<ec::cuda::Stream>(stream);
     run.capability = program->capability;
+    run.products = &program->products;
+    run.workspace = run.block + program->scratch_bytes;
     HandleArray handles(n_outputs);
     execute(program, &run, sources.data(), &handles);
     if (run.next != program->plan.size()) fail("the run asked for less than its rehearsal did");
@@ -299,6 +308,37 @@ int32_t ec_cuda_program_results(const ec_cuda_program* program, ec_tensor* outpu
     }
     std::copy(program->results.begin(), program->results.end(), outputs);
   });
+}
+
+int32_t ec_cuda_cublaslt_version(int64_t* version) {
+  return guarded("ec_cuda_cublaslt_version", [&] {
+    if (version == nullptr) fail("null pointer");
+    *version = ec::cuda::cublaslt_version();
+  });
+}
+
+int64_t ec_cuda_program_products(const ec_cuda_program* program, int64_t* rows, int64_t n_rows) {
+  if (program == nullptr) return 0;
+  const std::vector<int64_t>& known = program->products.rows;
+  const auto count = static_cast<int64_t>(known.size());
+  if (rows != nullptr) std::copy_n(known.begin(), std::min(count, n_rows), rows);
+  return count;
+}
+
+int32_t ec_cuda_program_use_cublaslt(ec_cuda_program* program, int64_t version, const int64_t* from,
+                                     int64_t n_from) {
+  return guarded("ec_cuda_program_use_cublaslt", [&] {
+    if (program == nullptr || n_from < 0 || (n_from > 0 && from == nullptr)) {
+      fail("null pointer or negative count");
+    }
+    program->products.version = version;
+    program->products.from.assign(from, from + n_from);
+  });
+}
+
+const char* ec_cuda_program_cublaslt_failure(const ec_cuda_program* program) {
+  const bool failed = program != nullptr && program->products.failed;
+  return failed ? program->products.failure.c_str() : "";
 }
 
 void ec_cuda_program_close(ec_cuda_program* program) { delete program; }

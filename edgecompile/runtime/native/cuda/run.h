@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/cublaslt.h"
 #include "cuda/driver.h"
 #include "tensors/tensor.h"
 
@@ -56,9 +57,11 @@ struct Run {
   int32_t capability = 0;                   // the device's, 87 for 8.7
   std::vector<Kernel*>* kernels = nullptr;  // that a rehearsal meets
   int64_t launches = 0;
-  bool takes_least = false;    // of a rehearsal: numbers are the least that they may be
-  NumberRange expected;        // of the next number
-  bool reads_numbers = false;  // it has read one: requests may be smaller than planned
+  bool takes_least = false;      // of a rehearsal: numbers are the least that they may be
+  NumberRange expected;          // of the next number
+  bool reads_numbers = false;    // it has read one: requests may be smaller than planned
+  Products* products = nullptr;  // the program's
+  void* workspace = nullptr;     // of a real run, where cuBLASLt computes any of them
 };
 
 // The calling thread's run; throws Error where there is none.

@@ -10,11 +10,19 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.errors import EngineCacheError
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.triton.driver import Driver
 from edgecompile.runtime.triton.tuning import TuningFolder
 from tests.fake_gpu.build import FakeCudart
-from tests.fake_gpu.triton_bundle import DEVICE, TritonBundle, make_inputs
+from tests.fake_gpu.triton_bundle import (
+    DEVICE,
+    FakeCublasLt,
+    TritonBundle,
+    TritonMultiplier,
+    make_inputs,
+    multiply,
+)
 from tests.native.host import c_host
 from tests.native.host.c_host import HostLibrary
 
@@ -41,11 +49,19 @@ def path(tmp_path: Path) -> str:
 
 def record(path: str, choice: list[int]) -> Path:
     """Writes what ``tune`` would for this choice."""
+    return write_record(path, choice=choice)
+
+
+def write_record(path: str, **entries: Any) -> Path:
+    """Writes a record with these entries."""
     manifest = BundleFolder(path).manifest
     variant = next(item for item in manifest.variants if item.backend == "triton")
     folder = TuningFolder(manifest, variant, Driver.load())
     folder.make()
-    return Path(folder.write({"choice": choice}).path)
+    try:
+        return Path(folder.write(entries).path)
+    except EngineCacheError:  # it is no use, but there
+        return Path(folder.join("choice.json"))
 
 
 def check(library: HostLibrary, path: str, choice: list[int] | None) -> None:
@@ -231,3 +247,74 @@ def test_a_chosen_program_is_hashed(
     with pytest.raises(c_host.HostError, match="file-hash") as caught:
         library.open(path)
     assert caught.value.status == c_host.DAMAGED
+
+
+@pytest.fixture
+def cublaslt(fake_driver_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCublasLt:
+    """The fake, in place of cuBLASLt."""
+    fake = FakeCublasLt(fake_driver_path)
+    monkeypatch.setenv("EDGECOMPILE_CUBLASLT", fake.path)
+    return fake
+
+
+def check_products(model: Any, cublaslt: FakeCublasLt, fault: str) -> None:
+    """That a loader's model is right, and that cuBLASLt computes something unless it finds no algorithm."""
+    for length in (5, 6, 40):
+        inputs = make_inputs(length)
+        got = model.run(inputs)
+        for name, want in multiply(inputs).items():
+            assert (got[name] == want).all()
+    assert (cublaslt.products > 0) is (fault == "")
+
+
+PRODUCTS = {"version": 130002, "rows": [[6, -1], [0]]}
+
+
+@pytest.mark.parametrize("mode", ["default", "planned", "reduce-overhead"])
+def test_both_have_cublaslt_compute_the_same_products(
+    fake_driver: FakeCudart,
+    library: HostLibrary,
+    cublaslt: FakeCublasLt,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+) -> None:
+    path = TritonMultiplier(tmp_path / "x.ecb").write()
+    write_record(path, choice=[0, 0], cublaslt=PRODUCTS)
+    told: list[Any] = []
+    for fault in ("", "none"):
+        monkeypatch.setenv("FAKE_CUBLASLT", fault)
+        with library.open(path, mode=mode.encode()) as model:
+            check_products(model, cublaslt, fault)
+            told.append(model.describe())
+        with open_bundle(path, mode=mode) as python:
+            check_products(python, cublaslt, fault)
+            assert python.info["tuned"] == told[-1]["tuned"]
+            assert python.info["scratch_bytes"] == told[-1]["scratch_bytes"]
+    told = [item["tuned"] for item in told]
+    assert told[0]["cublaslt"] == {**PRODUCTS, "failure": ""}
+    assert told[1]["cublaslt"]["failure"].startswith("cublasLtMatmulAlgoGetHeuristic")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"rows": [[0, 0]]}, {"rows": [[0, -2], []]}, {"rows": [[0, 2**70], []]}, {"rows": [[0.5], []]},
+     {"rows": None}, {"rows": [[2**62 + 1], []]}, {"version": "13"}, {"version": None},
+     {"version": -2}, {"rows": [[-1, -1], []]}, {"rows": [[], []]}, None],
+)  # fmt: skip
+def test_both_judge_a_record_of_cublaslt_alike(
+    fake_driver: FakeCudart,
+    library: HostLibrary,
+    cublaslt: FakeCublasLt,
+    tmp_path: Path,
+    content: dict[str, Any] | None,
+) -> None:
+    path = TritonMultiplier(tmp_path / "x.ecb").write()
+    write_record(path, choice=[0, 0], cublaslt=None if content is None else {**PRODUCTS, **content})
+    # No product at all is right, too.
+    usable = content is None or content in ({"rows": [[-1, -1], []]}, {"rows": [[], []]})
+    with library.open(path) as model, open_bundle(path) as python:
+        told = model.describe()["tuned"]
+        assert told == python.info["tuned"] and (told is not None) is usable
+        if usable:
+            assert told["cublaslt"] is None

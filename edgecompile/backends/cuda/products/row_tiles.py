@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from edgecompile.backends.cuda.code import Kernel
-from edgecompile.backends.cuda.tiles import RULES, Product, Tile, choose_tile, slowness
+from edgecompile.backends.cuda.products.tiles import RULES, Product, Tile, choose_tile, slowness
 from edgecompile.errors import CompileError
 from edgecompile.targets.gpu import GpuFacts
 
@@ -44,7 +44,7 @@ def choose_row_tiles(
         gpu: the target.
         product: at its most rows.
         tiles: to choose among.
-        rule: how each is chosen, one of :data:`~edgecompile.backends.cuda.tiles.RULES`.
+        rule: how each is chosen, one of :data:`~edgecompile.backends.cuda.products.tiles.RULES`.
     """
     ends = [rows for rows in _ROWS if rows < product.m] + [product.m]
     products = [replace(product, m=rows) for rows in ends]

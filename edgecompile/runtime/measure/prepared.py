@@ -1,0 +1,80 @@
+"""Runs of a bundle's programs for a GPU, made ready to be timed beside each other."""
+
+import contextlib
+import functools
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
+
+from ..call.inputs import make_inputs
+from ..format.schema import Manifest
+from ..gpu.program import GRAPH_AFTER
+from ..opened import OpenBundle
+
+#: Sizes of a bucket from its least to its largest, where a product's rows are varied.
+_STEPS = 12
+
+
+def choose_sizes(manifest: Manifest, bucket: int) -> List[Dict[str, int]]:
+    """The axis sizes that a program is measured at: its bucket's hint, and the ends of the length axis."""
+    spec, axis = manifest.buckets[bucket], manifest.length_axis
+    hint = {name: item.hint or item.hi for name, item in spec.axes.items()}
+    hint.update({name: spec.axes[name].hi for name in spec.padded(axis)})
+    wanted = [hint]
+    if axis is not None and axis not in spec.padded(axis):
+        wanted += [{**hint, axis: end} for end in (spec.axes[axis].lo, spec.axes[axis].hi)]
+    result: List[Dict[str, int]] = []
+    for sizes in wanted:
+        fitted = manifest.with_room(spec, sizes)
+        if fitted not in result:
+            result.append(fitted)
+    return result
+
+
+def spread_sizes(manifest: Manifest, bucket: int) -> List[Dict[str, int]]:
+    """Axis sizes of a bucket from its lower to its upper ends, each some times those before."""
+    spec, axis = manifest.buckets[bucket], manifest.length_axis
+    padded = spec.padded(axis)
+    result: List[Dict[str, int]] = []
+    for step in range(_STEPS):
+        share = step / (_STEPS - 1)
+        sizes = {
+            name: item.hi
+            if name in padded
+            else round(max(item.lo, 1) * (item.hi / max(item.lo, 1)) ** share)
+            for name, item in spec.axes.items()
+        }
+        fitted = manifest.with_room(spec, sizes)
+        if fitted not in result:
+            result.append(fitted)
+    return result
+
+
+def warm_up(runs: Sequence[Callable[[], Any]]) -> None:
+    """Runs each until it has its graph, where it gets one."""
+    for run in runs:
+        for _ in range(GRAPH_AFTER + 1):
+            run()
+
+
+@contextlib.contextmanager
+def prepared(
+    model: OpenBundle, bucket: int, sizes: Sequence[Mapping[str, int]]
+) -> Iterator[List[Callable[[], Any]]]:
+    """Runs of a bucket at these sizes; of a model that generates over caches on the GPU, as a text does."""
+    manifest = model.manifest
+    spec = manifest.generation
+    given = [make_inputs(manifest, item, 0) for item in sizes]
+    if spec is None:
+        checked = [model.check_once(inputs) for inputs in given]
+        yield [functools.partial(model.run_bucket, bucket, inputs) for inputs in checked]
+        return
+    for inputs, item in zip(given, sizes):
+        # In the middle of a text, where it reads as many rows as the hint says.
+        inputs[spec.position][...] = item[spec.context_axis] - item[spec.length_axis]
+        inputs[spec.last][...] = item[spec.length_axis] - 1
+    names = [item.name for item in manifest.inputs if item.name not in spec.caches]
+    text = model.hold(model.gpu.take_text)
+    try:
+        program = model.hold(text.get, bucket)
+        yield [functools.partial(program.run, [item[name] for name in names]) for item in given]
+    finally:
+        model.gpu.give_back(text)

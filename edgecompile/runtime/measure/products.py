@@ -1,0 +1,174 @@
+"""``tune``: which products of the chosen programs cuBLASLt computes faster than Triton's kernels.
+
+Each product is timed within its program, as kernels overlap: all runs with cuBLASLt for it alone beside those without, at
+sizes from a bucket's least to its largest. From so many rows on cuBLASLt is taken as saves the most in all.
+"""
+
+import contextlib
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ..call.replay import run_cases
+from ..opened import OpenBundle
+from ..stats.counters import median_ms
+from ..triton.engine import CublasLt, TritonEngine
+from .prepared import prepared, spread_sizes, warm_up
+from .rounds import measure_rounds
+
+_LEAST_ROUNDS = 20
+#: The share of a run's time that a product has to save: less is not told from noise.
+_LEAST_GAIN = 0.005
+
+
+class Found(NamedTuple):
+    """For each bucket from how many rows on cuBLASLt computes each product, -1 for never; and what was measured: plain
+    JSON values."""
+
+    rows: List[List[int]]
+    measured: List[Dict[str, Any]]
+
+
+def tune_products(
+    open_with: Callable[[Optional[CublasLt]], OpenBundle],
+    version: int,
+    seconds: float,
+    say: Callable[[str], None],
+    note: Callable[[str], None],
+) -> Found:
+    """Tests cuBLASLt with the golden vectors, and times each product of each bucket with it and without.
+
+    Args:
+        open_with: opens the bundle with the chosen programs, and these products by cuBLASLt.
+        version: of cuBLASLt.
+        seconds: how long to measure; every run is made at least 20 times.
+        say: gets a line of text for every step.
+        note: gets what is to be warned of.
+
+    Raises:
+        GpuError: CUDA failed.
+    """
+    with contextlib.closing(open_with(None)) as base:
+        manifest = base.manifest
+        sizes = [spread_sizes(manifest, bucket) for bucket in range(len(manifest.buckets))]
+        rows = [
+            [_count_rows(base, bucket, item) for item in items]
+            for bucket, items in enumerate(sizes)
+        ]
+        counts = [max(map(len, items)) for items in rows]
+        say("golden vectors: cuBLASLt {}".format(version))
+        every = CublasLt(version, tuple((0,) * count for count in counts))
+        with contextlib.closing(open_with(every)) as model:
+            right = _test(model, counts, note)
+        found = Found([[-1] * count for count in counts], [])
+        busy = [(b, p) for b, count in enumerate(counts) if right[b] for p in range(count)]
+        for bucket, product in busy:
+            say("bucket {}: product {} of {}".format(bucket, product + 1, counts[bucket]))
+            alone = [[-1] * count for count in counts]
+            alone[bucket][product] = 0
+            with contextlib.closing(
+                open_with(CublasLt(version, tuple(map(tuple, alone))))
+            ) as other:
+                times = _measure((base, other), bucket, sizes[bucket], seconds / len(busy))
+                refused = _engine(other).cublaslt_failure()
+            own = [item[product] for item in rows[bucket]]
+            start = -1 if refused else choose_rows(own, *times)
+            found.rows[bucket][product] = start
+            entry = {"bucket": bucket, "product": product, "from": start, "rows": own}
+            found.measured.append({**entry, "triton_ms": times[0], "cublaslt_ms": times[1]})
+    return found
+
+
+def _engine(model: OpenBundle) -> TritonEngine:
+    engine = model.gpu.engine
+    assert isinstance(engine, TritonEngine)
+    return engine
+
+
+def _count_rows(model: OpenBundle, bucket: int, sizes: Mapping[str, int]) -> List[int]:
+    """The rows of each product in a run of these axis sizes."""
+    engine = _engine(model)
+    program = engine.program(bucket)
+    shapes = {
+        spec.name: tuple(
+            [sizes[dim] if isinstance(dim, str) else int(dim or 0) for dim in spec.shape]
+        )
+        for spec in model.manifest.inputs
+    }
+    engine.rehearse(program, shapes)
+    return program.products()
+
+
+def _test(model: OpenBundle, counts: Sequence[int], note: Callable[[str], None]) -> List[bool]:
+    """For each bucket whether its golden vectors are reproduced where cuBLASLt computes everything."""
+    cases = run_cases(model)
+    right = []
+    for bucket, count in enumerate(counts):
+        wrong = [case for case in cases if case["bucket"] == bucket and not case["ok"]]
+        if count and wrong:
+            why = wrong[0].get("error") or "it differs"
+            note("bucket {}: cuBLASLt is dropped, its golden vector: {}".format(bucket, why))
+        right.append(not wrong)
+    failure = _engine(model).cublaslt_failure()
+    if failure:
+        note("cuBLASLt refuses a product: " + failure)
+    return right
+
+
+def _measure(
+    models: Sequence[OpenBundle], bucket: int, sizes: Sequence[Mapping[str, int]], seconds: float
+) -> List[List[float]]:
+    """Milliseconds of each model's runs at each of these sizes."""
+    with contextlib.ExitStack() as stack:
+        runs = [
+            run for model in models for run in stack.enter_context(prepared(model, bucket, sizes))
+        ]
+        warm_up(runs)
+        samples = measure_rounds(
+            len(runs),
+            runs.__getitem__,
+            lambda _, run: run(),
+            seconds=seconds,
+            least=_LEAST_ROUNDS,
+            seed=bucket,
+        )
+    medians = [median_ms(item) for item in samples]
+    return [medians[: len(sizes)], medians[len(sizes) :]]
+
+
+def choose_rows(rows: Sequence[int], without: Sequence[float], using: Sequence[float]) -> int:
+    """From how many rows on a product is cuBLASLt's, -1 for never.
+
+    Args:
+        rows: of the product at each of some sizes.
+        without: milliseconds of a run there.
+        using: of a run with cuBLASLt for this product.
+    """
+    gains: Dict[int, float] = {}
+    for count, before, after in zip(rows, without, using):
+        gain = (before - after) / max(before, 1e-9) - _LEAST_GAIN
+        gains[count] = gains.get(count, 0.0) + gain
+    total = most = 0.0
+    start = -1
+    for count in sorted(gains, reverse=True):
+        total += gains[count]
+        if total > most:
+            most, start = total, count
+    return start
+
+
+def format_products(report: Mapping[str, Any]) -> List[str]:
+    """What was found, for people, a line for each product."""
+    version = report["version"]
+    if not version:
+        return ["no cuBLASLt: {}".format(report["why"])]
+    head = "cuBLASLt {}.{}.{}".format(version // 10000, version // 100 % 100, version % 100)
+    lines = [
+        "{}, bucket {}: product {} {}".format(
+            head,
+            bucket,
+            product + 1,
+            "from {} rows on".format(rows) if rows >= 0 else "isn't faster",
+        )
+        for bucket, items in enumerate(report["rows"])
+        for product, rows in enumerate(items)
+    ]
+    return lines or [head + ": there is no product for it"]
