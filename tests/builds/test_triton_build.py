@@ -26,10 +26,13 @@ from edgecompile.runtime.format.recipe import read_recipe
 from edgecompile.runtime.format.schema import TRITON
 from edgecompile.runtime.format.weights import map_weights
 from edgecompile.runtime.measure.tune import tune_bundle
+from edgecompile.runtime.triton.driver import Driver
+from edgecompile.runtime.triton.tuning import TuningFolder
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
 from tests.factories.folders import write_model
 from tests.fake_gpu.build import FakeCudart
+from tests.fake_gpu.triton_bundle import FakeCublasLt
 from tests.native.host.c_host import HostLibrary, build_library
 from tests.needs import need_aarch64_compiler, need_triton
 
@@ -144,6 +147,40 @@ def test_alternatives_are_packed_and_tuned(
         tune_bundle(str(path), seconds=0.0)
     with open_bundle(path) as model:
         assert model.info["tuned"] is None
+
+
+def test_products_may_be_computed_by_cublaslt(
+    fake_driver: FakeCudart,
+    fake_driver_path: Path,
+    built: BuildResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On fakes, which compute nothing in half precision: of a layer the three products that have only a bias behind them."""
+    monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / "cache"))
+    cublaslt = FakeCublasLt(fake_driver_path)
+    monkeypatch.setenv("EDGECOMPILE_CUBLASLT", cublaslt.path)
+    manifest = BundleFolder(str(built.bundle_path)).manifest
+    variant = manifest.variants[-1]
+    assert variant.gpu is not None and variant.gpu.cublaslt
+    inputs = make_inputs(manifest, {"batch": 1, "length": 20})
+    launches = fake_driver.library.fake_cuda_launches
+
+    def count(rows: list[int]) -> tuple[int, int]:
+        folder = TuningFolder(manifest, variant, Driver.load())
+        folder.make()
+        products = {"version": 130002, "rows": [rows]}
+        folder.write({"choice": [0], "cublaslt": products})
+        with open_bundle(built.bundle_path, mode="default") as model:
+            model.run(inputs)
+            before = cublaslt.products, launches()
+            assert before[0] >= 0
+            model.run(inputs)
+            return cublaslt.products, launches()
+
+    _, all_launches = count([-1])
+    assert count([0] * 3) == (3, all_launches - 3)
+    assert count([0, 21, 20]) == (2, all_launches - 2)
 
 
 @pytest.mark.slow
