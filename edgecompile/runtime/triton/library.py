@@ -188,6 +188,7 @@ class GpuProgramLibrary:
         self._library = library
         self._native = library.native
         self._handle: Optional[ctypes.c_void_p] = handle
+        self._closing = threading.Lock()
         self.label = label
         self.n_inputs = int(self._native.ec_cuda_program_input_count(handle))
         self.n_outputs = int(self._native.ec_cuda_program_output_count(handle))
@@ -251,10 +252,11 @@ class GpuProgramLibrary:
 
     def cublaslt_failure(self) -> str:
         """Why Triton's kernels compute what cuBLASLt was to, "" if nothing failed so far."""
-        if self._handle is None:
-            return ""
-        text: bytes = self._native.ec_cuda_program_cublaslt_failure(self._handle)
-        return text.decode("utf-8", "replace")
+        with self._closing:  # whoever asks may be another thread than the one that closes it
+            if self._handle is None:
+                return ""
+            text: bytes = self._native.ec_cuda_program_cublaslt_failure(self._handle)
+            return text.decode("utf-8", "replace")
 
     def load(self, capability: int) -> None:
         """Loads the kernels that rehearsals met; for a GPU of compute capability 8.7 it is 87.
@@ -306,11 +308,12 @@ class GpuProgramLibrary:
 
     def close(self) -> None:
         """Gives the program back; runs must be over. A second call does nothing."""
-        handle, self._handle = self._handle, None
+        with self._closing:
+            handle, self._handle = self._handle, None
         if handle is not None:
             self._library.make_current()
             self._native.ec_cuda_program_close(handle)
 
     def abandon(self) -> None:
         """In a process after a fork: leaves it as it is."""
-        self._handle = None
+        self._handle, self._closing = None, threading.Lock()
