@@ -10,6 +10,8 @@ from typing import Any
 from benchmarks.markdown import table
 from benchmarks.serving.rounds import Point
 
+NAMES = {"mlserver": "MLServer", "ray": "Ray Serve", "triton": "Triton"}
+
 
 def write_page(result: Mapping[str, Any], path: Path) -> str:
     """Writes the page and the drawings beside a record; returns the page."""
@@ -61,7 +63,8 @@ def write_drawings(result: Mapping[str, Any], path: Path) -> None:
 
 def _system(row: Mapping[str, Any]) -> str:
     """Its name without the setting."""
-    return str(row["system"]).partition(",")[0]
+    name = str(row["system"]).partition(",")[0]
+    return NAMES.get(name, name)
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> list[Point]:
