@@ -151,9 +151,9 @@ def code_lines(path: Path) -> int:
     )
 
 
-def sizes() -> dict[str, dict[str, int]]:
+def sizes(folder: Path = PACKAGE) -> dict[str, dict[str, int]]:
     """Files of code in each folder, and the lines of the long ones."""
-    files = code_files()
+    files = code_files(folder)
     folders = Counter(str(path.parent.relative_to(REPOSITORY)) for path in files)
     lengths = {str(p.relative_to(REPOSITORY)): len(p.read_text().splitlines()) for p in files}
     return {
@@ -162,9 +162,9 @@ def sizes() -> dict[str, dict[str, int]]:
     }
 
 
-def code_files() -> list[Path]:
-    """Python, C and C++ of the package."""
-    return [path for path in PACKAGE.rglob("*") if path.suffix in NATIVE | {".py"}]
+def code_files(folder: Path = PACKAGE) -> list[Path]:
+    """Python, C and C++ of the package, or of another folder."""
+    return [path for path in folder.rglob("*") if path.suffix in NATIVE | {".py"}]
 
 
 def count() -> dict[str, Any]:

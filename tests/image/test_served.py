@@ -25,7 +25,7 @@ from edgecompile.runtime import open_bundle
 from tests.deploy.test_container_image import need_network
 from tests.image.layouts import append, change_code, contained, unpack, write
 from tests.needs import lack, need
-from tests.server.asgi import tensor
+from tests.server.http.asgi import tensor
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.server.http import connections
 from tests.conftest import one_at_a_time
 from tests.generative import replace_files
-from tests.server.sockets import Served
+from tests.server.http.sockets import Served
 
 VOCABULARY = 61
 

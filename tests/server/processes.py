@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from edgecompile.runtime import open_bundle
-from tests.server.asgi import tensor
+from tests.server.http.asgi import tensor
 
 INFER = "/v2/models/tiny/infer"
 

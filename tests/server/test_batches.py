@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgecompile.runtime import open_bundle
-from tests.server.asgi import tensor
+from tests.server.http.asgi import tensor
 from tests.server.processes import INFER, Server, serving, write_costs
 from tests.server.schedule.test_scheduler import COSTS
 

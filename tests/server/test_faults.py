@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
-from tests.server.asgi import tensor
+from tests.server.http.asgi import tensor
 from tests.server.processes import INFER, Load, Server, serving
 
 pytestmark = pytest.mark.slow

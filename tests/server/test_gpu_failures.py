@@ -19,7 +19,7 @@ from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Settings
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.triton_bundle import DEVICE, TritonBundle
-from tests.server import asgi
+from tests.server.http import asgi
 from tests.server.processes import INFER, serving
 
 

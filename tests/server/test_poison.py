@@ -18,7 +18,7 @@ from edgecompile.runtime.errors import NativeError
 from edgecompile.server.http.app import App
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Settings
-from tests.server.asgi import Reply, call, run
+from tests.server.http.asgi import Reply, call, run
 
 INFER = "/v2/models/rows/infer"
 #: Eight rows cost hardly more than one.

@@ -20,7 +20,7 @@ import pytest
 
 from tests.generative import replace_files
 from tests.runtime.golden_files import write_case
-from tests.server.asgi import tensor
+from tests.server.http.asgi import tensor
 from tests.server.processes import INFER, Load, check_inference, serving, write_costs
 
 

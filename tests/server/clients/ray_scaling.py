@@ -18,7 +18,7 @@ import ray
 from ray import serve
 
 from edgecompile.runtime import open_bundle
-from tests.server.ray_cluster import replicas, serve_bundle
+from tests.server.clients.ray_cluster import replicas, serve_bundle
 
 #: Clients that ask without a pause: as many requests wait, a run of some milliseconds each.
 CLIENTS, ROWS, LENGTH = 32, 8, 512

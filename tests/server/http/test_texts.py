@@ -21,7 +21,7 @@ from edgecompile.server.protocol.tei import (
     read_rerank,
 )
 from edgecompile.server.protocol.texts import read_items, shorten_rows, to_scores
-from tests.server.test_tensors import patient
+from tests.server.http.test_tensors import patient
 
 
 def encoded(**document: Any) -> bytes:

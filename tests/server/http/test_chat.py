@@ -17,7 +17,7 @@ from edgecompile.planning.request import PlanRequest
 from edgecompile.server.chat import Chat
 from edgecompile.server.errors import BadRequest, Unprocessable
 from tests.factories.folders import write_model, write_tokenizer
-from tests.server.asgi import call, run, serving
+from tests.server.http.asgi import call, run, serving
 
 #: As those of well-known models are written: ChatML, Llama's, and one with loops, macros and dates.
 TEMPLATES = {

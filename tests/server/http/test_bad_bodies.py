@@ -13,9 +13,9 @@ import pytest
 
 from edgecompile.server.protocol import documents
 from edgecompile.server.settings import Limits
-from tests.server import test_tensors as known
-from tests.server.asgi import call, run, serving, tensor
-from tests.server.sockets import GOOD, HEAD, LIMITS, Served, read_answer
+from tests.server.http import test_tensors as known
+from tests.server.http.asgi import call, run, serving, tensor
+from tests.server.http.sockets import GOOD, HEAD, LIMITS, Served, read_answer
 
 INFER = "/v2/models/tiny/infer"
 MIB = 1 << 20

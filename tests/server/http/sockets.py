@@ -20,7 +20,7 @@ from edgecompile.server.http.app import App
 from edgecompile.server.http.connections import Listener
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Limits, Settings
-from tests.server.asgi import tensor
+from tests.server.http.asgi import tensor
 
 LIMITS = Limits(body_bytes=100_000, header_bytes=4096, connections=20, elements=10_000)
 BODY = json.dumps(tensor(1, 2, 3)).encode()

@@ -19,7 +19,7 @@ from edgecompile.server.http import metrics
 from edgecompile.server.http.app import App
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Limits, Settings
-from tests.server.asgi import call, run, serving, tensor
+from tests.server.http.asgi import call, run, serving, tensor
 
 INFER = "/v2/models/tiny/infer"
 EMBEDDINGS = "/v1/embeddings"

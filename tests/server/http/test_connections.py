@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.asgi import tensor
-from tests.server.sockets import (
+from tests.server.http.asgi import tensor
+from tests.server.http.sockets import (
     BODY,
     GOOD,
     HEAD,

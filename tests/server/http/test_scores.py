@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.text.encoder import Text
 from tests.generative import replace_files
-from tests.server.asgi import call, run, serving
+from tests.server.http.asgi import call, run, serving
 
 QUERY = "the cat"
 TEXTS = ["a mat", "sat on a mat", "purred quietly all day", "day", "the cat and the mat"]

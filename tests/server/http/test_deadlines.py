@@ -14,7 +14,7 @@ from edgecompile.runtime import open_bundle
 from edgecompile.server.http.app import App
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Settings
-from tests.server.asgi import call, run, tensor
+from tests.server.http.asgi import call, run, tensor
 from tests.server.schedule.test_scheduler import Clock, Held
 
 INFER = "/v2/models/tiny/infer"

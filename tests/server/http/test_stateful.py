@@ -20,11 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from edgecompile.runtime import open_bundle
 from tests.draws import examples
-from tests.server.asgi import tensor
-from tests.server.sockets import GOOD, LIMITS, Served, wait_until
-from tests.server.test_bad_bodies import INFER, bad_bodies, texts_of
+from tests.server.http.asgi import tensor
+from tests.server.http.sockets import GOOD, LIMITS, Served, wait_until
+from tests.server.http.test_bad_bodies import INFER, bad_bodies, texts_of
+from tests.server.http.test_connections import BAD, TOLD
 from tests.server.test_batches import write_request
-from tests.server.test_connections import BAD, TOLD
 
 COUNTED = "/v2/models/{model}/infer"
 TEXTS = ["the cat sat", "the", "a mat, a mat"]

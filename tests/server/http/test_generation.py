@@ -16,7 +16,7 @@ from edgecompile.server.http.app import App
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Limits, Settings
-from tests.server.asgi import Reply, call, run, serving
+from tests.server.http.asgi import Reply, call, run, serving
 
 PROMPT = "w3 w1 w4 w1 w5"
 
