@@ -53,6 +53,32 @@ def split_source(source: str) -> tuple[str, str]:
     return head.rstrip() + "\n", mark_reductions(marker + tail)
 
 
+#: Where the C interface begins that Inductor copies before each model, and the last of its functions.
+_INTERFACE = "static thread_local std::string g_aoti_last_error;"
+_LAST_FUNCTION = "AOTIRuntimeError AOTInductorGetLastError("
+_INTERFACE_END = '\n} // extern "C"\n'
+
+
+def split_interface(wrapper: str) -> tuple[str, str]:
+    """Splits a wrapper into the C interface of AOTInductor's container and the model, each with the headers.
+
+    The first is the same for every model and takes the compiler longer than most models do: it is compiled
+    once for all programs.
+
+    Raises:
+        CompileError: the wrapper isn't laid out as this version of torch is known to write it.
+    """
+    headers, begin, rest = wrapper.partition(_INTERFACE)
+    functions, last, rest = rest.partition(_LAST_FUNCTION)
+    body, end, model = rest.partition(_INTERFACE_END)
+    if not (begin and last and end):
+        raise CompileError(
+            "Inductor's generated file doesn't begin with the C interface of its container",
+            hint="this version of torch isn't supported; use torch 2.13",
+        )
+    return headers + begin + functions + last + body + end, headers + model
+
+
 #: The region in which threads sum up shares of their own, which are added behind it.
 _REDUCTION = re.compile(r"(omp_get_max_threads\(\);[^#]*#pragma omp parallel)\n")
 

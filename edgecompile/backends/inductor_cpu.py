@@ -18,7 +18,7 @@ import torch
 from torch.fx import GraphModule
 
 from edgecompile.backends.artifact import Artifact, TensorStore
-from edgecompile.backends.generated import computes_in_vectors
+from edgecompile.backends.generated import computes_in_vectors, split_interface
 from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, generate_cpp
 from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.backends.lowering.lower import lower_graph
@@ -82,18 +82,20 @@ _KERNEL_FLAGS = (
 _VECTOR_FLAGS = ("-fno-tree-loop-vectorize",)
 
 #: The wrapper is cold: it only calls kernels. -O1 compiles it in half the time of -O3, and built
-#: for the baseline one object serves every variant of an architecture.
+#: for the baseline one object serves every variant of an architecture. So does the C interface, for
+#: every program.
 _WRAPPER_FLAGS = ("-std=c++20", "-O1", "-ffunction-sections", "-Wno-psabi")
 
 _SLIM = '#include "generated/slim_streams.h"\n'
 
 #: What Inductor's files begin with, in the same order, for precompiled headers.
+_WRAPPER_INCLUDES = _SLIM + "".join(
+    f"#include <torch/csrc/inductor/{name}.h>\n"
+    for name in ("aoti_include/cpu", "aoti_runtime/interface", "aoti_runtime/model_container")
+)
 _INCLUDES = {
-    "wrapper.cpp": _SLIM
-    + "".join(
-        f"#include <torch/csrc/inductor/{name}.h>\n"
-        for name in ("aoti_include/cpu", "aoti_runtime/interface", "aoti_runtime/model_container")
-    ),
+    "interface.cpp": _WRAPPER_INCLUDES,
+    "wrapper.cpp": _WRAPPER_INCLUDES,
     "kernels.cpp": "#include <torch/csrc/inductor/cpp_prefix.h>\n",
 }
 
@@ -264,8 +266,10 @@ def _compile_objects(
         f"-march={BASELINE_MARCH[variant.arch]}",
         *_capability("DEFAULT"),
     )
+    interface, model = split_interface(generated.wrapper)
     units: list[tuple[str, bytes, tuple[str, ...]]] = [
-        ("wrapper.cpp", _SLIM.encode() + generated.wrapper.encode(), wrapper_flags),
+        ("wrapper.cpp", (_SLIM + model).encode(), wrapper_flags),
+        ("interface.cpp", (_SLIM + interface).encode(), wrapper_flags),
         # What belongs to every model library: the throwing check, the empty constants section.
         ("support.cpp", support, ("-std=c++20", "-O1")),
     ]

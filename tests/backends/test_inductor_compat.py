@@ -11,7 +11,7 @@ import torch
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
 from torch import Tensor, nn
 
-from edgecompile.backends.generated import computes_in_vectors, split_source
+from edgecompile.backends.generated import computes_in_vectors, split_interface, split_source
 from edgecompile.backends.inductor_compat import GeneratedCpp, generate_cpp, vector_isa
 from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.errors import CompileError
@@ -183,6 +183,19 @@ def test_model_code_behind_kernels_is_refused() -> None:
     assert split_source("only a wrapper") == ("only a wrapper\n", "")
     with pytest.raises(CompileError, match="model code after its kernels"):
         split_source("a\n" + marker + "class AOTInductorModel")
+
+
+def test_the_interface_is_split_off_and_the_same_for_every_model() -> None:
+    one, other = (
+        split_interface(generated(*wanted).wrapper)
+        for wanted in (("x86-64-v3", 256), ("x86-64-v4", 512, ()))
+    )
+    assert one[0] == other[0] and one[1] != other[1]
+    for name in ("ModelContainerCreate(", "GetLastError(\n"):
+        assert name in one[0] and name not in one[1]
+    assert "AOTInductorModel::run_impl(" in one[1] and "::run_impl(" not in one[0]
+    with pytest.raises(CompileError, match="doesn't begin with the C interface"):
+        split_interface(one[1])
 
 
 @pytest.mark.parametrize(

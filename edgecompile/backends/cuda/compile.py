@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from edgecompile.backends.cuda.cubins import Assembled
+from edgecompile.backends.generated import split_interface
 from edgecompile.backends.inductor_cpu import called_symbols, link_renamed, torch_include_dirs
 from edgecompile.backends.missing_kernels import missing_kernels_error
 from edgecompile.toolchain.compilers import BuiltObject, Toolchain, compile_object
@@ -27,8 +28,9 @@ from edgecompile.toolchain.native import (
 #: What a program wants of the runtime library, which offers each with ``ec_`` before it.
 FOREIGN = re.compile(r"^(aoti_torch_|cu[A-Z])")
 
+_SLIM_INCLUDE = '#include "generated/slim_streams.h"'
 _SLIM = (
-    '#include "generated/slim_streams.h"\n'
+    f"{_SLIM_INCLUDE}\n"
     'extern "C" void ec_cuda_expect_number(int64_t, int64_t);\n'
     'extern "C" bool ec_cuda_rehearses();\n'
     'extern "C" bool ec_cuda_multiply(int64_t, int32_t, int64_t, int64_t, int64_t, const void*, '
@@ -76,15 +78,21 @@ def build_library(
         CompileError, ToolchainError, DiskFullError.
     """
     march = f"-march={BASELINE_MARCH[toolchain.arch]}"
-    wrapped = compile_object(
-        toolchain,
-        (_SLIM + wrapper).encode(),
-        name="wrapper.cpp",
-        flags=(*_FLAGS, march),
-        include_dirs=(cuda_headers(), *torch_include_dirs(), native_sources()),
-        headers_id=f"torch {torch.__version__}, native {native_headers_id()}, "
-        f"cuda {headers_id(cuda_headers())}",
-    )
+    interface, model = split_interface(wrapper)
+    includes = [x for x in interface.splitlines() if x.startswith("#include <torch/csrc/")]
+    wrapped = [
+        compile_object(
+            toolchain,
+            (_SLIM + source).encode(),
+            name=name,
+            flags=(*_FLAGS, march),
+            include_dirs=(cuda_headers(), *torch_include_dirs(), native_sources()),
+            headers_id=f"torch {torch.__version__}, native {native_headers_id()}, "
+            f"cuda {headers_id(cuda_headers())}",
+            precompiled="".join(f"{line}\n" for line in (_SLIM_INCLUDE, *includes)),
+        )
+        for name, source in (("interface.cpp", interface), ("wrapper.cpp", model))
+    ]
     support = compile_object(
         toolchain,
         (native_sources() / "generated" / "support.cpp").read_bytes(),
@@ -96,7 +104,7 @@ def build_library(
     code = compile_object(
         toolchain, assembly(kernels).encode(), name="kernels.s", flags=("-x", "assembler")
     )
-    objects = (wrapped, support, code)
+    objects = (*wrapped, support, code)
     called = set(filter(FOREIGN.match, called_symbols(toolchain, objects)))
     missing = sorted(name for name in called if f"ec_{name}" not in native.exports)
     if missing:
