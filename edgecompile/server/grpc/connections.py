@@ -38,9 +38,18 @@ async def let_go(port: int, seconds: float) -> None:
         # grpcio's listener hears of it from the kernel, says so in the log, and ends.
         with suppress(OSError):
             item.shutdown(socket.SHUT_RD)
-    end = asyncio.get_running_loop().time() + seconds
-    while any(_sockets(port, listening=False)) and asyncio.get_running_loop().time() < end:
+    clock = asyncio.get_running_loop().time
+    end = clock() + seconds
+    while clock() < end and any(map(_connected, _sockets(port, listening=False))):
         await asyncio.sleep(_LOOK_S)
+
+
+def _connected(item: socket.socket) -> bool:
+    try:
+        item.getpeername()
+    except OSError:  # it listened
+        return False
+    return True
 
 
 def _sockets(port: int, *, listening: bool) -> Iterator[socket.socket]:
