@@ -1,13 +1,16 @@
 """``tune``: which products of the chosen programs cuBLASLt computes faster than Triton's kernels.
 
 Each product is timed within its program, as kernels overlap: all runs with cuBLASLt for it alone beside those without, at
-sizes from a bucket's least to its largest. From so many rows on cuBLASLt is taken as saves the most in all.
+sizes from a bucket's least to its largest. That is done with graphs and, where a bucket takes sizes as they are, without:
+the first runs of a size are queued, and the CPU takes longer to queue cuBLASLt's kernels. From so many rows on cuBLASLt is
+taken as saves the most in all.
 """
 
 import contextlib
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..call.replay import run_cases
+from ..gpu.engines import DEFAULT, PLANNED
 from ..opened import OpenBundle
 from ..stats.counters import median_ms
 from ..triton.engine import CublasLt, TritonEngine
@@ -28,7 +31,7 @@ class Found(NamedTuple):
 
 
 def tune_products(
-    open_with: Callable[[Optional[CublasLt]], OpenBundle],
+    open_with: Callable[[Optional[CublasLt], str], OpenBundle],
     version: int,
     seconds: float,
     say: Callable[[str], None],
@@ -37,7 +40,7 @@ def tune_products(
     """Tests cuBLASLt with the golden vectors, and times each product of each bucket with it and without.
 
     Args:
-        open_with: opens the bundle with the chosen programs, and these products by cuBLASLt.
+        open_with: opens the bundle with the chosen programs, these products by cuBLASLt, in a mode.
         version: of cuBLASLt.
         seconds: how long to measure; every run is made at least 20 times.
         say: gets a line of text for every step.
@@ -46,7 +49,12 @@ def tune_products(
     Raises:
         GpuError: CUDA failed.
     """
-    with contextlib.closing(open_with(None)) as base:
+    with contextlib.ExitStack() as stack:
+        bases = {
+            mode: stack.enter_context(contextlib.closing(open_with(None, mode)))
+            for mode in (PLANNED, DEFAULT)
+        }
+        base = bases[PLANNED]
         manifest = base.manifest
         sizes = [spread_sizes(manifest, bucket) for bucket in range(len(manifest.buckets))]
         rows = [
@@ -56,7 +64,7 @@ def tune_products(
         counts = [max(map(len, items)) for items in rows]
         say("golden vectors: cuBLASLt {}".format(version))
         every = CublasLt(version, tuple((0,) * count for count in counts))
-        with contextlib.closing(open_with(every)) as model:
+        with contextlib.closing(open_with(every, PLANNED)) as model:
             right = _test(model, counts, note)
         found = Found([[-1] * count for count in counts], [])
         busy = [(b, p) for b, count in enumerate(counts) if right[b] for p in range(count)]
@@ -64,16 +72,23 @@ def tune_products(
             say("bucket {}: product {} of {}".format(bucket, product + 1, counts[bucket]))
             alone = [[-1] * count for count in counts]
             alone[bucket][product] = 0
-            with contextlib.closing(
-                open_with(CublasLt(version, tuple(map(tuple, alone))))
-            ) as other:
-                times = _measure((base, other), bucket, sizes[bucket], seconds / len(busy))
-                refused = _engine(other).cublaslt_failure()
+            given = CublasLt(version, tuple(map(tuple, alone)))
+            modes = (PLANNED, DEFAULT) if manifest.buckets[bucket].mode == "exact" else (PLANNED,)
+            times: Dict[str, List[List[float]]] = {}
+            refused = ""
+            for mode in modes:
+                with contextlib.closing(open_with(given, mode)) as other:
+                    models = (bases[mode], other)
+                    budget = seconds / len(busy) / len(modes)
+                    times[mode] = _measure(models, bucket, sizes[bucket], budget)
+                    refused = refused or _engine(other).cublaslt_failure()
             own = [item[product] for item in rows[bucket]]
-            start = -1 if refused else choose_rows(own, *times)
+            without, using = ([ms for mode in modes for ms in times[mode][i]] for i in (0, 1))
+            start = -1 if refused else choose_rows(own * len(modes), without, using)
             found.rows[bucket][product] = start
             entry = {"bucket": bucket, "product": product, "from": start, "rows": own}
-            found.measured.append({**entry, "triton_ms": times[0], "cublaslt_ms": times[1]})
+            ms = {mode: {"triton": item[0], "cublaslt": item[1]} for mode, item in times.items()}
+            found.measured.append({**entry, "ms": ms})
     return found
 
 

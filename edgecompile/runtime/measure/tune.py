@@ -189,7 +189,7 @@ class _Tuner:
             rows: List[List[int]] = [[] for _ in choice]
             return {"version": 0, "rows": rows, "measured": [], "why": self._lacking}
         found = tune_products(
-            lambda cublaslt: self._open(choice, host, cublaslt, False),
+            lambda cublaslt, mode: self._open(choice, host, cublaslt, False, mode),
             self._cublaslt,
             self.seconds,
             self.say,
@@ -200,16 +200,21 @@ class _Tuner:
     def _open_candidate(self, number: int, host: Host) -> OpenBundle:
         """The bundle with that candidate of every program, or with the first where it has fewer."""
         choice = [number if number < count else 0 for count in self._counts]
-        return self._open(choice, host, None, number == 0)
+        return self._open(choice, host, None, number == 0, PLANNED)
 
     def _open(
-        self, choice: Sequence[int], host: Host, cublaslt: Optional[CublasLt], check: bool
+        self,
+        choice: Sequence[int],
+        host: Host,
+        cublaslt: Optional[CublasLt],
+        check: bool,
+        mode: str,
     ) -> OpenBundle:
         own = BundleFolder(self.folder.path)
         try:
             if own.manifest_sha256 != self.folder.manifest_sha256:
                 raise BundleError("{}: was exchanged meanwhile".format(own.path))
-            programs = open_triton_variant(own, self.variant, PLANNED, check, choice, cublaslt)
+            programs = open_triton_variant(own, self.variant, mode, check, choice, cublaslt)
         except BaseException:
             own.close()
             raise

@@ -22,7 +22,10 @@ constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
 
 using Status = int;    // cublasStatus_t; 0 is success
 using Opaque = void*;  // a handle, descriptor, layout or preference
-struct Found {         // cublasLtMatmulHeuristicResult_t
+struct Algorithm {     // cublasLtMatmulAlgo_t
+  uint64_t data[8];
+};
+struct Found {  // cublasLtMatmulHeuristicResult_t
   Algorithm algorithm;
   size_t workspace_bytes;
   Status state;
@@ -160,44 +163,65 @@ Algorithm choose(const Library& library, Opaque product, Opaque b, Opaque a, Opa
   return found.algorithm;
 }
 
-// Queues a product. Its matrices are columns to cuBLASLt, so it is told of out' = b * a'.
-void multiply(const Library& library, const Product& item, std::pair<int64_t, int64_t> key,
-              Products* products, const Run& run) {
-  constexpr int kCompute32 = 68;                            // CUBLAS_COMPUTE_32F, which isn't TF32
-  constexpr int kTransposed = 3, kEpilogue = 7, kBias = 8;  // CUBLASLT_MATMUL_DESC_...
-  constexpr int32_t kTranspose = 1;
-  constexpr uint32_t kAddBias = 4;  // CUBLASLT_EPILOGUE_BIAS
-  const int type = type_of(item.dtype);
-  Made product(library.drop_product);
-  check_status(library.make_product(&product.made, kCompute32, type_of(kFloat32)),
-               "cublasLtMatmulDescCreate");
-  const auto set = [&](int attribute, const void* value, size_t size) {
-    check_status(library.set_product(product.made, attribute, value, size),
-                 "cublasLtMatmulDescSetAttribute");
-  };
-  set(kTransposed, &kTranspose, sizeof kTranspose);
-  if (item.bias != nullptr) {
-    set(kEpilogue, &kAddBias, sizeof kAddBias);
-    set(kBias, &item.bias, sizeof item.bias);
+}  // namespace
+
+// Matrices are columns to cuBLASLt, so it is told of out' = b * a'.
+struct Prepared {
+  Made product, a, b, out;
+  Algorithm algorithm;
+
+  Prepared(const Library& library, const Product& item)
+      : product(library.drop_product),
+        a(library.drop_layout),
+        b(library.drop_layout),
+        out(library.drop_layout) {
+    constexpr int kCompute32 = 68;                 // CUBLAS_COMPUTE_32F, which isn't TF32
+    constexpr int kTransposed = 3, kEpilogue = 7;  // CUBLASLT_MATMUL_DESC_...
+    constexpr int32_t kTranspose = 1;
+    constexpr uint32_t kAddBias = 4;  // CUBLASLT_EPILOGUE_BIAS
+    check_status(library.make_product(&product.made, kCompute32, type_of(kFloat32)),
+                 "cublasLtMatmulDescCreate");
+    set(library, kTransposed, kTranspose);
+    if (item.bias != nullptr) set(library, kEpilogue, kAddBias);
+    set_bias(library, item.bias);
+    lay(library, item.dtype, &a, item.rows, item.depth);
+    lay(library, item.dtype, &b, item.columns, item.depth);
+    lay(library, item.dtype, &out, item.rows, item.columns);
+    algorithm = choose(library, product.made, b.made, a.made, out.made);
   }
-  Made a(library.drop_layout), b(library.drop_layout), out(library.drop_layout);
-  const auto lay = [&](Made* layout, int64_t lines, int64_t size) {
-    check_status(library.make_layout(&layout->made, type, static_cast<uint64_t>(size),
+
+  void set_bias(const Library& library, const void* bias) {
+    constexpr int kBias = 8;  // CUBLASLT_MATMUL_DESC_BIAS_POINTER
+    if (bias != nullptr) set(library, kBias, bias);
+  }
+
+ private:
+  template <class T>
+  void set(const Library& library, int attribute, const T& value) {
+    check_status(library.set_product(product.made, attribute, &value, sizeof value),
+                 "cublasLtMatmulDescSetAttribute");
+  }
+  static void lay(const Library& library, int32_t dtype, Made* layout, int64_t lines,
+                  int64_t size) {
+    check_status(library.make_layout(&layout->made, type_of(dtype), static_cast<uint64_t>(size),
                                      static_cast<uint64_t>(lines), size),
                  "cublasLtMatrixLayoutCreate");
-  };
-  lay(&a, item.rows, item.depth);
-  lay(&b, item.columns, item.depth);
-  lay(&out, item.rows, item.columns);
-  auto known = products->algorithms.find(key);
-  if (known == products->algorithms.end()) {
-    const Algorithm chosen = choose(library, product.made, b.made, a.made, out.made);
-    known = products->algorithms.emplace(key, chosen).first;
   }
+};
+
+namespace {
+
+// Queues a product.
+void multiply(const Library& library, const Product& item, std::shared_ptr<Prepared>* prepared,
+              const Run& run) {
+  if (*prepared == nullptr) *prepared = std::make_shared<Prepared>(library, item);
+  Prepared& known = **prepared;
+  known.set_bias(library, item.bias);
   constexpr float kOne = 1, kZero = 0;
-  check_status(library.multiply(library.handle, product.made, &kOne, item.b, b.made, item.a, a.made,
-                                &kZero, item.out, out.made, item.out, out.made, &known->second,
-                                run.workspace, static_cast<size_t>(kWorkspaceBytes), run.stream),
+  check_status(library.multiply(library.handle, known.product.made, &kOne, item.b, known.b.made,
+                                item.a, known.a.made, &kZero, item.out, known.out.made, item.out,
+                                known.out.made, &known.algorithm, run.workspace,
+                                static_cast<size_t>(kWorkspaceBytes), run.stream),
                "cublasLtMatmul");
 }
 
@@ -233,7 +257,7 @@ EC_API bool ec_cuda_multiply(int64_t number, int32_t dtype, int64_t rows, int64_
     if (library.version != products->version) {
       fail("it was tuned with cuBLASLt %ld, this is %ld", products->version, library.version);
     }
-    multiply(library, item, {number, rows}, products, run);
+    multiply(library, item, &products->prepared[{number, rows}], run);
     return true;
   } catch (const std::exception& error) {
     from = -1;

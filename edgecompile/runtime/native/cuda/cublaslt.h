@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,9 +16,7 @@ namespace ec::cuda {
 // Scratch memory of one product at a time: what NVIDIA recommends for Hopper.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
-struct Algorithm {  // cublasLtMatmulAlgo_t
-  uint64_t data[8];
-};
+struct Prepared;  // what cuBLASLt is told of a product of so many rows
 
 // A program's products, by the numbers that the build gave them.
 struct Products {
@@ -29,7 +28,7 @@ struct Products {
   // Why Triton's kernels compute something after all; written once, before `failed`.
   std::string failure;
   std::atomic<bool> failed{false};
-  std::map<std::pair<int64_t, int64_t>, Algorithm> algorithms;  // by number and rows
+  std::map<std::pair<int64_t, int64_t>, std::shared_ptr<Prepared>> prepared;  // by number and rows
 
   bool need_workspace() const {
     return std::any_of(from.begin(), from.end(), [](int64_t rows) { return rows >= 0; });
