@@ -129,6 +129,31 @@ class Calls:
             self.answered += 1
 
 
+class Paced(Calls):
+    """Clients that ask whether the server lives, every two milliseconds, though no answer has come yet."""
+
+    def _ask_on(self, channel: grpc.Channel) -> None:
+        read = message("ServerLiveResponse").FromString
+        live = channel.unary_unary(f"/{SERVICE}/ServerLive", response_deserializer=read)
+        calls = list[Any]()
+        while not self._stop.is_set():
+            calls.append(live.future(b""))
+            calls[-1].add_done_callback(self._take)
+            time.sleep(0.002)
+        for call in calls:
+            call.exception()  # waits for it
+
+    def _take(self, call: Any) -> None:
+        try:
+            live = call.result().live
+        except grpc.RpcError as error:
+            self.lost.append(error)
+            return
+        with self._lock:
+            self.wrong += not live
+            self.answered += 1
+
+
 def infer(channel: grpc.Channel) -> Any:
     """The method, to be called with a request's bytes."""
     answer = message("ModelInferResponse").FromString
@@ -150,13 +175,14 @@ def free_port() -> int:
 
 @pytest.mark.slow
 def test_another_worker_takes_over(tiny_bundle: Path) -> None:
-    """Nothing is lost, of clients with a call at a time or with several, nor of new ones."""
+    """Nothing is lost: of clients that wait for each answer, of those that don't, nor of new ones."""
     port = free_port()
     serve = serving(f"tiny={tiny_bundle}", "--grpc-port", str(port), "--drain-timeout", "3")
     with (
         serve as server,
         Calls(port, tiny_bundle, clients=2) as calls,
-        Calls(port, tiny_bundle, clients=2, beside=4) as many,
+        Calls(port, tiny_bundle, clients=2, beside=2) as many,
+        Paced(port, tiny_bundle) as paced,
         Calls(port, tiny_bundle, clients=1, anew=True) as new,
     ):
         for _ in range(2):
@@ -165,7 +191,7 @@ def test_another_worker_takes_over(tiny_bundle: Path) -> None:
             server.process.send_signal(signal.SIGHUP)
             while worker in server.workers() or not server.workers():
                 time.sleep(0.01)
-        for each in (calls, many, new):
+        for each in (calls, many, paced, new):
             each.wait(20)
             assert not each.lost and not each.wrong
 
