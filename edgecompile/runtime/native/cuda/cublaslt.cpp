@@ -88,12 +88,15 @@ std::unique_ptr<Library> load(const char* path) {
 const Library& open_library() {
   static std::mutex mutex;
   static std::unique_ptr<Library> library;
-  static std::string failure;
+  static std::string failure, asked;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (library == nullptr && failure.empty()) {
-    const char* given = std::getenv(kVariable);
+  const char* given = std::getenv(kVariable);
+  const std::string path = given != nullptr ? given : "";
+  if (library == nullptr && (failure.empty() || asked != path)) {
+    failure.clear();
+    asked = path;
     std::vector<const char*> names(std::begin(kNames), std::end(kNames));
-    if (given != nullptr && *given != '\0') names = {given};
+    if (!path.empty()) names = {path.c_str()};
     for (const char* name : names) {
       try {
         library = load(name);
