@@ -30,6 +30,7 @@
 #   EDGECOMPILE_FALLBACK   cpu: run on the Jetson's CPU cores where the GPU can't be used
 #   EDGECOMPILE_CUDART     another libcudart than the one that the linker finds
 #   EDGECOMPILE_CUDA_DRIVER  another libcuda than libcuda.so.1, for variants of Triton kernels
+#   EDGECOMPILE_CUBLASLT   another cuBLASLt than the one that is found, for such variants
 
 # TensorRT 10.3 and CUDA 12.6: JetPack 6.2 (L4T r36.4). For another JetPack take the image of its
 # TensorRT; the host's L4T has to fit it.

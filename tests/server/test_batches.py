@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,23 @@ CLIENTS, TURNS = 32, 6
 #: How far an answer may be from that of ``run``.
 CLOSE = 1e-5
 OUTPUT = "pooler_output"
+#: Keeps the event loop from running requests itself, alone, as it does with short ones: these take 0.1 ms.
+NONE_IS_SHORT = """
+from edgecompile.server.schedule.threads import ShortSizes
+
+ShortSizes.get = lambda self, sizes: None
+"""
 
 
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One for which two rows cost hardly more than one."""
-    costs = tmp_path_factory.mktemp("costs") / "costs.json"
-    write_costs(costs, tiny_bundle, COSTS)
-    with serving(tiny_bundle, "--costs", costs) as server:
+    folder = tmp_path_factory.mktemp("costs")
+    write_costs(folder / "costs.json", tiny_bundle, COSTS)
+    (folder / "sitecustomize.py").write_text(NONE_IS_SHORT)
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with serving(tiny_bundle, "--costs", folder / "costs.json", env=environment) as server:
         yield server
 
 
@@ -96,12 +107,16 @@ def test_requests_that_run_together_have_their_own_answers(
     requests = [write_request(ids, binary) for ids in texts]
     order = np.random.default_rng(3)
     before = count_rows(server)
+    (worker,) = server.workers()
     clients = [http.client.HTTPConnection("127.0.0.1", server.port) for _ in range(CLIENTS)]
     try:
         for _ in range(TURNS):
             chosen = order.permutation(len(texts))[:CLIENTS].tolist()
+            # All are there when it looks: else a fast one answers each before the next comes.
+            os.kill(worker, signal.SIGSTOP)
             for client, index in zip(clients, chosen, strict=True):
                 client.request("POST", INFER, *requests[index])
+            os.kill(worker, signal.SIGCONT)
             for client, index in zip(clients, chosen, strict=True):
                 found = read_output(client.getresponse(), binary)
                 np.testing.assert_allclose(found, wanted[index], atol=CLOSE)
@@ -109,4 +124,4 @@ def test_requests_that_run_together_have_their_own_answers(
         for client in clients:
             client.close()
     ran, beside = (now - then for now, then in zip(count_rows(server), before, strict=True))
-    assert ran == CLIENTS * TURNS and beside >= ran // 4
+    assert ran == CLIENTS * TURNS and beside >= ran // 2
