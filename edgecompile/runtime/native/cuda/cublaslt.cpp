@@ -19,6 +19,8 @@ namespace {
 
 constexpr const char* kVariable = "EDGECOMPILE_CUBLASLT";
 constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+// Pairs of product and rows whose descriptors are kept, a few hundred bytes each.
+constexpr size_t kMostPrepared = 1024;
 
 using Status = int;    // cublasStatus_t; 0 is success
 using Opaque = void*;  // a handle, descriptor, layout or preference
@@ -260,6 +262,7 @@ EC_API bool ec_cuda_multiply(int64_t number, int32_t dtype, int64_t rows, int64_
     if (library.version != products->version) {
       fail("it was tuned with cuBLASLt %ld, this is %ld", products->version, library.version);
     }
+    if (products->prepared.size() >= kMostPrepared) products->prepared.clear();
     multiply(library, item, &products->prepared[{number, rows}], run);
     return true;
   } catch (const std::exception& error) {
