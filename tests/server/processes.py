@@ -47,10 +47,15 @@ class Server:
             raise RuntimeError(self.process.communicate()[1])
         self.port = int(json.loads(line)["urls"][0].rpartition(":")[2])
 
-    def workers(self) -> list[int]:
-        """The numbers of its children."""
+    def children(self) -> list[int]:
+        """The numbers of all of its processes, in the order of their starts."""
         path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
         return [int(item) for item in Path(path).read_text().split()]
+
+    def workers(self) -> list[int]:
+        """The numbers of those that open bundles: not of one that waits behind another to be called."""
+        found = self.children()
+        return found[:1] + [number for number in found[1:] if not waits(number)]
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
@@ -79,6 +84,14 @@ def check_inference(server: Server, bundle: Path, path: str = INFER) -> dict[str
         np.testing.assert_allclose(output["data"], wanted[output["name"]].ravel(), atol=1e-5)
     found: dict[str, Any] = answer
     return found
+
+
+def waits(number: int) -> bool:
+    """Whether a process was started as a spare one that opens no bundle until it is called."""
+    try:
+        return b"\0--wait\0process\0" in Path(f"/proc/{number}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -77,12 +77,11 @@ def test_ray_replaces_the_replica(fake_driver: FakeCudart, unchecked: Path) -> N
     fake_driver.reset()
 
 
-@pytest.mark.parametrize("spare", [False, True])
-def test_the_worker_is_replaced(fake_driver_path: Path, unchecked: Path, spare: bool) -> None:
-    options = ["--spare"] * spare
-    with serving(unchecked, *options, env=served(fake_driver_path)) as server:
+@pytest.mark.parametrize("spare", ["none", "process", "models"])
+def test_the_worker_is_replaced(fake_driver_path: Path, unchecked: Path, spare: str) -> None:
+    with serving(unchecked, "--spare", spare, env=served(fake_driver_path)) as server:
         for death in range(2):
-            while len(server.workers()) < 1 + spare:
+            while len(server.children()) < 1 + (spare != "none"):
                 time.sleep(0.01)
             worker = server.workers()[0]
             status, answer = server.ask("POST", INFER, tensors(1, 100 + death, 3))

@@ -21,7 +21,7 @@ import pytest
 from tests.generative import replace_files
 from tests.runtime.golden_files import write_case
 from tests.server.http.asgi import tensor
-from tests.server.processes import INFER, Load, check_inference, serving, write_costs
+from tests.server.processes import INFER, Load, check_inference, serving, waits, write_costs
 
 
 @pytest.mark.parametrize("words", [["edgecompile.server"], ["edgecompile", "serve"]])
@@ -177,16 +177,18 @@ def test_who_was_refused_is_taken_after_retry_after(tiny_bundle: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_spare_worker_takes_over(tiny_bundle: Path) -> None:
-    with serving(tiny_bundle, "--spare") as server, Load(server.port, tiny_bundle) as load:
+@pytest.mark.parametrize("spare", ["process", "models"])
+def test_a_spare_worker_takes_over(tiny_bundle: Path, spare: str) -> None:
+    with serving(tiny_bundle, "--spare", spare) as server, Load(server.port, tiny_bundle) as load:
         for _ in range(3):
-            while len(server.workers()) < 2:
+            while len(server.children()) < 2:
                 time.sleep(0.01)
-            first, spare = server.workers()
+            first, second = server.children()
+            assert waits(second) == (spare == "process")
             load.wait(50)
             os.kill(first, signal.SIGKILL)
             load.wait(50)
-            assert spare in server.workers() and first not in server.workers()
+            assert second in server.children() and first not in server.children()
         load.stop()
         assert len(load.lost) <= 3 * 4 and not load.wrong and set(load.statuses) == {200}
         assert server.end() == 0
@@ -300,10 +302,11 @@ def test_a_stopped_worker_is_replaced_and_its_life_sign_fails_meanwhile(tiny_bun
 
 
 @pytest.mark.slow
-def test_a_killed_supervisor_leaves_no_worker(tiny_bundle: Path) -> None:
+@pytest.mark.parametrize("spare", ["process", "models"])
+def test_a_killed_supervisor_leaves_no_worker(tiny_bundle: Path, spare: str) -> None:
     """Under load: what its worker had begun is answered rightly, and the address is free again."""
-    with serving(tiny_bundle, "--spare") as server:
-        while len(workers := server.workers()) < 2:
+    with serving(tiny_bundle, "--spare", spare) as server:
+        while len(workers := server.children()) < 2:
             time.sleep(0.01)
         with Load(server.port, tiny_bundle) as load:
             load.wait(50)

@@ -12,6 +12,9 @@ from typing import Any
 from edgecompile.runtime.errors import InputError
 from edgecompile.server.settings import Limits, Settings
 
+#: What a second worker, that waits for the first one's death, has done: nothing (there is none), loaded
+#: Python and its packages, or opened and proven the bundles.
+SPARE = ("none", "process", "models")
 _MAX_KEYS_BYTES = 1 << 20
 _LIMITS = {
     "body_bytes": ("BYTES", "take bodies of at most BYTES"),
@@ -42,7 +45,7 @@ class Arguments:
         grpc_port: where gRPC is listened for beside HTTP; None: nowhere.
         settings: of the workers.
         watch_s: seconds between two looks whether a bundle was replaced; 0: never.
-        spare: whether a second worker waits, with its bundles open, for the first one's death.
+        spare: one of ``SPARE``.
     """
 
     bundles: tuple[tuple[str | None, str], ...]
@@ -51,7 +54,7 @@ class Arguments:
     grpc_port: int | None
     settings: Settings
     watch_s: float
-    spare: bool
+    spare: str
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -91,8 +94,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--spare",
-        action="store_true",
-        help="keep a second worker ready to take over at once when one dies: it takes memory of its own",
+        choices=SPARE,
+        default="process",
+        help="keep a second worker that takes over when one dies: its process alone, or with models open",
     )
     add(
         "--stuck-after",

@@ -1,13 +1,16 @@
 """The process that owns the sockets: starts workers, replaces those that die or hang, and swaps them.
 
-A spare worker has all done but accepting, so that it takes the place of one that dies at once. It runs no model and speaks to no client. While no worker lives, connections wait in the sockets' queue.
+It runs no model and speaks to no client. While no worker lives, connections wait in the sockets' queue.
+A spare worker takes the place of one that dies: it has its packages loaded, or all done but accepting.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
+import math
 import os
 import selectors
 import signal
@@ -30,6 +33,8 @@ _BACKLOG = 2048
 _SILENCE = 10.0
 #: Seconds until a worker that died before it was ready is started again: doubled each time.
 _FIRST_DELAY, _LAST_DELAY = 0.1, 30.0
+#: Seconds from a worker's being ready to the start of its spare one: the first requests go first.
+_SPARE_DELAY = 1.0
 
 
 class _Child:
@@ -40,8 +45,9 @@ class _Child:
         sockets: Sequence[socket.socket],
         arguments: Sequence[str],
         suspects: Suspects,
-        spare: bool = False,
+        wait: str | None = None,
     ) -> None:
+        """``wait``: what a spare one has done before it waits; None: it isn't one."""
         self.report, write = os.pipe()
         os.set_blocking(self.report, False)
         os.set_blocking(write, False)
@@ -49,7 +55,7 @@ class _Child:
         command = [sys.executable, "-m", "edgecompile.server.process.worker"]
         self.journal = suspects.new_file()
         command += ["--sockets", ",".join(map(str, numbers)), "--report", str(write)]
-        command += ["--journal", str(self.journal), *["--spare"] * spare, "--"]
+        command += ["--journal", str(self.journal), *(["--wait", wait] if wait else []), "--"]
         # The very package that runs here, whatever is in the working directory.
         root = str(Path(edgecompile.__file__).parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -58,16 +64,22 @@ class _Child:
             [*command, *arguments],
             pass_fds=(*numbers, write, self.journal),
             env=environment,
-            stdin=subprocess.DEVNULL,
+            # What a spare one waits at: a byte calls it, the end says that this process has gone.
+            stdin=subprocess.PIPE if wait else subprocess.DEVNULL,
+            bufsize=0,
             # A terminal's Ctrl-C is the supervisor's; it ends its workers in order.
             start_new_session=True,
         )
         os.close(write)
         self.heard = time.monotonic()
-        self.ready = self.proven = False
-        self.waits = spare
+        self.ready_at = math.inf
         self.left: float | None = None
         self.cleared: list[bytes] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has begun to accept."""
+        return self.ready_at < math.inf
 
     def listen(self) -> bool:
         """Reads what it told; False once it has ended."""
@@ -77,22 +89,24 @@ class _Child:
             return True
         self.heard = time.monotonic()
         words = data.split(b"\n")
-        self.ready |= b"ready" in words
-        self.proven |= b"proven" in words
+        if b"ready" in words:
+            self.ready_at = self.heard
         for word in words:
             if word.startswith(b"clear "):
                 self.cleared.append(bytes.fromhex(word[6:].decode()))
         return bool(data)
 
     def call(self) -> None:
-        """A spare one that has proven its bundles begins to accept."""
-        if self.waits and self.proven:
-            self.waits = False
-            self.process.send_signal(signal.SIGUSR2)
+        """Lets a spare one go on as soon as it can."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has just died
+                self.process.stdin.write(b"\n")
 
     def close(self) -> int:
         """Waits for its end; its exit code."""
         os.close(self.report)
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         return self.process.wait()
 
 
@@ -192,8 +206,8 @@ class Supervisor:
             item.close()
         self._sockets.clear()
 
-    def _start(self, spare: bool = False) -> _Child:
-        child = _Child(self._sockets, self._arguments, self._suspects, spare)
+    def _start(self, wait: str | None = None) -> _Child:
+        child = _Child(self._sockets, self._arguments, self._suspects, wait)
         self._selector.register(child.report, selectors.EVENT_READ, child)
         return child
 
@@ -208,7 +222,8 @@ class Supervisor:
             self._suspects.write(*(item.journal for item in self._children()))
         os.close(child.journal)
         if child is self._spare:
-            _log.warning("the spare worker ended with %d", code)
+            if self._ending is None:
+                _log.warning("the spare worker ended with %d", code)
             self._spare, self._spare_at = None, time.monotonic() + _LAST_DELAY
             return None
         if child is self._next:
@@ -239,11 +254,11 @@ class Supervisor:
                 self._current, self._next = self._next, None
             elif self._spare is not None:
                 self._current, self._spare = self._spare, None
+                self._current.call()
             elif now >= self._start_at:
                 self._current = self._start()
         if self._current is None:
             return
-        self._current.call()
         if self._current.ready and now - self._current.heard > _SILENCE:
             _log.warning("worker %d is stuck and is killed", self._current.process.pid)
             self._current.process.kill()
@@ -265,12 +280,11 @@ class Supervisor:
             self._leave(self._current, signal.SIGUSR1)
             self._current, self._next = self._next, None
         if (
-            self._asked.spare
+            self._asked.spare != "none"
             and self._spare is self._next is None
-            and self._current.ready
-            and now >= self._spare_at
+            and now >= max(self._spare_at, self._current.ready_at + _SPARE_DELAY)
         ):
-            self._spare = self._start(spare=True)
+            self._spare = self._start(wait=self._asked.spare)
 
     def _children(self) -> list[_Child]:
         found = (self._current, self._next, self._spare, *self._leaving)

@@ -2,10 +2,9 @@
 
     python -m edgecompile.server.process.worker --sockets 3,4 --report 5 --journal 6 -- OPTIONS…
 
-What it tells the supervisor, a line each on the pipe ``--report``: "proven" once all models passed their
-golden vectors, "ready" when it accepts, which a spare one (``--spare``) does on SIGUSR2; "alive" every half
-second while its loop turns and no run is stuck; "clear" with the key of a suspected request that ran well.
-It ends by itself once a GPU is broken for its process.
+What it tells the supervisor, a line each on the pipe ``--report``: "ready" when it accepts, "alive" every half
+second while its loop turns and no run is stuck, "clear" with the key of a suspected request that ran well.
+A spare one (``--wait``) waits for a byte on its standard input, before it opens the bundles or accepts. It ends by itself once a GPU is broken for its process.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 from urllib.parse import quote
 
 from edgecompile import __version__
@@ -31,10 +29,15 @@ from edgecompile.server.errors import StartError
 from edgecompile.server.http.app import App
 from edgecompile.server.http.connections import Listener
 from edgecompile.server.journal import Journal
-from edgecompile.server.process.arguments import Arguments, parse
+from edgecompile.server.process.arguments import SPARE, Arguments, parse
 from edgecompile.server.schedule.costs import read_document
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.serving import Repository, ServedModel
+
+try:
+    from uvloop import run
+except ImportError:
+    from asyncio import run
 
 #: A bundle that can't be served; starting it again wouldn't help.
 UNUSABLE = 3
@@ -56,27 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sockets", required=True)
     parser.add_argument("--report", type=int, required=True)
     parser.add_argument("--journal", type=int, required=True)
-    parser.add_argument("--spare", action="store_true")
+    parser.add_argument("--wait", choices=SPARE[1:])
     parser.add_argument("rest", nargs="*")
     options = parser.parse_args(arguments)
+    if options.wait == "process" and not os.read(sys.stdin.fileno(), 1):
+        return 0
     logging.basicConfig(format="edgecompile[%(process)d]: %(message)s", level=logging.INFO)
     asked = parse(options.rest)
     sockets = [socket.socket(fileno=int(item)) for item in options.sockets.split(",")]
-    worker = Worker(asked, sockets, options.report, options.journal, options.spare)
+    worker = Worker(asked, sockets, options.report, options.journal, options.wait == "models")
     try:
-        return _run(worker.serve())
+        return run(worker.serve())
     except EdgecompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return UNUSABLE
-
-
-def _run(task: Any) -> int:
-    try:
-        import uvloop
-    except ImportError:
-        return int(asyncio.run(task))
-    code: int = uvloop.run(task)
-    return code
 
 
 class Worker:
@@ -90,6 +86,7 @@ class Worker:
         journal: int,
         spare: bool = False,
     ) -> None:
+        """``spare``: it waits, all else done, until it is called."""
         self._asked = asked
         self._sockets = sockets
         self._report = report
@@ -127,13 +124,11 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end.set)
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
-        loop.add_signal_handler(signal.SIGUSR2, self._go.set)
         for served in self._repository:
             await loop.run_in_executor(None, prove, served.model)
         # What is there now stays: no collection has to look at it again.
         gc.collect()
         gc.freeze()
-        self._tell("proven")
         beating = loop.create_task(self._beat())
         if self._spare and not await self._called():
             return 0
@@ -207,11 +202,18 @@ class Worker:
 
     async def _called(self) -> bool:
         """Waits until this worker has to take another one's place; False: it has to end."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(sys.stdin, self._on_call)
         waits = [asyncio.ensure_future(event.wait()) for event in (self._go, self._end)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+        loop.remove_reader(sys.stdin)
         return not self._end.is_set()
+
+    def _on_call(self) -> None:
+        called = os.read(sys.stdin.fileno(), 1)
+        (self._go if called else self._end).set()
 
     def _hand_over(self) -> None:
         """Another worker accepts on the same sockets."""
