@@ -25,13 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 #: pytest's -k for each file: all seeds and sizes would take a quarter of an hour. A process with
 #: several threads that forks aborts inside qemu-user itself.
 SELECTED = {
-    "test_simd.py": "",
-    "test_gemm.py": "not (random_shapes or strided_batches) or armv8-a-0",
-    "test_gemm_narrow.py": "not (random_shapes or every_number_of_rows or long_rows) or armv8-a-0 or 2065",
-    "test_convolution_kernels.py": "",
+    "kernels/test_simd.py": "",
+    "kernels/test_gemm.py": "not (random_shapes or strided_batches) or armv8-a-0",
+    "kernels/test_gemm_narrow.py": "not (random_shapes or every_number_of_rows or long_rows) or armv8-a-0 or 2065",
+    "kernels/test_convolution_kernels.py": "",
     # Nothing here multiplies pairs of bfloat16: masks with and without permission, not each with both.
-    "test_attention.py": "not (long_sequences and (512 or 1100)) and (not (random_shapes or longer_cache or may_be_rounded) or armv8-a-0) and not (row_for_each_query and (False-False or True-True))",
-    "test_vecmath.py": "not two_ulp or exp or tanh or erf or log or sin or pow",
+    "kernels/test_attention.py": "not (long_sequences and (512 or 1100)) and (not (random_shapes or longer_cache or may_be_rounded) or armv8-a-0) and not (row_for_each_query and (False-False or True-True))",
+    "kernels/test_vecmath.py": "not two_ulp or exp or tanh or erf or log or sin or pow",
     "test_threads.py": "not forked_child and not idle_workers and not busy_neighbours",
 }  # fmt: skip
 
@@ -56,7 +56,7 @@ def test_native_tests_pass_on_aarch64(file: str, arm64_python: str, cross_tools:
 
 def test_dot_products_pass_on_aarch64(arm64_python: str, cross_tools: Path) -> None:
     run_emulated(
-        "test_gemm_narrow.py", DOTPROD, "cortex-a76", arm64_python, cross_tools, "aarch64-dotprod"
+        "kernels/test_gemm_narrow.py", DOTPROD, "cortex-a76", arm64_python, cross_tools, "aarch64-dotprod"
     )
 
 

@@ -174,8 +174,11 @@ def _code_key() -> str:
 
 def _key(entry: Entry, upto: str, code: str) -> str:
     digest = hashlib.sha256(f"{entry.name} {entry.group} {upto} {code}".encode())
-    for source in (*entry.sources, "entry", "worker"):
-        path = Path(__file__).with_name(f"{source}.py")
+    here = Path(__file__).parent
+    for name in ("entry", "worker"):
+        digest.update((here / f"{name}.py").read_bytes())
+    for source in entry.sources:
+        path = here / "models" / f"{source}.py"
         # What isn't a file's name is the data itself.
         digest.update(path.read_bytes() if source.isidentifier() else source.encode())
     return digest.hexdigest()[:16]

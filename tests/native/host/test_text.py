@@ -222,7 +222,7 @@ def test_too_little_memory_for_the_caches(
 def test_with_sanitizers(fake_driver: FakeCudart, decoder: str) -> None:
     """A program in C: right tokens in each mode, and the end of it where a call fails."""
     machine = MACHINES[NATIVE_ARCH]
-    source = Path(__file__).with_name("host_text.c")
+    source = Path(__file__).parent / "programs" / "host_text.c"
     program = c_host.build(machine, "text", [source], flags=c_host.SANITIZERS)
     wanted = generate([5], 7)
     for mode in ("planned", "default", "reduce-overhead"):
