@@ -56,7 +56,12 @@ def test_native_tests_pass_on_aarch64(file: str, arm64_python: str, cross_tools:
 
 def test_dot_products_pass_on_aarch64(arm64_python: str, cross_tools: Path) -> None:
     run_emulated(
-        "kernels/test_gemm_narrow.py", DOTPROD, "cortex-a76", arm64_python, cross_tools, "aarch64-dotprod"
+        "kernels/test_gemm_narrow.py",
+        DOTPROD,
+        "cortex-a76",
+        arm64_python,
+        cross_tools,
+        "aarch64-dotprod",
     )
 
 

@@ -37,7 +37,7 @@ from edgecompile.server.serving import Repository, ServedModel
 try:
     from uvloop import run
 except ImportError:
-    from asyncio import run
+    from asyncio import run  # type: ignore[assignment]
 
 #: A bundle that can't be served; starting it again wouldn't help.
 UNUSABLE = 3
