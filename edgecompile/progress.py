@@ -1,4 +1,4 @@
-"""How the library tells whoever is listening what it is doing.
+"""Progress reports of the library to its caller.
 
 The library never prints. A function that takes longer than a moment accepts a ``Progress`` and
 reports to it; the command line shows the reports on stderr, tests and other programs pass

@@ -105,7 +105,7 @@ class AuditVerdict:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> AuditVerdict:
-        """What :meth:`to_json` gave, but for what a disassembly showed."""
+        """The inverse of :meth:`to_json`, without the facts that a disassembly showed."""
         fields = {name: value for name, value in data.items() if name not in ("ok", "instructions")}
         findings = tuple(Finding(**item) for item in data["findings"])
         return AuditVerdict(**{**fields, "findings": findings, "needed": tuple(data["needed"])})
@@ -221,7 +221,7 @@ def judge(
 
 
 def _evidence(library: Path, arch: str, objdump: str) -> InstructionEvidence:
-    """What the instructions of a library are, found once for all libraries of the same content."""
+    """The evidence in a library's instructions, found once for all libraries of the same content."""
     known = (file_sha256(library), arch, objdump)
     if known not in _seen:
         if len(_seen) >= _MOST_SEEN:

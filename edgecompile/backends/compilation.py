@@ -195,7 +195,7 @@ def _compile_here(
     folder: Path,
     jobs: int | None,
 ) -> Generator[Artifact, None, None]:
-    """What is known already, and the rest compiled in threads, in the order of the tasks."""
+    """Yields known programs, and compiles the rest in threads, in the order of the tasks."""
     with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
         try:
             yield from pool.map(lambda task, a: a or backend.compile_program(task), tasks, known)

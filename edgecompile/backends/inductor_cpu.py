@@ -145,7 +145,7 @@ class ProgramTask:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def find_known(self) -> Artifact | None:
-        """What an earlier process left at ``output``, if it has this key and is whole."""
+        """The program that an earlier process left at ``output``, if it has this key and is whole."""
         try:
             artifact = Artifact.load(self.output.with_suffix(".json"))
         except CompileError:

@@ -31,7 +31,7 @@ from edgecompile.toolchain.compilers import find_toolchain
 
 
 class Backend(Protocol):
-    """What compiles a program."""
+    """A compiler of programs."""
 
     def compile_program(self, task: ProgramTask) -> Artifact: ...
 
@@ -59,7 +59,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Returned:
-    """What comes back of a task.
+    """The result of a task as it travels back.
 
     Attributes:
         artifact: its paths are the other machine's; or what was wrong.
@@ -73,7 +73,7 @@ class Returned:
 
 
 def describe_tools(arch: str) -> dict[str, str]:
-    """What shapes a library beside the task, by names for people."""
+    """Facts that shape a library beside the task, by names for people."""
     return {
         "edgecompile": own_files_id()[:12],
         "torch": torch.__version__,

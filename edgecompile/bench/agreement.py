@@ -1,4 +1,4 @@
-"""How well outputs agree with eager's."""
+"""Compares outputs with eager's."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def rehearse(bundle: Path, variant: str) -> None:
 
 
 def _find_problems(folder: BundleFolder, variant: Variant) -> list[str]:
-    """What is wrong, at most :data:`_MOST_LISTED` of it."""
+    """Lists problems, at most :data:`_MOST_LISTED`."""
     assert variant.gpu is not None
     pinned = pin_library(folder, variant.runtime)
     library = load_gpu_library(pinned, os.path.basename(variant.runtime), None)

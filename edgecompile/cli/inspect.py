@@ -147,7 +147,7 @@ def _padding_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _gpu_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a bundle's programs for a GPU are, and what they were checked by; none where there are none."""
+    """A line on a bundle's programs for a GPU and the checks that they passed; none where there are none."""
     found = [item["gpu"] for item in manifest["variants"] if item.get("gpu")]
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""Whether a bundle's traffic has moved away from its plan, and whether that costs.
+"""Tells whether a bundle's traffic has moved away from its plan, and whether that costs.
 
 Two separate questions. *Has it moved?* By the Kolmogorov-Smirnov distance between the lengths that the
 bundle was planned for and those that devices were asked for: it has to be over a threshold, and over

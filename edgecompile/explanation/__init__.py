@@ -1,1 +1,1 @@
-"""Why a model is refused or slow."""
+"""Explains why a model is refused or slow."""

@@ -1,4 +1,4 @@
-"""Where time goes: the FLOPs and bytes of one run, by operator, from running the lowered graph."""
+"""The FLOPs and bytes of one run by operator, from running the lowered graph."""
 
 from __future__ import annotations
 

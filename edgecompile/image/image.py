@@ -55,7 +55,7 @@ _COMMAND = {
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """What is asked for.
+    """A request for an image.
 
     Attributes:
         bundles: one for each architecture, or one for several.

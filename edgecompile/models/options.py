@@ -1,4 +1,4 @@
-"""How a model is to be loaded, as far as users can say so."""
+"""Options of loading a model."""
 
 from __future__ import annotations
 

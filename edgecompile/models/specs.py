@@ -25,7 +25,7 @@ _Own = TypeVar("_Own", bound="_Spec")
 
 
 class _Spec:
-    """What a spec is in a file."""
+    """Reads and writes specs as JSON."""
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""

@@ -25,7 +25,7 @@ _STEPS = 100
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """What a server has to know beside the costs.
+    """A server's settings beside the costs.
 
     Attributes:
         joins: whether requests may share a run: no row changes with those beside it.
@@ -92,7 +92,7 @@ def plan_server(subject: Subject, planned: Planned) -> ServerPlan:
 def measure_server(
     server: ServerPlan, bundle: Path, manifest: Manifest, tell: Callable[[str], None]
 ) -> Mapping[str, Any]:
-    """What goes into the manifest's ``plan.server``; see FORMAT.md.
+    """Measures costs, and makes the manifest's ``plan.server``; see FORMAT.md.
 
     Raises:
         VerificationError: the bundle's runtime failed.

@@ -152,7 +152,7 @@ def contents(
     compiled: CompiledModel,
     resolved: ResolvedPrecision,
 ) -> Contents:
-    """What the stages made, to be packed."""
+    """Collects the stages' results, to be packed."""
     return Contents(
         subject.whole.model,
         planned.plan,

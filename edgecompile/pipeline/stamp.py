@@ -1,4 +1,4 @@
-"""Whether a bundle is what the same build made before: then there is nothing to do.
+"""Finds out whether a bundle is the result of the same build made before: then there is nothing to do.
 
 A build leaves ``built.json`` in its work folder: a key of everything that shaped the bundle, and
 the hash of the bundle's manifest, which names the hash of every file. Nothing here loads a

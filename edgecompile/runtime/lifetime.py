@@ -1,4 +1,4 @@
-"""Which calls of a model are under way, and what is freed when the last one is over.
+"""The calls of a model that are under way, and the memory that is freed when the last one is over.
 
 Nothing here takes a lock: a signal handler or a finalizer may close a model at any moment, also while
 its own thread is in the middle of a call or of this very code. A call is an entry of a dict, under a

@@ -1,4 +1,4 @@
-"""Which variant of a bundle is opened, for what is asked and what this machine has."""
+"""Chooses the variant of a bundle to open, by the caller's wishes and the machine."""
 
 import os
 import platform

@@ -30,7 +30,7 @@ _SHORT = 2000
 
 @dataclass(frozen=True)
 class Piece:
-    """What became known of a text: new characters, how many tokens are there, why it ended or None."""
+    """A piece of a text: its new characters, the number of tokens so far, and why the text ended or None."""
 
     text: str
     tokens: int
@@ -265,7 +265,7 @@ class _Held:
         self.stopped = False
 
     def add(self, text: str) -> str:
-        """What can be given out now that ``text`` has come."""
+        """Takes ``text``, and returns all that can be given out now."""
         self._text += text
         found = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
         if found:
@@ -278,7 +278,7 @@ class _Held:
         return given
 
     def rest(self) -> str:
-        """What was held back and is no stop after all."""
+        """The characters that were held back and are no stop after all."""
         return self._text
 
 

@@ -1,4 +1,4 @@
-"""Which requests run, written where it outlives the worker; those that killed two are refused a while.
+"""A record of running requests that outlives the worker; those that killed two are refused a while.
 
 The supervisor makes a file in memory for each worker. The worker notes there what runs; if it dies, or what
 runs breaks its GPU, the supervisor reads what that was, and writes to all workers' files which requests are suspects.
@@ -34,7 +34,7 @@ _FREE = bytes(_DIGEST)
 
 
 def digest(model: str, inputs: Mapping[str, NDArray[Any]]) -> bytes:
-    """What tells requests apart: the model's name, and all of the inputs, in their order."""
+    """Identifies a request by the model's name and all of the inputs, in their order."""
     found = hashlib.blake2b(model.encode(), digest_size=_DIGEST)
     for name, array in inputs.items():
         # The dtype's code: numpy makes up its name anew, in a dozen calls of Python.

@@ -22,7 +22,7 @@ from edgecompile.server.settings import Settings
 
 @dataclass(frozen=True)
 class Options:
-    """What the application is started with.
+    """The options of the application.
 
     Attributes:
         bundle: its folder, at the same path on every machine.
@@ -99,7 +99,7 @@ class Replica:
         self._app = App(Repository([self._model]), settings)
 
     def __serve_build_asgi_app__(self) -> App:
-        """What Ray hands requests to."""
+        """The application that Ray hands requests to."""
         return self._app
 
     async def check_health(self) -> None:

@@ -166,7 +166,7 @@ class ServedModel:
         return [text if isinstance(text, TokenizedText) else next(made) for text in texts]
 
     def encoder(self) -> TextEncoder:
-        """What turns texts into inputs.
+        """The encoder of texts as inputs.
 
         Raises:
             Unprocessable: the bundle takes no texts, or the package tokenizers isn't installed.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may ask for at most.
+    """Limits on a client's requests.
 
     Attributes:
         body_bytes: of a request's body, as it arrives.

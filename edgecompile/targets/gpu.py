@@ -92,7 +92,7 @@ class GpuSpec:
 
     @property
     def facts(self) -> GpuFacts:
-        """What shapes Triton's code: the least of all that it is assembled for.
+        """The facts that shape Triton's code: the least of all GPUs that it is assembled for.
 
         Raises:
             TargetError: Triton's code can't be made for it.
@@ -147,7 +147,7 @@ class GpuSpec:
 
 
 def profile_bytes(weight_bytes: int, precision: str) -> int:
-    """What one more profile adds to an engine of TensorRT, in bytes.
+    """The bytes that one more profile adds to an engine of TensorRT.
 
     By TensorRT 8.6.0 on an H100: in fp32 MiniLM's engine grew by 5 MB a profile, BERT-base's by 6. In fp16 the kernels of
     each profile want some weights in an order of their own: 0.1 to 0.9 of them, 0.35 in an encoder of MiniLM's sizes

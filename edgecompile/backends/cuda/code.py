@@ -33,7 +33,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class RawCode:
-    """What Inductor generated.
+    """The output of Inductor for one program.
 
     Attributes:
         wrapper: C++ of the model class.

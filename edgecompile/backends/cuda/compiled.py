@@ -19,7 +19,7 @@ PREFIX = "triton-"
 
 @dataclass(frozen=True)
 class GpuPrograms:
-    """What compiling for a GPU made.
+    """The compiled programs for a GPU.
 
     Attributes:
         natives: runtime library by architecture of the host.
@@ -52,7 +52,7 @@ class GpuPrograms:
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """What the programs were held against on the build host, by name; ``audit`` is one."""
+        """Names of the checks that the programs passed on the build host; ``audit`` is one."""
         made = [
             {item["kind"] for item in artifact.lowering["checks"]}
             for arch in self.artifacts
@@ -78,7 +78,7 @@ class GpuPrograms:
         return max(found, key=lambda text: [int(part) for part in text.split(".")], default="2.17")
 
     def to_json(self) -> dict[str, Any]:
-        """What a report says of them."""
+        """The programs' part of a report."""
         arch, some = next(iter(self.artifacts.items()))
         more = self.alternatives.get(arch, ())
         return {

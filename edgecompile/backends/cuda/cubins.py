@@ -96,7 +96,7 @@ class Assembled:
         return bytes(head).ljust(start, b"\0") + bytes(body)
 
     def to_json(self) -> dict[str, Any]:
-        """What is worth knowing of it."""
+        """The kernel's facts for a report."""
         images = []
         for image in self.images:
             facts = plain_fields(image)

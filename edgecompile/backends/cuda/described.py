@@ -38,7 +38,7 @@ UNGUARDED: Mapping[str, Callable[..., Tensor]] = {
 
 
 def properties_of(gpu: GpuFacts) -> types.SimpleNamespace:
-    """What ``torch.cuda.get_device_properties`` would say."""
+    """Stands in for the result of ``torch.cuda.get_device_properties``."""
     major, minor = divmod(gpu.compute_capability, 10)
     return types.SimpleNamespace(
         name=f"sm_{gpu.compute_capability}",
@@ -58,7 +58,7 @@ def properties_of(gpu: GpuFacts) -> types.SimpleNamespace:
 
 
 class IdleDriver:
-    """What Triton asks of its driver as long as nothing runs."""
+    """Answers Triton's questions to its driver as long as nothing runs."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability

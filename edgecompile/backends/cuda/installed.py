@@ -79,7 +79,7 @@ def ptxas_version(path: Path) -> str:
 
 
 def run_assembler(command: Sequence[str], what: str = "") -> str:
-    """What a command prints; raises CompileError where it fails, naming the kernel that it was for."""
+    """Runs a command and returns its output; raises CompileError where it fails, naming the kernel that it was for."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What numbers may be that a run reads from the GPU, by what the model asserts of them."""
+"""Ranges of the numbers that a run reads from the GPU, by what the model asserts of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What of Inductor is done otherwise while it generates code for a GPU: which tile a product gets, what a number that
-is read from the GPU may be, how many warps reduce a line, and two mistakes.
+"""Changes to Inductor while it generates code for a GPU: a product's tile, the range of a number that is read
+from the GPU, the warps that reduce a line, and two mistakes.
 
 One mistake: what stands outside a tensor is read as a load with a mask, such as a pool's zeros around an image.
 Where the tensor was made by the same kernel, Inductor takes the value at hand and forgets the mask; in an image

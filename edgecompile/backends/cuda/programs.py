@@ -230,7 +230,7 @@ class _Task:
         return {arch: self.link(arch, made) for arch in self.natives}
 
     def find_known(self, arch: str) -> Artifact | None:
-        """What an earlier process left, if it has this key and is whole."""
+        """The program that an earlier process left, if it has this key and is whole."""
         try:
             artifact = Artifact.load(self.output(arch).with_suffix(".json"))
         except CompileError:

@@ -22,7 +22,7 @@ Rule = Callable[[Node], bool | str]
 
 @dataclass
 class LoweringReport:
-    """What was rewritten, for the build log, explanations and tests.
+    """Counts of rewrites, for the build log, explanations and tests.
 
     Attributes:
         counts: how often, by kind: ``linears``, ``norms``, ``attentions``, ``recurrences``,

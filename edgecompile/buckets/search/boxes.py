@@ -48,7 +48,7 @@ def make_buckets(
 
 
 def _hints(extents: Sequence[tuple[int, int]], problem: Problem) -> list[int]:
-    """What an exact bucket is tuned for on each axis."""
+    """The size on each axis that an exact bucket is tuned for."""
     assert problem.exact is not None
     sizes = problem.sizes[:, : len(extents)]
     lows, highs = np.transpose(extents)

@@ -14,7 +14,7 @@ _TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 def read_chat(folder: Path) -> bytes | None:
-    """What a bundle holds in ``CHAT_FILE``, as FORMAT.md has it; None: the folder has no template.
+    """The content of ``CHAT_FILE`` as FORMAT.md has it; None: the folder has no template.
 
     It is looked for where transformers does: in chat_template.jinja, chat_template.json and
     tokenizer_config.json. Of several in a list the one called "default" is taken.

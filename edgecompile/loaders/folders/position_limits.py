@@ -1,4 +1,4 @@
-"""How long an input a transformer allows: from its position tables, else its configuration."""
+"""Finds the longest input that a transformer allows: from its position tables, else its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a transformers model is made to attend to a cache that is longer than what is written.
+"""Makes transformers models attend to a cache that is longer than its content.
 
 Most models ask a table of transformers' for their attention function. The first choice is our own
 operator, which takes the place of the tokens instead of a mask; the second attends with the masks

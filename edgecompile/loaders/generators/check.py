@@ -1,4 +1,4 @@
-"""Whether a model over its caches says what it says by itself: tried before anything is compiled."""
+"""Compares a model over its caches with the model alone, before anything is compiled."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class _Kit:
 
 
 def target_resource(target: str) -> str:
-    """What a machine has to say that it has: ``ray start --num-cpus 0 --resources '{"target:NAME": 1}'``.
+    """The resource that a machine must declare: ``ray start --num-cpus 0 --resources '{"target:NAME": 1}'``.
 
     Without CPUs nothing is compiled there, and with one of these one calibration runs at a time.
     """

@@ -1,4 +1,4 @@
-"""Where a model's costs come from: the best source that there is.
+"""Finds a model's costs in the best source that there is.
 
 A calibration file of the device, or with ``--on ray`` what a machine of the cluster that is the target
 measures; else a measuring kit (:mod:`edgecompile.planning.costs.kits`) run by the shipped runtime on this host; else, where this host can't run the target's code, a roofline. The cost model

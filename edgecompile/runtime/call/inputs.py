@@ -148,8 +148,8 @@ class InputChecker:
         sizes: Mapping[str, int],
         fills: Sequence[Mapping[str, int]],
     ) -> Mapping[str, int]:
-        """What axes are padded to: the first of ``fills`` with which a generative program's rows lie
-        within its caches; others have none.
+        """The sizes that axes are padded to: the first of ``fills`` with which a generative program's rows are
+        within its caches; other programs have none.
 
         Args:
             arrays, sizes: of ``check``.

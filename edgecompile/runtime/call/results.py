@@ -1,4 +1,4 @@
-"""Where a run's outputs go: new arrays, or the caller's own."""
+"""Arrays for a run's outputs: new ones, or the caller's own."""
 
 from typing import (
     TYPE_CHECKING,

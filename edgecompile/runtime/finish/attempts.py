@@ -13,7 +13,7 @@ Group = Tuple[int, ...]
 
 
 class Way(NamedTuple):
-    """What engines may be: narrower after each that was built and doesn't serve.
+    """Limits on an engine: narrower after each engine that was built and can't be used.
 
     ``profiles``: how many at most. ``pinned``: whether the recipe's values stay float32 where the builder
     chooses types.

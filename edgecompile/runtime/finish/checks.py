@@ -24,7 +24,7 @@ class Room(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """What a build may begin with.
+    """The limits that a build may begin with.
 
     ``workspace``: bytes. ``notes``: for people. ``short``: the prediction says that memory won't do, and the user wants
     it tried.

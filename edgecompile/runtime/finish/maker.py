@@ -138,7 +138,7 @@ class EngineMaker:
         return engine
 
     def _narrower(self, built: FinishedEngine, wrong: bool) -> Optional[Way]:
-        """What to build in the place of an engine that is wrong or can't be used; None: nothing helps.
+        """The limits for the engine built in place of one that is wrong or can't be used; None: nothing helps.
 
         TensorRT 8.6 sometimes can't open what it built with several profiles, or calculates wrongly with it.
         """

@@ -16,7 +16,7 @@ def find_rival(variants: Sequence[Variant], variant: Variant) -> Optional[Varian
 
 
 def describe_rival(manifest: Manifest, rival: Variant) -> Dict[str, Any]:
-    """What a comparison with it is about: its name, and the hashes of its programs."""
+    """The key of a comparison with the rival: its name, and the hashes of its programs."""
     return {"name": rival.name, "programs": [manifest.files[x].sha256 for x in rival.programs]}
 
 

@@ -268,7 +268,7 @@ class _VariantReader:
         return tuple(found)
 
     def _gpu(self, entry: Field) -> Optional[GpuSpec]:
-        """What a variant needs of a GPU; None when a problem was noted."""
+        """A variant's requirements of a GPU; None when a problem was noted."""
         if not entry:
             return None
         before = entry.problems.count

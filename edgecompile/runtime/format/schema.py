@@ -141,7 +141,7 @@ class Tolerance(NamedTuple):
 
 
 class GpuSpec(NamedTuple):
-    """What the programs of a variant of the backend "triton" need of a GPU, and how they compute.
+    """Requirements of the programs of the backend "triton" of a GPU, and how they compute.
 
     ``compute_capabilities`` such as "8.7" have machine code; ``ptx`` is the least one for which there
     is code that the driver compiles, or None. ``driver`` is CUDA's number of the oldest driver, 12060

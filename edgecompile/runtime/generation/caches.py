@@ -1,4 +1,4 @@
-"""Where a text's caches lie: in this process, or on a GPU, which they never leave."""
+"""The memory of a text's caches: in this process, or on a GPU, which they never leave."""
 
 import functools
 import weakref

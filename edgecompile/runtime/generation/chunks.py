@@ -1,4 +1,4 @@
-"""Which program runs the next tokens of a text, at what length, over how much of the cache.
+"""Chooses the program for the next tokens of a text, their number, and how much of the cache it sees.
 
 A prompt is run in chunks, each by one program. Tokens may be filled up behind their end, since the
 rows that this writes are overwritten before they are seen; so a chunk that is in no bucket's

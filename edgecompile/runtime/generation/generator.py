@@ -1,4 +1,4 @@
-"""How new tokens are asked for: the methods that a model and a session share."""
+"""Generator: the methods to ask for new tokens, shared by a model and a session."""
 
 from typing import TYPE_CHECKING, Any, Callable, List, Optional
 

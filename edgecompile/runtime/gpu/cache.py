@@ -1,4 +1,4 @@
-"""Where finished engines lie, and how one is found: a folder per key, a stamp as its last file.
+"""The folder of finished engines: a folder per key, a stamp as its last file.
 
 The key is a digest of everything that TensorRT says an engine depends on and of everything that it
 was built from; neither names nor times are part of it. A folder holds

@@ -113,7 +113,7 @@ def check_not_forked() -> None:
 
 
 def load_once(variable: str, find: "Callable[[str], _Library]") -> "_Library":
-    """What ``find`` makes of the variable's value, "" where it isn't set; once per process."""
+    """Calls ``find`` with the variable's value, "" where it isn't set, once per process."""
     check_not_forked()
     with _lock:
         key = (variable, os.environ.get(variable, ""))

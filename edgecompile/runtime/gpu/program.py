@@ -24,7 +24,7 @@ _MOST_COUNTED = 4096
 
 
 class _Shaped:
-    """What runs of the same shapes share: where arrays lie, what is copied, a graph if there is one."""
+    """The state that runs of the same shapes share: places of arrays, copies, a graph if there is one."""
 
     def __init__(
         self,

@@ -209,7 +209,7 @@ class GpuPrograms:
 
     @property
     def engine(self) -> Engine:
-        """What computes."""
+        """The engine that computes."""
         return self._engine
 
     def describe(self) -> Dict[str, Any]:

@@ -171,7 +171,7 @@ def choose_rows(rows: Sequence[int], without: Sequence[float], using: Sequence[f
 
 
 def format_products(report: Mapping[str, Any]) -> List[str]:
-    """What was found, for people, a line for each product."""
+    """The results for people, a line for each product."""
     version = report["version"]
     if not version:
         return ["no cuBLASLt: {}".format(report["why"])]

@@ -1,4 +1,4 @@
-"""Where the time of a bundle's runs goes: by kernel, against what the machine can do at most."""
+"""Divides the time of a bundle's runs by kernel, and compares it with the machine's limits."""
 
 import time
 from functools import partial

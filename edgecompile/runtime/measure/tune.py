@@ -183,7 +183,7 @@ class _Tuner:
         }
 
     def _tune_products(self, choice: Sequence[int], host: Host) -> Dict[str, Any]:
-        """What the record says of cuBLASLt."""
+        """Measures products by cuBLASLt, for the record."""
         if not self._cublaslt:
             self.say("no cuBLASLt: " + self._lacking)
             rows: List[List[int]] = [[] for _ in choice]

@@ -90,7 +90,7 @@ def load_gpu_library(pinned: PinnedLibrary, soname: str, driver: Optional[Driver
 
 
 class Rehearsal(NamedTuple):
-    """What a run of certain inputs will do: its outputs' shapes, memory in bytes, kernel launches."""
+    """A forecast of a run with certain inputs: its outputs' shapes, memory in bytes, kernel launches."""
 
     outputs: List[Sizes]
     dtypes: List[str]

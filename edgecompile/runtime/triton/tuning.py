@@ -1,4 +1,4 @@
-"""Which of a bundle's programs run on this GPU: its first ones, or those that ``tune`` found faster.
+"""Chooses a bundle's programs for this GPU: its first ones, or those that ``tune`` found faster.
 
 The cache has ``tuned/<key>/choice.json``. The key is a digest of the device, its driver and the programs to
 choose from; neither names nor times are part of it. The file comes by a rename. A choice is of programs of
@@ -27,7 +27,7 @@ _MOST_PRODUCTS, _MOST_ROWS = 4096, 1 << 62
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found: ``choice`` has for each program of ``list_candidates`` 0 or the number of an alternative,
+    """The result of ``tune``: ``choice`` has for each program of ``list_candidates`` 0 or the number of an alternative,
     from 1 on; ``cublaslt`` is None where no product was faster with it."""
 
     choice: Tuple[int, ...]

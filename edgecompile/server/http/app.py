@@ -165,7 +165,7 @@ class App(State):
         raise UnknownModel(f"there is nothing at {path!r:.200}; see /openapi.json")
 
     def _check_head(self, scope: Scope, request: Request) -> None:
-        """What a parser may let through, and another one in front of it may have read otherwise."""
+        """Refuses heads that another parser in front of this one may have read otherwise."""
         headers = scope["headers"]
         size = sum(map(len, chain.from_iterable(headers)))
         # Only then one of them has come twice.

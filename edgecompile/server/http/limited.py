@@ -73,7 +73,7 @@ class Gathered:
 
 
 class Limited(asyncio.Protocol):
-    """What both of uvicorn's protocols get on top.
+    """Adds limits to both of uvicorn's protocols.
 
     No timer is set for a request: a sweep over all connections looks, once in a second, what each is
     waiting for, and since when. So a limit of time is met a second late at most, and costs nothing.
@@ -156,7 +156,7 @@ class Limited(asyncio.Protocol):
             self._head = 0
 
     def phase(self) -> str:
-        """What the connection waits for."""
+        """The event that the connection waits for."""
         raise NotImplementedError
 
     def sweep(self, now: float) -> None:

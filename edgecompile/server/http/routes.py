@@ -1,4 +1,4 @@
-"""Which handler answers at which address."""
+"""The table of addresses and their handlers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_routes(app: State) -> Mapping[str, Mapping[str, Handler]]:
 
 
 class _OwnRoutes:
-    """What the server says of itself."""
+    """Answers about the server itself."""
 
     def __init__(self, app: State) -> None:
         self._app = app

@@ -33,7 +33,7 @@ class State:
         self.connections: Callable[[], int] = lambda: 0
 
     def stuck(self) -> str | None:
-        """What has been running for too long, or None."""
+        """The model that has been running for too long, or None."""
         for model in self.repository:
             since = model.running_since
             if since is not None and model.clock() - since > self.settings.stuck_s:

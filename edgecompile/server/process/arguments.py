@@ -37,7 +37,7 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a server was asked for.
+    """The arguments of a server.
 
     Attributes:
         bundles: (name or None for the bundle's own, path) of each.
@@ -131,7 +131,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_arguments(options: argparse.Namespace) -> Arguments:
-    """What the options mean.
+    """Turns parsed options into arguments.
 
     Raises:
         InputError: lists what is wrong with them.

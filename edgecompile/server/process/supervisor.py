@@ -291,7 +291,7 @@ class Supervisor:
         return [child for child in found if child is not None]
 
     def _forgive(self, child: _Child) -> None:
-        """What was suspected, and ran well in this worker."""
+        """Clears suspects that ran well in this worker."""
         for key in child.cleared:
             self._suspects.clear(key)
         child.cleared.clear()

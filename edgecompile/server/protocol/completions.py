@@ -112,7 +112,7 @@ def _read_stop(value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Frame:
-    """What all answers to one request have in common."""
+    """The fields that all answers to one request have in common."""
 
     id: str
     created: int

@@ -79,6 +79,6 @@ def _plain(value: Any) -> Any:
 
 
 def kind(value: Any) -> str:
-    """What JSON calls it."""
+    """JSON's name of a value's type."""
     names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number")

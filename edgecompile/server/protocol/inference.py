@@ -1,4 +1,4 @@
-"""What …/infer answers, over HTTP and gRPC alike: tensors, or texts as one tensor of BYTES."""
+"""Answers to …/infer, over HTTP and gRPC alike: tensors, or texts as one tensor of BYTES."""
 
 from __future__ import annotations
 

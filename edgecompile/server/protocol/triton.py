@@ -1,4 +1,4 @@
-"""What Triton adds to the protocol and its tools ask for: configurations and statistics of models.
+"""Triton's additions to the protocol, for its tools: configurations and statistics of models.
 
 Sources: triton-inference-server/server, docs/protocol/extension_model_configuration.md and
 extension_statistics.md; triton-inference-server/common, protobuf/model_config.proto.
@@ -35,7 +35,7 @@ def _describe(item: TensorSpec) -> dict[str, Any]:
 
 
 def describe_statistics(name: str, version: str, scheduler: Scheduler) -> dict[str, Any]:
-    """What a worker did since it began; times in nanoseconds, of requests and not of runs: one of eight that ran
+    """A worker's counts since it began; times in nanoseconds, of requests and not of runs: one of eight that ran
     together counts with the whole run. Copies to and from batches are part of the run."""
     traffic, runs = scheduler.traffic, scheduler.batches
     answered, queue, run = traffic.answered, traffic.queue_s, traffic.run_s

@@ -1,1 +1,1 @@
-"""When and how requests run: costs, composition, admission, streams."""
+"""Scheduling of requests: costs, composition, admission, streams."""

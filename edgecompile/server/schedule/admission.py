@@ -32,7 +32,7 @@ _Waiting = tuple[tuple[int, float], int, float, Job]
 
 
 class _Size(NamedTuple):
-    """What the table says of requests of one size, in seconds.
+    """The table's costs of requests of one size, in seconds.
 
     ``shared``: CPU seconds in the best batches of such rows; ``single``: in a run of its own; ``own``: of
     that run, on the threads that are planned; ``alone``: of one on those that end it soonest.
@@ -219,7 +219,7 @@ class Admission:
         return (begun + ahead * bound) / self._cpus, self._size(job).own * bound
 
     def _dearness(self, job: Job) -> float:
-        """What a job's wait is multiplied by before it is judged: more than 1 for one that takes more than usual.
+        """The factor on a job's wait before it is judged: more than 1 for one that takes more than usual.
 
         Where not all can be answered, of those that take little more are."""
         takes = self._size(job).shared

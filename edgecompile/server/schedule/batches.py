@@ -25,7 +25,7 @@ Result = dict[str, NDArray[Any]] | Exception
 
 
 class Batches:
-    """What of a bundle's inputs and outputs are rows, and what their length.
+    """The batch and length axes of a bundle's inputs and outputs.
 
     Attributes:
         joins: whether requests can share a run at all: the builder found that no row changes with

@@ -190,17 +190,17 @@ class Speed:
         self.factor += self.WEIGHT * (ratio - self.factor)
 
     def forget(self) -> None:
-        """What was seen says nothing of now; the next run tells the factor by itself."""
+        """Forgets all runs seen; the next run tells the factor by itself."""
         self.factor, self._known, self._spread = 1.0, False, 0.0
 
     @property
     def bound(self) -> float:
-        """What a run seldom exceeds: the mean and twice the mean distance from it."""
+        """A factor that runs seldom exceed: the mean and twice the mean distance from it."""
         return self.factor + 2 * self._spread
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """What ``bench --serving`` wrote.
+    """Reads a document written by ``bench --serving``.
 
     Raises:
         OSError: it can't be read.

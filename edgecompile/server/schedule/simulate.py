@@ -38,7 +38,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a trace.
+    """The result of one trace under one policy.
 
     Attributes:
         policy: its name.
@@ -250,7 +250,7 @@ def simulate(
 
 
 def offline_seconds(trace: Sequence[Request], costs: CostTable, cpus: int) -> float:
-    """What no schedule beats that knows all requests beforehand: the best batches of all of them,
+    """A bound on every schedule that knows all requests beforehand: the best batches of all of them,
     on as many parts of the CPUs as fit, all busy to the end."""
     lengths = sorted(request.length for request in trace)
     return min(

@@ -1,4 +1,4 @@
-"""How the CPUs are divided: so many runs side by side, so many threads each; among models, too."""
+"""Divides the CPUs into runs side by side and threads of each; among models, too."""
 
 from __future__ import annotations
 

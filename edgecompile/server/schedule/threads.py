@@ -23,7 +23,7 @@ _KEPT = 4096
 
 
 class _Call(NamedTuple):
-    """What a thread does, and what is called on the loop with its result; ``begun``: see ``follow``."""
+    """A call for a thread, and a call on the loop with its result; ``begun``: see ``follow``."""
 
     call: Callable[[], Any]
     done: Callable[[Any], None]

@@ -28,7 +28,7 @@ def extreme_kernel(
 
 
 def _end(dtype: torch.dtype, largest: bool) -> float | int:
-    """What every number replaces."""
+    """The start value, which every number replaces."""
     if dtype.is_floating_point:
         return float("-inf") if largest else float("inf")
     return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max

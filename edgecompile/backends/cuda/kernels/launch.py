@@ -45,7 +45,7 @@ def interpreted() -> Iterator[None]:
 
 
 class _Scopes:
-    """What the interpreter changes in Triton and in the modules of kernels, to be undone.
+    """Undoes the interpreter's changes to Triton and to the modules of kernels.
 
     Of its own it leaves behind what it changed for functions that kernels call, and compiling fails.
     """

@@ -17,7 +17,7 @@ from edgecompile.targets.gpu import GpuFacts
 
 
 def hints_of(gm: GraphModule, inputs: Mapping[str, Tensor]) -> dict[Any, Any]:
-    """What varying sizes are at some inputs, by symbol."""
+    """The varying sizes at some inputs, by symbol."""
     hints: dict[Any, Any] = {}
     for node in gm.graph.nodes:
         value = value_of(node) if node.op == "placeholder" else None

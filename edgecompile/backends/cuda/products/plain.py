@@ -69,7 +69,7 @@ _SOURCE = re.compile(
 
 
 def read_product(source: str, signature: Mapping[str, str]) -> PlainProduct | None:
-    """What a kernel computes, None unless that is a plain product.
+    """Recognises a plain product in a kernel; None: it computes something else.
 
     Args:
         source: Triton's.

@@ -84,7 +84,7 @@ def choose_row_tiles(
 
 @dataclass(frozen=True)
 class Template:
-    """What a product's kernel says of itself, in Triton's source.
+    """The sizes and the tile of a product's kernel, read from Triton's source.
 
     Attributes:
         rows: the expression of its number of rows, of the kernel's arguments.

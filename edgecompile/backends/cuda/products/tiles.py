@@ -1,4 +1,4 @@
-"""Which tile a product is computed with, by a model of the target: nothing can be timed here.
+"""Chooses the tile of a product by a model of the target: nothing can be timed here.
 
 A product [m, k] x [k, n] is cut into blocks of ``tile.m`` x ``tile.n``, each of which walks along k in
 steps of ``tile.k``. The model counts cycles: a step takes what is largest of the latency of memory that the
@@ -20,7 +20,7 @@ from edgecompile.targets.gpu import GpuFacts
 
 @dataclass(frozen=True)
 class Costs:
-    """What the model takes for granted of a kind of kernel.
+    """The model's constants for a kind of kernel.
 
     Attributes:
         half, single: multiply-adds that a multiprocessor does in a cycle, in half precision or fp8 on the tensor
