@@ -215,17 +215,8 @@ def test_device_files_import_nothing_else(path: Path) -> None:
             assert top == "numpy" or top in sys.stdlib_module_names, name
 
 
-# Private by their names, but what torch's documentation tells its users to call; the contender that
-# stands for them does.
-DOCUMENTED = {
-    "torch._inductor",
-    "torch._inductor.aoti_compile_and_package",
-    "torch._inductor.aoti_load_package",
-}
-
-
 @pytest.mark.parametrize("path", ALL_FILES, ids=module_id)
-def test_only_three_files_know_torch_s_private_names(path: Path) -> None:
+def test_only_four_files_use_torch_s_private_names(path: Path) -> None:
     if path in (
         PACKAGE / "backends" / "inductor_compat.py",
         PACKAGE / "backends" / "cuda" / "device_free.py",
@@ -236,8 +227,6 @@ def test_only_three_files_know_torch_s_private_names(path: Path) -> None:
     if path == PACKAGE / "torch_runtime" / "handles.py":
         # What ships can't import the builder's; and it runs with one version of torch only.
         private = [name for name in private if name not in ("torch._C", "torch._C._aoti")]
-    if "contenders" in path.parts:
-        private = [name for name in private if name not in DOCUMENTED]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
             name = ast.unparse(node)
