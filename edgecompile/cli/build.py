@@ -72,8 +72,9 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
         "--alternatives",
         type=click.IntRange(0, 3),
         default=0,
-        help="Pack so many further programs for each bucket of a GPU (--backend triton or both), with other "
-        "tiles: `tune` on the device takes the fastest. About 1 MB each.",
+        metavar="N",
+        help="Pack N further programs for each bucket of a GPU (--backend triton or both), with other "
+        "tiles: `tune` on the device takes the fastest. N is at most 3; each takes about 1 MB.",
     ),
     click.option(
         "--profile",

@@ -70,10 +70,10 @@ def make_command(name: str) -> click.Command:
 
 def make_option(action: argparse.Action) -> click.Option:
     """The same option for click."""
-    choices = action.choices
+    choices, text = action.choices, action.help or ""
     return click.Option(
         list(action.option_strings),
-        help=f"{(action.help or '')[:1].upper()}{(action.help or '')[1:]}",
+        help=f"{text[:1].upper()}{text[1:]}." if text else None,
         metavar=action.metavar if isinstance(action.metavar, str) else None,
         is_flag=action.nargs == 0,
         required=action.required,

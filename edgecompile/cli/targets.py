@@ -27,9 +27,9 @@ Examples:
 
 @click.group("targets", epilog=_EPILOG, short_help="List, show, check and detect profiles.")
 def command() -> None:
-    """The device profiles that --target takes.
+    """List, show, check and detect the device profiles that --target takes.
 
-    They are TOML files, looked up in $EDGECOMPILE_PROFILES and among those that are installed; a
+    Profiles are TOML files, looked up in $EDGECOMPILE_PROFILES and among those that are installed; a
     path of your own works as well.
     """
 

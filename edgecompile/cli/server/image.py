@@ -42,7 +42,7 @@ Examples:
     "--base",
     default="mmdebstrap:bookworm",
     metavar="IMAGE",
-    help="Stand on this image, which has Python: a name in a registry, or whatever skopeo reads "
+    help="Build on this image, which has Python: a name in a registry, or whatever skopeo reads "
     "(oci:DIR, containers-storage:NAME). 'mmdebstrap:SUITE' makes one of Debian's packages, without "
     "a shell.",
 )

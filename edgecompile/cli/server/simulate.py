@@ -55,7 +55,7 @@ _NAMES = ("by-cost", "one-by-one", "streams", "tei", "infinity", "same-length")
     "--slo",
     type=click.FloatRange(min=0.0, min_open=True),
     metavar="MS",
-    help="Want each answer within MS milliseconds.",
+    help="Count answers within MS milliseconds as in time; our rule refuses requests that would be late.",
 )
 @number_option("--requests", default=2000, help="Replay N requests at each rate.")
 @click.option(
