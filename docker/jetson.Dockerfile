@@ -12,7 +12,7 @@
 #
 # The engine isn't in the image. It fits one kind of GPU, one driver and one TensorRT, so it is built
 # at the first start on the device, into a volume, and found there at later starts; when one of these
-# changes it is built anew. There is no GPU while an image is built, either.
+# changes it is built again. There is no GPU while an image is built, either.
 #
 # --runtime nvidia: NVIDIA's container runtime, part of JetPack, hands the container the GPU's device
 # files and the driver's libraries of the host (libcuda, libnvdla_compiler and others), which must

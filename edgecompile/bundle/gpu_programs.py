@@ -107,7 +107,7 @@ def rehearse_programs(bundle: Path, manifest: Manifest) -> Manifest:
 
 
 def with_programs(report: VerifyReport, manifest: Manifest) -> VerifyReport:
-    """A report with what is known of the variants for a GPU, which this host hasn't got."""
+    """A report with what is known of the variants for a GPU, which this host lacks."""
     names = {
         "graph": "its graph ran on the CPU",
         "interpreter": "its kernels in Triton's interpreter",

@@ -180,7 +180,7 @@ def _page(result: BenchReport) -> str:
     figures = [("mean", f"{subject.times.mean_ms:.3g} ms"), ("p99", f"{subject.times.p99:.3g} ms")]
     if subject.cold is not None:
         figures.append(("cold start", format_duration(subject.cold.total_s)))
-    figures.append(("beside numpy", format_bytes(subject.bytes)))
+    figures.append(("bundle size", format_bytes(subject.bytes)))
     if result.best_other is not None:
         best = result.best_other.name
         share = result.ratios[subject.name][best].median

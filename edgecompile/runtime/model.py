@@ -60,7 +60,7 @@ class Model(OpenBundle, Generator):
         """A conversation: texts that begin as the one before did need only their new part run.
 
         Raises:
-            GenerationError: the model generates nothing, or a GPU runs it.
+            GenerationError: the model is no language model, or a GPU runs it.
             UnsupportedHostError: there is no memory for its caches.
         """
         from .generation.session import open_session

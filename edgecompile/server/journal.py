@@ -37,7 +37,7 @@ def digest(model: str, inputs: Mapping[str, NDArray[Any]]) -> bytes:
     """Identifies a request by the model's name and all of the inputs, in their order."""
     found = hashlib.blake2b(model.encode(), digest_size=_DIGEST)
     for name, array in inputs.items():
-        # The dtype's code: numpy makes up its name anew, in a dozen calls of Python.
+        # The dtype's code: numpy makes up its name each time, in a dozen calls of Python.
         found.update(f"\0{name}\0{array.dtype.char}\0{array.shape}\0".encode())
         found.update(array.data if array.flags.c_contiguous else array.tobytes())
     return found.digest()
@@ -47,7 +47,7 @@ class Journal:
     """A worker's side. Without a file it notes nothing, and refuses nothing."""
 
     def __init__(self, file: int | None = None, survived: Callable[[bytes], object] = id) -> None:
-        """``file``: a descriptor of ``Suspects.new_file``; ``survived`` is told of suspects that ran well."""
+        """``file``: a descriptor of ``Suspects.new_file``; ``survived`` is called with suspects that ran well."""
         self._map = None if file is None else mmap.mmap(file, _SIZE)
         self._free = deque(range(_SLOTS))
         self._survived = survived

@@ -34,7 +34,7 @@ class ServedModel:
         version: which build it is, the beginning of its manifest's SHA-256.
         model: the open bundle.
         scheduler: its queue.
-        generator: makes new tokens; None where the bundle generates nothing.
+        generator: makes new tokens; None where the bundle is no language model.
         proven: set once it has reproduced its golden vectors.
     """
 

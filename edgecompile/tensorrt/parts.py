@@ -163,7 +163,7 @@ def rtx_notes(report: RtxReport | None) -> tuple[str, ...]:
         return (
             f"TensorRT-RTX {report.version} took the ONNX with {report.profiles} profiles: "
             + report.status
-            + (f"; its network hasn't got the inputs {missing}" if missing else ""),
+            + (f"; its network lacks the inputs {missing}" if missing else ""),
         )
     # It is another TensorRT than the device's: what it refuses is a warning.
     reasons = "; ".join(str(error) for error in report.errors[:3]) or "it said nothing"

@@ -1,4 +1,4 @@
-"""build --backend triton: a bundle for a GPU that this host hasn't got."""
+"""build --backend triton: a bundle for a GPU that this host lacks."""
 
 from __future__ import annotations
 

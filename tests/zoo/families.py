@@ -1,7 +1,7 @@
 """The zoo's families of transformers, as its own lists name them: settings beside the usual tiny ones.
 
 Left out are families that read several kinds of input at once, and those whose code needs packages
-that the tests' environment hasn't got.
+that the tests' environment lacks.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def _get_item(self: Tensor, index: Any) -> Tensor:
     return torch.ops.aten.index.Tensor(self, taken)  # type: ignore[no-any-return]
 
 
-#: Methods of tensors whose bindings for Python ask torch's guard of the device, which a fake one hasn't got:
+#: Methods of tensors whose bindings for Python ask torch's guard of the device, which a fake one lacks:
 #: their operators don't.
 UNGUARDED: Mapping[str, Callable[..., Tensor]] = {
     "__getitem__": _get_item,

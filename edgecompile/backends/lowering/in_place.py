@@ -27,7 +27,7 @@ def changes_in_place(gm: GraphModule) -> list[Node]:
 
 
 def memory_of(node: Node) -> Node:
-    """The node that made the memory that a node's result may lie in."""
+    """The node that made the memory that a node's result may be in."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         schema = getattr(node.target, "_schema", None)
         if schema is None:

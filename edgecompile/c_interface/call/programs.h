@@ -30,7 +30,7 @@ class Programs {
   // Throws Error.
   virtual void run(size_t bucket, const std::vector<Array>& inputs,
                    const std::vector<Sizes>& shapes, Outputs* result) = 0;
-  // Begins the model's own text anew: its caches are zeros. Not while a run uses them. Throws
+  // Begins the model's own text again: its caches are zeros. Not while a run uses them. Throws
   // Error.
   virtual void begin_text() = 0;
   // The buckets whose programs are loaded.

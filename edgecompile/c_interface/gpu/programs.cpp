@@ -14,8 +14,8 @@ constexpr int64_t kLeastScratch = 256;
 constexpr size_t kMostGraphs = 64;    // of a bucket's shapes
 constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: doesn't wait for the default stream
 
-// A bucket's largest sizes, and those just below: there an output may be cut from a larger tensor,
-// which then lies in scratch memory (rows that are filled up to a multiple of 8).
+// A bucket's largest sizes, and those just below: there an output may be cut from a larger tensor
+// in scratch memory (rows that are filled up to a multiple of 8).
 std::vector<Sizes> scratch_sizes(const Bucket& bucket) {
   std::vector<Sizes> result{largest_sizes(bucket)};
   for (size_t axis = 0; axis < bucket.axes.size(); ++axis) {

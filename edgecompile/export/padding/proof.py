@@ -166,7 +166,7 @@ def _wrong(
     want: Mapping[str, Any],
     example: Mapping[str, torch.Tensor],
 ) -> Any:
-    """The first output of the unpadded run that the padded one hasn't got; None if it has all.
+    """The first output of the unpadded run that the padded one lacks; None if it has all.
 
     Positions that the caller's own mask hides have outputs that nobody reads.
     """

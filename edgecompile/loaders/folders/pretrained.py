@@ -187,7 +187,7 @@ def _load_error(
     folder: Path, config: Mapping[str, Any], version: str, exc: Exception
 ) -> ModelError:
     if config.get("auto_map") and "trust_remote_code" in str(exc):
-        # What transformers says is about that option, which edgecompile hasn't got.
+        # What transformers says is about that option, which edgecompile doesn't have.
         return ModelError(
             f"'{folder}': the model brings its own code (auto_map in config.json), which is never "
             "run from a folder",

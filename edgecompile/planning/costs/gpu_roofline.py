@@ -37,7 +37,7 @@ MLPERF_RECORD = Efficiency(
 
 #: TensorRT 8.6 on an H100, by precision: fitted to whole calls of MiniLM padded to 128 in a CUDA graph, at batch 1 and 8 on
 #: 8, 16 and 132 multiprocessors (2026-11-24-tensorrt-8.6.json; fp32: an H200, 2026-11-23-tensorrt-8.6-shapes.json). The
-#: curve is 0.82 to 1.11 of what was measured; MLPERF_RECORD's is 0.38 to 0.65 in fp16. Weights lie in that GPU's
+#: curve is 0.82 to 1.11 of what was measured; MLPERF_RECORD's is 0.38 to 0.65 in fp16. Weights are in that GPU's
 #: cache, so nothing is known of the bandwidth; int8 wasn't fitted.
 _HALF_8_6 = Efficiency(0.20, 0.48, 4.0, "fitted to docs/benchmarks/2026-11-24-tensorrt-8.6.md")
 TENSORRT_8_6 = {

@@ -302,7 +302,7 @@ class TextSpec(NamedTuple):
 class Manifest(NamedTuple):
     """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects.
 
-    ``generation`` is None where the model generates nothing.
+    ``generation`` is None where the model is no language model.
     """
 
     name: str

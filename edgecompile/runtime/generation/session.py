@@ -31,7 +31,8 @@ def open_session(bundle: OpenBundle) -> "Session":
     spec, variant = bundle.manifest.generation, bundle.variant
     if spec is None:
         hint = "build it as a language model: edgecompile build --task causal-lm"
-        raise GenerationError("{} generates nothing".format(bundle.path), hint)
+        text = "{} is not a language model, so it cannot generate text"
+        raise GenerationError(text.format(bundle.path), hint)
     on_gpu = variant.backend == TRITON and bundle.encoder is None
     if variant.backend in GPU_BACKENDS and not on_gpu:
         text = "the variant {} runs on a GPU, where {}"

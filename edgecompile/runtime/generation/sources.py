@@ -36,7 +36,7 @@ def check_encoder(spec: GenerationSpec, manifest: Manifest, encoder: Manifest, p
         problems.add("generation-encoder", where, text)
 
     if encoder.generation is not None:
-        add("generation", "an encoder generates nothing")
+        add("generation", "an encoder cannot generate text")
     wanted = {item.name: item for item in manifest.inputs if item.name in spec.cross}
     given = {item.name: item for item in encoder.outputs}
     if set(given) != set(wanted):

@@ -99,7 +99,7 @@ class TritonEngine:
     def scratch_bytes(self, profile: int) -> int:
         """See ``gpu.engines``; by rehearsals at the bucket's largest shapes, and just below.
 
-        Below, an output may be cut from a larger tensor, which then lies in scratch memory: one whose rows are filled up
+        Below, an output may be cut from a larger tensor in scratch memory: one whose rows are filled up
         to the next multiple of 8 is all of it at 32 rows, not at 31.
         """
         bucket, manifest = self._manifest.buckets[profile], self._manifest

@@ -269,7 +269,7 @@ async def start(
         address: ``HOST:PORT`` or ``unix:PATH``; several processes may have the same port.
         max_bytes: the longest message that is taken.
         max_calls: how many calls are taken at once; further ones are refused with RESOURCE_EXHAUSTED.
-        max_age_s: seconds, a tenth more or less, after which a client is told to take another connection;
+        max_age_s: seconds, a tenth more or less, after which a client is asked to take another connection;
             calls of this one end as they would have. None: never.
 
     Returns:

@@ -43,7 +43,7 @@ class CompletionRoutes:
         model.check_ready()
         generator = model.generator
         if generator is None:
-            raise Unprocessable(f"{model.name} generates nothing\nhint: it isn't a language model")
+            raise Unprocessable(f"{model.name} is not a language model, so it cannot generate text")
         prompt = await generator.read(asked.generation)
         pieces = generator.run(prompt, asked.generation)
         # What is wrong with the options is reported before the status is sent.

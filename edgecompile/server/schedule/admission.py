@@ -18,7 +18,7 @@ from edgecompile.server.schedule.streams import Division
 #: By how much longer a wait counts for a request that takes twice as much as the usual one, or more. Under overload
 #: the wait is always about as long as is allowed, so a little makes a large difference: answers are more
 #: by a tenth than without, where requests of all lengths are refused as often as each other.
-_DEAR = 0.1
+_LONG_RUN = 0.1
 #: Of learning what requests usually take.
 _FOLLOW = 0.02
 #: Of learning how late jobs are: small enough that a lucky hundred don't count.
@@ -121,8 +121,8 @@ class Admission:
                     f"{_ms(least + own)} here, and the deadline is in {_ms(max(0.0, allowed))}"
                 )
             own += self._slip if wait else 0.0
-            dear = self._dearness(job)
-            over = ((wait - least) * dear + least + own - allowed) / dear
+            factor = self._wait_factor(job)
+            over = ((wait - least) * factor + least + own - allowed) / factor
             if over > late:
                 why = f"{_ms(over)} too late"
                 if wait + own <= allowed:
@@ -145,7 +145,7 @@ class Admission:
         """A job waits no more, as it runs or is given up."""
         item = self._keys.pop(job)
         del self._waiting[bisect_right(self._waiting, item) - 1]
-        # From nothing it begins anew: no error of rounding stays.
+        # From nothing it begins again: no error of rounding stays.
         self._work_waiting = self._work_waiting - item[2] if self._waiting else 0.0
 
     def end(self, jobs: Iterable[Job], now: float) -> None:
@@ -218,13 +218,13 @@ class Admission:
             return 0.0, self._size(job).alone * bound
         return (begun + ahead * bound) / self._cpus, self._size(job).own * bound
 
-    def _dearness(self, job: Job) -> float:
+    def _wait_factor(self, job: Job) -> float:
         """The factor on a job's wait before it is judged: more than 1 for one that takes more than usual.
 
         Where not all can be answered, of those that take little more are."""
         takes = self._size(job).shared
         self._typical += (_FOLLOW if self._typical else 1.0) * (takes - self._typical)
-        return 1.0 + _DEAR * min(max(takes / self._typical - 1.0, 0.0), 1.0)
+        return 1.0 + _LONG_RUN * min(max(takes / self._typical - 1.0, 0.0), 1.0)
 
     def _lateness(self, jobs: Sequence[Job], now: float, begun: float, work: float) -> float:
         """By how much these jobs would make a less urgent one late that is in time without them."""

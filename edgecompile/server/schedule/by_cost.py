@@ -26,7 +26,7 @@ class ByCost:
     """
 
     WINDOW = 512
-    ANEW = 64
+    COMPOSE_AGAIN = 64
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ByCost:
         ):
             return None
         changed = len(waiting) != self._composed
-        if not self._batches or (changed and len(waiting) <= self.ANEW):
+        if not self._batches or (changed and len(waiting) <= self.COMPOSE_AGAIN):
             self._compose(waiting)
         # Somebody may have gone since, and as many have come.
         while not (batch := [job for job in self._batches.pop() if job in waiting]):

@@ -86,7 +86,7 @@ class Queue:
     def next(self, now: float, *, follow: bool = False) -> tuple[Run | None, list[Job]]:
         """The run that begins now, if one does; and jobs that can't be in time any more, taken out.
 
-        With ``follow`` it is one that begins when one of those under way ends, which ``begin`` is told.
+        With ``follow`` it is one that begins when one of those under way ends, which ``begin`` learns.
         """
         expired: list[Job] = []
         while self.waiting and (follow or self.cores.free > 0):

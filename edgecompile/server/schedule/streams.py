@@ -86,7 +86,7 @@ class Division:
         self._planned = -math.inf
 
     def see(self, length: int, allowed: float | None, now: float) -> None:
-        """A request came, perhaps with a deadline in so many seconds; divides anew where that is due."""
+        """A request came, perhaps with a deadline in so many seconds; divides again where that is due."""
         # Costs of few lengths are known soon: those of hundreds, on as many threads, would take the loop's time.
         self._lengths[self._costs.measured(length)] += 1
         if allowed is not None:

@@ -102,6 +102,6 @@ def test_sources_that_the_decoder_does_not_take(tmp_path: Path) -> None:
 def test_one_that_generates_itself(tmp_path: Path) -> None:
     bundle = DummyBundle(tmp_path / "inner.ecb")
     make_generative(bundle)
-    with pytest.raises(BundleError, match="an encoder generates nothing") as caught:
+    with pytest.raises(BundleError, match="an encoder cannot generate text") as caught:
         check(tmp_path, bundle)
     assert "must be what the decoder takes" in caught.value.message

@@ -110,7 +110,7 @@ except openai.NotFoundError as error:
 try:
     client.completions.create(model="tiny", prompt="a")
 except openai.UnprocessableEntityError as error:
-    assert "generates nothing" in error.message
+    assert "not a language model" in error.message
 print(json.dumps([[d.embedding for d in x.data] for x in (plain, usual)]))
 """,
     )

@@ -170,7 +170,7 @@ Algorithm choose(const Library& library, Opaque product, Opaque b, Opaque a, Opa
 
 }  // namespace
 
-// Matrices are columns to cuBLASLt, so it is told of out' = b * a'.
+// Matrices are columns to cuBLASLt, so it computes out' = b * a'.
 struct Prepared {
   Made product, a, b, out;
   Algorithm algorithm;

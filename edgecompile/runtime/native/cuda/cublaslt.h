@@ -16,7 +16,7 @@ namespace ec::cuda {
 // Scratch memory of one product at a time: what NVIDIA recommends for Hopper.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
-struct Prepared;  // what cuBLASLt is told of a product of so many rows
+struct Prepared;  // a product of so many rows, described for cuBLASLt
 
 // A program's products, by the numbers that the build gave them.
 struct Products {
