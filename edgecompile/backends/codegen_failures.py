@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from edgecompile.export.guards import readable_guard
-from edgecompile.models.source_lines import Place, place_of_trace
+from edgecompile.models.source_lines import SourceLine, line_of_trace
 
 #: Inductor puts the operator's own stack trace last, behind those of the operator's arguments.
 _OWN_TRACE = "Found from"
@@ -32,14 +32,14 @@ class CodegenFailure:
 
     text: str
     cure: str = ""
-    place: Place | None = None
+    place: SourceLine | None = None
 
 
 def read_failure(error: BaseException) -> CodegenFailure:
     """Reads what Inductor raised."""
     raw = str(error)
     _, found, trace = raw.rpartition(_OWN_TRACE)
-    place = place_of_trace(trace) if found else None
+    place = line_of_trace(trace) if found else None
     guard, number = _GUARD.search(raw), _NUMBER.search(raw)
     if guard is not None:
         expression, wanted = guard[1], f"whether {readable_guard(guard[1], {})}"

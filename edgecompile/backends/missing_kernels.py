@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from edgecompile.backends.generated import PROXY, ExternCall, extern_calls
 from edgecompile.errors import MissingKernelError
-from edgecompile.models.source_lines import place_of_trace
+from edgecompile.models.source_lines import line_of_trace
 
 #: Why some kernels will never be there.
 _REASONS: tuple[tuple[str, str], ...] = (
@@ -41,7 +41,7 @@ def modules_of_nodes(gm: GraphModule) -> dict[str, str]:
         path, kind = levels[-1]
         if levels[0][1] == "NamedModule":  # edgecompile's own, around the model
             path = path.partition(".")[2]
-        place = place_of_trace(node.meta.get("stack_trace"))
+        place = line_of_trace(node.meta.get("stack_trace"))
         line = "" if place is None else f" at {place.short}"
         modules[str(node.name).lower()] = f"{path or 'the model'} ({kind}){line}"
     return modules

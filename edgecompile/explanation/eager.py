@@ -9,7 +9,7 @@ from edgecompile.errors import ModelError
 from edgecompile.explanation.report import EagerFailure, EagerFindings
 from edgecompile.export.checks import Range, choose_sizes
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.source_lines import places_of_error
+from edgecompile.models.source_lines import lines_of_error
 
 #: The largest multiple that is looked for.
 _LARGEST_FACTOR = 256
@@ -87,7 +87,7 @@ def _failure(loaded: LoadedModel, sizes: Mapping[str, int]) -> EagerFailure | No
     try:
         loaded.run(loaded.make_example(sizes, seed=3))
     except ModelError as error:
-        return EagerFailure(dict(sizes), error_text(error), places_of_error(error))
+        return EagerFailure(dict(sizes), error_text(error), lines_of_error(error))
     return None
 
 

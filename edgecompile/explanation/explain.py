@@ -41,7 +41,7 @@ from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import trace_sizes
 from edgecompile.export.padding.check import check_padding
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.source_lines import place_of_text, places_of_error
+from edgecompile.models.source_lines import line_of_text, lines_of_error
 from edgecompile.progress import NULL_PROGRESS, Progress
 
 #: Longest length looked at where nobody names one: a run of each operator has to fit into memory.
@@ -54,7 +54,7 @@ def explain_load_failure(spec: str, request: ExplainRequest, error: ModelError) 
     Raises:
         ModelError: the same error, if no code of the model took part in it.
     """
-    calls = places_of_error(error)
+    calls = lines_of_error(error)
     if error.__cause__ is None or not calls:
         raise error
     failure = EagerFailure({}, error_text(error), calls)
@@ -173,7 +173,7 @@ def _breaks(subject: ExportScope, notes: list[str]) -> tuple[GraphBreak, ...]:
     except CompileError as error:
         notes.append(f"graph breaks weren't found: {error.message}")
         return ()
-    return tuple(dict.fromkeys(GraphBreak(b.reason, place_of_text(b.place)) for b in breaks))
+    return tuple(dict.fromkeys(GraphBreak(b.reason, line_of_text(b.place)) for b in breaks))
 
 
 def _try_padding(subject: ExportScope, multiple: int) -> tuple[str, bool | None]:

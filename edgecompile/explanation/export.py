@@ -17,7 +17,7 @@ from edgecompile.export.export import Attempt, try_strategy
 from edgecompile.export.guards import Reason, axis_texts, fixed_size, readable_guard, watch_guards
 from edgecompile.export.ladder import LADDER, STATIC_LADDER, ExportStrategy
 from edgecompile.export.operators.recurrence import has_recurrences
-from edgecompile.models.source_lines import Place, place_of_text
+from edgecompile.models.source_lines import SourceLine, line_of_text
 from edgecompile.progress import StepHandle
 
 #: Conditions kept of one strategy: a chunked model has hundreds.
@@ -137,7 +137,9 @@ class _Climber:
             merged[item.axis, item.size] = replace(old, strategies=names, place=place)
         return tuple(merged.values())
 
-    def _fix(self, axis: str, size: int, strategy: ExportStrategy, place: Place | None) -> None:
+    def _fix(
+        self, axis: str, size: int, strategy: ExportStrategy, place: SourceLine | None
+    ) -> None:
         if not any(i.axis == axis and strategy.name in i.strategies for i in self._fixed):
             self._fixed.append(FixedAxis(axis, size, (strategy.name,), place))
 
@@ -198,10 +200,10 @@ class _Climber:
             wrong=tuple(check.failed[:_MOST_WRONG]),
         )
 
-    def _place(self, text: str) -> Place | None:
-        place = place_of_text(text)
+    def _place(self, text: str) -> SourceLine | None:
+        place = line_of_text(text)
         return None if place is None or (place.file, place.line) in self._callers else place
 
 
-def _first_place(conditions: Sequence[Condition]) -> Place | None:
+def _first_place(conditions: Sequence[Condition]) -> SourceLine | None:
     return next((item.place for item in conditions if item.place is not None), None)

@@ -22,7 +22,7 @@ from edgecompile.explanation.report import KernelUse, Unlowered
 from edgecompile.explanation.request import ExplainRequest
 from edgecompile.export.checks import ExportScope
 from edgecompile.export.guards import quiet_torch
-from edgecompile.models.source_lines import Place, place_of_trace
+from edgecompile.models.source_lines import SourceLine, line_of_trace
 from edgecompile.precision import Precision
 
 #: Lines and kinds of modules kept for one operator or kernel.
@@ -42,7 +42,7 @@ class Origin:
 
     operator: str
     module: str
-    place: Place | None
+    place: SourceLine | None
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def _origin(node: Node) -> Origin:
     path = "" if path.startswith("_empty_nn_module") else path.removeprefix("L['self'].")
     namespace = getattr(node.target, "namespace", "")
     operator = f"{namespace}.{node_name(node)}" if namespace else node_name(node)
-    return Origin(operator, module_kind(path), place_of_trace(node.meta.get("stack_trace")))
+    return Origin(operator, module_kind(path), line_of_trace(node.meta.get("stack_trace")))
 
 
 def _modules(origins: Iterable[Origin]) -> tuple[str, ...]:

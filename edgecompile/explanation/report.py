@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgecompile.backends.codegen_failures import CodegenFailure
-from edgecompile.models.source_lines import Place
+from edgecompile.models.source_lines import SourceLine
 
 _VERSION = 2
 
@@ -32,7 +32,7 @@ class Cause:
     kind: str
     text: str
     cure: str = ""
-    place: Place | None = None
+    place: SourceLine | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class EagerFailure:
 
     sizes: Mapping[str, int]
     text: str
-    calls: tuple[Place, ...] = ()
+    calls: tuple[SourceLine, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Condition:
     """A condition that tracing puts on sizes, such as ``length % 16 == 0``, and its line."""
 
     text: str
-    place: Place | None = None
+    place: SourceLine | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class ExportAttempt:
     outcome: str
     text: str = ""
     conditions: tuple[Condition, ...] = ()
-    place: Place | None = None
+    place: SourceLine | None = None
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     wrong: tuple[tuple[Mapping[str, int], str], ...] = ()
     right: tuple[Mapping[str, int], ...] = ()
@@ -103,7 +103,7 @@ class FixedAxis:
     axis: str
     size: int
     strategies: tuple[str, ...]
-    place: Place | None = None
+    place: SourceLine | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class GraphBreak:
     """Where torch.compile would leave the graph, and why."""
 
     reason: str
-    place: Place | None = None
+    place: SourceLine | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class KernelUse:
     calls: int
     flops: int
     modules: tuple[str, ...]
-    places: tuple[Place, ...]
+    places: tuple[SourceLine, ...]
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Unlowered:
     reason: str
     module: str
     flops: int
-    place: Place | None = None
+    place: SourceLine | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgecompile.explanation.report import Explanation, ModuleTime
-from edgecompile.models.source_lines import Place
+from edgecompile.models.source_lines import SourceLine
 from edgecompile.report.page import Drawing, Section, Table, render_page
 from edgecompile.report.plots import bars
 from edgecompile.units import format_bytes, format_count, format_duration, format_share
@@ -222,7 +222,7 @@ def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
-def _short(place: Place | None) -> str:
+def _short(place: SourceLine | None) -> str:
     return "" if place is None else place.short
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from edgecompile.models.modules import describe_error
-from edgecompile.models.source_lines import place_of_trace, user_places
+from edgecompile.models.source_lines import line_of_trace, user_lines
 from edgecompile.models.specs import InputSpec
 
 _SHAPES_LOG = "torch.fx.experimental.symbolic_shapes"
@@ -160,7 +160,7 @@ def explain_failure(
     constant = _CONSTANT.search(raw)
     guards = tuple(dict.fromkeys(_guards(raw, inputs)))
     if constant is not None:
-        traced = place_of_trace(raw)
+        traced = line_of_trace(raw)
         at = at or (f" (at {traced})" if traced else "")
         return _specialised(constant[1], constant[2], at, raw)
     for guard in guards:
@@ -276,7 +276,7 @@ def _axis_of(match: re.Match[str], inputs: Sequence[InputSpec]) -> str:
 
 
 def _user_line() -> str:
-    users = user_places(f for f in traceback.extract_stack() if _is_model_frame(f.filename))
+    users = user_lines(f for f in traceback.extract_stack() if _is_model_frame(f.filename))
     return str(users[-1]) if users else ""
 
 

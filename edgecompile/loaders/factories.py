@@ -43,7 +43,7 @@ from edgecompile.loaders.saved_programs import load_program_object
 from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import describe_error
 from edgecompile.models.options import LoadOptions
-from edgecompile.models.source_lines import user_places
+from edgecompile.models.source_lines import user_lines
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
@@ -244,7 +244,7 @@ def _readable(exc: BaseException, what: str) -> str:
     """The exception and the last lines of the traceback that are the user's own."""
     if isinstance(exc, SyntaxError) and exc.filename:
         return f"{what}: {exc.filename}:{exc.lineno}: {exc.msg}: {(exc.text or '').strip()}"
-    places = [f"  {place}" for place in user_places(traceback.extract_tb(exc.__traceback__))[-4:]]
+    places = [f"  {place}" for place in user_lines(traceback.extract_tb(exc.__traceback__))[-4:]]
     text = f"{type(exc).__name__}: {exc}" if str(exc) else describe_error(exc)
     return "\n".join([f"{what}: {text}", *places])
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from edgecompile.errors import ModelError
-from edgecompile.models.source_lines import user_places
+from edgecompile.models.source_lines import user_lines
 
 # torch lists what an operator does have in forty lines.
 _NO_CODE = re.compile(r"Could not run '([^']+)' with arguments from the 'CPU' backend")
@@ -137,7 +137,7 @@ def describe_error(exc: BaseException) -> str:
         text = f"the operator {missing[1]} has no code for the CPU"
     else:
         text = type(exc).__name__ + (f": {lines[0]}" if lines else "")
-    places = user_places(traceback.extract_tb(exc.__traceback__))
+    places = user_lines(traceback.extract_tb(exc.__traceback__))
     return f"{text} (at {places[-1]})" if places else text
 
 

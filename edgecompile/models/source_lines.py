@@ -17,7 +17,7 @@ _TEXT = re.compile(r"(?:^|\(at )([^\s()][^()]*?):(\d+) in ([^\s:()]+)(?:: (.*?))
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of code: its file, its number, the function around it and what it says."""
 
     file: str
@@ -35,37 +35,37 @@ class Place:
         return f"{PurePath(self.file).name}:{self.line}"
 
 
-def place_of_trace(trace: str | None) -> Place | None:
+def line_of_trace(trace: str | None) -> SourceLine | None:
     """The innermost line of a stack trace that is the model's own; None without one."""
     users = [match for match in _FRAME.finditer(trace or "") if is_user_code(match[1])]
     return _place(users[-1]) if users else None
 
 
-def place_of_text(text: str | None) -> Place | None:
+def line_of_text(text: str | None) -> SourceLine | None:
     """The line that a message of ours names as ``file.py:12 in forward: code``, or ``(at …)``."""
     match = _TEXT.search(text or "")
     return None if match is None else _place(match)
 
 
-def _place(match: re.Match[str]) -> Place:
-    return Place(match[1], int(match[2]), match[3], (match[4] or "").strip())
+def _place(match: re.Match[str]) -> SourceLine:
+    return SourceLine(match[1], int(match[2]), match[3], (match[4] or "").strip())
 
 
-def user_places(frames: Iterable[traceback.FrameSummary]) -> tuple[Place, ...]:
+def user_lines(frames: Iterable[traceback.FrameSummary]) -> tuple[SourceLine, ...]:
     """Those of the model's own code among the frames of a stack."""
     return tuple(
-        Place(frame.filename, frame.lineno or 0, frame.name, (frame.line or "").strip())
+        SourceLine(frame.filename, frame.lineno or 0, frame.name, (frame.line or "").strip())
         for frame in frames
         if is_user_code(frame.filename)
     )
 
 
-def places_of_error(error: BaseException) -> tuple[Place, ...]:
+def lines_of_error(error: BaseException) -> tuple[SourceLine, ...]:
     """The calls of the model's code that led to an error, outermost first.
 
     Looks at what caused the error where there is a cause: the error itself is ours.
     """
-    return user_places(traceback.extract_tb((error.__cause__ or error).__traceback__))
+    return user_lines(traceback.extract_tb((error.__cause__ or error).__traceback__))
 
 
 def is_user_code(filename: str) -> bool:

@@ -13,7 +13,7 @@ from edgecompile.errors import CompileError
 from edgecompile.explanation.program import lower_program
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
-from edgecompile.models.source_lines import place_of_text
+from edgecompile.models.source_lines import line_of_text
 from edgecompile.precision import FP32
 from edgecompile.targets.profile import load_target
 from tests.factories import explained
@@ -62,7 +62,7 @@ def test_a_builds_error_names_the_line_and_a_cure() -> None:
     example = exported.example({"length": 12})
     with pytest.raises(CompileError, match="whether u0 == 1") as failed, GENERATING:
         generate_cpp(lowered.gm, example, variant, shared=lowered.constants)
-    place = place_of_text(failed.value.message)
+    place = line_of_text(failed.value.message)
     lines, first = inspect.getsourcelines(explained.Picked.forward)
     number = next(i for i, line in enumerate(lines) if "scaled_dot" in line)
     assert place is not None and place.line == first + number

@@ -30,7 +30,7 @@ from edgecompile.export.guards import fixed_size, readable_guard
 from edgecompile.export.ladder import LADDER
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.source_lines import place_of_text, place_of_trace
+from edgecompile.models.source_lines import line_of_text, line_of_trace
 from edgecompile.models.specs import AxisLimits
 from edgecompile.targets.profile import load_target
 from tests.factories import explained, tiny_models
@@ -315,11 +315,11 @@ def test_places_are_read_from_traces_and_from_our_own_messages() -> None:
         'File "/home/me/model.py", line 7, in forward\n    y = self.conv(x)\n'
         f'  File "{torch_file}", line 385, in forward\n    return self._conv_forward(x)'
     )
-    place = place_of_trace(trace)
+    place = line_of_trace(trace)
     assert place is not None and str(place) == "/home/me/model.py:7 in forward: y = self.conv(x)"
-    assert place_of_text(f"its code fixes length (at {place})") == place
-    assert place_of_text("nothing of the kind") is None
-    assert place_of_trace(None) is None
+    assert line_of_text(f"its code fixes length (at {place})") == place
+    assert line_of_text("nothing of the kind") is None
+    assert line_of_trace(None) is None
 
 
 def test_like_modules_are_of_one_kind() -> None:

@@ -23,7 +23,7 @@ from edgecompile.export.padding.rules import (
     unknown_of,
     whole,
 )
-from edgecompile.models.source_lines import Place, user_places
+from edgecompile.models.source_lines import SourceLine, user_lines
 
 #: Operators that write nothing, but change the shape of their first argument.
 _TURNS = ("transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_")
@@ -41,7 +41,7 @@ class Leak:
     """
 
     operator: str
-    place: Place | None = None
+    place: SourceLine | None = None
     known: bool = True
     reason: str = ""
 
@@ -68,7 +68,7 @@ class Record:
 
     operator: str
     known: bool
-    place: Place | None
+    place: SourceLine | None
     sources: tuple[int, ...]
     codes: torch.Tensor
 
@@ -220,6 +220,6 @@ def _known(item: Any) -> Any:
     return Coded.of(item) if isinstance(item, torch.Tensor) else item
 
 
-def _place() -> Place | None:
+def _place() -> SourceLine | None:
     """The innermost line of the model's code that is running."""
-    return next(iter(user_places(reversed(traceback.extract_stack()))), None)
+    return next(iter(user_lines(reversed(traceback.extract_stack()))), None)
