@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgecompile.backends.compilation import CompiledModel, compile_buckets
 from edgecompile.buckets.ranges import Bucket
-from edgecompile.bundle.assembly import stage_kit
+from edgecompile.bundle.assembly import stage_calibration_bundle
 from edgecompile.export.store import ExportStore, export_buckets
 from edgecompile.progress import Progress
 from edgecompile.targets.profile import TargetProfile, VariantSpec
@@ -85,5 +85,7 @@ def build_bundles(
             step.update(done, len(plans), name)
             picked = pick_programs(union, [places[exports.key(bucket)] for bucket in buckets])
             runs = [(i, {axis: r.hi for axis, r in b.axes}) for i, b in enumerate(buckets)]
-            bundles[name] = stage_kit(exports.model, buckets, picked, folder / name, runs)
+            bundles[name] = stage_calibration_bundle(
+                exports.model, buckets, picked, folder / name, runs
+            )
     return bundles

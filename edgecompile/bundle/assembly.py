@@ -19,7 +19,7 @@ from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.format.schema import TORCH, BucketSpec, Extent, Manifest, TensorSpec
 
 
-def stage_kit(
+def stage_calibration_bundle(
     model: LoadedModel,
     buckets: Sequence[Bucket],
     compiled: CompiledModel,

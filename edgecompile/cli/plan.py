@@ -23,7 +23,7 @@ Examples:
   edgecompile plan lengths.json --model ./minilm --report plan.html
   edgecompile plan lengths.csv --cost-points costs.csv --max-buckets 6 --json
   edgecompile plan --from-stats stats.json --model ./minilm --work-dir minilm.work
-  edgecompile plan lengths.json --model ./minilm --kit minilm-kit.ecb --precision int8
+  edgecompile plan lengths.json --model ./minilm --calibration-bundle calibration.ecb --precision int8
   edgecompile plan lengths.json --model ./minilm --calibration device.json --precision int8
 """
 
@@ -56,9 +56,9 @@ Examples:
 @file_option("--output", "-o", help="Write the plan as JSON.")
 @file_option("--report", help="Write a page with the histogram, the cost curve and the comparison.")
 @file_option(
-    "--kit",
+    "--calibration-bundle",
     metavar="NAME.ecb",
-    help="Make no plan, but a bundle of programs that the device is to time: bench --calibrate.",
+    help="Write a bundle of a few programs for the device to time (bench --calibrate), and make no plan.",
 )
 def command(
     session: Session,
@@ -73,7 +73,7 @@ def command(
     work_dir: Path | None,
     output: Path | None,
     report: Path | None,
-    kit: Path | None,
+    calibration_bundle: Path | None,
 ) -> None:
     """Choose the buckets of least expected cost for the lengths of the traffic.
 
@@ -88,13 +88,13 @@ def command(
         traffic = replace(traffic, lengths=str(work_dir / "lengths.json"))
     if model is None:
         assert cost_points is not None
-        result = _plan_from_costs(plan, load, traffic, cost_points, kit, work_dir)
+        result = _plan_from_costs(plan, load, traffic, cost_points, calibration_bundle, work_dir)
         _write(session, result, model, work_dir, output, report)
         return
     from edgecompile.api.models import find_subject
     from edgecompile.api.request import plan_request, requested
     from edgecompile.api.traffic import find_sources
-    from edgecompile.pipeline.plan import GPU_KIT, make_kit
+    from edgecompile.pipeline.plan import CALIBRATION_ON_GPU, write_calibration_bundle
     from edgecompile.pipeline.plan import plan as make_plan
 
     console = session.console
@@ -106,14 +106,14 @@ def command(
         target=target,
         batch=load.batch or 1,
         work_dir=work_dir,
-        without_gpu="" if kit is None else GPU_KIT,
+        without_gpu="" if calibration_bundle is None else CALIBRATION_ON_GPU,
     ) as request:
-        if kit is None:
+        if calibration_bundle is None:
             files = [path for path in (output, report) if path is not None]
             result = make_plan(request, console, files=files)
             _write(session, result, model, work_dir, output, report)
             return
-        built = make_kit(request, kit, console)
+        built = write_calibration_bundle(request, calibration_bundle, console)
     console.say_notes(built.notes)
     console.say(f"on the device: python3 {built.path.name} bench --calibrate calibration.json")
     session.emit(built.to_json(), lambda: str(built.path))
@@ -124,7 +124,7 @@ def _plan_from_costs(
     load: LoadOptions,
     traffic: TrafficOptions,
     file: Path,
-    kit: Path | None,
+    calibration_bundle: Path | None,
     work_dir: Path | None,
 ) -> PlanResult:
     from edgecompile.api.request import plan_request
@@ -132,7 +132,9 @@ def _plan_from_costs(
     from edgecompile.pipeline.plan import plan_from_costs, refuse_model_options
 
     request = plan_request(**plan)
-    refuse_model_options(request, load, ["kit"] if kit is not None else [])
+    refuse_model_options(
+        request, load, ["calibration_bundle"] if calibration_bundle is not None else []
+    )
     costs = read_costs(file)
     axes = costs.axes if len(costs.axes) > 1 else None
     read = traffic.read(axes=axes, max_length=request.max_length)

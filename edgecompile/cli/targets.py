@@ -119,7 +119,7 @@ def detect_command(
     """Describe this machine as a target.
 
     The CPU says itself what it can do. Bandwidth and peak are left out: measure costs on the
-    machine instead (plan --kit, bench --calibrate).
+    machine instead (plan --calibration-bundle, bench --calibrate).
     """
     from edgecompile.files import write_text
     from edgecompile.machines.detection import (

@@ -185,7 +185,7 @@ def format_profile(profile: TargetProfile) -> str:
         lines += [
             "",
             f"# Unknown: {', '.join(unknown)}. Without them costs have to be measured on the",
-            "# machine: edgecompile plan --kit, bench --calibrate, build --calibration.",
+            "# machine: edgecompile plan --calibration-bundle, bench --calibrate, build --calibration.",
         ]
     for key, table in tables.items():
         if table:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.backends.compilation import compile_buckets
-from edgecompile.bundle.assembly import stage_kit
+from edgecompile.bundle.assembly import stage_calibration_bundle
 from edgecompile.bundle.cases import Case, run_eager
 from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import PlanError, VerificationError
@@ -288,7 +288,9 @@ class _Trials:
             on=self.subject.request.on,
         )
         runs = [(0, sizes) for sizes in self.sizes]
-        return stage_kit(self.exports.model, [self.bucket], compiled, path, runs, force=True)
+        return stage_calibration_bundle(
+            self.exports.model, [self.bucket], compiled, path, runs, force=True
+        )
 
     def _time(self, trials: Sequence[Trial]) -> list[Trial]:
         """Times those within the bounds, in rounds over all, so that a busy moment hits none alone."""

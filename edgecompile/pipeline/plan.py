@@ -16,14 +16,14 @@ from edgecompile.errors import LengthsError, UsageError
 from edgecompile.files import write_json
 from edgecompile.models.options import LoadOptions
 from edgecompile.pipeline.request import BuildRequest
-from edgecompile.pipeline.result import KitResult, PlanResult
+from edgecompile.pipeline.result import CalibrationBundleResult, PlanResult
 from edgecompile.planning.options import BOTH, TRITON, PlanOptions
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import NULL_PROGRESS, Progress
 
-#: Why there are no kits for GPUs.
-GPU_KIT = (
-    "`kit` is for CPUs; what a GPU takes is measured with a bundle of several padded buckets (build "
+#: Why there are no calibration bundles for GPUs.
+CALIBRATION_ON_GPU = (
+    "`calibration_bundle` is for CPUs; what a GPU takes is measured with a bundle of several padded buckets (build "
     "--mode pad --buckets K, on the device finish and bench --calibrate)"
 )
 
@@ -102,17 +102,19 @@ def plan_from_costs(
     return result
 
 
-def make_kit(request: BuildRequest, output: Path, progress: Progress = NULL_PROGRESS) -> KitResult:
+def write_calibration_bundle(
+    request: BuildRequest, output: Path, progress: Progress = NULL_PROGRESS
+) -> CalibrationBundleResult:
     """Writes a bundle of programs that a device times with ``bench --calibrate``.
 
     Raises:
         EdgecompileError: a subclass for each cause.
     """
-    profile = request.check_target(GPU_KIT)
+    profile = request.check_target(CALIBRATION_ON_GPU)
 
     from edgecompile.pipeline import stages
     from edgecompile.pipeline.run import Run, work_folder
-    from edgecompile.planning.costs.sources import make_measuring_kit
+    from edgecompile.planning.costs.sources import make_calibration_bundle
 
     run = Run(request, profile, progress)
     model = stages.load(run)
@@ -120,10 +122,12 @@ def make_kit(request: BuildRequest, output: Path, progress: Progress = NULL_PROG
         subject = stages.find_subject(run, model, work)
         precision = stages.choose_precision(run, subject).precision
         built = run.stage(
-            "build the kit",
-            lambda step: make_measuring_kit(subject, precision, bundle_path(output), step=step),
+            "build the calibration bundle",
+            lambda step: make_calibration_bundle(
+                subject, precision, bundle_path(output), step=step
+            ),
         )
-    return KitResult(built.path, built.kit, precision, tuple(run.notes))
+    return CalibrationBundleResult(built.path, built.spec, precision, tuple(run.notes))
 
 
 def _assessed(plan: BucketPlan, request: PlanRequest, cost: BucketCost | None = None) -> PlanResult:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgecompile.buckets.assessment import PlanAssessment
     from edgecompile.bundle.verdict import VerifyReport
     from edgecompile.narrowing.trials import PrecisionChoice
-    from edgecompile.planning.costs.kits import MeasuringKit
+    from edgecompile.planning.costs.calibration_bundle import CalibrationSpec
     from edgecompile.precision import Precision
     from edgecompile.tensorrt.parts import GpuParts
 
@@ -41,18 +41,18 @@ class PlanResult:
 
 
 @dataclass(frozen=True)
-class KitResult:
+class CalibrationBundleResult:
     """A bundle that a device times with ``bench --calibrate``.
 
     Attributes:
         path: the bundle.
-        kit: its programs, and at which sizes to run each.
+        spec: its programs, and at which sizes to run each.
         precision: of its weights.
         notes: what a person should know.
     """
 
     path: Path
-    kit: MeasuringKit
+    spec: CalibrationSpec
     precision: Precision
     notes: tuple[str, ...]
 
@@ -61,8 +61,8 @@ class KitResult:
         return {
             "kit": str(self.path),
             "precision": self.precision.to_json(),
-            "programs": [bucket.to_json() for bucket in self.kit.buckets],
-            "runs": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in self.kit.runs],
+            "programs": [bucket.to_json() for bucket in self.spec.buckets],
+            "runs": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in self.spec.runs],
         }
 
 

@@ -96,7 +96,7 @@ def plan_model(
         costs = find_costs(subject, precision, step)
     scope, cost = costs.scope, costs.cost
     notes.add(*spread_warnings(costs.model))
-    if costs.kit is not None:
+    if costs.measured is not None:
         # Only what was measured here may differ from run to run: with a calibration, or for a
         # target that can't run here, equal inputs make equal bundles.
         cost = replace(cost, base_build_s=time.perf_counter() - started)
@@ -108,9 +108,9 @@ def plan_model(
         plan = replace(plan, notes=())  # they compare plans
         note = _one_size(model, scope)
     notes.add(note)
-    if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):
+    if costs.measured is not None and _same_programs(plan.buckets, costs.measured.buckets[:1]):
         # What was measured is the plan: keep its hint, so that nothing is built twice.
-        plan = replace(plan, buckets=costs.kit.buckets[:1])
+        plan = replace(plan, buckets=costs.measured.buckets[:1])
     return _planned(subject, plan, precision, cost, scope)
 
 
@@ -196,7 +196,7 @@ def _require_known(request: PlanRequest, cost: BucketCost) -> None:
         raise PlanError(
             f"{', '.join(unknown)}: what a bucket takes isn't known, as no program was built here "
             "and the costs come from elsewhere",
-            hint="calibrate with a kit (plan --kit), or give --max-buckets or --price-per-bucket",
+            hint="measure on the device (plan --calibration-bundle), or give --max-buckets or --price-per-bucket",
         )
 
 

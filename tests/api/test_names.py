@@ -75,7 +75,7 @@ _ELSEWHERE = {
     "session", "verbose", "json", "quiet", "debug", "as_json", "no_progress",
     "keep_work",  # give work_dir
     "report",  # .write_report(path)
-    "kit", "cost_points", "file",
+    "calibration_bundle", "cost_points", "file",
 }  # fmt: skip
 _NAMES = {
     "plan_file": "plan",

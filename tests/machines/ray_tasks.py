@@ -62,13 +62,13 @@ def calibrate(work: Path) -> dict[str, Any]:
 
 
 def fail(work: Path) -> list[str]:
-    """A kit that can't be run: what was wrong there is told here."""
-    kit = work / "broken.ecb"
-    kit.mkdir()
-    (kit / "manifest.json").write_text("{}")
+    """A calibration bundle that can't be run: its error there is raised here."""
+    bundle = work / "broken.ecb"
+    bundle.mkdir()
+    (bundle / "manifest.json").write_text("{}")
     cluster = remote.Cluster(ray)
     try:
-        remote.calibrate_there(cluster, kit, TARGET, None, 1.0)
+        remote.calibrate_there(cluster, bundle, TARGET, None, 1.0)
     except EdgecompileError as error:
         return [type(error).__name__, str(error)]
     return []

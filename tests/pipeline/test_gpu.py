@@ -179,13 +179,22 @@ def test_options_that_do_not_fit_the_target(
     assert code == 2 and said in output
 
 
-def test_kits_and_stages_are_for_cpus(tmp_path: Path) -> None:
+def test_calibration_bundles_and_stages_are_for_cpus(tmp_path: Path) -> None:
     (tmp_path / "lengths.txt").write_text("3\n")
     lengths = str(tmp_path / "lengths.txt")
     code, output = command(
-        *("plan", lengths, "--model", "m", "--target", "jetson-orin", "--kit", "k.ecb")
+        *(
+            "plan",
+            lengths,
+            "--model",
+            "m",
+            "--target",
+            "jetson-orin",
+            "--calibration-bundle",
+            "k.ecb",
+        )
     )
-    assert code == 2 and "--kit is for CPUs" in output
+    assert code == 2 and "--calibration-bundle is for CPUs" in output
     code, output = command("compile", "--work-dir", str(tmp_path), "--target", "jetson-orin")
     assert code == 2 and "edgecompile build --target jetson-orin" in output
 

@@ -14,7 +14,7 @@ from edgecompile.errors import CostError, PlanError
 from edgecompile.export.store import ExportStore
 from edgecompile.loaders.load import load_model
 from edgecompile.planning.costs.measure import run_calibration
-from edgecompile.planning.costs.sources import make_measuring_kit
+from edgecompile.planning.costs.sources import make_calibration_bundle
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import make_subject
 from edgecompile.precision import FP32
@@ -26,23 +26,23 @@ from tests.planning.test_planning import LENGTHS, plan_with
 def calibration(
     tiny_model: Path, device_python: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A kit of the tiny model, timed by a Python that has no torch."""
-    folder = tmp_path_factory.mktemp("kit")
+    """A calibration bundle of the tiny model, timed by a Python that has no torch."""
+    folder = tmp_path_factory.mktemp("calibration")
     exports = ExportStore(load_model(str(tiny_model)), folder / "exported")
     request = PlanRequest(LENGTHS, max_length=32)
     subject = make_subject(exports, load_target("cpu-x86-64-v3"), request, folder)
-    kit = make_measuring_kit(subject, FP32, folder / "kit.ecb")
-    assert {bucket.mode for bucket in kit.kit.buckets} == {"exact", "pad"}
-    assert kit.cost.bucket_size > 0
-    assert kit.cost.bucket_build_s > 0
-    assert kit.cost.base_size > kit.cost.bucket_size
+    bundle = make_calibration_bundle(subject, FP32, folder / "calibration.ecb")
+    assert {bucket.mode for bucket in bundle.spec.buckets} == {"exact", "pad"}
+    assert bundle.cost.bucket_size > 0
+    assert bundle.cost.bucket_build_s > 0
+    assert bundle.cost.base_size > bundle.cost.bucket_size
     file = folder / "calibration.json"
-    found = run_calibration(kit.path, seconds=0.5, python=device_python)
-    assert len(found.points) == len(kit.kit.runs)
+    found = run_calibration(bundle.path, seconds=0.5, python=device_python)
+    assert len(found.points) == len(bundle.spec.runs)
     # Run once more by hand, as a device would, to get the file itself.
-    command = [device_python, "-m", "edgecompile.runtime", "bench", str(kit.path)]
+    command = [device_python, "-m", "edgecompile.runtime", "bench", str(bundle.path)]
     command += ["--calibrate", str(file), "--seconds", "0.5"]
-    environment = {**os.environ, "PYTHONPATH": str(kit.path / "runtime")}
+    environment = {**os.environ, "PYTHONPATH": str(bundle.path / "runtime")}
     subprocess.run(command, check=True, capture_output=True, env=environment, cwd=folder)
     return file
 

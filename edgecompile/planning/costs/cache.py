@@ -19,8 +19,8 @@ from edgecompile.errors import CostError
 from edgecompile.files import write_json
 from edgecompile.machines.identity import cpu_identity, usable_cpus
 from edgecompile.planning.costs.calibration import Calibration
+from edgecompile.planning.costs.calibration_bundle import CalibrationSpec
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_document
-from edgecompile.planning.costs.kits import MeasuringKit
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import Precision
 from edgecompile.targets.profile import VariantSpec
@@ -31,14 +31,14 @@ MOST_KEPT = 256
 
 
 def cost_key(
-    subject: Subject, kit: MeasuringKit, variant: VariantSpec, precision: Precision
+    subject: Subject, spec: CalibrationSpec, variant: VariantSpec, precision: Precision
 ) -> str | None:
     """Identifies what is measured and on what; None where another process can't tell.
 
     Args:
         subject: the model, whose exports' keys cover its files and this installation; the target,
             whose other variants count for size and build time; the runtime and the threads.
-        kit: the programs and the sizes to run them at.
+        spec: the programs and the sizes to run them at.
         variant: the one that runs.
         precision: of the weights.
     """
@@ -47,8 +47,8 @@ def cost_key(
         return None
     toolchains = [find_toolchain(arch) for arch in profile.archs]
     parts = {
-        "programs": [[bucket.program_json(), exports.key(bucket)] for bucket in kit.buckets],
-        "runs": [[index, dict(sizes)] for index, sizes in kit.runs],
+        "programs": [[bucket.program_json(), exports.key(bucket)] for bucket in spec.buckets],
+        "runs": [[index, dict(sizes)] for index, sizes in spec.runs],
         "variant": variant.to_json(),
         "variants": [item.to_json() for item in profile.variants],
         "precision": precision.to_json(),
@@ -64,8 +64,8 @@ def cost_key(
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def find_kept(key: str, kit: MeasuringKit) -> Calibration | None:
-    """The costs measured for ``key``; None where there are none, or not all that the kit asks for."""
+def find_kept(key: str, spec: CalibrationSpec) -> Calibration | None:
+    """The costs measured for ``key``; None where there are none, or not all of the spec."""
     path = _place(key)
     try:
         document = read_document(path)
@@ -75,7 +75,7 @@ def find_kept(key: str, kit: MeasuringKit) -> Calibration | None:
     except CostError:
         return None
     measured = {(point.bucket, point.sizes) for point in calibration.points}
-    if measured != {(index, tuple(sorted(sizes.items()))) for index, sizes in kit.runs}:
+    if measured != {(index, tuple(sorted(sizes.items()))) for index, sizes in spec.runs}:
         return None
     with suppress(OSError):
         os.utime(path)

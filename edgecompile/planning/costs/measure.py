@@ -1,7 +1,7 @@
 """Measuring the costs of sizes, through the runtime that ships.
 
-A measuring kit is timed by its own ``bench --calibrate`` in a process without torch; a device does
-the very same with a kit that was copied to it.
+A calibration bundle is timed by its own ``bench --calibrate`` in a process without torch; a device does
+the very same with one that was copied to it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def calibrate(
     """Runs the bundle's ``bench --calibrate`` on this machine; gives what its file holds.
 
     Args:
-        bundle: a measuring kit, or any bundle.
+        bundle: a calibration bundle, or any other.
         threads: of one run; None: all that the process may use.
         variant: None: the best one for this machine.
         seconds: about how long to measure.
@@ -166,7 +166,7 @@ def measured_costs(
         if second not in sizes:
             raise CostError(
                 f"{calibration.source}: nothing was measured along {second}",
-                hint="calibrate with a kit that was made from a joint histogram",
+                hint="calibrate with a bundle that was made from a joint histogram",
             )
         lines[sizes[second]] = _named(calibration.curve(at=sizes), kind)
     known = {size: line for size, line in lines.items() if len(line.modes) == 2}

@@ -1,6 +1,6 @@
 """Calibrating on a machine of a Ray cluster that says which target it is.
 
-All of a kit runs on one machine: figures of several would compare CPUs, not programs.
+All of a calibration bundle runs on one machine: figures of several would compare CPUs, not programs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from edgecompile.planning.costs.measure import calibrate
 
 
 @dataclass(frozen=True)
-class _Kit:
-    """A measuring kit as it travels: its files by name, their contents fetched by who needs them."""
+class _SentBundle:
+    """A calibration bundle as it travels: its files by name, their contents fetched by who needs them."""
 
     files: Mapping[str, Any]
     threads: int | None
@@ -34,7 +34,7 @@ def target_resource(target: str) -> str:
 
 
 def calibrate_there(
-    cluster: Cluster, kit: Path, target: str, threads: int | None, seconds: float
+    cluster: Cluster, bundle: Path, target: str, threads: int | None, seconds: float
 ) -> dict[str, Any]:
     """As :func:`edgecompile.planning.costs.measure.calibrate`, on a machine that is the target.
 
@@ -42,24 +42,24 @@ def calibrate_there(
         VerificationError: as there.
         ClusterError: the machine was lost.
     """
-    paths = [path for path in sorted(kit.rglob("*")) if path.is_file()]
-    files = {str(path.relative_to(kit)): cluster.share(path.read_bytes()) for path in paths}
-    asked = [_Kit(files, threads, seconds)]
+    paths = [path for path in sorted(bundle.rglob("*")) if path.is_file()]
+    files = {str(path.relative_to(bundle)): cluster.share(path.read_bytes()) for path in paths}
+    asked = [_SentBundle(files, threads, seconds)]
     (document,) = cluster.map(_calibrate, asked, resource=target_resource(target))
     if isinstance(document, EdgecompileError):
         raise document
     return document
 
 
-def _calibrate(kit: _Kit) -> dict[str, Any] | EdgecompileError:
+def _calibrate(sent: _SentBundle) -> dict[str, Any] | EdgecompileError:
     """On the machine; what is wrong comes back as a value."""
     with tempfile.TemporaryDirectory(prefix="edgecompile-") as folder:
-        bundle = Path(folder) / "kit.ecb"
-        for name, content in kit.files.items():
+        bundle = Path(folder) / "calibration.ecb"
+        for name, content in sent.files.items():
             path = bundle / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(fetch(content))
         try:
-            return calibrate(bundle, threads=kit.threads, seconds=kit.seconds)
+            return calibrate(bundle, threads=sent.threads, seconds=sent.seconds)
         except EdgecompileError as error:
             return error

@@ -1,8 +1,8 @@
 """Finds a model's costs in the best source that there is.
 
-A calibration file of the device, or with ``--on ray`` what a machine of the cluster that is the target
-measures; else a measuring kit (:mod:`edgecompile.planning.costs.kits`) run by the shipped runtime on this host; else, where this host can't run the target's code, a roofline. The cost model
-says which.
+That is a calibration file of the device, or with ``--on ray`` a measurement on a machine of the cluster that is
+the target; else a calibration bundle (:mod:`edgecompile.planning.costs.calibration_bundle`) run by the shipped
+runtime on this host; else, where this host can't run the target's code, a roofline. The cost model says which.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ from edgecompile.machines.cluster import open_cluster
 from edgecompile.models.loaded import model_structure
 from edgecompile.planning.costs.cache import cost_key, find_kept, keep_costs
 from edgecompile.planning.costs.calibration import Calibration, check_calibration
+from edgecompile.planning.costs.calibration_bundle import (
+    CalibrationBundle,
+    CalibrationSpec,
+    build_calibration_bundle,
+    choose_calibration,
+)
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_calibration
 from edgecompile.planning.costs.engine_cost import ENGINE_NOTE, engine_cost
 from edgecompile.planning.costs.gpu_roofline import MLPERF_RECORD, TENSORRT_8_6, gpu_curve
-from edgecompile.planning.costs.kits import BuiltKit, MeasuringKit, build_kit, make_kit
 from edgecompile.planning.costs.measure import calibrate, measured_costs
 from edgecompile.planning.costs.remote import calibrate_there, target_resource
 from edgecompile.planning.costs.roofline import modelled_curve
@@ -50,13 +55,13 @@ class Costs:
         model: milliseconds by size and mode.
         scope: what can be served; narrower than what was asked about where the model allows less.
         cost: what buckets take.
-        kit: what was measured here, if it was.
+        measured: the programs that were timed here, if any were.
     """
 
     model: CostGrid
     scope: PlanScope
     cost: BucketCost = field(default_factory=BucketCost)
-    kit: MeasuringKit | None = None
+    measured: CalibrationSpec | None = None
 
 
 def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_STEP) -> Costs:
@@ -76,12 +81,12 @@ def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_S
     if subject.profile.gpu is not None or not subject.runnable:
         return _modelled(subject, precision)
     serving, variant = subject.serving, subject.runnable[-1]
-    kit = make_kit(serving.scope, serving.modes)
-    key = cost_key(subject, kit, variant, precision)
-    known = None if key is None or subject.request.measure_again else find_kept(key, kit)
+    spec = choose_calibration(serving.scope, serving.modes)
+    key = cost_key(subject, spec, variant, precision)
+    known = None if key is None or subject.request.measure_again else find_kept(key, spec)
     subject.notes.add(serving.note)
     if known is None:
-        document, cost = _measure(subject, kit, variant, precision, step)
+        document, cost = _measure(subject, spec, variant, precision, step)
         if key is not None:
             keep_costs(key, document, cost)
         known = parse_calibration({**document, "bucket_cost": cost.to_json()}, "the measurement")
@@ -90,7 +95,7 @@ def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_S
             f"costs that were measured here on {known.date} are used; --measure-again repeats it"
         )
     model = measured_costs(known, "measured", second=serving.scope.second)
-    return Costs(model, serving.scope, known.bucket_cost, kit)
+    return Costs(model, serving.scope, known.bucket_cost, spec)
 
 
 def _measured_there(subject: Subject, precision: Precision, step: StepHandle) -> Costs | None:
@@ -102,10 +107,10 @@ def _measured_there(subject: Subject, precision: Precision, step: StepHandle) ->
             return None
         shutil.rmtree(scratch, ignore_errors=True)
         try:
-            built = make_measuring_kit(subject, precision, scratch, step=step)
+            built = make_calibration_bundle(subject, precision, scratch, step=step)
             step.update(None, None, "measuring on a machine of the Ray cluster")
             document = calibrate_there(
-                cluster, built.path, name, subject.request.threads, _seconds(built.kit)
+                cluster, built.path, name, subject.request.threads, _seconds(built.spec)
             )
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -115,14 +120,14 @@ def _measured_there(subject: Subject, precision: Precision, step: StepHandle) ->
     )
 
 
-def _seconds(kit: MeasuringKit) -> float:
+def _seconds(spec: CalibrationSpec) -> float:
     """How long to measure."""
-    return min(60.0, max(3.0, 0.4 * len(kit.runs)))
+    return min(60.0, max(3.0, 0.4 * len(spec.runs)))
 
 
 def _measure(
     subject: Subject,
-    kit: MeasuringKit,
+    spec: CalibrationSpec,
     variant: VariantSpec,
     precision: Precision,
     step: StepHandle,
@@ -133,13 +138,15 @@ def _measure(
         # "12 rounds, 4 of 6 s"
         match = re.search(r"(\d+) of ([\d.]+) s$", text)
         done, total = (float(match[1]), float(match[2])) if match else (None, None)
-        step.update(done, total, f"measuring {len(kit.runs)} sizes: {text}")
+        step.update(done, total, f"measuring {len(spec.runs)} sizes: {text}")
 
     scratch = subject.work / "measured.ecb"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        built = build_kit(subject, kit, [variant], scratch, precision=precision, step=step)
-        seconds = _seconds(kit)
+        built = build_calibration_bundle(
+            subject, spec, [variant], scratch, precision=precision, step=step
+        )
+        seconds = _seconds(spec)
         show(f"0 of {seconds:g} s")
         threads = subject.request.threads
         return calibrate(built.path, threads=threads, seconds=seconds, tell=show), built.cost
@@ -184,7 +191,7 @@ def _modelled(subject: Subject, weights: Precision) -> Costs:
     note = (
         f"this host can't run the code of {profile.name}, so the costs are a roofline of its "
         "profile; measure on the device: "
-        + ("finish, " if gpu else "plan --kit, ")
+        + ("finish, " if gpu else "plan --calibration-bundle, ")
         + "bench --calibrate, plan --calibration"
         + (f"; {serving.note}" if serving.note else "")
     )
@@ -242,14 +249,14 @@ def _only(curve: CostGrid, modes: tuple[Mode, ...]) -> CostGrid:
     if not set(modes) & set(curve.modes):
         raise CostError(
             f"--mode {' or '.join(modes)}: there are only costs of the mode {curve.modes[0]}",
-            hint="calibrate with a kit made with the same --mode",
+            hint="calibrate with a bundle made with the same --mode",
         )
     return curve.only(modes)
 
 
-def make_measuring_kit(
+def make_calibration_bundle(
     subject: Subject, precision: Precision, output: Path, *, step: StepHandle = NULL_STEP
-) -> BuiltKit:
+) -> CalibrationBundle:
     """Writes a bundle for all variants of the target that a device times with
     ``bench --calibrate``; :class:`PlanRequest` then takes the file that it writes.
 
@@ -257,6 +264,6 @@ def make_measuring_kit(
         As :func:`edgecompile.planning.planning.plan_model`.
     """
     serving = subject.serving
-    kit = make_kit(serving.scope, serving.modes)
+    spec = choose_calibration(serving.scope, serving.modes)
     variants = subject.profile.variants
-    return build_kit(subject, kit, variants, output, precision=precision, step=step)
+    return build_calibration_bundle(subject, spec, variants, output, precision=precision, step=step)

@@ -44,7 +44,10 @@ from tests.cli.command import run
             ("plan", "x", "--cost-points", "y", "--runs", "9", "--max-size", "1MB"),
             "--max-size, --runs",
         ),
-        (("plan", "x", "--cost-points", "y", "--kit", "k.ecb"), "--kit: only with --model"),
+        (
+            ("plan", "x", "--cost-points", "y", "--calibration-bundle", "k.ecb"),
+            "--calibration-bundle: only with --model",
+        ),
         (("plan", "x", "--cost-points", "y", "--task", "logits", "--softmax"), "--task, --softmax"),
         (("plan", "x", "--model", "m", "--max-size", "big"), "'big' isn't a size such as 120MB"),
         (("plan", "x", "--model", "m", "--max-build-time", "1 day"), "isn't a duration such as"),

@@ -25,7 +25,7 @@ from edgecompile.machines.detection import runnable_variants
 from edgecompile.planning.costs import cache as cost_cache
 from edgecompile.planning.costs import sources
 from edgecompile.planning.costs.cache import cost_key, find_kept, keep_costs
-from edgecompile.planning.costs.kits import MeasuringKit, make_kit
+from edgecompile.planning.costs.calibration_bundle import CalibrationSpec, choose_calibration
 from edgecompile.planning.planning import Planned, plan_model
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope
@@ -37,7 +37,7 @@ LENGTHS = LengthDistribution.from_samples([2, 3, 5, 5, 8, 13, 13, 13, 21, 30])
 REQUEST = PlanRequest(LENGTHS, mode="exact", buckets=2, max_length=32)
 PROFILE = load_target("cpu-x86-64")
 AXES = (("length", AxisRange(2, 32, 13)), ("batch", AxisRange(1, 1, 1)))
-KIT = make_kit(PlanScope(LENGTHS, AXES), ("exact",))
+SPEC = choose_calibration(PlanScope(LENGTHS, AXES), ("exact",))
 KEY = "0123"
 
 
@@ -74,7 +74,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "costs"
 
 
-def calibration(kit: MeasuringKit = KIT) -> dict[str, Any]:
+def calibration(spec: CalibrationSpec = SPEC) -> dict[str, Any]:
     """The document that the runtime writes for a calibration bundle."""
     return {
         "calibration_version": 1,
@@ -94,13 +94,13 @@ def calibration(kit: MeasuringKit = KIT) -> dict[str, Any]:
         "points": [
             {
                 "bucket": index,
-                "mode": kit.buckets[index].mode,
+                "mode": spec.buckets[index].mode,
                 "sizes": dict(sizes),
                 "ms": 0.5,
                 "spread_ms": 0.0,
                 "samples": 9,
             }
-            for index, sizes in kit.runs
+            for index, sizes in spec.runs
         ],
     }
 
@@ -109,12 +109,12 @@ COST = BucketCost(base_size=7, bucket_size=5, bucket_build_s=2.5)
 
 
 def test_what_was_kept_is_found() -> None:
-    assert find_kept(KEY, KIT) is None
+    assert find_kept(KEY, SPEC) is None
     keep_costs(KEY, calibration(), COST)
-    found = find_kept(KEY, KIT)
+    found = find_kept(KEY, SPEC)
     assert found is not None and found.date == "2026-11-23T00:00:00Z"
     assert found.bucket_cost == replace(COST, load_ms=3.0)
-    assert [point.ms for point in found.points] == [0.5] * len(KIT.runs)
+    assert [point.ms for point in found.points] == [0.5] * len(SPEC.runs)
 
 
 def test_a_damaged_or_foreign_file_counts_as_none(cache: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_damaged_or_foreign_file_counts_as_none(cache: Path) -> None:
     path = cache / f"{KEY}.json"
     text = path.read_text()
     document = json.loads(text)
-    other = make_kit(PlanScope(LENGTHS, AXES), ("exact", "pad"))
+    other = choose_calibration(PlanScope(LENGTHS, AXES), ("exact", "pad"))
     broken = [
         "",
         text[: len(text) // 2],
@@ -138,23 +138,23 @@ def test_a_damaged_or_foreign_file_counts_as_none(cache: Path) -> None:
     ]
     for content in broken:
         path.write_text(content)
-        assert find_kept(KEY, KIT) is None, content[:200]
+        assert find_kept(KEY, SPEC) is None, content[:200]
     path.write_bytes(b"\xff\xfe")
-    assert find_kept(KEY, KIT) is None
+    assert find_kept(KEY, SPEC) is None
     path.unlink()
     path.mkdir()
-    assert find_kept(KEY, KIT) is None
+    assert find_kept(KEY, SPEC) is None
     keep_costs(KEY, calibration(), COST)  # can't be written there, which nobody need know
-    assert find_kept(KEY, KIT) is None and [item.name for item in cache.iterdir()] == [path.name]
+    assert find_kept(KEY, SPEC) is None and [item.name for item in cache.iterdir()] == [path.name]
     path.rmdir()
     path.write_text(text)
-    assert find_kept(KEY, KIT) is not None
+    assert find_kept(KEY, SPEC) is not None
 
 
 def test_a_cache_that_can_not_be_written_is_none(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     keep_costs(KEY, calibration(), COST)
-    assert find_kept(KEY, KIT) is None
+    assert find_kept(KEY, SPEC) is None
 
 
 def test_as_many_are_kept_as_are_allowed_the_last_used_ones(
@@ -164,7 +164,7 @@ def test_as_many_are_kept_as_are_allowed_the_last_used_ones(
     for number in range(3):
         keep_costs(f"{number}", calibration(), COST)
         os.utime(cache / f"{number}.json", (number, number))
-    assert find_kept("0", KIT) is not None  # used: now it is the newest
+    assert find_kept("0", SPEC) is not None  # used: now it is the newest
     keep_costs("3", calibration(), COST)
     assert {path.stem for path in cache.iterdir()} == {"0", "2", "3"}
 
@@ -176,8 +176,8 @@ def test_builds_side_by_side_may_keep_the_same(
 
     def one(number: int) -> bool:
         keep_costs(f"{number % 4}", calibration(), COST)
-        found = find_kept("0", KIT)
-        return found is None or len(found.points) == len(KIT.runs)
+        found = find_kept("0", SPEC)
+        return found is None or len(found.points) == len(SPEC.runs)
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(one, range(64)))
@@ -191,7 +191,7 @@ def test_the_key_holds_all_that_decides_what_is_measured(
     v3, v4 = (PROFILE.variant(f"x86-64-v{number}") for number in (3, 4))
 
     def key(
-        kit: MeasuringKit = KIT,
+        spec: CalibrationSpec = SPEC,
         target: str = "cpu-x86-64",
         variant: Any = v3,
         precision: str = "fp32",
@@ -199,16 +199,16 @@ def test_the_key_holds_all_that_decides_what_is_measured(
     ) -> str | None:
         exports, request = ExportStore(load_model(path), tmp_path), replace(REQUEST, **changes)
         subject = make_subject(exports, load_target(target), request, tmp_path)
-        return cost_key(subject, kit, variant, Precision(precision))
+        return cost_key(subject, spec, variant, Precision(precision))
 
     known = key()
     assert known is not None and key() == known
     assert key(buckets=3, price_per_bucket=1.0) == known, "what is made of costs is no matter"
     later = LengthDistribution.from_samples([9, 30])
     others = [
-        key(make_kit(PlanScope(later, AXES), ("exact",))),
-        key(make_kit(PlanScope(LENGTHS, AXES), ("exact", "pad"))),
-        key(MeasuringKit(KIT.buckets, KIT.runs[1:])),
+        key(choose_calibration(PlanScope(later, AXES), ("exact",))),
+        key(choose_calibration(PlanScope(LENGTHS, AXES), ("exact", "pad"))),
+        key(CalibrationSpec(SPEC.buckets, SPEC.runs[1:])),
         key(target="cpu-x86-64-v3"),
         key(variant=v4),
         key(precision="bf16"),
@@ -241,7 +241,7 @@ def test_the_key_holds_all_that_decides_what_is_measured(
 def test_what_a_factory_makes_is_measured_every_time(tmp_path: Path) -> None:
     model = load_model("tests.factories.tiny_models:masked_mlp")
     subject = make_subject(ExportStore(model, tmp_path), PROFILE, REQUEST, tmp_path)
-    assert cost_key(subject, KIT, PROFILE.variants[0], FP32) is None
+    assert cost_key(subject, SPEC, PROFILE.variants[0], FP32) is None
 
 
 def planner(tmp_path: Path) -> Callable[..., Planned]:

@@ -1,4 +1,4 @@
-"""From a calibration's points to curves and surfaces; and a real kit, timed by the runtime."""
+"""From a calibration's points to cost curves and grids; and a real calibration bundle, timed by the runtime."""
 
 from __future__ import annotations
 

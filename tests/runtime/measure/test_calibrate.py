@@ -149,7 +149,7 @@ def test_a_real_calibration(native_bundle: str, tmp_path: Path) -> None:
     assert len(lines) == len(points) + 3 and "to load one more" in lines[-2]
 
 
-def test_a_kit_whose_buckets_overlap(native_copy: Path, tmp_path: Path) -> None:
+def test_a_bundle_whose_buckets_overlap(native_copy: Path, tmp_path: Path) -> None:
     """As a planner makes it: one exact bucket, static ones from 1 over the same lengths."""
     place = native_copy / "manifest.json"
     manifest = parse_manifest(place.read_bytes())

@@ -1,4 +1,4 @@
-"""Measuring kits: which programs are built, and at which sizes they are run."""
+"""Calibration bundles: which programs are built, and at which sizes they are run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
-from edgecompile.planning.costs.kits import MeasuringKit, choose_sizes, make_kit
+from edgecompile.planning.costs.calibration_bundle import (
+    CalibrationSpec,
+    choose_calibration,
+    choose_sizes,
+)
 from edgecompile.planning.scope import PlanScope
 
 TRAFFIC = LengthDistribution.from_counts({3: 5, 9: 10, 20: 50, 41: 30, 90: 5})
@@ -22,16 +26,16 @@ def scope(lo: int = 1, hi: int = 128, **changes: Any) -> PlanScope:
     return PlanScope(TRAFFIC, changes.get("axes", axes), changes.get("joint"))
 
 
-def lengths_of(kit: MeasuringKit, mode: str) -> list[int]:
-    return [s["length"] for i, s in kit.runs if kit.buckets[i].mode == mode]
+def lengths_of(spec: CalibrationSpec, mode: str) -> list[int]:
+    return [s["length"] for i, s in spec.runs if spec.buckets[i].mode == mode]
 
 
 def test_both_modes_run_where_a_static_program_was_built() -> None:
-    kit = make_kit(scope(), ("exact", "pad"))
-    assert [bucket.mode for bucket in kit.buckets] == ["exact"] + ["pad"] * (len(kit.buckets) - 1)
-    assert set(lengths_of(kit, "pad")) <= set(lengths_of(kit, "exact"))
-    assert lengths_of(kit, "pad")[-1] == 128
-    assert {1, 128, 20} <= set(lengths_of(kit, "exact"))
+    spec = choose_calibration(scope(), ("exact", "pad"))
+    assert [bucket.mode for bucket in spec.buckets] == ["exact"] + ["pad"] * (len(spec.buckets) - 1)
+    assert set(lengths_of(spec, "pad")) <= set(lengths_of(spec, "exact"))
+    assert lengths_of(spec, "pad")[-1] == 128
+    assert {1, 128, 20} <= set(lengths_of(spec, "exact"))
 
 
 @given(
@@ -44,38 +48,38 @@ def test_runs_are_within_their_buckets(
     counts: dict[int, int], lo: int, span: int, modes: tuple[Any, ...]
 ) -> None:
     axes = (("length", AxisRange(lo, lo + span, lo)), ("batch", AxisRange(1, 4, 1)))
-    kit = make_kit(PlanScope(LengthDistribution.from_counts(counts), axes), modes)
-    assert {bucket.mode for bucket in kit.buckets} == set(modes)
+    spec = choose_calibration(PlanScope(LengthDistribution.from_counts(counts), axes), modes)
+    assert {bucket.mode for bucket in spec.buckets} == set(modes)
     seen = set()
-    for index, sizes in kit.runs:
-        bucket = kit.buckets[index]
+    for index, sizes in spec.runs:
+        bucket = spec.buckets[index]
         assert bucket.serves(sizes)
         assert all(sizes[name] == bucket.range(name).hi for name in bucket.pad_axes)
         key = (bucket.mode, tuple(sizes.items()))
         assert key not in seen
         seen.add(key)
-    assert {index for index, _ in kit.runs} == set(range(len(kit.buckets)))
-    assert all(bucket.lo == lo for bucket in kit.buckets)  # so that they can be run padded
+    assert {index for index, _ in spec.runs} == set(range(len(spec.buckets)))
+    assert all(bucket.lo == lo for bucket in spec.buckets)  # so that they can be run padded
 
 
 def test_lengths_that_hardly_differ_are_built_once() -> None:
     close = LengthDistribution.from_counts({60: 10, 61: 10, 62: 10, 64: 10})
     axes = (("length", AxisRange(1, 64, 60)),)
-    kit = make_kit(PlanScope(close, axes), ("exact", "pad"))
-    assert lengths_of(kit, "pad") == [64]
+    spec = choose_calibration(PlanScope(close, axes), ("exact", "pad"))
+    assert lengths_of(spec, "pad") == [64]
 
 
 def test_two_axes_are_run_as_a_grid() -> None:
     cells = {(9, 1): 4, (9, 3): 2, (40, 1): 5, (90, 4): 1}
     joint = JointDistribution.from_counts(("length", "batch"), cells)
-    kit = make_kit(scope(joint=joint), ("exact", "pad"))
-    exact = {(s["length"], s["batch"]) for i, s in kit.runs if kit.buckets[i].mode == "exact"}
+    spec = choose_calibration(scope(joint=joint), ("exact", "pad"))
+    exact = {(s["length"], s["batch"]) for i, s in spec.runs if spec.buckets[i].mode == "exact"}
     lengths, batches = {n for n, _ in exact}, {b for _, b in exact}
     assert exact == {(n, b) for n in lengths for b in batches}
     assert {1, 4} <= batches
-    for bucket in kit.buckets[1:]:
+    for bucket in spec.buckets[1:]:
         assert bucket.pad_axes == ("length", "batch")
-    assert {b.range("batch").hi for b in kit.buckets[1:]} == {1, 4}
+    assert {b.range("batch").hi for b in spec.buckets[1:]} == {1, 4}
 
 
 @pytest.mark.parametrize(("lo", "hi"), [(1, 1), (5, 5), (1, 2), (1, 4096)])

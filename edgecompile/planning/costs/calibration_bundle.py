@@ -1,6 +1,6 @@
-"""Measuring kits: the few programs, and the sizes to run them at, that tell what a model costs.
+"""Calibration bundles: a few programs, and the sizes to run them at, to find out a model's costs.
 
-A kit is an ordinary bundle with an unusual set of buckets: one dynamic program for the whole
+Such a bundle is an ordinary one with an unusual set of buckets: one dynamic program for the whole
 range, and static programs of a few lengths beside it. Its ``plan`` lists the runs that the
 runtime's ``bench --calibrate`` makes, on this machine or on the device.
 """
@@ -17,7 +17,7 @@ from edgecompile.backends.compilation import CompiledModel, compile_buckets
 from edgecompile.buckets.costs.grid import Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.ranges import AxisRange, Bucket
-from edgecompile.bundle.assembly import stage_kit
+from edgecompile.bundle.assembly import stage_calibration_bundle
 from edgecompile.export.store import export_buckets
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.planning.scope import PlanScope
@@ -33,7 +33,7 @@ _STATIC_QUANTILES_JOINT = (0.5,)
 
 
 @dataclass(frozen=True)
-class MeasuringKit:
+class CalibrationSpec:
     """Programs, and at which sizes to run each.
 
     Attributes:
@@ -46,11 +46,11 @@ class MeasuringKit:
 
 
 @dataclass(frozen=True)
-class BuiltKit:
-    """A kit that can be run: its bundle, and what its programs took."""
+class CalibrationBundle:
+    """A calibration bundle that can be run, and the cost of its programs."""
 
     path: Path
-    kit: MeasuringKit
+    spec: CalibrationSpec
     compiled: CompiledModel
     cost: BucketCost
 
@@ -74,7 +74,7 @@ def choose_sizes(sample: LengthDistribution, lo: int, hi: int, count: int = 9) -
     return sorted(chosen)
 
 
-def make_kit(scope: PlanScope, modes: Sequence[Mode]) -> MeasuringKit:
+def choose_calibration(scope: PlanScope, modes: Sequence[Mode]) -> CalibrationSpec:
     """The programs and runs that tell the costs of ``modes``."""
     statics = _static_lengths(scope, alone="exact" not in modes)
     buckets: list[Bucket] = []
@@ -88,7 +88,7 @@ def make_kit(scope: PlanScope, modes: Sequence[Mode]) -> MeasuringKit:
         for bucket, item in _static_programs(scope, statics):
             runs.append((len(buckets), item))
             buckets.append(bucket)
-    return MeasuringKit(tuple(buckets), tuple(runs))
+    return CalibrationSpec(tuple(buckets), tuple(runs))
 
 
 def _dynamic_program(
@@ -143,20 +143,20 @@ def _static_lengths(scope: PlanScope, *, alone: bool) -> list[int]:
     return [*kept, lengths[-1]]
 
 
-def build_kit(
+def build_calibration_bundle(
     subject: Subject,
-    kit: MeasuringKit,
+    spec: CalibrationSpec,
     variants: Sequence[VariantSpec],
     output: Path,
     *,
     precision: Precision = FP32,
     step: StepHandle = NULL_STEP,
-) -> BuiltKit:
-    """Exports, compiles and packs a kit; its programs are left for a plan that needs the same.
+) -> CalibrationBundle:
+    """Exports, compiles and packs a calibration bundle; a plan that needs its programs finds them later.
 
     Args:
         subject: the model and its target.
-        kit: what to build.
+        spec: the programs to build.
         variants: those of the target's to build for.
         output: the bundle to write.
         precision: of the linears' weights.
@@ -167,17 +167,17 @@ def build_kit(
         CompileError, AuditError, BundleWriteError: it can't be built or written.
     """
     exports, profile = subject.exports, subject.profile
-    count = len(kit.buckets)
+    count = len(spec.buckets)
     started = time.perf_counter()
-    exported = export_buckets(exports, kit.buckets, step=step)
+    exported = export_buckets(exports, spec.buckets, step=step)
     export_s = time.perf_counter() - started
     step.update(0, count, f"compiling for {', '.join(v.name for v in variants)}")
     compiled = compile_buckets(
         exported,
-        kit.buckets,
+        spec.buckets,
         profile,
         subject.work / "artifacts",
-        keys=[exports.key(bucket) for bucket in kit.buckets],
+        keys=[exports.key(bucket) for bucket in spec.buckets],
         variants=variants,
         precision=precision,
         runtime=subject.request.runtime,
@@ -188,15 +188,15 @@ def build_kit(
     programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]
     seconds = sum(sum(artifact.seconds.values()) for artifact in programs) / len(programs)
     build_s = export_s / count + len(profile.variants) * seconds
-    path = stage_kit(
+    path = stage_calibration_bundle(
         exports.model,
-        kit.buckets,
+        spec.buckets,
         compiled,
         output,
-        kit.runs,
+        spec.runs,
         bucket_build_s=build_s,
     )
-    return BuiltKit(path, kit, compiled, _cost(path, profile, compiled, build_s))
+    return CalibrationBundle(path, spec, compiled, _cost(path, profile, compiled, build_s))
 
 
 def _cost(
