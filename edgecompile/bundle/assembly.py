@@ -46,7 +46,7 @@ def stage_calibration_bundle(
     }
     with Staging(output, force=force) as claim:
         writer = BundleWriter(claim)
-        manifest = stage(writer, model, buckets, compiled, built_by(model, compiled))
+        manifest = stage(writer, buckets, compiled, built_by(model, compiled))
         writer.write_manifest(manifest._replace(plan=plan))
         return writer.commit()
 
@@ -66,7 +66,6 @@ def built_by(model: LoadedModel, compiled: CompiledModel) -> dict[str, str]:
 
 def stage(
     writer: BundleWriter,
-    model: LoadedModel,
     buckets: Sequence[Bucket],
     compiled: CompiledModel,
     built_by: Mapping[str, str],

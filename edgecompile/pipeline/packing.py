@@ -161,7 +161,7 @@ def pack_bundle(
 def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str, ...]]:
     """Adds code, weights, tokenizer and parts; gives the manifest so far, and notes on texts."""
     model, plan, compiled = contents.model, contents.plan, contents.compiled
-    staged = stage(writer, model, plan.buckets, compiled, built_by(model, compiled))
+    staged = stage(writer, plan.buckets, compiled, built_by(model, compiled))
     manifest = staged._replace(
         plan={
             **_plan_summary(plan, compiled.precision),

@@ -108,7 +108,7 @@ def _check(loaded: LoadedModel, axis: str, pairs: Pairs) -> PaddingVerdict:
     runs = zip(cycle(_proof_pairs(pairs)), _PROOF_MASKS, strict=False)
     leaks = (find_leak(loaded, *pair, sizes, masks) for pair, masks in runs)
     leak = next((leak for leak in leaks if leak is not None), None)
-    for index, (kind, (length, padded)) in enumerate(_trials(loaded, axis, pairs)):
+    for index, (kind, (length, padded)) in enumerate(_trials(loaded, pairs)):
         tried.append((length, padded))
         drawn = loaded.make_example({**sizes, axis: length}, seed=index + 11)
         example = _shaped(loaded, drawn, axis, kind)
@@ -187,7 +187,7 @@ def _proof_pairs(pairs: Pairs) -> Iterator[tuple[int, int]]:
             return
 
 
-def _trials(loaded: LoadedModel, axis: str, pairs: Pairs) -> Iterator[tuple[str, tuple[int, int]]]:
+def _trials(loaded: LoadedModel, pairs: Pairs) -> Iterator[tuple[str, tuple[int, int]]]:
     """Kinds of inputs with the lengths to try them at: those that were asked for, then short ones."""
     for pair in pairs:
         yield "", pair

@@ -50,7 +50,7 @@ _FUNCTIONS: Tuple[Tuple[str, Tuple[Any, ...]], ...] = (
     ("cudaGraphExecDestroy", (_POINTER,)),
     ("cudaGraphDestroy", (_POINTER,)),
 )
-_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
+_TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
 _HOST_PORTABLE, _HOST_MAPPED = 1, 2  # cudaHostAlloc's flags
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: doesn't wait for what other libraries put on stream 0
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal: other threads may allocate meanwhile
@@ -271,10 +271,6 @@ class Cuda:
     def copy_to_host(self, target: int, source: int, size: int, stream: int) -> None:
         """Queues a copy from ``malloc``'s memory to ``host_alloc``'s."""
         self._call("cudaMemcpyAsync", target, source, size, _TO_HOST, stream)
-
-    def copy_on_device(self, target: int, source: int, size: int, stream: int) -> None:
-        """Queues a copy within the GPU's memory."""
-        self._call("cudaMemcpyAsync", target, source, size, _ON_DEVICE, stream)
 
     def clear(self, target: int, size: int, stream: int) -> None:
         """Queues zeros for ``size`` bytes of ``malloc``'s memory."""

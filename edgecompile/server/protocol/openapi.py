@@ -101,7 +101,6 @@ _COMPLETION: dict[str, Any] = {
     "stream": _FLAG,
 }
 _MESSAGE = _object(("role", "content"), role={"type": "string"}, content={"type": "string"})
-_SCORE = _object(("score",), score={"type": "number"}, label={"type": "string"})
 _ANY = {"type": "object"}
 
 

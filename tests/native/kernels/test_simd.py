@@ -40,50 +40,38 @@ def test_operations(harness: Harness, seed: int) -> None:
         np.testing.assert_allclose(run(2), np.full(lanes, a.astype(np.float64).sum()), rtol=1e-5)
         expected = {
             3: np.full(lanes, a.max()),
-            4: np.full(lanes, a.min()),
-            5: np.minimum(a, b),
-            6: np.maximum(a, b),
-            7: np.copysign(a, b),
-            8: np.where(b < 0, -a, a),
-            9: np.trunc(a),
-            13: np.roll(a, lanes // 2),
-            14: np.where(a > b, a, b),
-            15: np.arange(lanes),
-            17: np.abs(a),
+            4: np.minimum(a, b),
+            5: np.maximum(a, b),
+            6: np.copysign(a, b),
+            7: np.trunc(a),
+            10: np.roll(a, lanes // 2),
+            11: np.where(a > b, a, b),
+            12: np.arange(lanes),
+            14: np.abs(a),
         }
         for kind, want in expected.items():
             np.testing.assert_array_equal(run(kind), want.astype(np.float32), f"kind {kind}")
-        np.testing.assert_allclose(run(16), a * b + a, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(run(13), a * b + a, rtol=1e-4, atol=1e-5)
 
 
 def test_any_and_all_look_at_every_lane(harness: Harness) -> None:
     for lanes in harness.float_lanes:
         zeros = np.zeros(lanes, np.float32)
-        assert not harness.lanes(lanes, 11, zeros, zeros).any()
-        assert harness.lanes(lanes, 12, zeros + 1, zeros).all()
+        assert not harness.lanes(lanes, 8, zeros, zeros).any()
+        assert harness.lanes(lanes, 9, zeros + 1, zeros).all()
         for i in range(lanes):
             a = zeros.copy()
             a[i] = 1
-            assert harness.lanes(lanes, 11, a, zeros).all()  # any(a > 0)
-            assert not harness.lanes(lanes, 12, 1 - a, zeros).any()  # all(1 - a > 0)
+            assert harness.lanes(lanes, 8, a, zeros).all()  # any(a > 0)
+            assert not harness.lanes(lanes, 9, 1 - a, zeros).any()  # all(1 - a > 0)
 
 
 def test_min_and_max_give_the_second_operand_for_nan(harness: Harness) -> None:
     for lanes in harness.float_lanes:
         nan, one = np.full(lanes, np.nan, np.float32), np.ones(lanes, np.float32)
-        for kind in (5, 6):
+        for kind in (4, 5):
             assert np.isnan(harness.lanes(lanes, kind, one, nan)).all()
             assert (harness.lanes(lanes, kind, nan, one) == 1).all()
-
-
-def test_lookup_takes_sixteen_entries(harness: Harness) -> None:
-    table = np.arange(100, 116, dtype=np.float32)
-    for lanes in harness.float_lanes:
-        for start in range(16):
-            index = ((start + 3 * np.arange(lanes)) % 16).astype(np.float32)
-            np.testing.assert_array_equal(
-                harness.lanes(lanes, 10, index, table), table[index.astype(int)]
-            )
 
 
 @pytest.mark.parametrize("x", [0.0, -0.0, 1.5, float("inf"), float("nan"), 1e-45])

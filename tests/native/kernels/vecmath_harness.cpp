@@ -181,32 +181,26 @@ static void lane_operation(int kind, const float* a, const float* b, float* out,
     case 3:
       return ec::store(out, ec::broadcast<V>(ec::reduce_max(x)));
     case 4:
-      return ec::store(out, ec::broadcast<V>(ec::reduce_min(x)));
-    case 5:
       return ec::store(out, ec::min(x, y));
-    case 6:
+    case 5:
       return ec::store(out, ec::max(x, y));
-    case 7:
+    case 6:
       return ec::store(out, ec::copysign(x, y));
-    case 8:
-      return ec::store(out, ec::flip_sign(x, y));
-    case 9:
+    case 7:
       return ec::store(out, ec::convert<V>(ec::convert<I>(x)));
-    case 10:
-      return ec::store(out, ec::lookup16<V>(b, ec::convert<I>(x)));
-    case 11:
+    case 8:
       return ec::store(out, ec::broadcast<V>(ec::any(x > y) ? 1.0f : 0.0f));
-    case 12:
+    case 9:
       return ec::store(out, ec::broadcast<V>(ec::all(x > y) ? 1.0f : 0.0f));
-    case 13:
+    case 10:
       return ec::store(out, ec::join(ec::split(x).high, ec::split(x).low));
-    case 14:
+    case 11:
       return ec::store(out, ec::select(x > y, x, y));
-    case 15:
+    case 12:
       return ec::store(out, ec::convert<V>(ec::iota<I>()));
-    case 16:
+    case 13:
       return ec::store(out, ec::fma(x, y, x));
-    case 17:
+    case 14:
       return ec::store(out, ec::abs(x));
     default:
       return;

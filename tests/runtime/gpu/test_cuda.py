@@ -50,18 +50,17 @@ def test_device_and_memory(fake_cudart: FakeCudart, monkeypatch: pytest.MonkeyPa
 
 def test_copies_are_done_when_waited_for(fake_cudart: FakeCudart) -> None:
     cuda = Cuda.load()
-    stream, first, second = cuda.stream(), cuda.malloc(64), cuda.malloc(64)
+    stream, block = cuda.stream(), cuda.malloc(64)
     host = cuda.host_alloc(64)
     view(host, 64)[:] = 7
-    cuda.copy_to_device(first, host, 64, stream)
-    cuda.copy_on_device(second, first, 64, stream)
+    cuda.copy_to_device(block, host, 64, stream)
     view(host, 64)[:] = 8  # too early, and the fake shows it
     cuda.synchronize(stream)
-    assert (view(second, 64) == 8).all()
-    cuda.copy_to_host(host + 32, second, 32, stream)
+    assert (view(block, 64) == 8).all()
+    cuda.copy_to_host(host + 32, block, 32, stream)
     cuda.synchronize(stream)
-    for release, item in ((cuda.free, first), (cuda.free, second), (cuda.host_free, host)):
-        release(item)
+    cuda.free(block)
+    cuda.host_free(host)
     cuda.destroy_stream(stream)
     assert fake_cudart.live == 0 and fake_cudart.misuses == 0
 
@@ -242,7 +241,6 @@ def test_numbers_are_those_of_the_header() -> None:
     for name, value in (
         ("cudaMemcpyHostToDevice", cuda_module._TO_DEVICE),
         ("cudaMemcpyDeviceToHost", cuda_module._TO_HOST),
-        ("cudaMemcpyDeviceToDevice", cuda_module._ON_DEVICE),
         ("cudaStreamCaptureModeThreadLocal", cuda_module._THREAD_LOCAL),
         ("cudaDevAttrMultiProcessorCount", cuda_module._SM_COUNT),
         ("cudaDevAttrIntegrated", cuda_module._INTEGRATED),

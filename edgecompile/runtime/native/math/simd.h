@@ -174,23 +174,6 @@ EC_INLINE V map(V a, V b, const F& f) {
   return load<V>(r);
 }
 
-// table[index] by lanes without a gather: 16 entries from registers. Indices outside 0..15 are
-// taken modulo 16.
-template <class V = vf32>
-EC_INLINE V lookup16(const Element<V>* table, IntOf<V> index) {
-  constexpr int n = kLanes<V>;
-  static_assert(n == 4 || n == 8 || n == 16);
-  if constexpr (n == 16) {
-    return __builtin_shuffle(load<V>(table), index);
-  } else if constexpr (n == 8) {
-    return __builtin_shuffle(load<V>(table), load<V>(table + 8), index);
-  } else {
-    const V low = __builtin_shuffle(load<V>(table), load<V>(table + 4), index);
-    const V high = __builtin_shuffle(load<V>(table + 8), load<V>(table + 12), index);
-    return (index & 8) != 0 ? high : low;
-  }
-}
-
 // ---- Arithmetic ---------------------------------------------------------------------------------
 
 // a·b + c, contracted (see the top of the file).
@@ -277,11 +260,6 @@ template <class V>
 EC_INLINE V copysign(V magnitude, V sign) {
   return (V)(((IntOf<V>)magnitude & ~kSignBit<V>) | ((IntOf<V>)sign & kSignBit<V>));
 }
-// `v` with its sign flipped where `sign` is negative.
-template <class V>
-EC_INLINE V flip_sign(V v, V sign) {
-  return (V)((IntOf<V>)v ^ ((IntOf<V>)sign & kSignBit<V>));
-}
 
 // ---- Reductions ---------------------------------------------------------------------------------
 
@@ -307,10 +285,6 @@ EC_INLINE Element<V> reduce_add(V v) {
 template <class V>
 EC_INLINE Element<V> reduce_max(V v) {
   return reduce(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
-}
-template <class V>
-EC_INLINE Element<V> reduce_min(V v) {
-  return reduce(v, [](auto a, auto b) __attribute__((always_inline)) { return a < b ? a : b; });
 }
 // True when any lane of a comparison's result is set.
 template <class M>
