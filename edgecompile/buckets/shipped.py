@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from edgecompile.buckets.plan import BucketPlan
@@ -17,6 +18,7 @@ PLAN_REPORT = "reports/plan.json"
 LENGTHS_REPORT = "reports/lengths.json"
 
 _MAX_BYTES = 256 << 20
+_TOKENIZER = Path("tokenizer", "tokenizer.json")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class ShippedPlan:
     lengths: LengthDistribution
     lo: int
     hi: int
+
+
+def shipped_tokenizer(bundle: str | os.PathLike[str]) -> Path | None:
+    """The bundle's tokenizer; None: it has none."""
+    path = Path(bundle) / _TOKENIZER
+    return path if path.is_file() else None
 
 
 def read_shipped_plan(

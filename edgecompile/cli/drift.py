@@ -92,7 +92,7 @@ def command(
     if not (files or traffic.stats):
         raise click.UsageError("Missing argument 'STATS...': the files that devices wrote.")
     from edgecompile.buckets.costs.grid import MODES
-    from edgecompile.buckets.shipped import read_shipped_plan
+    from edgecompile.buckets.shipped import read_shipped_plan, shipped_tokenizer
     from edgecompile.drift.drift import check_drift, judge_drift
     from edgecompile.drift.report import Thresholds
     from edgecompile.lengths.stats_files import read_stats
@@ -101,7 +101,7 @@ def command(
     planned_for = replace(traffic, stats=None)
     if planned_for:
         if traffic.texts is not None and traffic.tokenizer is None:
-            planned_for = replace(planned_for, tokenizer=_tokenizer_of(bundle))
+            planned_for = replace(planned_for, tokenizer=shipped_tokenizer(bundle))
         planned = planned_for.read().lengths
     shipped = read_shipped_plan(bundle, planned)
     report = judge_drift(
@@ -116,11 +116,6 @@ def command(
     if not report.enough:
         session.console.warn(report.verdict, "wait for more, or lower --min-runs")
     check_drift(report)
-
-
-def _tokenizer_of(bundle: Path) -> Path | None:
-    found = bundle / "tokenizer" / "tokenizer.json"
-    return found if found.is_file() else None
 
 
 def _table(report: DriftReport) -> RenderableType:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +13,7 @@ from edgecompile.cli.terminal.session import Command, Session
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from edgecompile.machines.detection import TargetCheck
     from edgecompile.targets.profile import TargetProfile
 
 _EPILOG = """\b
@@ -69,36 +69,12 @@ def check_command(session: Session, target: str) -> None:
 
     Exits with an error if it can't be built for.
     """
-    from edgecompile.errors import ToolchainError
-    from edgecompile.machines.detection import runnable_variants
+    from edgecompile.machines.detection import check_target
     from edgecompile.targets.profile import load_target
-    from edgecompile.toolchain.compilers import find_toolchain
 
-    profile = load_target(target)
-    compilers: dict[str, str] = {}
-    problems: list[ToolchainError] = []
-    for arch in profile.archs:
-        try:
-            compilers[arch] = find_toolchain(arch).version
-        except ToolchainError as error:
-            problems.append(error)
-    runs: list[str] = []
-    if not problems:
-        with tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
-            runs = [variant.name for variant in runnable_variants(profile, Path(folder))]
-    document: dict[str, Any] = {
-        "target": profile.name,
-        "ok": not problems,
-        "compilers": compilers,
-        "runs_here": runs,
-        "problems": [error.message for error in problems],
-    }
-    session.emit(document, lambda: _check_table(profile, document))
-    if problems:
-        hints = [error.hint for error in problems if error.hint]
-        raise ToolchainError(
-            "\n".join(error.message for error in problems), hint="; ".join(hints) or None
-        )
+    check = check_target(load_target(target))
+    session.emit(check.to_json(), lambda: _check_table(check))
+    check.require()
 
 
 @command.command("detect", cls=Command)
@@ -192,14 +168,14 @@ def _show_table(profile: TargetProfile) -> RenderableType:
     return stack(facts(rows), heading("Variants"), table(columns, variants, left=5), *sources)
 
 
-def _check_table(profile: TargetProfile, document: dict[str, Any]) -> RenderableType:
+def _check_table(check: TargetCheck) -> RenderableType:
     from edgecompile.cli.terminal.tables import facts
 
-    compilers = [document["compilers"].get(arch, "none") for arch in profile.archs]
+    profile = check.profile
     return facts(
         [
             ("profile", f"{profile.name} is well-formed"),
-            *((f"builds {a}", c) for a, c in zip(profile.archs, compilers, strict=True)),
-            ("runs here", ", ".join(document["runs_here"]) or "none of its variants"),
+            *((f"builds {arch}", check.compilers.get(arch, "none")) for arch in profile.archs),
+            ("runs here", ", ".join(check.runs_here) or "none of its variants"),
         ]
     )

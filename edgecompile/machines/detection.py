@@ -14,6 +14,7 @@ import json
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from edgecompile.runtime.cpu.host import architecture, describe_host
 from edgecompile.runtime.format.document import shorten
 from edgecompile.targets.profile import TargetProfile, VariantSpec, list_variants, load_variant
 from edgecompile.targets.schema import FEATURES
+from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.native import build_probe
 
 #: The name of a detected machine that isn't given one.
@@ -70,6 +72,62 @@ def runnable_variants(profile: TargetProfile, work: Path) -> list[VariantSpec]:
     features = probe_features(build_probe(arch, work / "probe"))
     usable = [v for v in profile.variants if v.arch == arch and features.issuperset(v.requires)]
     return sorted(usable, key=lambda v: v.rank)
+
+
+@dataclass(frozen=True)
+class TargetCheck:
+    """The result of :func:`check_target`.
+
+    Attributes:
+        profile: the target.
+        compilers: version of the compiler by architecture, as far as there are any.
+        runs_here: names of the variants that this machine runs, the best one last.
+        problems: one for each architecture that can't be built for.
+    """
+
+    profile: TargetProfile
+    compilers: Mapping[str, str]
+    runs_here: tuple[str, ...]
+    problems: tuple[ToolchainError, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return {
+            "target": self.profile.name,
+            "ok": not self.problems,
+            "compilers": dict(self.compilers),
+            "runs_here": list(self.runs_here),
+            "problems": [error.message for error in self.problems],
+        }
+
+    def require(self) -> None:
+        """Raises ToolchainError with all problems, if there are any."""
+        if self.problems:
+            hints = [error.hint for error in self.problems if error.hint]
+            raise ToolchainError(
+                "\n".join(error.message for error in self.problems), hint="; ".join(hints) or None
+            )
+
+
+def check_target(profile: TargetProfile) -> TargetCheck:
+    """Finds out whether this machine can build for a target, and which variants it runs.
+
+    Raises:
+        ToolchainError: the CPU probe can't be built or loaded, or fails.
+    """
+    compilers: dict[str, str] = {}
+    problems: list[ToolchainError] = []
+    for arch in profile.archs:
+        try:
+            compilers[arch] = find_toolchain(arch).version
+        except ToolchainError as error:
+            problems.append(error)
+    runs: list[VariantSpec] = []
+    if not problems:
+        with tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
+            runs = runnable_variants(profile, Path(folder))
+    names = tuple(variant.name for variant in runs)
+    return TargetCheck(profile, compilers, names, tuple(problems))
 
 
 def describe_here() -> dict[str, Any]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from edgecompile.cli.options.common import file_option, number_option, seed_option
 from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session
+from edgecompile.server.schedule.simulate import POLICIES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.server.schedule.simulate import Outcome
+    from edgecompile.server.schedule.sweep import Replay
 
 _EPILOG = """\b
 Examples:
@@ -23,8 +24,6 @@ Examples:
   edgecompile simulate minilm.ecb --lengths queries.txt --cpus 8 --policy by-cost --policy tei
   edgecompile simulate minilm.ecb --trace requests.csv --slo 50 --plot load.html --json
 """
-
-_NAMES = ("by-cost", "one-by-one", "streams", "tei", "infinity", "same-length")
 
 
 @click.command("simulate", cls=Command, epilog=_EPILOG, short_help="Replay traffic on a server.")
@@ -38,7 +37,7 @@ _NAMES = ("by-cost", "one-by-one", "streams", "tei", "infinity", "same-length")
 @click.option(
     "--policy",
     "policies",
-    type=click.Choice(_NAMES),
+    type=click.Choice(tuple(POLICIES)),
     multiple=True,
     help="Replay with this rule; may be given several times. Default: all of them.",
 )
@@ -91,85 +90,50 @@ def command(
     """
     from edgecompile.lengths.traces import read_trace
     from edgecompile.planning.costs.serving import read_serving
-    from edgecompile.server.schedule.simulate import Request, draw_trace
-    from edgecompile.server.schedule.sweep import LOADS, saturate, sweep
+    from edgecompile.server.schedule.simulate import Request
+    from edgecompile.server.schedule.sweep import Workload, count_lengths, replay
 
     if trace is not None and (traffic or rates):
         raise click.UsageError(
             "--trace says when requests come and how long they are; leave --rate and the lengths out."
         )
     serving = read_serving(bundle, costs)
-    lengths: Mapping[int, int] = serving.lengths
-    if trace is not None:
-        replayed = [Request(at, length) for at, length in read_trace(trace)]
-        lengths = {
-            n: sum(item.length == n for item in replayed)
-            for n in {item.length for item in replayed}
-        }
-        rates = ()
-    elif traffic:
-        found = traffic.read(max_length=serving.costs.longest).lengths
-        lengths = dict(zip(map(int, found.lengths), map(int, found.counts), strict=True))
-    given = cpus or serving.cpus
     longest = serving.costs.longest
-    refused = sum(n for length, n in lengths.items() if length > longest)
-    if refused:
+    lengths, given = serving.lengths, tuple[Request, ...]()
+    if trace is not None:
+        given = tuple(Request(at, length) for at, length in read_trace(trace))
+        lengths = count_lengths(given)
+    elif traffic:
+        read = traffic.read(max_length=longest).lengths
+        lengths = dict(zip(map(int, read.lengths), map(int, read.counts), strict=True))
+    workload = Workload(lengths, given, tuple(rates), requests, seed)
+    over = workload.longer_than(longest)
+    if over:
+        total = sum(lengths.values())
         session.console.say(
-            f"{refused} of {sum(lengths.values())} requests are longer than {longest}: they count as {longest}"
+            f"{over} of {total} requests are longer than {longest}: they count as {longest}"
         )
-    names = list(policies) or list(_NAMES)
     with session.console.step("replay") as step:
-        capacity = saturate(
-            serving.costs, given, lengths, "by-cost", count=requests, mixes=serving.mixes, seed=seed
+        result = replay(
+            serving.costs,
+            cpus or serving.cpus,
+            workload,
+            policies,
+            slo_ms=slo,
+            noise=noise,
+            mixes=serving.mixes,
+            progress=step.update,
         )
-        if trace is not None:
-            traces = [replayed]
-        else:
-            rates = sorted(rates) or [share * capacity.rate for share in LOADS]
-            traces = [draw_trace(lengths, requests, rate, seed=seed) for rate in rates]
-        outcomes = []
-        options: dict[str, Any] = {"mixes": serving.mixes, "seed": seed, "noise": noise}
-        for i, outcome in enumerate(
-            sweep(
-                serving.costs,
-                given,
-                lengths,
-                names,
-                traces,
-                slo=None if slo is None else slo / 1e3,
-                **options,
-            ),
-            1,
-        ):
-            outcomes.append(outcome)
-            step.update(i, len(names) * len(traces))
-    most = {
-        name: saturate(
-            serving.costs, given, lengths, name, count=requests, mixes=serving.mixes, seed=seed
-        ).rate
-        for name in names
-    }
     if plot is not None:
         from edgecompile.files import write_text
         from edgecompile.report.load_plot import load_page
 
-        write_text(plot, load_page(outcomes, slo))
+        write_text(plot, load_page(result.outcomes, slo))
         session.console.say(f"wrote {plot}")
-    document = {
-        "bundle": str(bundle),
-        "cpus": given,
-        "streams": serving.streams(given, lengths).count,
-        "threads": serving.streams(given, lengths).threads,
-        "slo_ms": slo,
-        "saturated_per_s": most,
-        "replays": [outcome.to_json() for outcome in outcomes],
-    }
-    session.emit(document, lambda: _tables(document, outcomes, most))
+    session.emit({"bundle": str(bundle), **result.to_json()}, lambda: _tables(result))
 
 
-def _tables(
-    document: Mapping[str, Any], outcomes: Sequence[Outcome], most: Mapping[str, float]
-) -> RenderableType:
+def _tables(result: Replay) -> RenderableType:
     from edgecompile.cli.terminal.tables import facts, stack, table
     from edgecompile.units import format_ms
 
@@ -181,18 +145,22 @@ def _tables(
             outcome.policy,
             "at once" if outcome.offered == float("inf") else f"{outcome.offered:.0f}",
             f"{outcome.rate:.0f}",
-            "-" if document["slo_ms"] is None else f"{outcome.goodput:.0f}",
+            "-" if result.slo_ms is None else f"{outcome.goodput:.0f}",
             ms(outcome.percentile(50)),
             ms(outcome.percentile(99)),
             f"{outcome.refused / max(1, outcome.refused + outcome.answered):.1%}",
             f"{outcome.cpu_share:.0%}",
         ]
-        for outcome in outcomes
+        for outcome in result.outcomes
     ]
-    division = f"{document['streams']} runs side by side, {document['threads']} threads each"
+    streams = result.streams
+    division = f"{streams.count} runs side by side, {streams.threads} threads each"
     columns = ["rule", "offered/s", "answered/s", "in time/s", "p50 ms", "p99 ms", "refused", "CPU"]
     return stack(
-        facts([("CPUs", f"{document['cpus']}: {division}")]),
-        table(["rule", "at most/s"], [[name, f"{rate:.0f}"] for name, rate in most.items()]),
+        facts([("CPUs", f"{result.cpus}: {division}")]),
+        table(
+            ["rule", "at most/s"],
+            [[name, f"{rate:.0f}"] for name, rate in result.saturated.items()],
+        ),
         table(columns, rows),
     )

@@ -13,7 +13,6 @@ from edgecompile.json_files import read_object
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.server.schedule.batches import Batches
 from edgecompile.server.schedule.costs import CostTable, read_costs
-from edgecompile.server.schedule.streams import Streams, plan_streams
 
 _HINT = "build it with --profile server, or measure on the server: bench BUNDLE --serving FILE"
 
@@ -33,10 +32,6 @@ class Serving:
     cpus: int
     lengths: Mapping[int, int]
     mixes: bool
-
-    def streams(self, cpus: int, lengths: Mapping[int, int]) -> Streams:
-        """How so many CPUs are divided for these lengths."""
-        return plan_streams(self.costs, cpus, lengths)
 
 
 def read_serving(bundle: str | os.PathLike[str], costs: Path | None = None) -> Serving:

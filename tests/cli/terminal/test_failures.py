@@ -144,9 +144,10 @@ def test_a_script_reads_the_failure_on_stdout(
 def test_a_result_that_ends_in_a_failure_stays_one_document(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgecompile.toolchain import compilers
+    from edgecompile.machines import detection
 
-    monkeypatch.setattr(compilers, "find_toolchain", compilers.find_toolchain.__wrapped__)
+    uncached = detection.find_toolchain.__wrapped__
+    monkeypatch.setattr(detection, "find_toolchain", uncached)
     monkeypatch.setenv("CXX", "/nowhere/g++")
     monkeypatch.setenv("PATH", "/nowhere")
     result = run("targets", "check", "--json")
