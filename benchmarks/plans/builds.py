@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.backends.compilation import CompiledModel, compile_buckets
+from edgecompile.backends.compilation import CompiledModel, CompileOptions, compile_buckets
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.assembly import stage_calibration_bundle
 from edgecompile.export.store import ExportStore, export_buckets
@@ -74,8 +74,8 @@ def build_bundles(
             list(needed.values()),
             profile,
             work / "programs",
+            CompileOptions(variants=[variant]),
             keys=list(needed),
-            variants=[variant],
             step=step,
         )
     places = {key: place for place, key in enumerate(needed)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -76,19 +76,35 @@ class CompiledModel:
         return max(versions, key=lambda text: [int(x) for x in text.split(".")], default="2.17")
 
 
+@dataclass(frozen=True)
+class CompileOptions:
+    """How programs are compiled.
+
+    Attributes:
+        variants: build these instead of all of the profile's.
+        precision: of the linears' weights.
+        runtime: one of :data:`edgecompile.backends.RUNTIMES`.
+        jobs: programs to compile side by side; None: one for each CPU.
+        on: one of :data:`edgecompile.backends.PLACES`.
+        only_known: compile nothing: every program must be left from an earlier call.
+    """
+
+    variants: Sequence[VariantSpec] | None = None
+    precision: Precision = FP32
+    runtime: str = NATIVE
+    jobs: int | None = None
+    on: str = LOCAL
+    only_known: bool = False
+
+
 def compile_buckets(
     exported: Sequence[ExportedModel],
     buckets: Sequence[Bucket],
     profile: TargetProfile,
     folder: Path,
+    options: CompileOptions = CompileOptions(),
     *,
     keys: Sequence[str] = (),
-    variants: Sequence[VariantSpec] | None = None,
-    precision: Precision = FP32,
-    runtime: str = NATIVE,
-    jobs: int | None = None,
-    on: str = LOCAL,
-    only_known: bool = False,
     step: StepHandle = NULL_STEP,
 ) -> CompiledModel:
     """Compiles every bucket for every variant and audits each library.
@@ -98,14 +114,9 @@ def compile_buckets(
         buckets: what to compile, such as a plan's; they may overlap.
         profile: the target.
         folder: gets ``<variant>/bucket-N.so``, the runtime libraries, probes and tensors.
+        options: how to compile.
         keys: what identifies each export (:meth:`ExportStore.key`); with them, programs that an
             earlier call left in ``folder`` are reused.
-        variants: build these instead of all of the profile's.
-        precision: of the linears' weights.
-        runtime: one of :data:`edgecompile.backends.RUNTIMES`.
-        jobs: programs to compile side by side; None: one for each CPU.
-        on: one of :data:`edgecompile.backends.PLACES`.
-        only_known: compile nothing: every program must be left from an earlier call.
         step: gets the progress.
 
     Raises:
@@ -114,10 +125,10 @@ def compile_buckets(
         MissingDependencyError, ClusterError: of ``on="ray"``.
         AuditError: a library isn't fit for the target; names every problem of every library.
     """
-    chosen = tuple(profile.variants if variants is None else variants)
-    built = () if runtime == TORCH else chosen
+    variants = tuple(profile.variants if options.variants is None else options.variants)
+    built = () if options.runtime == TORCH else variants
     natives = {v.name: build_runtime(v, folder / v.name) for v in built}
-    archs = sorted({variant.arch for variant in chosen})
+    archs = sorted({variant.arch for variant in variants})
     probes = {arch: build_probe(arch, folder / arch) for arch in archs}
     store = TensorStore(folder / "tensors")
     tasks = [
@@ -129,53 +140,25 @@ def compile_buckets(
             folder / variant.name / f"bucket-{index}.so",
             store,
             index,
-            precision,
+            options.precision,
             keys[index] if keys else uuid.uuid4().hex,
         )
         for index, bucket in enumerate(buckets)
-        for variant in chosen
+        for variant in variants
     ]
-    known = [task.find_known() for task in tasks]
-    stale = [
-        f"bucket {t.index}, {t.variant.name}"
-        for t, a in zip(tasks, known, strict=True)
-        if a is None
-    ]
-    if stale and only_known:
-        raise CompileError(
-            f"in {folder} these programs are missing, have changed since they were built, or were made of "
-            "something else: " + ", ".join(stale),
-            hint="run the compile stage again",
-        )
-    backend = InductorTorchBackend() if runtime == TORCH else InductorCpuBackend()
-    artifacts: dict[str, list[Artifact]] = {v.name: [] for v in chosen}
-    compile_tasks = _compile_on_ray if on == RAY else _compile_here
-    with closing(compile_tasks(tasks, known, backend, folder, jobs)) as made:
+    artifacts: dict[str, list[Artifact]] = {v.name: [] for v in variants}
+    with closing(_compile_tasks(tasks, folder, options)) as made:
         for done, artifact in enumerate(made, 1):
             artifacts[artifact.variant].append(artifact)
             step.update(done, len(tasks), f"bucket {artifact.bucket}, {artifact.variant}")
     verdicts = [
         judge(path, baseline(arch), profile, vectorised=False) for arch, path in probes.items()
     ]
-    for variant in chosen:
-        native = natives.get(variant.name)
-        if native is not None:
-            verdicts.append(judge(native.path, variant, profile))
-        for artifact in artifacts[variant.name]:
-            verdicts.append(
-                judge(
-                    artifact.library,
-                    variant,
-                    profile,
-                    allowed_needed=(LIBTORCH if native is None else native.path.name,),
-                    runtime_exports=_exports(artifact.library, variant, native),
-                    vector_isa=artifact.isa,
-                    vectorised=artifact.vectorised,
-                )
-            )
+    for variant in variants:
+        verdicts += _judge(variant, profile, natives.get(variant.name), artifacts[variant.name])
     require(verdicts)
     return CompiledModel(
-        variants=chosen,
+        variants=variants,
         natives=natives,
         artifacts={name: tuple(items) for name, items in artifacts.items()},
         probes=probes,
@@ -183,9 +166,51 @@ def compile_buckets(
         audit=tuple(verdicts),
         compilers=frozenset(find_toolchain(arch).version for arch in archs),
         exported=tuple(exported),
-        precision=precision,
-        runtime=runtime,
+        precision=options.precision,
+        runtime=options.runtime,
     )
+
+
+def _compile_tasks(
+    tasks: Sequence[ProgramTask], folder: Path, options: CompileOptions
+) -> Generator[Artifact, None, None]:
+    """Finds the programs that an earlier call left, and compiles the rest, in the order of the tasks."""
+    known = [task.find_known() for task in tasks]
+    stale = [
+        f"bucket {t.index}, {t.variant.name}"
+        for t, a in zip(tasks, known, strict=True)
+        if a is None
+    ]
+    if stale and options.only_known:
+        raise CompileError(
+            f"in {folder} these programs are missing, have changed since they were built, or were made of "
+            "something else: " + ", ".join(stale),
+            hint="run the compile stage again",
+        )
+    backend = InductorTorchBackend() if options.runtime == TORCH else InductorCpuBackend()
+    compile_on = _compile_on_ray if options.on == RAY else _compile_here
+    return compile_on(tasks, known, backend, folder, options.jobs)
+
+
+def _judge(
+    variant: VariantSpec,
+    profile: TargetProfile,
+    native: NativeRuntime | None,
+    artifacts: Sequence[Artifact],
+) -> Iterator[AuditVerdict]:
+    """Audits a variant's runtime library and programs."""
+    if native is not None:
+        yield judge(native.path, variant, profile)
+    for artifact in artifacts:
+        yield judge(
+            artifact.library,
+            variant,
+            profile,
+            allowed_needed=(LIBTORCH if native is None else native.path.name,),
+            runtime_exports=_exports(artifact.library, variant, native),
+            vector_isa=artifact.isa,
+            vectorised=artifact.vectorised,
+        )
 
 
 def _compile_here(

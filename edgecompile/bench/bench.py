@@ -34,7 +34,7 @@ from edgecompile.bench.cold_starts import measure_cold_starts
 from edgecompile.bench.process import Baseline, WorkerProcess
 from edgecompile.bench.report import BaselineResult, BenchReport, BenchSettings, ColdStart, Memory
 from edgecompile.bench.rounds import measure_rounds
-from edgecompile.bench.timings import TimeSummary, compare, median_by_length, summarise
+from edgecompile.bench.timings import Round, TimeSummary, compare, median_by_length, summarise
 from edgecompile.bench.workload import Workload, choose_workload
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
@@ -103,49 +103,17 @@ def bench_bundle(
             while item.name in {other.name for other in baselines}:
                 item = replace(item, name=item.name + "'")
             baselines.append(item)
-    model = None
+    model = eager = None
     if model_spec is not None:
         batch = manifest.axes.get("batch")
         options = LoadOptions.from_json(manifest.plan.get("load"))
         model = load_model(
             model_spec, options, batch=None if batch is None else (batch.lo, batch.hi)
         )
+        eager = eager_baseline(model_spec, manifest, settings.threads)
     workload = choose_workload(manifest, lengths, settings.runs, model)
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    workers: dict[str, WorkerProcess] = {}
-    opened: dict[str, dict[str, Any]] = {}
-    agreement: Mapping[str, Agreement] = {}
-    with ExitStack() as stack:
-        with progress.step("load the model") as step:
-            for done, item in enumerate(baselines):
-                step.update(done, len(baselines), item.name)
-                worker = stack.enter_context(WorkerProcess(item, settings.threads))
-                opened[item.name] = worker.open(workload.inputs, timeout=OPEN_TIMEOUT)
-                workers[item.name] = worker
-                _check_runtime(item, opened[item.name])
-        if model_spec is not None:
-            with progress.step("compare outputs with eager's"):
-                eager = eager_baseline(model_spec, manifest, settings.threads)
-                agreement = _agreement(eager, workers, workload, settings)
-        with progress.step("run the rounds") as step:
-            rounds, load = measure_rounds(workers, workload.lengths, settings, step)
-        memory = {name: worker.memory() for name, worker in workers.items()}
-    cold: Mapping[str, ColdStart] = {}
-    if settings.cold_runs:
-        with progress.step("measure cold starts") as step:
-            middle = workload.lengths[len(workload.lengths) // 2]
-            cold = measure_cold_starts(baselines, workload.inputs, middle, settings, step)
-    results = tuple(
-        _result(
-            item,
-            opened[item.name],
-            summarise(rounds[item.name]),
-            memory[item.name],
-            cold.get(item.name),
-            agreement.get(item.name),
-        )
-        for item in baselines
-    )
+    results, rounds, load = _measure(baselines, eager, workload, settings, progress)
     load = {"average_1min": average, **load}
     return BenchReport(
         bundle=manifest.name,
@@ -168,6 +136,50 @@ def bench_bundle(
         warnings=_warnings(results, load, settings),
         notes=workload.notes,
     )
+
+
+def _measure(
+    baselines: Sequence[Baseline],
+    eager: Baseline | None,
+    workload: Workload,
+    settings: BenchSettings,
+    progress: Progress,
+) -> tuple[tuple[BaselineResult, ...], dict[str, tuple[Round, ...]], dict[str, float]]:
+    """The figures of each process, the times of the rounds, and the machine's load meanwhile."""
+    workers: dict[str, WorkerProcess] = {}
+    opened: dict[str, dict[str, Any]] = {}
+    agreement: Mapping[str, Agreement] = {}
+    with ExitStack() as stack:
+        with progress.step("load the model") as step:
+            for done, item in enumerate(baselines):
+                step.update(done, len(baselines), item.name)
+                worker = stack.enter_context(WorkerProcess(item, settings.threads))
+                opened[item.name] = worker.open(workload.inputs, timeout=OPEN_TIMEOUT)
+                workers[item.name] = worker
+                _check_runtime(item, opened[item.name])
+        if eager is not None:
+            with progress.step("compare outputs with eager's"):
+                agreement = _agreement(eager, workers, workload, settings)
+        with progress.step("run the rounds") as step:
+            rounds, load = measure_rounds(workers, workload.lengths, settings, step)
+        memory = {name: worker.memory() for name, worker in workers.items()}
+    cold: Mapping[str, ColdStart] = {}
+    if settings.cold_runs:
+        with progress.step("measure cold starts") as step:
+            middle = workload.lengths[len(workload.lengths) // 2]
+            cold = measure_cold_starts(baselines, workload.inputs, middle, settings, step)
+    results = tuple(
+        _result(
+            item,
+            opened[item.name],
+            summarise(rounds[item.name]),
+            memory[item.name],
+            cold.get(item.name),
+            agreement.get(item.name),
+        )
+        for item in baselines
+    )
+    return results, rounds, load
 
 
 def _result(

@@ -38,7 +38,6 @@ def plan_buckets(
     max_sizes: Mapping[str, int] | None = None,
     modes: tuple[Mode, ...] = MODES,
     limits: BucketLimits | None = None,
-    length_axis: str = "length",
     other_axes: OtherAxes = (),
     bounds: SearchBounds | None = None,
 ) -> BucketPlan:
@@ -55,7 +54,8 @@ def plan_buckets(
     buckets could do.
 
     Args:
-        sizes: the traffic, over one axis or two; sizes over ``max_sizes`` count as these.
+        sizes: the traffic, over one axis or two; sizes over ``max_sizes`` count as these. The axis of
+            lengths alone is named "length"; ``Traffic.of`` gives it another name.
         costs: milliseconds by sizes and mode, over the same axes.
         max_buckets: the most buckets allowed; None leaves it to the price and the limits.
         buckets: exactly how many buckets to make, instead of the best number up to max_buckets.
@@ -64,14 +64,13 @@ def plan_buckets(
         max_sizes: the largest size to serve by axis; that of the traffic where it isn't given.
         modes: the modes allowed; without ``exact`` every bucket is padded.
         limits: bounds on size and build time.
-        length_axis: name of the axis that is divided, if ``sizes`` are lengths alone.
         other_axes: further axes, the same in every bucket.
         bounds: on the search over two axes, beyond which it is a heuristic.
 
     Raises:
         PlanError: the arguments or constraints can't be met; says which, and by how much.
     """
-    traffic = Traffic.of(sizes, length_axis)
+    traffic = Traffic.of(sizes)
     lows = dict.fromkeys(traffic.axes, 1) | dict(min_sizes or {})
     highs = dict(zip(traffic.axes, traffic.most, strict=True)) | dict(max_sizes or {})
     usable = tuple(mode for mode in MODES if mode in modes and mode in costs.modes)
@@ -99,9 +98,6 @@ def plan_buckets(
     by_count, search, strips = _choose(searches, problem)
     chosen = make_buckets(strips, search.outer, problem, other_axes)
     expected_ms = expected_cost(chosen, served, costs)
-    bound = None
-    if len(traffic.axes) > 1:  # over one axis the plan is the optimum
-        bound = min(cover_bound(problem), expected_ms + price_per_bucket * len(chosen))  # rounding
     plan = BucketPlan(
         length_axis=traffic.axes[0],
         buckets=chosen,
@@ -111,7 +107,7 @@ def plan_buckets(
         price_per_bucket=price_per_bucket,
         expected_by_count=by_count,
         source=traffic.source,
-        lower_bound_ms=bound,
+        lower_bound_ms=_lower_bound(problem, expected_ms + price_per_bucket * len(chosen)),
     )
     return plan_notes(plan, problem, traffic, searches, search.outer)
 
@@ -143,6 +139,12 @@ def _size_problems(
                 f"the smallest has {least}"
             )
     return problems
+
+
+def _lower_bound(problem: Problem, found: float) -> float | None:
+    """The least cost of any buckets, at most that of the plan found; None where that is the optimum."""
+    # Rounding may put the bound above.
+    return None if len(problem.axes) == 1 else min(cover_bound(problem), found)
 
 
 def _orders(problem: Problem) -> tuple[int, ...]:

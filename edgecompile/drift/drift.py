@@ -26,6 +26,7 @@ from edgecompile.buckets.figures import BucketFigures, bucket_figures
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.shipped import ShippedPlan
+from edgecompile.buckets.traffic import Traffic
 from edgecompile.drift.report import BucketDrift, CostDrift, DriftReport, LengthShift, Thresholds
 from edgecompile.errors import DriftError, LengthsError
 from edgecompile.lengths.distribution import IntArray, LengthDistribution
@@ -169,14 +170,13 @@ def _cost(
     ) -> tuple[BucketPlan, float, float]:
         """The best plan, the mean run in the current buckets, the share by which these cost more."""
         best = plan_buckets(
-            lengths,
+            Traffic.of(lengths, plan.length_axis),
             costs,
             max_buckets=most,
             price_per_bucket=plan.price_per_bucket,
             min_sizes={plan.length_axis: plan.min_length},
             max_sizes={plan.length_axis: plan.max_length},
             modes=modes,
-            length_axis=plan.length_axis,
             other_axes=plan.buckets[0].other_axes,
         )
         price = plan.price_per_bucket

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgecompile.backends.compilation import compile_buckets
+from edgecompile.backends.compilation import CompileOptions, compile_buckets
 from edgecompile.bundle.assembly import stage_calibration_bundle
 from edgecompile.bundle.cases import Case, run_eager
 from edgecompile.bundle.verify import verify_bundle
@@ -281,11 +281,13 @@ class _Trials:
             [self.bucket],
             self.subject.profile,
             self.folder / precision.label,
+            CompileOptions(
+                variants=[self.variant],
+                precision=precision,
+                jobs=self.subject.request.jobs,
+                on=self.subject.request.on,
+            ),
             keys=[self.exports.key(self.bucket)],
-            variants=[self.variant],
-            precision=precision,
-            jobs=self.subject.request.jobs,
-            on=self.subject.request.on,
         )
         runs = [(0, sizes) for sizes in self.sizes]
         return stage_calibration_bundle(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.backends.compilation import CompiledModel, compile_buckets
+from edgecompile.backends.compilation import CompiledModel, CompileOptions, compile_buckets
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.staging import Staging
 from edgecompile.errors import ModelError, PlanError
@@ -126,21 +126,19 @@ def compile_programs(
         keys: of what was exported, one for each bucket.
         variants: names of the target's; () for all.
     """
+    options = CompileOptions(
+        [run.profile.variant(name) for name in variants] or None,
+        precision,
+        run.options.runtime,
+        run.options.jobs,
+        run.options.on,
+        only_known,
+    )
+    folder = work / "artifacts"
     return run.stage(
         title,
         lambda step: compile_buckets(
-            exported,
-            buckets,
-            run.profile,
-            work / "artifacts",
-            keys=list(keys),
-            variants=[run.profile.variant(name) for name in variants] or None,
-            precision=precision,
-            runtime=run.options.runtime,
-            jobs=run.options.jobs,
-            on=run.options.on,
-            only_known=only_known,
-            step=step,
+            exported, buckets, run.profile, folder, options, keys=list(keys), step=step
         ),
     )
 

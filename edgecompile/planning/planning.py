@@ -14,6 +14,7 @@ from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLi
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import Bucket
+from edgecompile.buckets.traffic import Traffic
 from edgecompile.errors import PlanError
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.costs.sources import calibrated_costs, find_costs
@@ -213,7 +214,7 @@ def _choose(
 
     def plan(price: float, buckets: int | None, max_buckets: int | None) -> BucketPlan:
         return plan_buckets(
-            scope.joint or scope.traffic,
+            Traffic.of(scope.joint or scope.traffic, scope.axis),
             costs,
             max_buckets=max_buckets,
             buckets=buckets,
@@ -222,7 +223,6 @@ def _choose(
             max_sizes={name: extent.hi for name, extent in scope.pad_axes},
             modes=costs.modes,
             limits=limits,
-            length_axis=scope.axis,
             other_axes=tuple(item for item in scope.axes if item not in scope.pad_axes),
         )
 

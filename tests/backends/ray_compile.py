@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from edgecompile.backends import remote
-from edgecompile.backends.compilation import CompiledModel, compile_buckets
+from edgecompile.backends.compilation import CompiledModel, CompileOptions, compile_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import ClusterError, EdgecompileError
 from edgecompile.export.store import ExportStore, export_buckets
@@ -69,7 +69,8 @@ def compiled(work: Path, name: str, on: str, steps: Steps) -> CompiledModel:
     store = ExportStore(load_model(f"{work / 'models.py'}:{name}"), work / "exported")
     return compile_buckets(
         export_buckets(store, BUCKETS), BUCKETS, load_target("cpu-x86-64-v3"), work / on,
-        keys=[str(number) for number in range(len(BUCKETS))], on=on.partition("-")[0], step=steps,
+        CompileOptions(on=on.partition("-")[0]),
+        keys=[str(number) for number in range(len(BUCKETS))], step=steps,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.evaluation import evaluate_buckets
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange
+from edgecompile.buckets.traffic import Traffic
 from edgecompile.errors import PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from tests.draws import examples
@@ -129,7 +130,7 @@ def test_baselines_keep_axes_and_the_shortest_length() -> None:
     batch: Any = (("batch", AxisRange(8, 8, 8)),)
     sample = LengthDistribution.from_counts({20: 3, 90: 1})
     whole = plan_buckets(
-        sample, CURVE, min_sizes={"tokens": 10}, length_axis="tokens", other_axes=batch
+        Traffic.of(sample, "tokens"), CURVE, min_sizes={"tokens": 10}, other_axes=batch
     )
     rules = baseline_buckets(whole, sample, CURVE, programs=4)
     assert len(rules) == 6

@@ -16,6 +16,7 @@ from edgecompile.buckets.limits import BucketCost, BucketLimits
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.buckets.traffic import Traffic
 from edgecompile.errors import CostError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from tests.buckets.costs.grids import find
@@ -177,11 +178,10 @@ def test_plans_tile_the_served_range_and_go_through_json(
 ) -> None:
     high = sample.max + beyond
     plan = plan_buckets(
-        sample,
+        Traffic.of(sample, "tokens"),
         curve,
         max_buckets=most,
         max_sizes={"tokens": high},
-        length_axis="tokens",
         other_axes=BATCH,
     )
     served = [n for bucket in plan.buckets for n in range(bucket.lo, bucket.hi + 1)]
@@ -196,11 +196,10 @@ def test_plans_tile_the_served_range_and_go_through_json(
     text = json.dumps(plan.to_json())
     assert BucketPlan.from_json(json.loads(text)) == plan
     again = plan_buckets(
-        sample,
+        Traffic.of(sample, "tokens"),
         curve,
         max_buckets=most,
         max_sizes={"tokens": high},
-        length_axis="tokens",
         other_axes=BATCH,
     )
     assert json.dumps(again.to_json()) == text

@@ -288,7 +288,7 @@ def test_the_variable_for_the_variant_does_not_reach_the_build(
 
 
 def test_programs_of_another_plan_are_not_packed(padded: BuildResult) -> None:
-    from edgecompile.backends.compilation import compile_buckets
+    from edgecompile.backends.compilation import CompileOptions, compile_buckets
     from edgecompile.export.program import ExportedModel
     from edgecompile.targets.profile import load_target
 
@@ -299,11 +299,12 @@ def test_programs_of_another_plan_are_not_packed(padded: BuildResult) -> None:
     }
     folders = [marks[json.dumps(b.program_json(), sort_keys=True)] for b in padded.plan.buckets]
     exported = [ExportedModel.load(folder) for folder in folders]
-    arguments = (exported, padded.plan.buckets, load_target("cpu-x86-64-v3"), work / "artifacts")
+    profile, folder = load_target("cpu-x86-64-v3"), work / "artifacts"
+    arguments = (exported, padded.plan.buckets, profile, folder, CompileOptions(only_known=True))
     keys = [folder.name for folder in folders]
-    assert compile_buckets(*arguments, keys=keys, only_known=True).artifacts
+    assert compile_buckets(*arguments, keys=keys).artifacts
     with pytest.raises(CompileError, match="bucket 1, x86-64-v3"):
-        compile_buckets(*arguments, keys=[keys[0], "another"], only_known=True)
+        compile_buckets(*arguments, keys=[keys[0], "another"])
 
 
 PERHAPS = """

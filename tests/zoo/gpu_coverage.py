@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from edgecompile.backends.compilation import compile_buckets
+from edgecompile.backends.compilation import CompileOptions, compile_buckets
 from edgecompile.backends.cuda.compiled import GpuPrograms
 from edgecompile.backends.cuda.programs import compile_for_gpu
 from edgecompile.buckets.plan import BucketPlan
@@ -183,7 +183,8 @@ def _pack(
     path: Path,
 ) -> Path:
     """A bundle with the GPU's programs alone: nothing to fall back to."""
-    none = compile_buckets([exported], [bucket], profile, work / "none", keys=keys, variants=())
+    nothing = CompileOptions(variants=())
+    none = compile_buckets([exported], [bucket], profile, work / "none", nothing, keys=keys)
     none = replace(none, probes={arch: build_probe(arch, work / arch) for arch in profile.archs})
     plan = BucketPlan(bucket.length_axis, (bucket,), policy="manual")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edgecompile.backends.artifact import TensorStore
-from edgecompile.backends.compilation import compile_buckets
+from edgecompile.backends.compilation import CompileOptions, compile_buckets
 from edgecompile.backends.inductor_compat import GeneratedCpp
 from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
 from edgecompile.buckets.plan import BucketPlan
@@ -211,9 +211,8 @@ class _Run:
             [bucket],
             profile,
             self.work / "artifacts",
+            CompileOptions(variants=[variant], jobs=1),
             keys=[exports.key(bucket)],
-            variants=[variant],
-            jobs=1,
         )
         plan = BucketPlan(bucket.length_axis, (bucket,), policy="manual")
         with Staging(self.work / f"{self.entry.name}.ecb") as claim:

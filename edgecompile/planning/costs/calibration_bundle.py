@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from edgecompile.backends.compilation import CompiledModel, compile_buckets
+from edgecompile.backends.compilation import CompiledModel, CompileOptions, compile_buckets
 from edgecompile.buckets.costs.grid import Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.ranges import AxisRange, Bucket
@@ -177,12 +177,14 @@ def build_calibration_bundle(
         spec.buckets,
         profile,
         subject.work / "artifacts",
+        CompileOptions(
+            variants,
+            precision,
+            subject.request.runtime,
+            subject.request.jobs,
+            subject.request.on,
+        ),
         keys=[exports.key(bucket) for bucket in spec.buckets],
-        variants=variants,
-        precision=precision,
-        runtime=subject.request.runtime,
-        jobs=subject.request.jobs,
-        on=subject.request.on,
         step=step,
     )
     programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]
