@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 import edgecompile
-from benchmarks.encoder import LOAD_LIMIT, REPOSITORY
-from benchmarks.encoder_models import PRESETS, read_docstring_lengths
-from benchmarks.plans.builds import build_bundles
+from benchmarks.encoder.encoder import LOAD_LIMIT, REPOSITORY
+from benchmarks.encoder.models import PRESETS, read_docstring_lengths
+from benchmarks.plans.bundles import build_bundles
 from benchmarks.plans.figures import (
     BatchFigures,
     PlansReport,

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.baselines.registry import prepare_baselines
 from benchmarks.baselines.workshop import Workshop
-from benchmarks.record import best_alike, best_by_precision, render_record
+from benchmarks.encoder.record import best_alike, best_by_precision, render_record
 from edgecompile.bench.bench import SUBJECT, bench_bundle
 from edgecompile.bench.report import BenchReport, BenchSettings
 from edgecompile.errors import BenchError, BundleError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import builds as bench_build
+from benchmarks.builds import builds as bench_build
 
 
 def test_one_bucket_differs_in_what_it_is_tuned_for() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import encoder as bench_encoder
-from benchmarks.encoder_models import PRESETS, make_bert
+from benchmarks.encoder import encoder as bench_encoder
+from benchmarks.encoder.models import PRESETS, make_bert
 from edgecompile.bench.bench import bench_bundle
 from edgecompile.bench.report import BenchSettings
 from edgecompile.loaders.load import load_model

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py on a fake of CUDA's driver: that it runs, not what it measures."""
+"""benchmarks/gpu/gpu.py on a fake of CUDA's driver: that it runs, not what it measures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import main
+from benchmarks.gpu.gpu import main
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.triton_bundle import TritonBundle, TritonDecoder
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.plans import device
-from benchmarks.plans.builds import union_of_programs
+from benchmarks.plans.bundles import union_of_programs
 from benchmarks.plans.figures import (
     BatchFigures,
     PlansReport,

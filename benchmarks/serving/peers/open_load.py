@@ -5,7 +5,7 @@
 In each round our server goes first: so many connections that ask without a pause tell its capacity, and the loads of all
 systems are parts of that one. Requests come at random times; latencies count from when a request was due. Ours is told
 the deadline, the others have no such thing. A load is over where nothing can come in time any more, and the next one
-begins when the system has done what it still had. Systems, settings and what is asked are those of ``measure``; instead
+begins when the system has done what it still had. Systems, settings and what is asked are those of ``peers.py``; instead
 of environments it takes folders of packages for this Python (``--paths``). Every answer is compared with ``run``.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.policies import QUERIES
 from benchmarks.server import connect
 from benchmarks.serving.arrivals import draw_times
 from benchmarks.serving.clients import Load
-from benchmarks.serving.peers.measure import (
+from benchmarks.serving.peers.peers import (
     NotServing,
     System,
     compare,

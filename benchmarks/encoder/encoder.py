@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.baselines.registry import prepare_baselines
 from benchmarks.baselines.workshop import Workshop
-from benchmarks.encoder_models import PRESETS, Preset
-from benchmarks.record import render_record
+from benchmarks.encoder.models import PRESETS, Preset
+from benchmarks.encoder.record import render_record
 from edgecompile.bench.bench import bench_bundle, default_cache
 from edgecompile.bench.report import BenchReport, BenchSettings
 from edgecompile.cli.terminal.console import Console
@@ -29,7 +29,7 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import PRECISIONS
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 LOAD_LIMIT = 0.5
 AGAINST = "eager,torch-compile,aoti,onnxruntime,onnxruntime-opset23,openvino,executorch"
 #: Beside these, for a bundle of the precision.

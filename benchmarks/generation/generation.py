@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.generation_worker import CONTENDERS
+from benchmarks.generation.worker import CONTENDERS
 from edgecompile.machines.identity import load_average
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 #: GPT-2 as it was published, which transformers has as defaults; and a tiny one.
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2-124m": {},
@@ -100,7 +100,7 @@ class Contender:
     def __init__(self, kind: str, path: Path, threads: int, context: int, device: str) -> None:
         self.kind = kind
         count = str(threads)
-        script = Path(__file__).with_name("generation_worker.py")
+        script = Path(__file__).with_name("worker.py")
         self._process = subprocess.Popen(
             [sys.executable, str(script), kind, str(path), count, str(context), device],
             stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
-"""Times the zoo's bundles on a GPU beside eager PyTorch and torch.compile, as benchmarks/gpu.py does.
+"""Times the zoo's bundles on a GPU beside eager PyTorch and torch.compile, as benchmarks/gpu/gpu.py does.
 
-    python -m benchmarks.gpu_zoo BUNDLES --json FILE [--compile] [--shard I/N] [--seconds S]
+    python -m benchmarks.gpu.zoo BUNDLES --json FILE [--compile] [--shard I/N] [--seconds S]
 
 BUNDLES is the folder that ``tests.zoo.gpu_coverage --run`` left. Each architecture is run at its bucket's hint, in
 float16, inputs and outputs on the GPU, each run waited for; all engines take turns, figures are medians in microseconds.
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_engines import DEFAULT, own_engines, take_turns, waiting
+from benchmarks.gpu.engines import DEFAULT, own_engines, take_turns, waiting
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
 from tests.zoo.catalogue import ENTRIES, in_order
@@ -78,7 +78,7 @@ def torch_engines(name: str, arrays: dict[str, np.ndarray], compiled: bool) -> d
 
 def main() -> int:
     """Runs it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_zoo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.zoo", description=__doc__)
     parser.add_argument("bundles", type=Path)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too")

@@ -1,4 +1,4 @@
-"""The ways to run a model on a GPU that benchmarks/gpu.py and gpu_zoo.py time, and how they take turns."""
+"""The ways to run a model on a GPU that gpu.py and zoo.py time, and how they take turns."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Beside:
         python, bundle = text.split(",")
         self.name = Path(bundle).stem
         self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.gpu", bundle, "--serve"],
+            [python, "-m", "benchmarks.gpu.gpu", bundle, "--serve"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 

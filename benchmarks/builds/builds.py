@@ -21,8 +21,8 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.machines.identity import describe_machine
 from examples.demo.inputs import find_model
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-CHILD = Path(__file__).resolve().parent / "builds_child.py"
+REPOSITORY = Path(__file__).resolve().parents[2]
+CHILD = Path(__file__).resolve().parent / "child.py"
 #: The marks of the project: at most so many times one program's time, and so many seconds.
 GRID_MARK, AGAIN_MARK = 4.0, 3.0
 EDGES = (24, 48, 80, 128, 192, 256)

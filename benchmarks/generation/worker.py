@@ -1,6 +1,6 @@
 """One contender of benchmarks/run generation, in a process of its own.
 
-    python generation_worker.py CONTENDER MODEL_OR_BUNDLE THREADS CONTEXT DEVICE
+    python worker.py CONTENDER MODEL_OR_BUNDLE THREADS CONTEXT DEVICE
 
 Reads ``{"prompt": [ids], "tokens": N}`` a line, answers ``{"tokens": [ids], "first_ms", "step_ms"}``:
 milliseconds to the first token, and of each further one. Between two lines it sleeps.

@@ -1,6 +1,6 @@
 """Runs a model in eager PyTorch on the inputs of golden vectors, in float32 and float16; scripts/gpu-check calls it.
 
-python -m benchmarks.eager MODEL FOLDER GOLDEN.npz...
+python -m benchmarks.gpu.eager MODEL FOLDER GOLDEN.npz...
 
 MODEL is what `edgecompile build` takes. Writes FOLDER/NAME-fp32.npz and NAME-fp16.npz, which have the outputs by name, floats as
 float32. Computes on the GPU where torch has one, else on the CPU. Float32 is computed without TF32.

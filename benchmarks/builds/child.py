@@ -1,6 +1,6 @@
 """One build with a given plan, in a process of its own: the stages of edgecompile.pipeline.stages, timed.
 
-    builds_child.py MODEL TARGET PLAN.json WORK OUTPUT.ecb
+    child.py MODEL TARGET PLAN.json WORK OUTPUT.ecb
 
 Prints one JSON object: seconds by stage, which programs were made again, and what they took.
 """

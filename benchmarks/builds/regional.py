@@ -31,7 +31,7 @@ from edgecompile.targets.profile import VariantSpec, load_target
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.precompiled import VARIABLE
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 WIDTH, TOKENS = 96, 16
 T = TypeVar("T")
 
