@@ -1,6 +1,6 @@
 """Times a bundle for a GPU beside eager PyTorch, torch.compile and TensorRT, in one run.
 
-    python -m benchmarks.gpu.gpu BUNDLE [--torch FOLDER] [--beside PYTHON,BUNDLE] [--lengths 16,...] [--batches 1,8]
+    benchmarks/run gpu BUNDLE [--torch FOLDER] [--beside PYTHON,BUNDLE] [--lengths 16,...] [--batches 1,8]
 
 Two clocks. "call": numpy arrays in, numpy arrays out, as a program calls it. "device": inputs and outputs
 stay on the GPU, and each run is waited for. All engines take turns, round by round, and each figure is the

@@ -1,4 +1,4 @@
-"""Times the zoo's bundles on a GPU beside eager PyTorch and torch.compile, as benchmarks/gpu/gpu.py does.
+"""Times the zoo's bundles on a GPU beside eager PyTorch and torch.compile, as gpu.py does.
 
     python -m benchmarks.gpu.zoo BUNDLES --json FILE [--compile] [--shard I/N] [--seconds S]
 

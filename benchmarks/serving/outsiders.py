@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.markdown import table
-from benchmarks.serving.triton import free_ports
+from benchmarks.serving.protocol.triton import free_ports
 from edgecompile.runtime import open_bundle
 
 #: Token ids of a query, and a text of about as many.

@@ -2,7 +2,7 @@
 
     benchmarks/run soak [--requests 1000000] [--bundle BUNDLE]
 
-Without ``--bundle`` it builds the model of benchmarks/server.py. Eight connections ask without a pause, in
+Without ``--bundle`` it builds the model of server.py. Eight connections ask without a pause, in
 a drawn order; bad requests are a tenth. The memory is what the worker alone holds (private pages), and its
 slope is that of a line through all samples behind the first tenth of the requests. Of both processes the
 table has what is resident, and the share of it that is theirs (PSS), too. The exit code is 1 where an answer
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.markdown import table
-from benchmarks.server import build, connect, http_request
+from benchmarks.serving.server import build, connect, http_request
 
 CLIENTS, SAMPLES, CHUNK = 8, 50, 1000
 

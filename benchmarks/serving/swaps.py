@@ -2,7 +2,7 @@
 
     benchmarks/run swaps [--swaps 100] [--clients 4] [--bundle BUNDLE]
 
-Without ``--bundle`` it builds the model of benchmarks/server.py. Each version is the same program with
+Without ``--bundle`` it builds the model of server.py. Each version is the same program with
 another manifest, so its answers are known; it takes the old one's place by a rename and SIGHUP, and the next one
 comes once the worker of the old one has ended. Clients ask without a pause over connections that stay, and open
 another one where an answer said that this one ends. The exit code is 1 where a request was lost,
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.server import build
+from benchmarks.serving.server import build
 
 PATIENCE_S = 60
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.policies import QUERIES
-from benchmarks.serving import goodput_page, policies_page
-from benchmarks.serving.arrivals import SHAPES, STEP, draw_times, mixtures
-from benchmarks.serving.bound import CLASSES, classes
-from benchmarks.serving.clients import Load
+from benchmarks.serving.loads import goodput_page, policies_page
+from benchmarks.serving.loads.arrivals import SHAPES, STEP, draw_times, mixtures
+from benchmarks.serving.loads.bound import CLASSES, classes
+from benchmarks.serving.loads.clients import Load
+from benchmarks.serving.loads.policies import QUERIES
+from benchmarks.serving.loads.rounds import Point, interval, median_interval, tell_ratios
 from benchmarks.serving.peers import open_page
-from benchmarks.serving.rounds import Point, interval, median_interval, tell_ratios
 from edgecompile.report.load_plot import latency_plot
 from tests.report.svg import read_words
 

@@ -1,4 +1,4 @@
-"""benchmarks/server.py: the client that measures servers, ours and others'."""
+"""benchmarks/serving/server.py: the client that measures servers, ours and others'."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.server import connect, read_response
+from benchmarks.serving.server import connect, read_response
 
 #: As Ray Serve's proxy answers before it knows its routes, and how its replicas do.
 CHUNKED = (

@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.policies import QUERIES
-from benchmarks.server import connect
-from benchmarks.serving.arrivals import draw_times
-from benchmarks.serving.clients import Load
+from benchmarks.serving.loads.arrivals import draw_times
+from benchmarks.serving.loads.clients import Load
+from benchmarks.serving.loads.policies import QUERIES
+from benchmarks.serving.peers.open_page import write_page
 from benchmarks.serving.peers.peers import (
     NotServing,
     System,
@@ -38,7 +38,7 @@ from benchmarks.serving.peers.peers import (
     make_request,
     serving,
 )
-from benchmarks.serving.peers.open_page import write_page
+from benchmarks.serving.server import connect
 from edgecompile.runtime import open_bundle
 
 #: Settings that were the best for one of the traffics.

@@ -1,4 +1,4 @@
-"""The page and the drawings of a record of benchmarks/serving/peers/open_load.py."""
+"""The page and the drawings of a record of open_load.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.serving.rounds import Point
+from benchmarks.serving.loads.rounds import Point
 
 NAMES = {"mlserver": "MLServer", "ray": "Ray Serve", "triton": "Triton"}
 
@@ -47,7 +47,7 @@ def render(rows: Sequence[Mapping[str, Any]]) -> str:
 def write_drawings(result: Mapping[str, Any], path: Path) -> None:
     """The drawings beside a record, of each system's best setting; none without matplotlib, as on a machine that only measures."""
     try:
-        from benchmarks.serving.drawings import draw_record
+        from benchmarks.serving.loads.drawings import draw_record
     except ImportError:
         return
     loads = [row for row in result["rows"] if row.get("load") is not None]

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.markdown import table
-from benchmarks.policies import QUERIES
-from benchmarks.server import Connection, connect, http_request
-from benchmarks.serving.triton import free_ports
+from benchmarks.serving.loads.policies import QUERIES
+from benchmarks.serving.protocol.triton import free_ports
+from benchmarks.serving.server import Connection, connect, http_request
 from edgecompile.bench.bench import default_cache
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.measure.serving import batch_axis

@@ -3,7 +3,7 @@
     benchmarks/run triton --peer PYTHON [--bundle BUNDLE]
 
 PYTHON has nvidia-pytriton (0.7.0 carries Triton 2.51), in an environment of its own; it needs no GPU. Triton
-runs the same bundle by a model in Python. Without ``--bundle`` it builds the model of benchmarks/server.py.
+runs the same bundle by a model in Python. Without ``--bundle`` it builds the model of server.py.
 Prints each request with both statuses, and what differs in the answers.
 """
 
@@ -28,6 +28,7 @@ PATH = f"/v2/models/{MODEL}"
 IDS = [5, 6, 7]
 PATIENCE_S = 5
 LENGTH = "Inference-Header-Content-Length"
+_MODULE = "benchmarks.serving.protocol.triton"
 
 
 class Case(NamedTuple):
@@ -244,7 +245,7 @@ def main() -> None:
         return
     if not options.peer:
         parser.error("--peer is missing")
-    from benchmarks.server import build
+    from benchmarks.serving.server import build
 
     with tempfile.TemporaryDirectory() as folder:
         bundle = options.bundle or build(Path(folder))
@@ -276,10 +277,10 @@ class Servers:
     def restart_peer(self) -> None:
         """Starts Triton, instead of the one that runs."""
         self._end_peer()
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[3])
         ports = ",".join(map(str, free_ports(3)))
         self._peer = subprocess.Popen(
-            [self._python, "-m", "benchmarks.serving.triton", "--serve-peer", str(self._bundle)],
+            [self._python, "-m", _MODULE, "--serve-peer", str(self._bundle)],
             cwd=root,
             env={**os.environ, "PYTHONPATH": root, "PORTS": ports},
             stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The page and the drawings of a record of benchmarks/serving/goodput.py."""
+"""The page and the drawings of a record of goodput.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.serving.rounds import Point, tell
+from benchmarks.serving.loads.rounds import Point, tell
 
 COLUMNS = ("p50 ms", "p99 ms", "429", "504", "texts a run")
 COLUMNS += ("CPUs: worker", "its loop", "clients", "lag p99 ms")
@@ -28,7 +28,7 @@ def write_page(result: Mapping[str, Any], path: Path) -> str:
 def write_drawings(result: Mapping[str, Any], path: Path) -> None:
     """The drawings of each bundle beside a record; none without matplotlib, as on a machine that only measures."""
     try:
-        from benchmarks.serving.drawings import draw_record
+        from benchmarks.serving.loads.drawings import draw_record
     except ImportError:
         return
     for name in result["predicted"]:

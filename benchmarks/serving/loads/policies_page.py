@@ -1,4 +1,4 @@
-"""The page of a record of benchmarks/policies.py."""
+"""The page of a record of policies.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import listing, table
-from benchmarks.serving.rounds import Point, tell, tell_ratios
+from benchmarks.serving.loads.rounds import Point, tell, tell_ratios
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -71,7 +71,7 @@ def grouped(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, float], l
 def write_drawings(result: Mapping[str, Any], path: Path) -> None:
     """The drawings beside a record; none without matplotlib, as on a machine that only measures."""
     try:
-        from benchmarks.serving.drawings import draw_record
+        from benchmarks.serving.loads.drawings import draw_record
     except ImportError:
         return
     if not result["load"]:

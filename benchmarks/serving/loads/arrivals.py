@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from itertools import accumulate
 
-from benchmarks.policies import QUERIES
+from benchmarks.serving.loads.policies import QUERIES
 
 #: Those of a load of so many requests a second, by name.
 SHAPES = {

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.markdown import table
-from benchmarks.policies import percentiles
-from benchmarks.serving.arrivals import mixtures
-from benchmarks.serving.goodput import predict
+from benchmarks.serving.loads.arrivals import mixtures
+from benchmarks.serving.loads.goodput import predict
+from benchmarks.serving.loads.policies import percentiles
 from edgecompile.server.schedule.costs import CostTable, read_costs
 
 #: Lengths are put together in so many classes, each with the cost of its mean.

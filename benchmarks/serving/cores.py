@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.policies import percentiles
+from benchmarks.serving.loads.policies import percentiles
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.measure.serving import batch_axis, measure_serving
@@ -163,7 +163,7 @@ def run_apart(bundle: str, lengths: dict[int, int], cores: int, seconds: float) 
     histogram = json.dumps({"lengths": [*lengths], "counts": [*lengths.values()]})
     children = []
     for core in sorted(os.sched_getaffinity(0))[:cores]:
-        command = [sys.executable, "-m", "benchmarks.cores", bundle, "--lengths", histogram]
+        command = [sys.executable, "-m", "benchmarks.serving.cores", bundle, "--lengths", histogram]
         command += ["--output", ".", "--alone", str(core), "--seconds", str(seconds)]
         pipe = subprocess.PIPE
         children.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
@@ -241,7 +241,7 @@ def main() -> None:
         for cores in options.cores:
             if cores > every:
                 continue
-            command = [sys.executable, "-m", "benchmarks.cores", options.bundle]
+            command = [sys.executable, "-m", "benchmarks.serving.cores", options.bundle]
             command += ["--lengths", options.lengths, "--seconds", str(options.seconds)]
             command += ["--output", str(options.output), "--one", str(cores)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.server import http_request, read_response
+from benchmarks.serving.server import http_request, read_response
 from edgecompile.runtime import open_bundle
 from edgecompile.server.schedule.simulate import draw_trace
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from benchmarks.serving.rounds import Panels, interval
+from benchmarks.serving.loads.rounds import Panels, interval
 from edgecompile.report import canvas
 from edgecompile.report.canvas import FAINT, GREY, PAPER
 from edgecompile.report.load_plot import COLOURS, MARKERS
@@ -95,7 +95,7 @@ def _draw_latency(plot: Any, lines: Any, looks: Any, slo_ms: float) -> None:
 def main() -> None:
     """See the module."""
     # These draw with this module, where there is matplotlib.
-    from benchmarks.serving import goodput_page, policies_page
+    from benchmarks.serving.loads import goodput_page, policies_page
     from benchmarks.serving.peers import open_page
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -4,7 +4,7 @@ Saturated: all requests at once, until all are answered. Overload: requests at r
 the server can, each with a deadline. Rounds interleave the rules, so that a machine that grows slower
 meanwhile is so for all of them. With ``--model`` or ``--onnx`` text-embeddings-inference's rule is run twice: with our
 engine, which tells what rules differ by, and with ONNX Runtime, which is how that server runs on a CPU
-(benchmarks/serving/around.py). Texts of a length are several that differ, and every answer is compared with that of
+(around.py). Texts of a length are several that differ, and every answer is compared with that of
 its text alone.
 """
 
@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.around import AroundOnnx, open_onnx
-from benchmarks.serving.policies_page import render, write_drawings
+from benchmarks.serving.loads.around import AroundOnnx, open_onnx
+from benchmarks.serving.loads.policies_page import render, write_drawings
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.server.errors import ServerError

@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.server import connect, cpu_of
-from benchmarks.serving.arrivals import SHAPES, STEP, draw_times, mixtures
-from benchmarks.serving.clients import DRAWN, Load, Texts
-from benchmarks.serving.goodput_page import write_page
+from benchmarks.serving.loads.arrivals import SHAPES, STEP, draw_times, mixtures
+from benchmarks.serving.loads.clients import DRAWN, Load, Texts
+from benchmarks.serving.loads.goodput_page import write_page
+from benchmarks.serving.server import connect, cpu_of
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.server.schedule.costs import CostTable, read_costs, read_document

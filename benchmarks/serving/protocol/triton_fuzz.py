@@ -24,7 +24,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.markdown import table
-from benchmarks.serving.triton import IDS, LENGTH, PATH, Case, Servers, ask, differences, entry
+from benchmarks.serving.protocol.triton import (
+    IDS,
+    LENGTH,
+    PATH,
+    Case,
+    Servers,
+    ask,
+    differences,
+    entry,
+)
 
 #: What takes the place of a value. Sizes that overflow aren't among them: they end Triton's process.
 VALUES: list[Any] = [
@@ -177,7 +186,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    from benchmarks.server import build
+    from benchmarks.serving.server import build
 
     with (
         tempfile.TemporaryDirectory() as folder,
