@@ -162,7 +162,7 @@ def measure(options: argparse.Namespace, console: Console) -> BenchReport:
             model_spec=str(model),
             lengths=traffic,
             cache=cache,
-            command=["benchmarks/run", "encoder", *_without_folders(sys.argv[1:])],
+            command=["benchmarks/run", "encoder", *without_folders(sys.argv[1:])],
             progress=console,
         )
 
@@ -214,7 +214,7 @@ def main() -> int:
     return 0
 
 
-def _without_folders(arguments: list[str]) -> list[str]:
+def without_folders(arguments: list[str]) -> list[str]:
     """Paths shortened to their names: the record is published."""
     return [item.rsplit("/", 1)[-1] if "/" in item else item for item in arguments]
 

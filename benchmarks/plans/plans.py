@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import edgecompile
-from benchmarks.encoder.encoder import LOAD_LIMIT, REPOSITORY
+from benchmarks.encoder.encoder import LOAD_LIMIT, REPOSITORY, without_folders
 from benchmarks.encoder.models import PRESETS, read_docstring_lengths
 from benchmarks.plans.bundles import build_bundles
 from benchmarks.plans.figures import (
@@ -247,7 +247,7 @@ def compare_plans(options: argparse.Namespace, console: Console) -> PlansReport:
         model=subject.name,
         model_sha256=model.source.sha256,
         started=started,
-        command=("benchmarks/run", "plans", *_without_folders(sys.argv[1:])),
+        command=("benchmarks/run", "plans", *without_folders(sys.argv[1:])),
         settings=settings,
         machine=describe_machine(),
         versions={
@@ -319,11 +319,6 @@ def _folder(given: Path | None, name: str) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _without_folders(arguments: list[str]) -> list[str]:
-    """Paths shortened to their names: the record is published."""
-    return [item.rsplit("/", 1)[-1] if "/" in item else item for item in arguments]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.serving.loads.policies import percentiles
+from benchmarks.serving.loads.arrivals import percentiles
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.measure.serving import batch_axis, measure_serving

@@ -14,10 +14,8 @@ import csv
 import json
 import os
 import re
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.markdown import table
-from benchmarks.serving.protocol.triton import free_ports
+from benchmarks.serving.connections import free_ports
+from benchmarks.serving.ours import running
 from edgecompile.runtime import open_bundle
 
 #: Token ids of a query, and a text of about as many.
@@ -116,17 +115,9 @@ def count_requests(port: int) -> dict[tuple[str, str], int]:
 @contextmanager
 def serving(bundle: Path) -> Iterator[tuple[int, int]]:
     """A server's port, and that of gRPC."""
-    port, grpc = free_ports(2)
-    command = [sys.executable, "-m", "edgecompile.server", f"it={bundle}", "--port", str(port)]
-    server = subprocess.Popen(
-        [*command, "--grpc-port", str(grpc), "--json"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None and server.stdout.readline(), "the server ended"
-        yield port, grpc
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait()
+    (grpc,) = free_ports(1)
+    with running(f"it={bundle}", "--grpc-port", str(grpc)) as server:
+        yield server.port, grpc
 
 
 def main() -> None:

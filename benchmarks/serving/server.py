@@ -17,11 +17,9 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,30 +27,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.markdown import table
-
-TOKENS, SIZE = 64, 384
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def factory() -> Any:
-    """The model that computes next to nothing."""
-    import torch
-
-    class Mean(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = torch.nn.Embedding(1000, SIZE)
-
-        def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"embedding": self.table(input_ids).mean(1)}
-
-    return {
-        "module": Mean().eval(),
-        "inputs": {"input_ids": torch.randint(0, 1000, (1, 9))},
-        "axes": {"input_ids": {1: "length"}},
-        "limits": {"length": (1, 512)},
-        "bounds": {"input_ids": (0, 999)},
-    }
+from benchmarks.serving.connections import Connection, binary_request, connect, http_request
+from benchmarks.serving.ours import TOKENS, Server, build, cpu_of, running
 
 
 @dataclass
@@ -63,76 +39,6 @@ class Ask:
     request: bytes
     latencies: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-
-
-def read_response(data: bytes) -> tuple[int, bytes] | None:
-    """The status and the body of a whole answer, of a length that is told or in chunks; None: more is to come.
-
-    Raises:
-        ValueError: it tells neither, or isn't HTTP.
-    """
-    head, sign, rest = data.partition(b"\r\n\r\n")
-    if not sign:
-        return None
-    first, *lines = head.lower().split(b"\r\n")
-    fields = {name: value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-    status = int(first.split(b" ", 2)[1])
-    if fields.get(b"transfer-encoding") != b"chunked":
-        if b"content-length" not in fields:
-            raise ValueError(f"the answer tells no length: {head!r:.300}")
-        length = int(fields[b"content-length"])
-        return (status, rest) if len(rest) >= length else None
-    body = b""
-    while True:
-        size, sign, rest = rest.partition(b"\r\n")
-        if not sign:
-            return None
-        length = int(size.partition(b";")[0], 16)
-        if len(rest) < length + 2:
-            return None
-        if not length:
-            return status, body
-        body, rest = body + rest[:length], rest[length + 2 :]
-
-
-class Connection(asyncio.Protocol):
-    """A kept-alive connection with one request under way."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[tuple[int, bytes]] | None = None
-        self.rest = b""
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(exc or ConnectionResetError())
-
-    def data_received(self, data: bytes) -> None:
-        self.rest += data
-        answer = read_response(self.rest)
-        if answer is not None:
-            self.rest = b""
-            assert self.done is not None
-            self.done.set_result(answer)
-
-    async def ask(self, request: bytes) -> tuple[int, bytes]:
-        """Sends a request and waits for the whole answer; its status and body."""
-        self.done = asyncio.get_running_loop().create_future()
-        self.transport.write(request)
-        return await self.done
-
-    async def succeed(self, request: bytes) -> None:
-        """The same, of a request whose status has to be 200."""
-        status, body = await self.ask(request)
-        assert status == 200, body
-
-
-async def connect(port: int) -> Connection:
-    loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
-    return connection
 
 
 async def closed_load(port: int, request: bytes, count: int, clients: int) -> None:
@@ -188,36 +94,15 @@ async def idle_load(port: int, request: bytes, count: int) -> list[float]:
     return found
 
 
-def cpu_of(process: int) -> float:
-    """Seconds of CPU that a process has taken."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def http_request(path: str, body: bytes, headers: Sequence[str] = ()) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
 def make_asks(name: str, inputs: dict[str, np.ndarray]) -> list[Ask]:
     path = f"/v2/models/{name}/infer"
-    entries = [
-        {"name": key, "shape": list(array.shape), "datatype": "INT64"}
+    plain = [
+        {"name": key, "shape": array.shape, "datatype": "INT64", "data": array.ravel().tolist()}
         for key, array in inputs.items()
     ]
-    plain = [
-        {**entry, "data": array.ravel().tolist()}
-        for entry, array in zip(entries, inputs.values(), strict=True)
-    ]
-    binary = [
-        {**entry, "parameters": {"binary_data_size": array.nbytes}}
-        for entry, array in zip(entries, inputs.values(), strict=True)
-    ]
-    head = json.dumps({"inputs": binary, "parameters": {"binary_data_output": True}}).encode()
-    tensors = b"".join(array.tobytes() for array in inputs.values())
-    length = f"Inference-Header-Content-Length: {len(head)}"
+    binary = [(key, array.shape, "INT64", array.tobytes()) for key, array in inputs.items()]
     return [
-        Ask("binary", http_request(path, head + tensors, [length])),
+        Ask("binary", binary_request(path, binary, binary_data_output=True)),
         Ask("JSON", http_request(path, json.dumps({"inputs": plain}).encode())),
     ]
 
@@ -237,16 +122,15 @@ def measure_run(run: Callable[[], Any], count: int) -> tuple[float, list[float]]
     return cpu, times
 
 
-def kill_worker(server: int, port: int, request: bytes) -> float:
+def kill_worker(server: Server, request: bytes) -> float:
     """Kills the worker; seconds until the next client has its answer."""
-    path = Path(f"/proc/{server}/task/{server}/children")
     started = time.perf_counter()
-    os.kill(int(path.read_text().split()[0]), signal.SIGKILL)
+    os.kill(server.workers()[0], signal.SIGKILL)
 
     async def ask() -> None:
         while True:
             try:
-                connection = await connect(port)
+                connection = await connect(server.port)
                 await asyncio.wait_for(connection.ask(request), 30)
             except (OSError, asyncio.TimeoutError):  # the dead worker had taken it
                 continue
@@ -255,18 +139,6 @@ def kill_worker(server: int, port: int, request: bytes) -> float:
 
     asyncio.run(ask())
     return time.perf_counter() - started
-
-
-def build(folder: Path) -> Path:
-    """The bundle of ``factory``."""
-    bundle, lengths = folder / "mean.ecb", folder / "lengths.txt"
-    lengths.write_text(f"1\n{TOKENS}\n512\n")
-    command = [sys.executable, "-m", "edgecompile", "build", f"{__file__}:factory", "--quick"]
-    subprocess.run(
-        [*command, "--target", "cpu-x86-64", "--output", str(bundle), "--lengths", str(lengths)],
-        check=True,
-    )
-    return bundle
 
 
 def main() -> None:
@@ -292,19 +164,12 @@ def report(bundle: Path, options: argparse.Namespace) -> None:
     ids = (np.arange(tokens, dtype=np.int64) % int(most))[None]
     inputs = {item.name: np.ones_like(ids) if i else ids for i, item in enumerate(manifest.inputs)}
     asks = make_asks(model.manifest.name, inputs)
-    command = [sys.executable, "-m", "edgecompile.server", str(bundle), "--threads", "1"]
-    server = subprocess.Popen(
-        [*command, "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdout is not None
-    port = int(json.loads(server.stdout.readline())["urls"][0].rpartition(":")[2])
     model_outputs = model.run(inputs)
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    worker = int(children[0])
     own_cpu, own_times = [], []
     opened: dict[tuple[str, float], list[float]] = {}
     generator = 0.0
-    try:
+    with model, running(bundle, "--threads", "1") as server:
+        port, worker = server.port, server.workers()[0]
         for ask in asks:
             asyncio.run(closed_load(port, ask.request, 400, 4))
         for _ in range(options.rounds):
@@ -320,11 +185,7 @@ def report(bundle: Path, options: argparse.Namespace) -> None:
                 for rate in options.rates:
                     found = asyncio.run(open_load(port, ask.request, rate, 1.0))
                     opened.setdefault((ask.name, rate), []).extend(found)
-        restarts = [kill_worker(server.pid, port, asks[0].request) for _ in range(5)]
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait()
-        model.close()
+        restarts = [kill_worker(server, asks[0].request) for _ in range(5)]
     run_cpu, run_p50 = np.median(own_cpu), np.median(own_times)
     rows = [["`run`", f"{run_cpu * 1e6:.0f}", "", f"{run_p50 * 1e3:.3f}", ""]]
     for ask in asks:

@@ -2,7 +2,7 @@
 
     benchmarks/run soak [--requests 1000000] [--bundle BUNDLE]
 
-Without ``--bundle`` it builds the model of server.py. Eight connections ask without a pause, in
+Without ``--bundle`` it builds the model of ours.py. Eight connections ask without a pause, in
 a drawn order; bad requests are a tenth. The memory is what the worker alone holds (private pages), and its
 slope is that of a line through all samples behind the first tenth of the requests. Of both processes the
 table has what is resident, and the share of it that is theirs (PSS), too. The exit code is 1 where an answer
@@ -15,8 +15,6 @@ import argparse
 import asyncio
 import json
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.markdown import table
-from benchmarks.serving.server import build, connect, http_request
+from benchmarks.serving.connections import binary_request, connect, http_request
+from benchmarks.serving.ours import build, running
 
 CLIENTS, SAMPLES, CHUNK = 8, 50, 1000
 
@@ -44,10 +43,8 @@ def draw_requests(name: str, input_name: str, longest: int, run: Any) -> list[An
             entry = {"name": input_name, "shape": [1, length], "datatype": "INT64"}
             data = json.dumps({"inputs": [{**entry, "data": ids.ravel().tolist()}]}).encode()
             found.append((http_request(path, data), 200, wanted))
-            asked = {"inputs": [{**entry, "parameters": {"binary_data_size": ids.nbytes}}]}
-            head = json.dumps(asked).encode()
-            header = f"Inference-Header-Content-Length: {len(head)}"
-            found.append((http_request(path, head + ids.tobytes(), [header]), 200, wanted))
+            binary = [(input_name, ids.shape, "INT64", ids.tobytes())]
+            found.append((binary_request(path, binary), 200, wanted))
     entry = {"name": input_name, "shape": [1, 2], "datatype": "INT64"}
     bad = [
         (path, b"{", 400),
@@ -124,26 +121,18 @@ def soak(bundle: Path, count: int) -> int:
         item = model.manifest.inputs[0]
         longest = min(64, model.manifest.axes[str(model.manifest.length_axis)].hi)
         requests = draw_requests(model.manifest.name, item.name, longest, model.run)
-    command = [sys.executable, "-m", "edgecompile.server", str(bundle), "--port", "0", "--json"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
     draws, seen = random.Random(7), Counter[str]()
     samples = list[tuple[int, dict[str, int], dict[str, int]]]()
     started = time.perf_counter()
-    try:
-        port = int(json.loads(server.stdout.readline())["urls"][0].rpartition(":")[2])
-        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
-        worker = int(children.split()[0])
+    with running(bundle) as server:
+        port, worker = server.port, server.workers()[0]
         step = max(CHUNK, count // SAMPLES)
         for at in range(0, count, step):
             seen += asyncio.run(load(port, requests, step, draws))
-            samples.append((at + step, memory_of(worker), memory_of(server.pid)))
+            samples.append((at + step, memory_of(worker), memory_of(server.process.pid)))
             told = f"{at + step} requests, {samples[-1][1]['private'] / 2**20:.2f} MiB"
             print(told, file=sys.stderr, flush=True)
         counts = asyncio.run(counted(port))
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait()
     wrong = seen.pop("wrong", 0)
     kept = [(n, own["private"]) for n, own, _ in samples[len(samples) // 10 :]]
     slope = np.polyfit(*zip(*kept, strict=True), 1)[0] * kept[-1][0] if len(kept) > 2 else 0.0

@@ -2,7 +2,7 @@
 
     benchmarks/run swaps [--swaps 100] [--clients 4] [--bundle BUNDLE]
 
-Without ``--bundle`` it builds the model of server.py. Each version is the same program with
+Without ``--bundle`` it builds the model of ours.py. Each version is the same program with
 another manifest, so its answers are known; it takes the old one's place by a rename and SIGHUP, and the next one
 comes once the worker of the old one has ended. Clients ask without a pause over connections that stay, and open
 another one where an answer said that this one ends. The exit code is 1 where a request was lost,
@@ -16,7 +16,6 @@ import http.client
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.serving.server import build
+from benchmarks.serving.ours import build, running
 
 PATIENCE_S = 60
 
@@ -97,39 +96,26 @@ def replace(served: Path, turn: int) -> None:
     shutil.rmtree(old)
 
 
-def workers(server: int) -> list[int]:
-    path = Path(f"/proc/{server}/task/{server}/children")
-    return [int(item) for item in path.read_text().split()]
-
-
 def swap(bundle: Path, folder: Path, swaps: int, clients: int) -> int:
     """Runs it and prints what was seen; the exit code."""
     served = folder / "served.ecb"
     shutil.copytree(bundle, served)
-    command = [sys.executable, "-m", "edgecompile.server", str(served), "--port", "0", "--json"]
-    command += ["--drain-delay", "0.2"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    try:
-        port = int(json.loads(server.stdout.readline())["urls"][0].rpartition(":")[2])
-        load = Clients(port, bundle, clients)
+    with running(served, "--drain-delay", "0.2") as server:
+        load = Clients(server.port, bundle, clients)
         started = time.perf_counter()
         try:
             for turn in range(swaps):
-                (worker,) = workers(server.pid)
+                (worker,) = server.workers()
                 replace(served, turn)
-                server.send_signal(signal.SIGHUP)
+                server.process.send_signal(signal.SIGHUP)
                 end = time.monotonic() + PATIENCE_S
-                while worker in workers(server.pid):
+                while worker in server.workers():
                     assert time.monotonic() < end, f"version {turn} doesn't come"
                     time.sleep(0.01)
                 print(f"{turn + 1} swaps, {load.seen.total()} requests", file=sys.stderr)
         finally:
             load.stop()
         took = time.perf_counter() - started
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait()
     print(
         f"{swaps} swaps under {clients} clients in {took:.0f} s: answers by status {dict(load.seen)}, of "
         f"{len(load.versions)} versions; lost {len(load.lost)}, wrong {load.wrong}"

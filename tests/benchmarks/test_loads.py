@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.serving.loads import goodput_page, policies_page
-from benchmarks.serving.loads.arrivals import SHAPES, STEP, draw_times, mixtures
+from benchmarks.serving.loads.arrivals import QUERIES, SHAPES, STEP, draw_times, mixtures
 from benchmarks.serving.loads.bound import CLASSES, classes
 from benchmarks.serving.loads.clients import Load
-from benchmarks.serving.loads.policies import QUERIES
 from benchmarks.serving.loads.rounds import Point, interval, median_interval, tell_ratios
 from benchmarks.serving.peers import open_page
 from edgecompile.report.load_plot import latency_plot

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from pathlib import Path
 
-from benchmarks.serving.loads.policies import QUERIES
+#: Lengths of short queries: a mean of 8.6 tokens, two of them special ones.
+QUERIES = {4: 4, 5: 8, 6: 14, 7: 17, 8: 16, 9: 13, 10: 9, 11: 7, 12: 5, 13: 3, 14: 2, 16: 1, 20: 1}
 
 #: Those of a load of so many requests a second, by name.
 SHAPES = {
@@ -41,6 +44,18 @@ def draw_times(shape: str, rate: float, seconds: float, seed: int) -> list[float
         gaps = [0.0 if i % size else draw.expovariate(1.0) for i in range(count + 1)]
     scale = seconds / sum(gaps)
     return [at * scale for at in accumulate(gaps[:-1])]
+
+
+def read_lengths(path: str | Path) -> dict[int, int]:
+    """How often each length occurs, of a JSON histogram."""
+    document = json.loads(Path(path).read_text())
+    return dict(zip(document["lengths"], document["counts"], strict=True))
+
+
+def percentiles(lengths: Iterable[int]) -> list[int]:
+    """The lengths at 0, 1, …, 100 percent, as a bundle's plan holds them."""
+    many = sorted(lengths)
+    return [many[min(len(many) - 1, len(many) * i // 100)] for i in range(101)]
 
 
 def mixtures(mixed: Mapping[int, int], longest: int) -> dict[str, Mapping[int, int]]:

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.markdown import table
-from benchmarks.serving.loads.arrivals import mixtures
+from benchmarks.serving.loads.arrivals import mixtures, percentiles, read_lengths
 from benchmarks.serving.loads.goodput import predict
-from benchmarks.serving.loads.policies import percentiles
 from edgecompile.server.schedule.costs import CostTable, read_costs
 
 #: Lengths are put together in so many classes, each with the cost of its mean.
@@ -118,8 +117,7 @@ def main() -> None:
     add("--slo", type=float, default=0.1, help="seconds")
     options = parser.parse_args()
     costs = read_costs(json.loads(options.costs.read_text()), most_rows=32, longest=256)
-    document = json.loads(options.lengths.read_text())
-    mixed = dict(zip(document["lengths"], document["counts"], strict=True))
+    mixed = read_lengths(options.lengths)
     steps = percentiles(Counter(mixed).elements())
     asked: Any = argparse.Namespace(
         threads=options.cpus,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.server import http_request, read_response
+from benchmarks.serving.connections import binary_request, read_response
 from edgecompile.runtime import open_bundle
 from edgecompile.server.schedule.simulate import draw_trace
 
@@ -176,19 +175,8 @@ class Texts:
     def _requests(self, path: str, named: Any, parameters: dict[str, Any]) -> list[bytes]:
         made = {}
         for key, given in named.items():
-            inputs = [
-                {
-                    "name": name,
-                    "shape": list(array.shape),
-                    "datatype": "INT64",
-                    "parameters": {"binary_data_size": array.nbytes},
-                }
-                for name, array in given.items()
-            ]
-            document = {"inputs": inputs, "parameters": {"binary_data_output": True, **parameters}}
-            head = json.dumps(document).encode()
-            body = head + b"".join(array.tobytes() for array in given.values())
-            made[key] = http_request(path, body, [f"Inference-Header-Content-Length: {len(head)}"])
+            inputs = [(name, x.shape, "INT64", x.tobytes()) for name, x in given.items()]
+            made[key] = binary_request(path, inputs, binary_data_output=True, **parameters)
         return [made[key] for key in self._drawn]
 
     def error(self, kept: Sequence[tuple[int, bytes]]) -> float:

@@ -20,9 +20,6 @@ import heapq
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,10 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.loads.arrivals import SHAPES, STEP, draw_times, mixtures
+from benchmarks.serving.connections import connect
+from benchmarks.serving.loads.arrivals import SHAPES, STEP, draw_times, mixtures, read_lengths
 from benchmarks.serving.loads.clients import DRAWN, Load, Texts
 from benchmarks.serving.loads.goodput_page import write_page
-from benchmarks.serving.server import connect, cpu_of
+from benchmarks.serving.ours import cpu_of, running
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.server.schedule.costs import CostTable, read_costs, read_document
@@ -52,32 +50,22 @@ def serving(
     bundle: str, costs: str | None, code: str | None, options: argparse.Namespace
 ) -> Iterator[tuple[int, int]]:
     """The port of a server, and the number of its worker's process."""
-    command = ["taskset", "--cpu-list", ",".join(map(str, options.cores)), sys.executable, "-m"]
-    command += ["edgecompile.server", os.path.abspath(bundle), "--port", "0", "--json"]
-    command += ["--costs", os.path.abspath(costs)] if costs else []
-    command += ["--threads", str(options.threads)] if options.threads else []
-    paths = [code, os.environ.get("PYTHONPATH")] if code else [os.environ.get("PYTHONPATH")]
-    server = subprocess.Popen(
-        command,
+    words = ["--costs", os.path.abspath(costs)] if costs else []
+    words += ["--threads", str(options.threads)] if options.threads else []
+    paths = filter(None, [code, os.environ.get("PYTHONPATH")])
+    with running(
+        os.path.abspath(bundle),
+        *words,
+        before=["taskset", "--cpu-list", ",".join(map(str, options.cores))],
         cwd=code,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        port = int(json.loads(server.stdout.readline())["urls"][0].rpartition(":")[2])
-        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
-        yield port, int(children.split()[0])
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait()
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    ) as server:
+        yield server.port, server.workers()[0]
 
 
-def loop_cpu(worker: int) -> float:
-    """Seconds of CPU of a worker's main thread, which is its event loop."""
-    fields = Path(f"/proc/{worker}/task/{worker}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(worker: int) -> tuple[float, float, float]:
+    """Seconds of CPU of a worker, of its main thread, which is its event loop, and of this process."""
+    return cpu_of(worker), cpu_of(worker, worker), sum(os.times()[:2])
 
 
 def count_runs(port: int) -> int:
@@ -106,9 +94,9 @@ def measure(
         return load, await load.run(port, connections)
 
     runs = count_runs(port)
-    before = cpu_of(worker), loop_cpu(worker), sum(os.times()[:2])
+    before = cpu_seconds(worker)
     load, took = asyncio.run(run())
-    after = cpu_of(worker), loop_cpu(worker), sum(os.times()[:2])
+    after = cpu_seconds(worker)
     cpu = [(b - a) / took for a, b in zip(before, after, strict=True)]
     runs = count_runs(port) - runs
     asked = sum(load.statuses.values())
@@ -231,8 +219,7 @@ def main() -> None:
         for shape in options.shapes
         for load in ([1.0] if shape == STEP else options.factors)
     ]
-    document = json.loads(Path(options.lengths).read_text())
-    mixed = dict(zip(document["lengths"], document["counts"], strict=True))
+    mixed = read_lengths(options.lengths)
     run(mixed, options)
 
 

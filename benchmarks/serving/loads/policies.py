@@ -18,11 +18,12 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.serving.loads.around import AroundOnnx, open_onnx
+from benchmarks.serving.loads.arrivals import QUERIES, percentiles, read_lengths
 from benchmarks.serving.loads.policies_page import render, write_drawings
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
@@ -40,9 +41,6 @@ from edgecompile.server.schedule.simulate import (
 )
 from edgecompile.server.schedule.streams import plan_streams
 
-#: Lengths of short queries: a mean of 8.6 tokens, two of them special ones.
-QUERIES = {4: 4, 5: 8, 6: 14, 7: 17, 8: 16, 9: 13, 10: 9, 11: 7, 12: 5, 13: 3, 14: 2, 16: 1, 20: 1}
-
 TRAFFICS = ("mixed", "queries")
 
 #: So many texts of a length differ, so that an answer of another one is seen.
@@ -52,12 +50,6 @@ OFFLINE = "offline"
 
 #: text-embeddings-inference's rule with the engine that it has.
 AROUND = "tei around onnxruntime"
-
-
-def percentiles(lengths: Iterable[int]) -> list[int]:
-    """The lengths at 0, 1, …, 100 percent, as a bundle's plan holds them."""
-    many = sorted(lengths)
-    return [many[min(len(many) - 1, len(many) * i // 100)] for i in range(101)]
 
 
 class Bench:
@@ -257,8 +249,7 @@ def main() -> None:
         "--output", type=Path, required=True, help="JSON; a page and drawings beside it"
     )
     options = parser.parse_args()
-    document = json.loads(Path(options.lengths).read_text())
-    mixed = dict(zip(document["lengths"], document["counts"], strict=True))
+    mixed = read_lengths(options.lengths)
     every = {"mixed": (mixed, options.mixed), "queries": (QUERIES, options.queries)}
     traffics = {name: every[name] for name in options.traffic}
     result: dict[str, Any] = {

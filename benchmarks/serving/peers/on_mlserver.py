@@ -16,8 +16,8 @@ import numpy as np
 from mlserver import MLModel, MLServer, ModelSettings, Settings, types
 from mlserver.codecs import NumpyCodec
 
+from benchmarks.serving.connections import free_ports
 from benchmarks.serving.peers.engine import Engine
-from benchmarks.serving.protocol.triton import free_ports
 
 
 class Encoder(MLModel):  # type: ignore[misc]  # its package isn't in this environment

@@ -13,8 +13,8 @@ from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 
+from benchmarks.serving.connections import free_ports
 from benchmarks.serving.peers.engine import SIZE, Engine
-from benchmarks.serving.protocol.triton import free_ports
 
 
 def make(path: str, threads: int) -> Any:

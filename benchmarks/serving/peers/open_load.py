@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.loads.arrivals import draw_times
+from benchmarks.serving.connections import connect
+from benchmarks.serving.loads.arrivals import QUERIES, draw_times, read_lengths
 from benchmarks.serving.loads.clients import Load
-from benchmarks.serving.loads.policies import QUERIES
 from benchmarks.serving.peers.open_page import write_page
 from benchmarks.serving.peers.peers import (
     NotServing,
@@ -38,7 +38,6 @@ from benchmarks.serving.peers.peers import (
     make_request,
     serving,
 )
-from benchmarks.serving.server import connect
 from edgecompile.runtime import open_bundle
 
 #: Settings that were the best for one of the traffics.
@@ -160,8 +159,7 @@ def main() -> None:
     options.cores = len(options.server_cores.split(","))
     os.sched_setaffinity(0, [int(core) for core in options.client_cores.split(",")])
     paths = dict(item.split("=", 1) for item in options.paths)
-    document = json.loads(options.lengths.read_text())
-    mixed = dict(zip(document["lengths"], document["counts"], strict=True))
+    mixed = read_lengths(options.lengths)
     with open_bundle(options.bundle, threads=1) as model:
         drawn = {
             "mixed": draw_texts(model, mixed, 400),

@@ -28,9 +28,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.markdown import table
-from benchmarks.serving.loads.policies import QUERIES
-from benchmarks.serving.protocol.triton import free_ports
-from benchmarks.serving.server import Connection, connect, http_request
+from benchmarks.serving.connections import (
+    Connection,
+    binary_request,
+    connect,
+    free_ports,
+    http_request,
+)
+from benchmarks.serving.loads.arrivals import QUERIES, read_lengths
 from edgecompile.bench.bench import default_cache
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.measure.serving import batch_axis
@@ -109,22 +114,14 @@ def make_request(system: str, ids: Any, timeout: float | None = None) -> bytes:
         entry = {"name": "ids", "shape": [1, 1], "datatype": "BYTES", "data": [data]}
         content = json.dumps({"inputs": [entry]}).encode()
         return http_request(path, content, ["Content-Type: application/json"])
+    data, timed = ids.tobytes(), {}
     if system == "triton":
-        parts = [(len(ids.tobytes())).to_bytes(4, "little") + ids.tobytes()]
-        entries = [("ids", [1, 1], "BYTES")]
+        inputs = [("ids", [1, 1], "BYTES", len(data).to_bytes(4, "little") + data)]
     else:
-        parts = [ids.tobytes(), np.ones_like(ids).tobytes()]
-        entries = [(key, [1, len(ids)], "INT64") for key in ("input_ids", "attention_mask")]
-    inputs = [
-        {"name": key, "shape": shape, "datatype": kind, "parameters": {"binary_data_size": len(p)}}
-        for (key, shape, kind), p in zip(entries, parts, strict=True)
-    ]
-    parameters: dict[str, Any] = {"binary_data_output": True}
-    if timeout is not None and system == "ours":
-        parameters["timeout"] = round(timeout * 1e6)
-    head = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-    length = f"Inference-Header-Content-Length: {len(head)}"
-    return http_request(path, head + b"".join(parts), [length])
+        arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        inputs = [(key, [1, len(x)], "INT64", x.tobytes()) for key, x in arrays.items()]
+        timed = {} if timeout is None else {"timeout": round(timeout * 1e6)}
+    return binary_request(path, inputs, binary_data_output=True, **timed)
 
 
 def read_answer(system: str, body: bytes) -> Any:
@@ -300,8 +297,7 @@ def measure(options: Any, pythons: dict[str, str], folder: Path) -> str:
         options.costs = folder / "costs.json"
         measure_serving(str(options.bundle), str(options.costs), cpus=options.cores)
     options.costs = options.costs.resolve()
-    document = json.loads(options.lengths.read_text())
-    mixed = dict(zip(document["lengths"], document["counts"], strict=True))
+    mixed = read_lengths(options.lengths)
     traffics = {"mixed": (mixed, options.mixed), "queries": (QUERIES, options.queries)}
     with open_bundle(options.bundle, threads=options.cores) as model:
         batch_axis(model.manifest)  # refuses a bundle for single runs

@@ -3,7 +3,7 @@
     benchmarks/run triton --peer PYTHON [--bundle BUNDLE]
 
 PYTHON has nvidia-pytriton (0.7.0 carries Triton 2.51), in an environment of its own; it needs no GPU. Triton
-runs the same bundle by a model in Python. Without ``--bundle`` it builds the model of server.py.
+runs the same bundle by a model in Python. Without ``--bundle`` it builds the model of ours.py.
 Prints each request with both statuses, and what differs in the answers.
 """
 
@@ -13,7 +13,6 @@ import argparse
 import http.client
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from benchmarks.markdown import table
+from benchmarks.serving.connections import free_ports
+from benchmarks.serving.ours import build, running
 
 MODEL = "mean"
 PATH = f"/v2/models/{MODEL}"
@@ -175,8 +178,6 @@ def differences(ours: Any, theirs: Any, at: str = "") -> list[str]:
 
 def compare(ports: tuple[int, int]) -> None:
     """Prints the table."""
-    from benchmarks.markdown import table
-
     rows = []
     for case in cases():
         (ours, one), (theirs, other) = (ask(port, case) for port in ports)
@@ -224,16 +225,6 @@ def serve_peer(bundle: str) -> None:
         sys.stdin.read()
 
 
-def free_ports(count: int) -> list[int]:
-    import socket
-
-    made = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(item.getsockname()[1]) for item in made]
-    for item in made:
-        item.close()
-    return ports
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peer", metavar="PYTHON", help="a Python with nvidia-pytriton")
@@ -245,8 +236,6 @@ def main() -> None:
         return
     if not options.peer:
         parser.error("--peer is missing")
-    from benchmarks.serving.server import build
-
     with tempfile.TemporaryDirectory() as folder:
         bundle = options.bundle or build(Path(folder))
         with Servers(bundle, options.peer) as servers:
@@ -262,15 +251,11 @@ class Servers:
 
     def __init__(self, bundle: Path, python: str) -> None:
         self._bundle, self._python = bundle, python
-        command = [sys.executable, "-m", "edgecompile.server", f"{MODEL}={bundle}"]
-        command += ["--port", "0", "--threads", "1", "--json"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._running = running(f"{MODEL}={bundle}", "--threads", "1")
         self._peer: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Servers:
-        assert self._process.stdout is not None
-        told = json.loads(self._process.stdout.readline())
-        self.ours = int(told["urls"][0].rpartition(":")[2])
+        self.ours = self._running.__enter__().port
         self.restart_peer()
         return self
 
@@ -301,8 +286,7 @@ class Servers:
 
     def __exit__(self, *_: object) -> None:
         self._end_peer()
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait()
+        self._running.__exit__(None, None, None)
 
 
 if __name__ == "__main__":

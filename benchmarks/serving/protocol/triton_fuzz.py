@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.markdown import table
+from benchmarks.serving.ours import build
 from benchmarks.serving.protocol.triton import (
     IDS,
     LENGTH,
@@ -186,8 +187,6 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    from benchmarks.serving.server import build
-
     with (
         tempfile.TemporaryDirectory() as folder,
         Servers(options.bundle or build(Path(folder)), options.peer) as servers,

@@ -1,12 +1,13 @@
-"""benchmarks/serving/server.py: the client that measures servers, ours and others'."""
+"""benchmarks/serving/connections.py: the client that measures servers, ours and others'."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
-from benchmarks.serving.server import connect, read_response
+from benchmarks.serving.connections import binary_request, connect, read_response
 
 #: As Ray Serve's proxy answers before it knows its routes, and how its replicas do.
 CHUNKED = (
@@ -14,6 +15,18 @@ CHUNKED = (
     b"a\r\n0123\r\n\r\n67\r\n2;name=value\r\n89\r\n0\r\n\r\n"
 )
 COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length:4\r\ndate: today\r\n\r\n\r\n\r\n"
+
+
+def test_a_binary_request_tells_how_long_its_parts_are() -> None:
+    inputs = [("ids", (1, 2), "INT64", b"0" * 16), ("text", [1], "BYTES", b"1" * 7)]
+    head, _, body = binary_request("/infer", inputs, timeout=5).partition(b"\r\n\r\n")
+    fields = dict(line.split(": ") for line in head.decode().splitlines()[1:])
+    assert int(fields["Content-Length"]) == len(body)
+    end = int(fields["Inference-Header-Content-Length"])
+    document = json.loads(body[:end])
+    assert document["parameters"] == {"timeout": 5} and body[end:] == b"0" * 16 + b"1" * 7
+    sizes = [item["parameters"]["binary_data_size"] for item in document["inputs"]]
+    assert sizes == [16, 7] and document["inputs"][0]["shape"] == [1, 2]
 
 
 @pytest.mark.parametrize(
