@@ -163,8 +163,9 @@ def sizes(folder: Path = PACKAGE) -> dict[str, dict[str, int]]:
 
 
 def code_files(folder: Path = PACKAGE) -> list[Path]:
-    """Python, C and C++ of the package, or of another folder."""
-    return [path for path in folder.rglob("*") if path.suffix in NATIVE | {".py"}]
+    """Python, C and C++ of the package, or of another folder, and scripts, whose names have no suffix."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return [path for path in files if path.suffix in NATIVE | {".py", ""}]
 
 
 def count() -> dict[str, Any]:

@@ -83,7 +83,7 @@ def device_python() -> str:
 
 @pytest.fixture(scope="session")
 def arm64_python() -> str:
-    """An emulated interpreter with numpy, as scripts/arm64-python makes it."""
+    """An emulated interpreter with numpy, as scripts/pythons/arm64 makes it."""
     need("qemu-aarch64", "qemu-user")
     wrapper = need_variable("EDGECOMPILE_ARM64_PYTHON")
     assert Path(wrapper).is_file(), f"EDGECOMPILE_ARM64_PYTHON={wrapper} doesn't exist"

@@ -1,6 +1,6 @@
 """The runtime's Python half with the Pythons and the numpy that devices have, oldest and newest.
 
-$EDGECOMPILE_OLD_PYTHONS is the file that scripts/old-pythons printed.
+$EDGECOMPILE_OLD_PYTHONS is the file that scripts/pythons/old printed.
 """
 
 from __future__ import annotations
