@@ -163,7 +163,7 @@ def compile_parts(clock: Clock, generated: GeneratedCpp, variant: VariantSpec, c
             )
 
 
-def try_regions(folder: Path) -> str:
+def try_regions() -> str:
     """The fate of torch's own regional compilation on the way to C++."""
     x = torch.randn(1, TOKENS, WIDTH)
     variant = load_target("cpu-x86-64").variants[0]
@@ -229,7 +229,7 @@ def main() -> int:
         for layers in options.layers:
             print(f"== {layers} layers", file=sys.stderr, flush=True)
             found["layers"][str(layers)] = measure(layers, Path(base))
-        found["regions"] = try_regions(Path(base))
+        found["regions"] = try_regions()
     found["machine"] = describe_machine()
     found["edgecompile"], found["torch"] = edgecompile.__version__, str(torch.__version__)
     options.output.mkdir(parents=True, exist_ok=True)
