@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import statistics
 from itertools import pairwise
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.serving.loads import goodput_page, policies_page
+from benchmarks.serving.loads import bound, goodput_page, policies_page
 from benchmarks.serving.loads.arrivals import QUERIES, SHAPES, STEP, draw_times, mixtures
 from benchmarks.serving.loads.bound import CLASSES, classes
 from benchmarks.serving.loads.clients import Load
@@ -65,6 +66,24 @@ def test_classes_of_lengths_hold_all_of_them() -> None:
     assert [length for length, _ in many] == sorted(length for length, _ in many)
     mean = sum(length * share for length, share in many)
     assert mean == pytest.approx(sum(n * (200 - n) for n in range(1, 200)) / 19900, abs=0.5)
+
+
+def test_a_bound_stands_beside_what_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs, lengths = tmp_path / "costs.json", tmp_path / "lengths.json"
+    points = [[1, rows, length, 40 * rows] for rows in (1, 32) for length in (1, 256)]
+    costs.write_text(json.dumps({"points": points}))
+    lengths.write_text(json.dumps({"lengths": [5, 200], "counts": [3, 1]}))
+    # Its linear program needs scipy, which comes with the baselines.
+    monkeypatch.setattr(bound, "bound", lambda costs, lengths, rate, *_: rate)
+    monkeypatch.setattr("sys.argv", ["bound", str(costs), "--lengths", str(lengths)])
+    bound.main()
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows[::2]] == list(mixtures({5: 1}, 256))
+    for _, capacity, load, ours, *bounds in rows:
+        assert float(capacity) == pytest.approx(50, rel=0.1), "two CPUs, 40 ms a text"
+        assert 0 < float(ours) <= float(load) and bounds == [f"{float(load):.2f}"] * 4
 
 
 def test_intervals_are_student_s() -> None:

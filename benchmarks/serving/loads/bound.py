@@ -123,6 +123,7 @@ def main() -> None:
         threads=options.cpus,
         cores=range(options.cpus),
         clients=64 * options.cpus,
+        patient=False,
         slo=options.slo,
         loads=[("poisson", load) for load in options.loads],
     )
