@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 #: GPT-2 as it was published, which transformers has as defaults; and a tiny one.
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2-124m": {},
-    "tiny": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 200, "n_positions": 256},
+    "tiny": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 200, "n_positions": 1024},
 }
 
 
