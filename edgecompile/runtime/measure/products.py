@@ -170,12 +170,17 @@ def choose_rows(rows: Sequence[int], without: Sequence[float], using: Sequence[f
     return start
 
 
+def format_version(version: int) -> str:
+    """130002 is cuBLASLt 13.0.2."""
+    return "cuBLASLt {}.{}.{}".format(version // 10000, version // 100 % 100, version % 100)
+
+
 def format_products(report: Mapping[str, Any]) -> List[str]:
     """The results for people, a line for each product."""
     version = report["version"]
     if not version:
-        return ["no cuBLASLt: {}".format(report["why"])]
-    head = "cuBLASLt {}.{}.{}".format(version // 10000, version // 100 % 100, version % 100)
+        return ["no cuBLASLt: {}".format(report.get("why") or "tuned without it")]
+    head = format_version(version)
     lines = [
         "{}, bucket {}: product {} {}".format(
             head,

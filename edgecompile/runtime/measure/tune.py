@@ -29,7 +29,7 @@ from ..triton.library import load_gpu_library
 from ..triton.tuning import Tuned, TuningFolder, list_candidates
 from ..triton.variant import find_refusal, open_triton_variant
 from .prepared import choose_sizes, prepared, warm_up
-from .products import format_products, tune_products
+from .products import format_products, format_version, tune_products
 from .rounds import check_budget, measure_rounds
 
 Say = Callable[[str], None]
@@ -87,6 +87,8 @@ def tune_bundle(
     finally:
         folder.close()
     report = _report(tuner, kept, found, state)
+    if state == "already tuned" and why:
+        report["notes"] = [*report["notes"], why]
     report["seconds"] = time.monotonic() - started
     return report
 
@@ -150,12 +152,18 @@ class _Tuner:
             return 0, error.message
 
     def read(self, kept: TuningFolder) -> Tuple[Optional[Tuned], str]:
-        """The record, where it tells of this cuBLASLt; else (None, why not)."""
+        """(the record, what to warn of) where it tells of this cuBLASLt or there is none here, else (None, why not).
+
+        Environments with it and without may share a cache.
+        """
         found, why = kept.read()
         if found is not None:
-            measured = found.record.get("cublaslt") or {"version": 0}
-            if measured["version"] != self._cublaslt:
+            measured = (found.record.get("cublaslt") or {"version": 0})["version"]
+            if self._cublaslt not in (0, measured):
                 return None, "not tuned with this cuBLASLt"
+            if found.cublaslt is not None and not self._cublaslt:
+                text = "tuned with {}, which isn't here, so that Triton's kernels compute all: {}"
+                why = text.format(format_version(measured), self._lacking)
         return found, why
 
     def run(self) -> Dict[str, Any]:
@@ -315,7 +323,7 @@ def _report(tuner: _Tuner, kept: TuningFolder, found: Tuned, state: str) -> Dict
         "choice": list(found.choice),
         "buckets": found.record.get("buckets"),
         "cublaslt": found.record.get("cublaslt"),
-        "notes": found.record.get("notes"),
+        "notes": found.record.get("notes") or [],
         "ranges": [str(item) for item in tuner.manifest.buckets],
     }
 
@@ -328,7 +336,7 @@ def format_tune(report: Mapping[str, Any]) -> List[str]:
         lines.append(_format_bucket(entry, report["ranges"][entry["bucket"]]))
     if report["cublaslt"]:
         lines += format_products(report["cublaslt"])
-    lines += ["warning: " + text for text in report["notes"] or []]
+    lines += ["warning: " + text for text in report["notes"]]
     lines.append("record {}".format(report["record"]))
     return lines
 
