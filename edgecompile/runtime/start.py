@@ -41,7 +41,8 @@ def open_bundle(
         verify: "auto" compares the SHA-256 of every file that is used; "fast" leaves out the
             weights (their size and header are always checked); "full" compares every file of the
             bundle.
-        warmup: load every bucket's program and run it once at its hint now, not at first use.
+        warmup: load every bucket's program and run it once at its hint now, not at first use; at its largest sizes,
+            too, where ``tune`` found cuBLASLt faster.
         concurrency: how many calls of one bucket's program may be in flight at once, further ones
             wait; None means up to 4, no more than the CPUs.
         stats_file: where to write ``Model.stats`` when the model is closed and meanwhile; ``{pid}``

@@ -22,6 +22,9 @@ def warm_up(
 ) -> None:
     """Loads every bucket's program and runs it once at its hint.
 
+    Where many rows take a library of their own, it runs once at its largest sizes, too, unless their inputs need too
+    much memory.
+
     Args:
         manifest: of the model.
         programs: its programs.
@@ -47,10 +50,16 @@ def warm_up(
                     "warming up bucket {}: {}".format(index, lack),
                     "open the bundle without warm-up, or build it for smaller sizes",
                 )
+            each = [sizes]
+            largest = {axis: item.hi for axis, item in manifest.buckets[index].axes.items()}
+            more = largest != sizes and index in programs.warms_largest
+            if more and find_lack_of_memory(manifest, largest, memory) is None:
+                each.append(largest)
             with memory_for("warming up bucket {}".format(index)):
-                arrays = checker.check(make_inputs(manifest, sizes))[0]
-                given = zip(manifest.inputs, arrays)
-                program.run([array for spec, array in given if spec.name not in there])
+                for sizes in each:
+                    arrays = checker.check(make_inputs(manifest, sizes))[0]
+                    given = zip(manifest.inputs, arrays)
+                    program.run([array for spec, array in given if spec.name not in there])
     finally:
         if text is not None:
             programs.give_back(text)  # type: ignore[union-attr]

@@ -124,10 +124,16 @@ def test_inspect_shows_what_it_had(built: BuildResult) -> None:
 
 
 def test_alternatives_are_packed_and_tuned(
-    fake_driver: FakeCudart, built: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_driver: FakeCudart,
+    fake_driver_path: Path,
+    built: BuildResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the fake of the driver, where kernels compute nothing, so that every program is wrong."""
     monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / "cache"))
+    # A process looks for it once.
+    monkeypatch.setenv("EDGECOMPILE_CUBLASLT", FakeCublasLt(fake_driver_path).path)
     path = built.bundle_path
     manifest = parse_manifest((path / "manifest.json").read_bytes())
     gpu = manifest.variants[-1]

@@ -2,7 +2,8 @@
  * of CUDA's driver, in whose streams products of float32 are computed, on the host. Those of other
  * types are counted and do nothing. It refuses what the real one would, and what the runtime
  * shouldn't ask for. FAKE_CUBLASLT has any of: "none", no algorithm is found; "refuse", products
- * fail; "wrong", they come out wrong; "slow", they take long. */
+ * fail; "capture", they fail while a graph is captured; "wrong", they come out wrong; "slow", they
+ * take long. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@ enum { FLOAT32 = 0, FLOAT16 = 2, BFLOAT16 = 14, COMPUTE_FLOAT32 = 68, BIAS = 4 }
 int fake_cudart_host_call(void* stream, void (*function)(void*), void* context);
 int fake_cudart_reaches(const void* address, size_t size);
 void fake_cudart_fault(int number);
+int fake_cudart_spoil(void* stream);
 
 typedef struct {
   int transposed, epilogue;
@@ -43,7 +45,7 @@ typedef struct {
   layout at, bt;
 } call;
 
-static long products;
+static long products, searches;
 
 static int asked(const char* word) {
   const char* given = getenv("FAKE_CUBLASLT");
@@ -110,6 +112,7 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, const product* item, const layo
     return INVALID;
   for (int i = 0; i < 4; i++)
     if (wanted->alignments[i] != 16) return INVALID;
+  __atomic_add_fetch(&searches, 1, __ATOMIC_RELAXED);
   *count = !asked("none");
   *results = (result){.chosen = {{d->rows, d->columns, a->rows}}, .workspace = wanted->workspace};
   return *count > 0 ? OK : UNSUPPORTED;
@@ -138,7 +141,7 @@ int cublasLtMatmul(void* handle, const product* item, const float* alpha, const 
                    const layout* at, const void* b, const layout* bt, const float* beta,
                    const void* c, const layout* ct, void* d, const layout* dt,
                    const algorithm* chosen, void* workspace, size_t workspace_bytes, void* stream) {
-  if (asked("refuse")) return FAILED;
+  if (asked("refuse") || (asked("capture") && fake_cudart_spoil(stream))) return FAILED;
   if (handle == NULL || !fit(item, at, bt, ct, dt) || *alpha != 1 || *beta != 0 || c != d)
     return INVALID;
   if (chosen->data[0] != dt->rows || chosen->data[1] != dt->columns ||
@@ -151,6 +154,9 @@ int cublasLtMatmul(void* handle, const product* item, const float* alpha, const 
   *made = (call){a, b, item->bias, d, *at, *bt};
   return fake_cudart_host_call(stream, run, made) == 0 ? OK : FAILED;
 }
+
+/* Algorithms that were asked for since the last call. */
+long fake_cublaslt_searches(void) { return __atomic_exchange_n(&searches, 0, __ATOMIC_RELAXED); }
 
 /* Products that were queued since the last call. */
 long fake_cublaslt_products(void) { return __atomic_exchange_n(&products, 0, __ATOMIC_RELAXED); }

@@ -23,6 +23,7 @@ typedef void (*host_call)(void*);
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, BAD_HANDLE = 400 };
 enum { UNSUPPORTED = 900, INVALIDATED = 901, UNMATCHED = 903, WRONG_THREAD = 908, FAULT = 700 };
 enum { DEVICE, HOST, STREAM, GRAPH, EXECUTABLE };
+enum { MISUSED = 1, SPOILT }; /* why a capture is broken: by its caller, or by fake_cudart_spoil */
 
 typedef struct op {
   void* target;
@@ -274,7 +275,8 @@ static int forbidden(void) {
   for (object* item = objects; item != NULL; item = item->next) {
     if (!item->capturing || item->capture_mode == 2) continue;
     if (item->capture_mode == 1 && !pthread_equal(item->capturer, pthread_self())) continue;
-    item->broken = found = 1;
+    item->broken = MISUSED;
+    found = 1;
   }
   return found;
 }
@@ -282,6 +284,7 @@ static int forbidden(void) {
 static int enqueue(void* handle, op item) {
   object* stream = find(handle, STREAM);
   if (stream == NULL) return fail(BAD_HANDLE);
+  if (stream->capturing && stream->broken == SPOILT) return INVALIDATED;
   push(stream->capturing ? &stream->recorded : &stream->ops, item);
   return OK;
 }
@@ -479,7 +482,7 @@ int cudaStreamSynchronize(void* stream) {
   object* item = find(stream, STREAM);
   if (item == NULL) return leave(fail(BAD_HANDLE));
   if (item->capturing) {
-    item->broken = 1;
+    item->broken = MISUSED;
     return leave(fail(UNSUPPORTED));
   }
   finish(item);
@@ -515,7 +518,7 @@ int cudaStreamEndCapture(void* stream, void** graph) {
   item->capturing = 0;
   if (item->broken) {
     clear(&item->recorded);
-    return leave(fail(INVALIDATED));
+    return leave(item->broken == SPOILT ? INVALIDATED : fail(INVALIDATED));
   }
   object* made = add(GRAPH);
   for (op* step = item->recorded.first; step != NULL; step = step->next) push(&made->ops, *step);
@@ -539,7 +542,7 @@ int cudaGraphLaunch(void* executable, void* stream) {
   object *item = find(executable, EXECUTABLE), *target = find(stream, STREAM);
   if (item == NULL || target == NULL) return leave(fail(BAD_HANDLE));
   if (target->capturing) { /* CUDA would record it; nobody here should want that */
-    target->broken = 1;
+    target->broken = MISUSED;
     return leave(fail(UNSUPPORTED));
   }
   for (op* step = item->ops.first; step != NULL; step = step->next) push(&target->ops, *step);
@@ -581,6 +584,15 @@ int fake_cudart_capturing(void* stream) {
   pthread_mutex_lock(&lock);
   object* item = find(stream, STREAM);
   return leave(item != NULL && item->capturing);
+}
+
+/* What a library does that fails while it is recorded: whether the stream was recording, 0 or 1. */
+int fake_cudart_spoil(void* stream) {
+  pthread_mutex_lock(&lock);
+  object* item = find(stream, STREAM);
+  int recording = item != NULL && item->capturing;
+  if (recording) item->broken = SPOILT;
+  return leave(recording);
 }
 
 /* What a kernel that goes astray does: from now on everything fails with this number. */

@@ -240,11 +240,17 @@ class FakeCublasLt:
         self.path = str(path if path.is_file() else build_fake_cublaslt(driver))
         self.library = ctypes.CDLL(self.path)
         self.library.fake_cublaslt_products.restype = ctypes.c_long
+        self.library.fake_cublaslt_searches.restype = ctypes.c_long
 
     @property
     def products(self) -> int:
         """How many were queued since the last look."""
         return int(self.library.fake_cublaslt_products())
+
+    @property
+    def searches(self) -> int:
+        """For how many it was asked for an algorithm since the last look."""
+        return int(self.library.fake_cublaslt_searches())
 
 
 VOCABULARY = 100

@@ -167,33 +167,44 @@ void Model::open(const ecr_options& options, const Strings& without) {
 }
 
 void Model::warm_up() {
-  for (size_t bucket = 0; bucket < folder_.manifest().buckets.size(); ++bucket) {
+  const Manifest& manifest = folder_.manifest();
+  // Asked before they are made: a system may end a process that asks for more than there is.
+  const auto fits = [this, &manifest](const Sizes& sizes) {
+    return host_.memory <= 0 || input_bytes(manifest, sizes) <= host_.memory / 2;
+  };
+  for (size_t bucket = 0; bucket < manifest.buckets.size(); ++bucket) {
     const Sizes sizes = dispatcher_->hint_sizes(bucket);
-    // Asked before they are made: a system may end a process that asks for more than there is.
-    const int64_t needed = input_bytes(folder_.manifest(), sizes);
-    const std::string doing = cat("warming up bucket ", bucket);
-    if (host_.memory > 0 && needed > host_.memory / 2) {
+    if (!fits(sizes)) {
       fail(ECR_HOST,
-           cat(doing, ": the inputs have ", needed,
+           cat("warming up bucket ", bucket, ": the inputs have ", input_bytes(manifest, sizes),
                " bytes, more than half of this machine's memory of ", host_.memory, " bytes"),
            "open the bundle without warm-up, or build it for smaller sizes");
     }
-    std::vector<Array> inputs = make_inputs(folder_.manifest(), sizes);
-    // On a GPU those are the runs that will come; others would only take memory.
-    const std::optional<Generation>& spec = folder_.manifest().generation;
-    if (spec && variant_->gpu) {
-      if (bucket == 0) programs_->begin_text();
-      for (size_t i = 0; i < inputs.size(); ++i) {
-        const TensorSpec& input = folder_.manifest().inputs[i];
-        const int64_t rows = folder_.manifest().axes[spec->context].extent.hi;
-        if (spec->is_cache(input.name)) inputs[i] = own_cache(folder_.manifest(), input, rows);
-      }
+    warm_up(bucket, sizes);
+    const Sizes largest = largest_sizes(manifest.buckets[bucket]);
+    if (largest != sizes && programs_->warms_largest(bucket) && fits(largest)) {
+      warm_up(bucket, largest);
     }
-    try {
-      programs_->run(bucket, inputs, shapes_of(folder_.manifest().outputs, sizes), nullptr);
-    } catch (const std::bad_alloc&) {
-      fail_for_memory(doing, needed);
+  }
+}
+
+void Model::warm_up(size_t bucket, const Sizes& sizes) {
+  const Manifest& manifest = folder_.manifest();
+  std::vector<Array> inputs = make_inputs(manifest, sizes);
+  // On a GPU those are the runs that will come; others would only take memory.
+  const std::optional<Generation>& spec = manifest.generation;
+  if (spec && variant_->gpu) {
+    if (bucket == 0) programs_->begin_text();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const TensorSpec& input = manifest.inputs[i];
+      const int64_t rows = manifest.axes[spec->context].extent.hi;
+      if (spec->is_cache(input.name)) inputs[i] = own_cache(manifest, input, rows);
     }
+  }
+  try {
+    programs_->run(bucket, inputs, shapes_of(manifest.outputs, sizes), nullptr);
+  } catch (const std::bad_alloc&) {
+    fail_for_memory(cat("warming up bucket ", bucket), input_bytes(manifest, sizes));
   }
 }
 

@@ -33,7 +33,10 @@ class Model : Fixed {
   std::shared_lock<std::shared_mutex> enter();
   // Without the backends and variants that can't be used.
   void open(const ecr_options& options, const Strings& without);
+  // Runs every bucket once at its hint, and where many rows take a library of their own, at its
+  // largest sizes, too. Throws Error.
   void warm_up();
+  void warm_up(size_t bucket, const Sizes& sizes);
   // Of a run over the model's own text: that its rows follow those that are there. Throws Error.
   void begin_run(const CheckedInputs& inputs);
   const Tolerance& tolerance() const;

@@ -33,6 +33,8 @@ class Programs {
   // Begins the model's own text again: its caches are zeros. Not while a run uses them. Throws
   // Error.
   virtual void begin_text() = 0;
+  // Whether a bucket's first run of many rows loads a library, which warming up does.
+  virtual bool warms_largest(size_t) const { return false; }
   // The buckets whose programs are loaded.
   virtual std::vector<size_t> loaded() = 0;
   // Writes the keys of Python's Model.info that are theirs.

@@ -210,6 +210,15 @@ void GpuBucket::capture(const std::vector<Array>& inputs) {
 }
 
 Owned<void*> GpuBucket::record(const Plan& plan) {
+  try {
+    return record_once(plan);
+  } catch (const GpuError& error) {
+    if (error.sticky() || !program_.drop_cublaslt()) throw;
+  }
+  return record_once(plan);
+}
+
+Owned<void*> GpuBucket::record_once(const Plan& plan) {
   const Driver& driver = *lane_.driver;
   void* const stream = lane_.stream.get();
   void* found = nullptr;

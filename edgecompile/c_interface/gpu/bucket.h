@@ -58,7 +58,10 @@ class GpuBucket {
   const Plan& find_plan(const std::vector<Sizes>& inputs);
   void queue(const Plan& plan);
   void run_on_gpu(const Plan& plan);
+  // Once more without cuBLASLt where that has failed: what fails in a capture spoils it. Throws
+  // GpuError.
   Owned<void*> record(const Plan& plan);
+  Owned<void*> record_once(const Plan& plan);
   void take_outputs(const Plan& plan, const std::vector<Sizes>& shapes, Outputs* result) const;
   void keep_often(const std::vector<Sizes>& inputs);
 

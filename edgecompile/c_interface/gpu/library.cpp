@@ -128,6 +128,13 @@ void GpuProgram::use_cublaslt(int64_t version, const std::vector<int64_t>& rows)
   library_.check(
       library_.use_cublaslt_(handle_, version, rows.data(), static_cast<int64_t>(rows.size())),
       "opening " + label_);
+  uses_cublaslt_ = !rows.empty();
+}
+
+bool GpuProgram::drop_cublaslt() {
+  if (!uses_cublaslt_ || cublaslt_failure().empty()) return false;
+  use_cublaslt(0, {});
+  return true;
 }
 
 std::string GpuProgram::cublaslt_failure() const {

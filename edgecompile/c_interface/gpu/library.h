@@ -81,6 +81,9 @@ class GpuProgram : Fixed {
   void use_cublaslt(int64_t version, const std::vector<int64_t>& rows);
   // Why Triton's kernels compute what cuBLASLt was to, "" if nothing failed so far.
   std::string cublaslt_failure() const;
+  // Leaves all products to Triton's kernels if cuBLASLt has failed; whether some were its own till
+  // now. Throws GpuError.
+  bool drop_cublaslt();
   // Says that no graph is captured, and that results() tells the outputs' shapes. Throws GpuError.
   void allow_numbers();
   // The shapes of the last run's outputs, where the values of its inputs decide about them. Throws
@@ -93,6 +96,7 @@ class GpuProgram : Fixed {
   std::string label_;
   ec_cuda_program* handle_ = nullptr;
   const void* user_ = nullptr;
+  bool uses_cublaslt_ = false;
 };
 
 }  // namespace ecr

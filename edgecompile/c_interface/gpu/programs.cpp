@@ -165,6 +165,12 @@ void GpuPrograms::run(size_t bucket, const std::vector<Array>& inputs,
   }
 }
 
+bool GpuPrograms::warms_largest(size_t bucket) const {
+  if (!tuned_ || tuned_->rows.empty()) return false;
+  const std::vector<int64_t>& rows = tuned_->rows[bucket];
+  return std::any_of(rows.begin(), rows.end(), [](int64_t item) { return item >= 0; });
+}
+
 std::vector<size_t> GpuPrograms::loaded() {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<size_t> result;

@@ -28,6 +28,7 @@ class GpuPrograms : public Programs {
   void run(size_t bucket, const std::vector<Array>& inputs, const std::vector<Sizes>& shapes,
            Outputs* result) override;
   void begin_text() override;
+  bool warms_largest(size_t bucket) const override;
   std::vector<size_t> loaded() override;
   void describe(JsonWriter* out) override;
 

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from ..errors import BundleError
 from ..format.folder import BundleFolder
@@ -50,6 +50,8 @@ class Programs:
         self.manifest = folder.manifest
         #: Texts are kept by who generates.
         self.keeps_texts = False
+        #: Buckets whose first large run loads something.
+        self.warms_largest: Sequence[int] = ()
         self.runtime = runtime
         #: What is computed in, where that isn't the manifest's.
         self.precision = ""

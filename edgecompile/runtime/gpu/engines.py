@@ -62,6 +62,11 @@ class Context(Protocol):
         """
         ...
 
+    def simplify(self) -> bool:
+        """After a run that couldn't be recorded: whether the next one is to do without what may have
+        spoilt the recording."""
+        ...
+
     def close(self) -> None:
         """Gives back what the context holds; no run may be under way. A second call does nothing."""
         ...

@@ -1,7 +1,7 @@
 """The lane that all buckets of a model share on a GPU: a stream, and the turns on it."""
 
 import threading
-from typing import Optional
+from typing import Callable, Optional
 
 from ..errors import GpuError
 from .cuda import Cuda
@@ -39,6 +39,30 @@ class GpuLane:
         """Remembers an error after which nothing works; another one is forgotten."""
         if isinstance(error, GpuError) and error.sticky and self._broken is None:
             self._broken = error
+
+    def record(self, queue: Callable[[], None]) -> int:
+        """A graph, ready to launch, of what ``queue`` puts into the stream; the caller destroys it.
+
+        Raises:
+            GpuError: it can't be recorded.
+        """
+        cuda, stream = self.cuda, self.stream
+        cuda.begin_capture(stream)
+        try:
+            queue()
+        except BaseException:
+            try:
+                graph = cuda.end_capture(stream)
+                if graph:
+                    cuda.destroy_graph(graph)
+            except GpuError:
+                pass  # what spoilt the capture says more
+            raise
+        graph = cuda.end_capture(stream)
+        try:
+            return cuda.instantiate(graph)
+        finally:
+            cuda.destroy_graph(graph)
 
     def settle(self, failure: BaseException) -> BaseException:
         """After a failure: waits until nothing uses the buffers; returns what is to be raised.

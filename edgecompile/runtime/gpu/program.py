@@ -171,23 +171,12 @@ class GpuProgram:
                 ) from None
 
     def _record(self, shaped: _Shaped) -> int:
-        cuda, stream = self._cuda, self._lane.stream
-        cuda.begin_capture(stream)
         try:
-            self._queue(shaped)
-        except BaseException:
-            try:
-                graph = cuda.end_capture(stream)
-                if graph:
-                    cuda.destroy_graph(graph)
-            except GpuError:
-                pass  # what spoilt the capture says more
-            raise
-        graph = cuda.end_capture(stream)
-        try:
-            return cuda.instantiate(graph)
-        finally:
-            cuda.destroy_graph(graph)
+            return self._lane.record(lambda: self._queue(shaped))
+        except GpuError as error:
+            if error.sticky or not self._context.simplify():
+                raise
+        return self._lane.record(lambda: self._queue(shaped))
 
     def _queue(self, shaped: _Shaped) -> None:
         assert self._buffers is not None

@@ -151,6 +151,8 @@ class GpuPrograms:
         self.mode = mode
         #: Whether programs change the caches of a text in place, so that it can stay on the GPU.
         self.keeps_texts = False
+        #: Buckets in which the first run of many rows loads a library, which warming up does.
+        self.warms_largest: Sequence[int] = ()
         self._texts: List[GpuText] = []
         self._idle: Deque[GpuText] = deque()
         #: What ``describe`` tells of the engine beside what every engine has.

@@ -263,6 +263,10 @@ class TrtContext:
         """See ``engines.Context.results``."""
         return None
 
+    def simplify(self) -> bool:
+        """See ``engines.Context.simplify``."""
+        return False
+
     def close(self) -> None:
         """See ``engines.Context.close``."""
         self.native = None

@@ -210,6 +210,10 @@ class TritonContext:
             return None
         return dict(zip(self._outputs, self._program.results()))
 
+    def simplify(self) -> bool:
+        """See ``gpu.engines``. Where a product by cuBLASLt failed, Triton's kernels compute all of them."""
+        return self._program is not None and self._program.drop_cublaslt()
+
     def close(self) -> None:
         """See ``gpu.engines``; the engine keeps the programs."""
         self._closed = True

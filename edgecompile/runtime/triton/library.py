@@ -194,6 +194,7 @@ class GpuProgramLibrary:
         self.n_outputs = int(self._native.ec_cuda_program_output_count(handle))
         #: For whom it was rehearsed last; whoever runs it sees to it that this is himself.
         self.user: Any = None
+        self._uses_cublaslt = False
 
     def allow_numbers(self) -> None:
         """Says that no graph is captured, and that ``results`` tells the outputs' shapes."""
@@ -245,13 +246,28 @@ class GpuProgramLibrary:
         """Lets cuBLASLt of a version compute the product i of ``rows[i]`` rows and more, none where that is negative.
 
         Comes before rehearsals.
+
+        Raises:
+            GpuError: the bundle is older than that.
         """
+        if "ec_cuda_program_use_cublaslt" in self._library.lacks:
+            raise GpuError("{}: its runtime knows no cuBLASLt".format(self.label))
         table = (ctypes.c_int64 * max(len(rows), 1))(*rows)
         status = self._native.ec_cuda_program_use_cublaslt(self._open(), version, table, len(rows))
         self._library.check(status, "opening " + self.label)
+        self._uses_cublaslt = bool(rows)
+
+    def drop_cublaslt(self) -> bool:
+        """Leaves all products to Triton's kernels if cuBLASLt has failed; whether some were its own till now."""
+        if not self._uses_cublaslt or not self.cublaslt_failure():
+            return False
+        self.use_cublaslt(0, ())
+        return True
 
     def cublaslt_failure(self) -> str:
         """Why Triton's kernels compute what cuBLASLt was to, "" if nothing failed so far."""
+        if "ec_cuda_program_cublaslt_failure" in self._library.lacks:
+            return ""
         with self._closing:  # whoever asks may be another thread than the one that closes it
             if self._handle is None:
                 return ""

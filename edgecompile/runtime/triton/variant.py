@@ -167,4 +167,8 @@ def open_triton_variant(
 
     programs.details = describe
     programs.keeps_texts = manifest.generation is not None
+    if cublaslt is not None:
+        programs.warms_largest = [
+            bucket for bucket, rows in enumerate(cublaslt.rows) if any(item >= 0 for item in rows)
+        ]
     return programs

@@ -134,6 +134,57 @@ def test_a_wrong_one_is_dropped(
     assert check(path)["cublaslt"] is None
 
 
+def test_warming_up_computes_large_runs(cublaslt: FakeCublasLt, tmp_path: Path) -> None:
+    """The first one loads the library, for which requests would wait."""
+    path = TritonMultiplier(tmp_path / "x.ecb").write()
+    record(path, rows=[[40, -1], [-1, -1]])
+    cublaslt.products  # noqa: B018
+    for warmup in (False, True):
+        with open_bundle(path, mode="default", warmup=warmup):
+            assert cublaslt.products == warmup
+
+
+@pytest.mark.parametrize("mode", ["planned", "reduce-overhead"])
+def test_what_fails_while_it_is_recorded_is_computed_by_tritons_kernels(
+    cublaslt: FakeCublasLt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    path = TritonMultiplier(tmp_path / "x.ecb").write()
+    record(path, rows=[[0, 0], [0, 0]])
+    monkeypatch.setenv("FAKE_CUBLASLT", "capture")
+    with open_bundle(path, mode=mode) as model:
+        for length in (40, 3):
+            inputs = make_inputs(length)
+            for _ in range(12):
+                got = model.run(inputs)
+            assert all((got[name] == want).all() for name, want in multiply(inputs).items())
+        assert model.info["graphs"] == 2
+        assert "cublasLtMatmul failed" in model.info["tuned"]["cublaslt"]["failure"]
+        assert cublaslt.products > 0
+        model.run(inputs)
+        assert cublaslt.products == 0
+
+
+def test_what_it_was_told_of_a_product_is_kept(cublaslt: FakeCublasLt, tmp_path: Path) -> None:
+    """Of 1,024 pairs of product and rows; one more drops them all."""
+    bundle = TritonMultiplier(tmp_path / "x.ecb")
+    document = bundle.bundle.document
+    document["axes"]["length"]["hi"] = document["buckets"][1]["axes"]["length"]["hi"] = 600
+    document["buckets"][1]["mode"] = "exact"
+    path = bundle.write()
+    record(path, rows=[[-1], [0, 0]])
+    with open_bundle(path, mode="default", warmup=False) as model:
+        cublaslt.searches  # noqa: B018
+        for length in range(33, 33 + 512):
+            model.run(make_inputs(length))
+        assert cublaslt.searches == 1024
+        for length in (544, 33, 300):
+            model.run(make_inputs(length))
+        assert cublaslt.searches == 0
+        model.run(make_inputs(545))
+        model.run(make_inputs(544))
+        assert cublaslt.searches == 4
+
+
 @pytest.mark.parametrize(("fault", "why"), [("none", "GetHeuristic"), ("refuse", "cublasLtMatmul")])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_what_it_refuses_is_computed_by_tritons_kernels(
@@ -174,24 +225,77 @@ def command(*arguments: str, library: str) -> Any:
     return json.loads(subprocess.run(run, env=environment, capture_output=True, check=True).stdout)
 
 
-@pytest.mark.parametrize("missing", ["library", "functions"])
+@pytest.mark.parametrize(
+    ("missing", "why"),
+    [
+        ("library", "can't be loaded: {}: cannot open shared object file"),
+        ("content", "can't be loaded: {}: file too short"),
+        ("functions", "{} has no cublasLtCreate"),
+    ],
+)
 def test_without_it_all_is_as_ever(
     cublaslt: FakeCublasLt,
     fake_driver_path: Path,
     tmp_path: Path,
     missing: str,
+    why: str,
 ) -> None:
     library = str(fake_driver_path if missing == "functions" else tmp_path / "libcublasLt.so.13")
+    if missing == "content":
+        Path(library).write_bytes(b"no library")
     path = TritonMultiplier(tmp_path / "x.ecb").write()
     report = command("tune", path, "--seconds", "0", library=library)
     assert report["cublaslt"]["version"] == 0 and report["cublaslt"]["rows"] == [[], []]
-    why = "has no cublasLtCreate" if missing == "functions" else "can't be loaded"
-    assert why in report["cublaslt"]["why"] and not report["notes"]
-    assert command("tune", path, library=library)["state"] == "already tuned"
-    # With it the record is too old, and without it again once more.
+    assert why.format(library) in report["cublaslt"]["why"] and not report["notes"]
+    report = command("tune", path, library=library)
+    assert report["state"] == "already tuned" and not report["notes"]
+    # With it the record is too old. An environment without it leaves the new one alone.
+    assert tune(path)["state"] == "tuned"
     record(path, rows=[[0, 0], [0, 0]])
     assert command("selftest", path, library=library)["ok"]
-    assert command("tune", path, "--seconds", "0", library=library)["state"] == "tuned"
+    report = command("tune", path, "--seconds", "0", library=library)
+    assert report["state"] == "already tuned" and report["cublaslt"]["version"] == VERSION
+    assert report["notes"][0].startswith("tuned with cuBLASLt 13.0.2, which isn't here")
+    report = tune(path)
+    assert report["state"] == "already tuned" and not report["notes"]
+
+
+SECOND_LOOK = """
+import os, sys
+from edgecompile.runtime.measure.tune import tune_bundle
+path, library = sys.argv[1:]
+for name in (path + "/none.so", library):
+    os.environ["EDGECOMPILE_CUBLASLT"] = name
+    print(tune_bundle(path, seconds=0.0, force=True)["cublaslt"]["version"])
+"""
+
+
+def test_a_process_looks_for_it_once(cublaslt: FakeCublasLt, tmp_path: Path) -> None:
+    """Later the environment may be changed by another thread meanwhile."""
+    path = TritonMultiplier(tmp_path / "x.ecb").write()
+    command = [sys.executable, "-c", SECOND_LOOK, path, cublaslt.path]
+    assert subprocess.run(command, capture_output=True, check=True).stdout.split() == [b"0", b"0"]
+
+
+def test_bundles_from_before_it_are_tuned_and_opened(
+    cublaslt: FakeCublasLt, tmp_path: Path
+) -> None:
+    bundle = TritonBundle(tmp_path / "x.ecb")
+    bundle.add_alternatives("TOY_REPEAT=2")
+    runtime = bundle.bundle.files[bundle.runtime]
+    changed = runtime.replace(b"cublaslt_failure", b"cublaslt_unknown")
+    changed = changed.replace(b"use_cublaslt", b"cublaslt_use")
+    assert changed != runtime
+    bundle.bundle.files[bundle.runtime] = changed
+    path = bundle.write()
+    report = command("tune", path, "--seconds", "0", library=cublaslt.path)
+    assert report["state"] == "tuned" and report["cublaslt"]["version"] == 0
+    script = (
+        "import sys; from edgecompile.runtime import open_bundle; "
+        "print(open_bundle(sys.argv[1]).info['tuned']['cublaslt'])"
+    )
+    child = [sys.executable, "-c", script, path]
+    assert subprocess.run(child, capture_output=True, check=True).stdout == b"None\n"
 
 
 def test_it_is_loaded_when_it_is_wanted(cublaslt: FakeCublasLt, tmp_path: Path) -> None:
@@ -233,6 +337,8 @@ def test_info_and_the_report_say_so(cublaslt: FakeCublasLt, tmp_path: Path) -> N
     assert format_products({"version": 0, "rows": [], "why": "it is gone"}) == [
         "no cuBLASLt: it is gone"
     ]
+    # Of a record that somebody changed; nothing else needs it.
+    assert format_products({"version": 0, "rows": []}) == ["no cuBLASLt: tuned without it"]
 
 
 def test_programs_are_chosen_beside_it(cublaslt: FakeCublasLt, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 // cuBLASLt by dlopen: nothing here is linked against it, and no header of NVIDIA's is needed. What
-// is used is the same in 12 and 13.
+// is used is the same in the headers of 12 and 13; it ran with 13.1.0 alone.
 #include "cuda/cublaslt.h"
 
 #include <dlfcn.h>
@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 
 #include "base/export.h"
 #include "base/status.h"
@@ -66,9 +65,12 @@ void check_status(Status status, const char* call) {
 }
 
 // Finds the library's functions and makes a handle; throws Error.
-std::unique_ptr<Library> load(const char* path) {
+std::unique_ptr<const Library> load(const char* path) {
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) fail("%s can't be loaded", path);
+  if (library == nullptr) {
+    const char* reason = dlerror();
+    fail("cuBLASLt can't be loaded: %s", reason == nullptr ? path : reason);
+  }
   auto found = std::make_unique<Library>();
   const auto resolve = [&](auto* call, const char* symbol) {
     void* address = dlsym(library, symbol);
@@ -86,30 +88,32 @@ std::unique_ptr<Library> load(const char* path) {
   return found;
 }
 
-// It stays loaded: other programs, and other libraries of the process, may use it.
-const Library& open_library() {
-  static std::mutex mutex;
-  static std::unique_ptr<Library> library;
-  static std::string failure, asked;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const char* given = std::getenv(kVariable);
-  const std::string path = given != nullptr ? given : "";
-  if (library == nullptr && (failure.empty() || asked != path)) {
-    failure.clear();
-    asked = path;
+// The library, or why there is none.
+struct Search {
+  std::unique_ptr<const Library> library;
+  std::string failure;
+
+  Search() {
+    const char* given = std::getenv(kVariable);
     std::vector<const char*> names(std::begin(kNames), std::end(kNames));
-    if (!path.empty()) names = {path.c_str()};
+    if (given != nullptr && *given != '\0') names = {given};
     for (const char* name : names) {
       try {
         library = load(name);
-        break;
+        return;
       } catch (const Error& error) {
         failure += (failure.empty() ? "" : "; ") + std::string(error.what());
       }
     }
   }
-  if (library == nullptr) fail("%s", failure.c_str());
-  return *library;
+};
+
+// It stays loaded: other programs, and other libraries of the process, may use it. Whoever comes
+// first looks for it, once.
+const Library& open_library() {
+  static const Search search;
+  if (search.library == nullptr) fail("%s", search.failure.c_str());
+  return *search.library;
 }
 
 // cudaDataType_t
@@ -262,8 +266,11 @@ EC_API bool ec_cuda_multiply(int64_t number, int32_t dtype, int64_t rows, int64_
     if (library.version != products->version) {
       fail("it was tuned with cuBLASLt %ld, this is %ld", products->version, library.version);
     }
-    if (products->prepared.size() >= kMostPrepared) products->prepared.clear();
-    multiply(library, item, &products->prepared[{number, rows}], run);
+    const std::pair<int64_t, int64_t> key(number, rows);
+    if (products->prepared.size() >= kMostPrepared && products->prepared.count(key) == 0) {
+      products->prepared.clear();
+    }
+    multiply(library, item, &products->prepared[key], run);
     return true;
   } catch (const std::exception& error) {
     from = -1;

@@ -318,3 +318,37 @@ def test_both_judge_a_record_of_cublaslt_alike(
         assert told == python.info["tuned"] and (told is not None) is usable
         if usable:
             assert told["cublaslt"] is None
+
+
+def test_both_record_again_what_cublaslt_spoils(
+    fake_driver: FakeCudart,
+    library: HostLibrary,
+    cublaslt: FakeCublasLt,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = TritonMultiplier(tmp_path / "x.ecb").write()
+    write_record(path, choice=[0, 0], cublaslt={"version": 130002, "rows": [[0, 0], [0, 0]]})
+    monkeypatch.setenv("FAKE_CUBLASLT", "capture")
+    with library.open(path) as model, open_bundle(path) as python:
+        for opened in (model, python):
+            for length in (40, 3):
+                for _ in range(10):
+                    got = opened.run(make_inputs(length))
+                for name, want in multiply(make_inputs(length)).items():
+                    assert (got[name] == want).all()
+        told, info = model.describe(), python.info
+        assert told["graphs"] == info["graphs"] == 2
+        assert told["tuned"] == info["tuned"]
+        assert "cublasLtMatmul failed" in told["tuned"]["cublaslt"]["failure"]
+
+
+def test_warming_up_computes_large_runs(
+    fake_driver: FakeCudart, library: HostLibrary, cublaslt: FakeCublasLt, tmp_path: Path
+) -> None:
+    path = TritonMultiplier(tmp_path / "x.ecb").write()
+    write_record(path, choice=[0, 0], cublaslt={"version": 130002, "rows": [[40, -1], [-1, -1]]})
+    cublaslt.products  # noqa: B018
+    for lazy in (1, 0):
+        with library.open(path, lazy=lazy, mode=b"default"):
+            assert cublaslt.products == 1 - lazy
