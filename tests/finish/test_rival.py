@@ -13,7 +13,7 @@ import pytest
 
 from tests.fake_gpu.bundles import FOLDER
 from tests.fake_gpu.numpy_engine import embed
-from tests.fake_gpu.rig import REPOSITORY, Rig
+from tests.fake_gpu.rig import REPOSITORY, Rig, wait_for_pause
 from tests.fake_gpu.triton_bundle import VARIANT, TritonBundle
 from tests.runtime.bundles import make_case, pack_weights
 from tests.runtime.golden_files import write_case
@@ -159,6 +159,18 @@ def test_triton_serves_until_the_engine_is_there_and_then_what_is_faster(
     ]
     told = describe(rig)
     assert told["chosen"] == VARIANT and told[ENGINE] == refused[ENGINE][0]
+
+
+def test_triton_serves_while_the_engine_is_built(rig: Rig, both: TritonBundle) -> None:
+    pause = rig.folder / "paused"
+    with rig.start(FAKE_TRT_PAUSE=f"build_serialized_network:1:{pause}") as child:
+        wait_for_pause(pause, child)
+        variant, refused = serve(rig)
+        assert variant == VARIANT and "isn't ready" in refused[ENGINE][0]
+        assert child.poll() is None
+        pause.unlink()
+        report = json.loads(child.communicate()[0])
+    assert report["state"] == "finished" and rig.names() == ["engine", "stamp.json"]
 
 
 def test_the_engine_serves_where_the_driver_is_too_old_for_the_programs(

@@ -33,6 +33,7 @@ from edgecompile.runtime.measure.calibrate import calibrate_bundle
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.numpy_engine import embed
 from tests.fake_gpu.triton_bundle import (
+    DEVICE,
     TritonBundle,
     check_by_threads,
     make_inputs,
@@ -350,3 +351,42 @@ def test_it_serves_while_an_engine_is_unfinished(
         assert "isn't ready" in model.info["refused_variants"][engine["name"]][0]
     with pytest.raises(EdgecompileError):
         open_bundle(path, variant=engine["name"])
+
+
+_RUN = """
+import sys
+sys.dont_write_bytecode = True  # of the runtime, which lies elsewhere
+from edgecompile.runtime import open_bundle
+from tests.fake_gpu.triton_bundle import make_inputs
+with open_bundle(sys.argv[1]) as model:
+    for length in (3, 40):
+        for _ in range(12):
+            model.run(make_inputs(length))
+    assert model.info["variant"] == "cuda-sm90" and model.info["graphs"] == 2
+"""
+
+
+def test_opening_and_running_writes_no_file(fake_driver_path: Path, tmp_path: Path) -> None:
+    TritonBundle(tmp_path / "t.ecb").write()
+
+    def look() -> dict[str, tuple[int, int]]:
+        paths = [tmp_path, *tmp_path.rglob("*")]
+        return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in paths}
+
+    names = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "EDGECOMPILE_CACHE")
+    for name in names:
+        (tmp_path / name).mkdir()
+    before = look()
+    subprocess.run(
+        [sys.executable, "-c", _RUN, "t.ecb"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            **{name: str(tmp_path / name) for name in names},
+            "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+            "EDGECOMPILE_CUDA_DRIVER": str(fake_driver_path),
+            "FAKE_CUDART_DEVICE": DEVICE,
+        },
+        check=True,
+    )
+    assert look() == before
