@@ -163,7 +163,7 @@ def predict(
         trace = [Request(at, item.length) for at, item in zip(dues, drawn, strict=True)]
         # Without deadlines our rule is one of those that know none.
         policy = "patient" if options.patient else "by-cost"
-        found = simulate(trace, queue(), table, cpus, policy=policy, slo=options.slo, noise=NOISE)
+        found = simulate(trace, queue(), cpus, policy=policy, slo=options.slo, noise=NOISE)
         shares.setdefault(shape, {})[str(load)] = found.goodput / most
     return {"texts_per_s": most, "shares": shares}
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.serving.loads.around import AroundOnnx, open_onnx
 from benchmarks.serving.loads.arrivals import QUERIES, percentiles, read_lengths
+from benchmarks.serving.loads.offline import offline_seconds
 from benchmarks.serving.loads.policies_page import render, write_drawings
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
@@ -36,7 +37,6 @@ from edgecompile.server.schedule.simulate import (
     Request,
     draw_trace,
     make_queue,
-    offline_seconds,
     simulate,
 )
 from edgecompile.server.schedule.streams import plan_streams
@@ -280,7 +280,6 @@ def main() -> None:
                 policy: simulate(
                     trace,
                     make_queue(policy, bench.table, bench.cpus, lengths, limit=count),
-                    bench.table,
                     bench.cpus,
                     policy=policy,
                 ).rate

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from edgecompile.server.schedule.admission import Admission
 from edgecompile.server.schedule.by_cost import ByCost
-from edgecompile.server.schedule.compose import composed_seconds
 from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run
 from edgecompile.server.schedule.policies import InOrder, OneByOne, SameLength, SortedWindow
@@ -181,7 +180,6 @@ def make_plain_queue(cpus: int, least: int, limit: int, cores: Cores | None = No
 def simulate(
     trace: Sequence[Request],
     queue: Queue,
-    costs: CostTable,
     cpus: int,
     *,
     policy: str = "by-cost",
@@ -193,8 +191,7 @@ def simulate(
 
     Args:
         trace: ascending in time.
-        queue: empty.
-        costs: what runs take.
+        queue: empty; its costs are what runs take.
         cpus: of the server.
         policy: what to call it.
         slo: seconds in which an answer is wanted; each request's deadline where the policy is ours:
@@ -246,15 +243,4 @@ def simulate(
         in_time=len(latencies) if slo is None else sum(x <= slo + 1e-9 for x in latencies),
         batches=batches,
         cpu_share=busy / cpus / (now - first) if now > first else 0.0,
-    )
-
-
-def offline_seconds(trace: Sequence[Request], costs: CostTable, cpus: int) -> float:
-    """A bound on every schedule that knows all requests beforehand: the best batches of all of them,
-    on as many parts of the CPUs as fit, all busy to the end."""
-    lengths = sorted(request.length for request in trace)
-    return min(
-        composed_seconds(costs, threads, lengths) / max(1, cpus // threads)
-        for threads in costs.threads
-        if threads <= cpus or threads == costs.threads[0]
     )

@@ -107,7 +107,7 @@ def replay(
 
     def run(policy: str, trace: Sequence[Request], noise: float, slo: float | None) -> Outcome:
         queue = make_queue(policy, costs, cpus, lengths, mixes=mixes, limit=max(1, len(trace)))
-        return simulate(trace, queue, costs, cpus, policy=policy, slo=slo, noise=noise, seed=seed)
+        return simulate(trace, queue, cpus, policy=policy, slo=slo, noise=noise, seed=seed)
 
     def saturate(policy: str) -> float:
         return run(policy, draw_trace(lengths, workload.count, seed=seed), 0.0, None).rate

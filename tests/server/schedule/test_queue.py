@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.serving.loads.offline import offline_seconds
 from edgecompile.server.schedule.costs import CostTable
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
 from edgecompile.server.schedule.queue import Queue
@@ -16,7 +17,6 @@ from edgecompile.server.schedule.simulate import (
     Request,
     draw_trace,
     make_queue,
-    offline_seconds,
     simulate,
 )
 from edgecompile.server.schedule.streams import Cores, Division
@@ -187,9 +187,7 @@ def test_nobody_waits_for_ever(seed: int) -> None:
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_every_rule_answers_every_request_once(policy: str) -> None:
     trace = draw_trace(LENGTHS, 500, 120.0, seed=3)
-    outcome = simulate(
-        trace, make_queue(policy, TABLE, 2, LENGTHS, limit=500), TABLE, 2, policy=policy
-    )
+    outcome = simulate(trace, make_queue(policy, TABLE, 2, LENGTHS, limit=500), 2, policy=policy)
     assert outcome.answered == 500 and outcome.refused == 0
     rows = sum(count * rows for rows, count in outcome.batches.items())
     assert rows == 500 and 0 < outcome.cpu_share <= 1.0 + 1e-9
@@ -215,7 +213,7 @@ def test_ours_is_near_what_nobody_beats() -> None:
     trace = draw_trace(LENGTHS, 1500, seed=1)
     best = offline_seconds(trace, TABLE, 2)
     rates = {
-        policy: simulate(trace, make_queue(policy, TABLE, 2, LENGTHS, limit=1500), TABLE, 2, policy=policy).rate
+        policy: simulate(trace, make_queue(policy, TABLE, 2, LENGTHS, limit=1500), 2, policy=policy).rate
         for policy in POLICIES
     }  # fmt: skip
     assert rates["by-cost"] >= 0.97 * 1500 / best
@@ -224,14 +222,12 @@ def test_ours_is_near_what_nobody_beats() -> None:
 
 def test_overload_leaves_the_answers_in_time() -> None:
     queue = make_queue("by-cost", TABLE, 2, LENGTHS, limit=5000)
-    capacity = simulate(draw_trace(LENGTHS, 2000), queue, TABLE, 2).rate
+    capacity = simulate(draw_trace(LENGTHS, 2000), queue, 2).rate
     trace = draw_trace(LENGTHS, 4000, 1.5 * capacity, seed=2)
-    ours = simulate(trace, make_queue("by-cost", TABLE, 2, LENGTHS), TABLE, 2, slo=0.1, noise=0.05)
+    ours = simulate(trace, make_queue("by-cost", TABLE, 2, LENGTHS), 2, slo=0.1, noise=0.05)
     p99 = ours.percentile(99)
     assert p99 is not None and p99 <= 0.1 and ours.goodput >= 0.95 * capacity
-    other = simulate(
-        trace, make_queue("streams", TABLE, 2, LENGTHS), TABLE, 2, policy="streams", slo=0.1
-    )
+    other = simulate(trace, make_queue("streams", TABLE, 2, LENGTHS), 2, policy="streams", slo=0.1)
     assert other.goodput < 0.5 * ours.goodput
 
 
@@ -255,7 +251,7 @@ def test_all_long_requests_run_one_behind_the_other_on_more_threads() -> None:
     capacity = 2 / TABLE.seconds(1, 1, 256)
     trace = draw_trace({256: 1}, 600, 1.5 * capacity, seed=2)
     queue = make_queue("by-cost", TABLE, 2, LENGTHS)
-    outcome = simulate(trace, queue, TABLE, 2, slo=0.1, noise=0.05)
+    outcome = simulate(trace, queue, 2, slo=0.1, noise=0.05)
     assert outcome.goodput >= 0.85 * capacity  # 0.75 in runs of a thread
     assert outcome.in_time >= 0.99 * outcome.answered
 
@@ -303,14 +299,14 @@ def test_what_is_true_of_short_requests_makes_no_margin_for_long_ones() -> None:
     lengths = {4: 70, 16: 20, 256: 10}
     trace = draw_trace(lengths, 6000, 80)  # 40 % of what the CPUs can do
     queue = make_queue("by-cost", TABLE, 2, lengths)
-    outcome = simulate(trace, queue, TABLE, 2, slo=0.15, noise=0.1)
+    outcome = simulate(trace, queue, 2, slo=0.15, noise=0.1)
     assert outcome.refused <= 0.002 * len(trace)
     assert outcome.in_time >= 0.999 * outcome.answered
 
 
 def test_requests_at_once_are_simulated_too() -> None:
     queue = make_queue("by-cost", TABLE, 2, LENGTHS)
-    outcome = simulate([Request(0.0, 4)] * 8, queue, TABLE, 2)
+    outcome = simulate([Request(0.0, 4)] * 8, queue, 2)
     assert outcome.answered == 8 and outcome.offered == float("inf")
     assert outcome.to_json()["offered_per_s"] is None
 
@@ -320,7 +316,7 @@ def test_costs_of_more_threads_than_there_are_cpus(policy: str) -> None:
     """Measured on two CPUs, where a run couldn't choose; served on one."""
     table = CostTable([(2, b, n, 1.0 * b * n) for b in (1, 2) for n in (1, 64)])
     outcome = simulate(
-        draw_trace(LENGTHS, 20), make_queue(policy, table, 1, LENGTHS), table, 1, policy=policy
+        draw_trace(LENGTHS, 20), make_queue(policy, table, 1, LENGTHS), 1, policy=policy
     )
     assert outcome.answered == 20
 
