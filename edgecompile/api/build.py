@@ -206,7 +206,7 @@ def build(
     from edgecompile.pipeline.build import build as run_build
 
     sources = find_sources(model, lengths, texts, tokenizer, stats)
-    subject = find_subject(model, example_inputs, axes, load_options, varying=sources.given)
+    subject = find_subject(model, example_inputs, axes, load_options, batch=batch)
     given = {"plan": read_plan(plan), "quick": quick}
     options = plan_request(max_length, precision, plan_options, build_options, **given)
     listener = listen(progress)
@@ -216,7 +216,6 @@ def build(
         options,
         progress=listener,
         target=target,
-        batch=batch,
         work_dir=work_dir,
         output=output,
         force=force,

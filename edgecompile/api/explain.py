@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgecompile import checks
 from edgecompile.api.models import Subject, find_subject, kept_state
-from edgecompile.api.options import LoadOptions, read_batch, read_target
+from edgecompile.api.options import LoadOptions, read_target
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
 from edgecompile.errors import ModelError, UsageError
@@ -128,8 +128,7 @@ def explain(
         >>> explanation.verdict
         'dynamic'
     """
-    subject = find_subject(model, example_inputs, axes, load_options)
-    sizes = read_batch(batch)
+    subject = find_subject(model, example_inputs, axes, load_options, batch=batch)
     checks.choice("precision", precision, ("fp32", "bf16", "int8"))
     listener = listen(progress)
 
@@ -140,7 +139,7 @@ def explain(
     profile = load_target(read_target(target))
     if profile.gpu is not None and precision != "fp32":
         raise UsageError(
-            f"precision {precision} is for CPUs; {profile.name} has a GPU", hint="leave it out"
+            f"`precision` {precision} is for CPUs; {profile.name} has a GPU", hint="leave it out"
         )
     subject.check()
     request = ExplainRequest(
@@ -151,18 +150,16 @@ def explain(
         every=checks.flag("every", every),
     )
     with kept_state(subject.model):
-        return Explanation(_explain(subject, sizes, request, listener), profile)
+        return Explanation(_explain(subject, request, listener), profile)
 
 
-def _explain(
-    subject: Subject, batch: tuple[int, int], request: ExplainRequest, progress: Progress
-) -> Findings:
+def _explain(subject: Subject, request: ExplainRequest, progress: Progress) -> Findings:
     from edgecompile.explanation.explain import explain_load_failure, explain_model
     from edgecompile.loaders.load import load_model
 
     try:
         with progress.step("load the model"):
-            loaded = load_model(subject.model, subject.options, batch=batch)
+            loaded = load_model(subject.model, subject.options)
     except ModelError as error:
         name = subject.name if subject.in_memory else subject.model
         return explain_load_failure(name, request, error)

@@ -6,21 +6,29 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgecompile import checks
-from edgecompile.bundle.names import bundle_name
+from edgecompile.bundle.names import bundle_name, manifest_name
 from edgecompile.errors import UsageError
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
 _FORMS = (
-    "give a folder's path, 'file.py:factory', 'package.module:factory', a .pt2 file's path, an "
+    "a folder's path, 'file.py:factory', 'package.module:factory', a .pt2 file's path, an "
     "nn.Module with example_inputs and axes, or an ExportedProgram"
 )
-_AXES = 'axes={"x": {1: "length"}} says that dimension 1 of the input x is the length'
+_AXES = (
+    'axes={"x": {0: "batch", 1: "length"}} says that dimension 0 of the input x is the batch, and '
+    "dimension 1 the length"
+)
+_VARYING = (
+    f"{_AXES}; an ExportedProgram is made with "
+    'dynamic_shapes={"x": {1: torch.export.Dim("length")}}. Or leave the lengths out, and its one size is '
+    "built"
+)
 
 
 @dataclass(frozen=True)
@@ -42,16 +50,53 @@ class Subject:
         """Whether only this process has it."""
         return not isinstance(self.model, str)
 
-    def check(self) -> None:
-        """Refuses what is no model before anything is loaded.
+    def check(self, *, varying: bool = False) -> None:
+        """Refuses what is no model, or doesn't go with its options, before anything is loaded.
+
+        Args:
+            varying: whether lengths are given, so that something has to vary with them.
 
         Raises:
             ModelError: see :func:`edgecompile.loaders.load.check_model`.
+            UsageError: a description of a model makes no sense, or options don't go with the model.
         """
-        if not self.in_memory:
-            from edgecompile.loaders.load import check_model
+        from edgecompile.loaders.load import check_model
 
-            check_model(self.model, self.options)
+        check_model(self.model, self.options)
+        if not self.in_memory:
+            return
+        from edgecompile.loaders.factory_specs import ModelSpec, find_problems
+
+        fixed = not getattr(self.model, "range_constraints", True)  # of an ExportedProgram
+        if isinstance(self.model, ModelSpec):
+            problems = find_problems(self.model, self.options)
+            if problems:
+                raise UsageError(f"{self.name} can't be used: " + "; ".join(problems), hint=_AXES)
+            fixed = not self._axes
+        if varying and fixed:
+            raise UsageError(
+                f"no dimension of {self.name}'s inputs varies with the lengths", hint=_VARYING
+            )
+
+    def check_pairs(self, second: str) -> None:
+        """Refuses pairs of sizes where the model has no axis for the second one, before it is loaded.
+
+        Raises:
+            UsageError: names the axes that there are.
+        """
+        from edgecompile.loaders.factory_specs import ModelSpec
+
+        if isinstance(self.model, ModelSpec) and second not in self._axes:
+            raise UsageError(
+                f"`lengths` are pairs of {second} and length, but {self.name} has the axes "
+                + ", ".join(sorted(self._axes)),
+                hint="name the dimension in `axes`, or give the lengths alone",
+            )
+
+    @property
+    def _axes(self) -> set[str]:
+        """Names of the axes of a specification, once it is known to make sense."""
+        return {axis for dims in self.model.axes.values() for axis in dims.values()}
 
 
 def find_subject(
@@ -60,72 +105,63 @@ def find_subject(
     axes: Any = None,
     options: LoadOptions | None = None,
     *,
-    varying: bool = False,
+    batch: Any = None,
 ) -> Subject:
-    """The model argument, checked as far as it can be without reading a file.
+    """The model argument with how to load it, told apart by its type; :meth:`Subject.check` looks closer.
 
     Args:
-        model, example_inputs, axes: as of :func:`edgecompile.build`.
+        model, example_inputs, axes, batch: as of :func:`edgecompile.build`.
         options: how to load it.
-        varying: whether lengths are given, so that something has to vary with them.
 
     Raises:
         UsageError: the arguments don't describe a model; says which, and what to give.
-        ModelError: the options contradict each other.
+        ModelError: a dict doesn't describe one.
     """
     options = checks.options("load_options", options, LoadOptions)
     settled = [name for name in ("batch", "max_length") if getattr(options, name) is not None]
     if settled:
         raise UsageError(
-            f"load_options has {' and '.join(settled)}", hint="give them as arguments of their own"
+            f"`load_options` has {' and '.join(settled)}",
+            hint="give them as arguments of their own",
         )
-    options.check()
+    options = replace(options, batch=batch)
     if isinstance(model, (str, os.PathLike)):
+        checks.given_path("model", model, _FORMS)
         _refuse(example_inputs, axes, "a folder, a factory and a saved program say themselves")
         text = os.fsdecode(model)
         return Subject(text, options, bundle_name(text))
     # An object of torch exists only where torch is loaded already.
     torch: Any = sys.modules.get("torch")
     if torch is None or isinstance(model, type):
-        raise UsageError(f"model is {checks.describe(model)}", hint=_FORMS)
+        raise UsageError(f"`model` is {checks.describe(model)}", hint=f"give {_FORMS}")
     if isinstance(model, torch.export.ExportedProgram):
         _refuse(example_inputs, axes, "an ExportedProgram says itself")
-        if varying and not model.range_constraints:
-            raise UsageError(
-                "the ExportedProgram has no dynamic dimension, so nothing varies with the lengths",
-                hint='export it with dynamic_shapes={"x": {1: torch.export.Dim("length")}}, or leave '
-                "lengths and texts out to build the one size that it has",
-            )
-        return Subject(model, options, options.name or "model")
+        return Subject(model, options, manifest_name(options.name or "model"))
     from edgecompile.loaders.factories import to_spec
-    from edgecompile.loaders.factory_specs import ModelSpec, find_problems
+    from edgecompile.loaders.factory_specs import ModelSpec
 
     if isinstance(model, torch.nn.Module):
         name = type(model).__name__
         if options.task in (CAUSAL_LM, SEQ2SEQ_LM):
             _refuse(example_inputs, axes, f"the task {options.task} settles")
             value = {"module": model, "task": options.task, "name": name}
-            return Subject(value, options, bundle_name(options.name or name))
+            return Subject(value, options, manifest_name(options.name or name))
         if example_inputs is None:
             raise UsageError(
-                f"model is an nn.Module ({name}) without example_inputs",
+                f"`model` is an nn.Module ({name}) without `example_inputs`",
                 hint='give tensors by the names of its arguments: example_inputs={"x": torch.randn('
                 f"1, 16, 8)}}; {_AXES}",
             )
-        if varying and not axes:
-            raise UsageError(f"no dimension of {name}'s inputs varies with the lengths", hint=_AXES)
-        spec = ModelSpec(model, example_inputs, axes or {}, name=name)
+        spec = ModelSpec(model, example_inputs, {} if axes is None else axes, name=name)
     elif isinstance(model, (Mapping, ModelSpec)):
         _refuse(example_inputs, axes, "a description of a model says itself")
         if isinstance(model, Mapping) and "task" in model:
-            return Subject(model, options, bundle_name(str(model.get("name", "model"))))
-        spec = to_spec(model, "model is", options)
+            return Subject(model, options, manifest_name(str(model.get("name", "model"))))
+        spec = to_spec(model, "`model` is", options)
     else:
-        raise UsageError(f"model is {checks.describe(model)}", hint=_FORMS)
-    problems = find_problems(spec, options)
-    if problems:
-        raise UsageError("the model can't be used: " + "; ".join(problems), hint=_AXES)
-    return Subject(spec, options, bundle_name(options.name or spec.name or "model"))
+        raise UsageError(f"`model` is {checks.describe(model)}", hint=f"give {_FORMS}")
+    own = spec.name if isinstance(spec.name, str) else None
+    return Subject(spec, options, manifest_name(options.name or own or "model"))
 
 
 def without_lengths(subject: Subject, load: LoadOptions) -> Any:
@@ -174,9 +210,9 @@ def kept_state(model: Any) -> Iterator[None]:
 def _refuse(example_inputs: Any, axes: Any, reason: str) -> None:
     """Refuses example inputs and axes of a model that has its own."""
     given = {"example_inputs": example_inputs, "axes": axes}
-    names = [name for name, value in given.items() if value is not None]
+    names = " and ".join(f"`{name}`" for name, value in given.items() if value is not None)
     if names:
         raise UsageError(
-            f"{' and '.join(names)}: for an nn.Module; {reason} what goes in and what varies",
-            hint=f"leave {' and '.join(names)} out",
+            f"{names}: for an nn.Module; {reason} what goes in and what varies",
+            hint=f"leave {names} out",
         )

@@ -12,7 +12,6 @@ from edgecompile.api.options import BuildOptions, LoadOptions, PlanOptions
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
 from edgecompile.api.traffic import find_sources
-from edgecompile.errors import UsageError
 from edgecompile.files import write_document, write_text
 from edgecompile.units import format_ms
 
@@ -108,13 +107,10 @@ def read_plan(plan: Any) -> BucketPlan | None:
         return plan
     if isinstance(plan, Plan):
         return plan.details
-    if not isinstance(plan, (str, Path)):
-        raise UsageError(
-            f"plan is {checks.describe(plan)}", hint="give what edgecompile.plan made, or its file"
-        )
+    path = checks.given_path("plan", plan, "what edgecompile.plan made, or its file")
     from edgecompile.pipeline.work_files import read_plan as read
 
-    return read(Path(plan))
+    return read(path)
 
 
 def plan(
@@ -164,12 +160,11 @@ def plan(
     from edgecompile.pipeline.plan import plan as run_plan
 
     sources = find_sources(model, lengths, texts, tokenizer, stats)
-    subject = find_subject(model, example_inputs, axes, load_options, varying=sources.given)
+    subject = find_subject(model, example_inputs, axes, load_options, batch=batch)
     options = plan_request(max_length, precision, plan_options, build_options)
     listener = listen(progress)
     with requested(
-        subject, sources, options,
-        progress=listener, target=target, batch=batch, work_dir=work_dir,
-    ) as request:  # fmt: skip
+        subject, sources, options, progress=listener, target=target, work_dir=work_dir
+    ) as request:
         result = run_plan(request, listener)
     return Plan(result.plan, result.assessment)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
+from edgecompile import checks
 from edgecompile.errors import UsageError
 from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.units import format_duration
@@ -101,7 +102,7 @@ def listen(progress: object) -> Progress:
         return cast("Progress", progress)
     if not callable(progress):
         raise UsageError(
-            f"progress is a {type(progress).__name__}",
+            f"`progress` is {checks.describe(progress)}",
             hint="give a function of one argument, such as print",
         )
     return _Callback(progress)

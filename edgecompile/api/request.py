@@ -10,7 +10,7 @@ from typing import Any
 
 from edgecompile import checks
 from edgecompile.api.models import Subject, kept_state, without_lengths
-from edgecompile.api.options import BuildOptions, PlanOptions, read_batch, read_target
+from edgecompile.api.options import BuildOptions, PlanOptions, read_target
 from edgecompile.api.traffic import Sources
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
@@ -25,7 +25,6 @@ def requested(
     *,
     progress: Progress,
     target: Any,
-    batch: Any,
     work_dir: Any = None,
     output: Any = None,
     force: Any = False,
@@ -38,7 +37,7 @@ def requested(
         sources: of its lengths.
         options: what decides the plan, without lengths.
         progress: is shown how the lengths are read.
-        target, batch, work_dir, output, force: as of :func:`edgecompile.build`.
+        target, work_dir, output, force: as of :func:`edgecompile.build`.
         without_gpu: why a target with a GPU is refused; empty: it isn't.
 
     Raises:
@@ -51,19 +50,22 @@ def requested(
         subject.model,
         read_target(target),
         options,
-        replace(subject.options, batch=read_batch(batch)),
+        subject.options,
         checks.path("work_dir", work_dir),
         checks.path("output", output) or Path(subject.name),
         checks.flag("force", force),
     )
     request.check_target(without_gpu)
-    subject.check()
+    # With the batches of a server, where the request has them.
+    replace(subject, options=request.load).check(varying=sources.given)
     with ExitStack() as stack:
         stack.enter_context(kept_state(subject.model))
         if sources.given:
             with progress.step("read the lengths") as step:
                 traffic = stack.enter_context(sources.read(options.max_length))
                 step.note(f"{traffic.lengths.summary()}")
+            if traffic.joint is not None:
+                subject.check_pairs(traffic.joint.axes[1])
             cut = traffic.texts is not None
             request = replace(request, plan=replace(options, **vars(traffic), cut=cut))
         else:

@@ -110,9 +110,13 @@ def find_sources(
     if texts is not None:
         texts = checks.path("texts", texts) if _is_path(texts) else _texts_of(texts)
         tokenizer = checks.path("tokenizer", tokenizer) or _own_tokenizer(model)
-    files = (stats,) if _is_path(stats) else tuple(stats or ())
-    paths = tuple(checks.path("stats", item) for item in files)
-    return Sources(lengths, texts, tokenizer, tuple(path for path in paths if path is not None))
+    if _is_path(lengths):
+        checks.given_path("lengths", lengths)
+    if stats is None or _is_path(stats):
+        stats = () if stats is None else (stats,)
+    checks.instance("stats", stats, Iterable, "a file, or a list of files")
+    paths = tuple(checks.given_path("stats", item) for item in stats)
+    return Sources(lengths, texts, tokenizer, paths)
 
 
 def _from_lengths(lengths: Any, axes: Sequence[str] | None) -> Traffic:
@@ -161,14 +165,14 @@ def _is_path(value: Any) -> bool:
 def _texts_of(texts: Any) -> tuple[str, ...]:
     if not isinstance(texts, Iterable) or isinstance(texts, (bytes, dict)):
         raise UsageError(
-            f"texts is {checks.describe(texts)}", hint="give a list of texts, or a file of lines"
+            f"`texts` is {checks.describe(texts)}", hint="give a list of texts, or a file of lines"
         )
     items = tuple(texts)
-    wrong = next((item for item in items if not isinstance(item, str)), None)
-    if wrong is not None:
-        raise UsageError(f"texts holds {checks.describe(wrong)}", hint="give a list of str")
+    for item in items:
+        if not isinstance(item, str):
+            raise UsageError(f"`texts` holds {checks.describe(item)}", hint="give a list of str")
     if not any(item.strip() for item in items):
-        raise LengthsError("texts holds no text", hint="give the texts of typical requests")
+        raise LengthsError("`texts` holds no text", hint="give the texts of typical requests")
     return items
 
 

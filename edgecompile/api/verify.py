@@ -14,6 +14,7 @@ from edgecompile.api.shown import Shown
 from edgecompile.errors import UsageError
 from edgecompile.files import write_text
 from edgecompile.models.options import LoadOptions
+from edgecompile.runtime.format.schema import CAUSAL_LM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,13 +111,17 @@ def verify(
         >>> edgecompile.verify("minilm.ecb", "./all-MiniLM-L6-v2", seed=7)
         <Verification of minilm.ecb: agrees, 24 of 24 cases>
     """
-    path = checks.path("bundle", bundle)
-    if path is None:
-        raise UsageError("bundle is None", hint="give the path of a bundle")
+    path = checks.given_path("bundle", bundle, "the path of a bundle")
     if model is None and (example_inputs is not None or axes is not None):
-        raise UsageError("example_inputs and axes go with model", hint="give the model too")
-    checks.seed(seed)
+        raise UsageError("`example_inputs` and `axes` go with `model`", hint="give the model too")
+    checks.seed("seed", seed)
+    checks.flag("check", check)
     listener = listen(progress)
+    if model is not None:
+        # Whether a model that can generate does, only the bundle says.
+        generates = example_inputs is None and hasattr(model, "generation_config")
+        task = LoadOptions(task=CAUSAL_LM) if generates else None
+        find_subject(model, example_inputs, axes, task).check()
 
     from edgecompile.bundle.verdict import check_report
     from edgecompile.bundle.verify import verify_bundle

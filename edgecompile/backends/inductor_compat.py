@@ -171,7 +171,7 @@ def generate_cpp(
     sizes = varying_sizes(gm)
     environment = next((size.node.shape_env for size, _ in sizes), None)
     assume_no_ones(sizes)
-    guard_count = 0 if environment is None else len(environment.guards)
+    known = 0 if environment is None else len(environment.guards)
     cxx = find_toolchain(variant.arch).cxx
     with (
         _forced_isa(isa),
@@ -193,7 +193,7 @@ def generate_cpp(
         code = only_file(paths, ".wrapper.cpp").read_text()
         metadata = json.loads(only_file(paths, ".wrapper_metadata.json").read_text())
         calls = [path.read_text() for path in paths if path.name.endswith(".wrapper.json")]
-    new = [] if environment is None else environment.guards[guard_count:]
+    new = [] if environment is None else environment.guards[known:]
     refuse_fixed(sizes, new)
     tables = [item for item in files if not isinstance(item, str)]
     constants = {name: pair[0].detach() for table in tables for name, pair in table.items()}
@@ -225,7 +225,7 @@ def generation_failed(error: Exception) -> CompileError:
     cure = f"{failure.cure}; " if failure.cure else ""
     return CompileError(
         f"torch's Inductor could not generate code: {failure.text}{at}",
-        hint=f"{cure}--debug shows torch's own traceback",
+        hint=f"{cure}`__cause__` shows torch's own traceback",
     )
 
 
@@ -263,8 +263,8 @@ def refuse_fixed(sizes: Sequence[tuple[torch.SymInt, str]], guards: Sequence[Any
             raise CompileError(
                 f"torch's Inductor fixes {place} to {number}, the size that it tunes for: "
                 f"{where or 'an operator'} can't be compiled for sizes that vary",
-                hint="write it with operators whose sizes may vary; or --mode pad, which compiles "
-                "for single lengths, if padding does no harm",
+                hint="write it with operators whose sizes may vary; or in padded buckets (mode pad), "
+                "each for a single length, if padding does no harm",
             )
 
 
@@ -302,11 +302,11 @@ def _overflow_heeded() -> Iterator[list[str]]:
 
     def begin(self: Any, inner: Any, loops: Mapping[Any, Any], indirect: Any) -> None:
         start(self, inner, loops, indirect)  # type: ignore[arg-type]
-        ranges = dict(self.shape_env.var_to_range)
+        known = dict(self.shape_env.var_to_range)
         ends = {
-            loop: bound_sympy(sympy.sympify(size), ranges).upper - 1 for loop, size in loops.items()
+            loop: bound_sympy(sympy.sympify(size), known).upper - 1 for loop, size in loops.items()
         }
-        self.bounds = {**ranges, **{loop: ValueRanges(0, end) for loop, end in ends.items()}}
+        self.bounds = {**known, **{loop: ValueRanges(0, end) for loop, end in ends.items()}}
 
     def propagate(self: Any, name: str, args: Any, kwargs: Any) -> Any:
         result: Any = original(self, name, args, kwargs)

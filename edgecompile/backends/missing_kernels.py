@@ -94,5 +94,5 @@ def missing_kernels_error(
     return MissingKernelError(
         f"the model calls {noun} that the native runtime doesn't have:\n" + "\n".join(lines),
         hint="rewrite these operations in the model, or move them outside the compiled part; "
-        "--runtime torch makes a bundle for hosts that have torch",
+        '`runtime="torch"` makes a bundle for hosts that have torch',
     )

@@ -149,10 +149,10 @@ def spread_warnings(costs: CostGrid) -> tuple[str, ...]:
     share, ms, length, mode = spreads[0]
     others = f", and {len(spreads) - 1} more points spread by over {100 * _SPREAD_LIMIT:.0f} %"
     # What this machine measured is kept, and would be taken from there.
-    again = " with --measure-again" if costs.kind == "measured" else ""
+    again = "Measure again" if costs.kind == "measured" else "Repeat it"
     return (
         f"Measurements spread: at length {length} ({mode}) the quartiles are {format_share(share)} "
-        f"of the median {format_ms(ms)} ms apart{others if len(spreads) > 1 else ''}. Repeat{again} on "
+        f"of the median {format_ms(ms)} ms apart{others if len(spreads) > 1 else ''}. {again} on "
         "an idle machine.",
     )
 

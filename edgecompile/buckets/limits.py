@@ -120,15 +120,15 @@ class BucketLimits:
         bounds: list[int] = []
         if max_buckets is not None:
             if max_buckets < 1:
-                problems.append(f"--max-buckets is {max_buckets}, but a plan has one at least")
+                problems.append(f"`max_buckets` is {max_buckets}, but a plan has one at least")
             elif needed > max_buckets:
-                problems.append(f"{needed} buckets are asked for, --max-buckets is {max_buckets}")
+                problems.append(f"{needed} buckets are asked for, `max_buckets` is {max_buckets}")
             bounds.append(max_buckets)
         cost = self.cost
         bounded = (
-            ("--max-size", format_bytes, self.max_size, cost.base_size, cost.bucket_size),
+            ("`max_size`", format_bytes, self.max_size, cost.base_size, cost.bucket_size),
             (
-                "--max-build-time",
+                "`max_build_time`",
                 format_duration,
                 self.max_build_s,
                 cost.base_build_s,

@@ -89,7 +89,7 @@ def plan_buckets(
     if most is None and price_per_bucket == 0:
         raise PlanError(
             "without a limit and with free buckets every size would get its own",
-            hint="give --max-buckets or a price per bucket",
+            hint="give `max_buckets` or a price per bucket",
         )
     low, high = (tuple(ends[axis] for axis in traffic.axes) for ends in (lows, highs))
     served = traffic.clip(high)

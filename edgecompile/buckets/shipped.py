@@ -113,8 +113,8 @@ def _read(folder: BundleFolder, name: str) -> dict[str, Any]:
     if name not in folder.manifest.files:
         raise BundleError(
             f"{folder.path}: has no {name}, so it doesn't say what it was planned for",
-            hint="build it again with this edgecompile and --lengths"
-            + (", or give them: --lengths FILE" if name == LENGTHS_REPORT else ""),
+            hint="build it again with this edgecompile and `lengths`"
+            + (", or give them as `lengths`" if name == LENGTHS_REPORT else ""),
         )
     with os.fdopen(folder.open_checked(name), "rb") as stream:
         data = stream.read(_MAX_BYTES + 1)

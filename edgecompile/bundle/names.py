@@ -35,6 +35,6 @@ def bundle_path(output: Path) -> Path:
     """
     if output.name in ("", ".."):
         raise BundleWriteError(
-            f"--output {output} ends in no name", hint="name it, as in model.ecb"
+            f"`output` {output} ends in no name", hint="name it, as in model.ecb"
         )
     return output if output.suffix == SUFFIX else output.with_name(output.name + SUFFIX)

@@ -62,7 +62,7 @@ class Staging:
             raise BundleWriteError(
                 f"{self.output} can't be written: no folder can be made in {self.output.parent} "
                 f"({error.strerror})",
-                hint="name another --output",
+                hint="name another `output`",
             ) from error
         except BaseException:
             self._release()
@@ -90,13 +90,13 @@ class Staging:
         if not self.force:
             raise BundleWriteError(
                 f"{self.output} is already there",
-                hint="name another --output, or give --force",
+                hint="name another `output`, or give `force=True`",
                 destination=self.output,
             )
         if self.output.is_symlink() or not (self.output / MANIFEST_NAME).is_file():
             raise BundleWriteError(
-                f"{self.output} isn't a bundle, so --force won't replace it",
-                hint="name another --output, or remove it yourself",
+                f"{self.output} isn't a bundle, so `force` won't replace it",
+                hint="name another `output`, or remove it yourself",
                 destination=self.output,
             )
 
@@ -149,7 +149,7 @@ class Staging:
                     os.close(lock)
                     raise BundleWriteError(
                         f"another build is writing {self.output}",
-                        hint="wait for it to end, or name another --output",
+                        hint="wait for it to end, or name another `output`",
                     ) from error
                 # Some network file systems lock no folders; commit still replaces nothing unasked.
             if _same(lock, self.folder):
@@ -210,6 +210,6 @@ def disk_full(
     subject = f"{what} of {output.name}" if what else output.name
     return DiskFullError(
         f"{folder}: no space left for {subject} ({wants}has {format_bytes(free)})",
-        hint="free some space there, or name another --output",
+        hint="free some space there, or name another `output`",
         destination=output,
     )

@@ -252,14 +252,14 @@ def check_report(report: VerifyReport, *, reused: bool = False, unrun: bool = Fa
     ]
     if len(failed) > 20:
         lines.append(f"  … and {len(failed) - 20} more")
-    hint = "no bundle was written; keep the work folder with --work-dir and report the model"
+    hint = "no bundle was written; keep the work folder with `work_dir` and report the model"
     if reused:
         hint = (
             "no bundle was written; programs of an earlier build in the work folder were used again: "
-            "delete that folder or name another --work-dir, and build once more"
+            "delete that folder or name another `work_dir`, and build once more"
         )
     elif report.min_cosine is not None:
-        hint = "no bundle was written; --precision auto keeps the layers wider that need it"
+        hint = 'no bundle was written; `precision="auto"` keeps the layers wider that need it'
     raise VerificationError(
         f"{len(failed)} of {len(report.results)} cases"
         + (f" and {bad} of {len(report.texts)} texts" if report.texts else "")

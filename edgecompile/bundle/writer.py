@@ -78,7 +78,7 @@ class BundleWriter:
                 raise disk_full(self.output, name, size, free) from error
             raise BundleWriteError(
                 f"{name} of {self.output} can't be written: {error.strerror or error}",
-                hint="name another --output",
+                hint="name another `output`",
                 destination=self.output,
             ) from error
 

@@ -99,12 +99,11 @@ def command(
 
     console = session.console
     with requested(
-        find_subject(model, options=replace(load, batch=None)),
+        find_subject(model, options=replace(load, batch=None), batch=load.batch),
         find_sources(model, **vars(traffic)),
         plan_request(**plan),
         progress=console,
         target=target,
-        batch=load.batch or 1,
         work_dir=work_dir,
         without_gpu="" if calibration_bundle is None else CALIBRATION_ON_GPU,
     ) as request:

@@ -10,11 +10,11 @@ from edgecompile.units import format_bytes, format_share
 #: FLOPs outside the runtime's own kernels that are worth a word, as a share of all.
 _NOTABLE = 0.05
 _NO_GUARD = "choose between results with torch.where instead of between lines of code"
-_PADDED = "a build makes padded buckets of it, one fixed length each: --mode pad"
+_PADDED = "a build makes padded buckets of it, one fixed length each (mode pad)"
 _EACH = (
     "padding changes its outputs: only buckets of one length each serve it, for lengths that occur"
 )
-_PERHAPS = "nothing proves padding harmless: --assume-paddable makes padded buckets all the same"
+_PERHAPS = "nothing proves padding harmless: a build that is to assume it makes padded buckets all the same"
 _WRAP = "handle other lengths in the model, or declare in a factory's limits what it takes"
 
 
@@ -50,8 +50,8 @@ def _missing(explanation: Explanation) -> Iterator[Cause]:
                 "refused",
                 f"the native runtime has no kernel '{kernel.kernel}', called {kernel.calls} "
                 f"time(s){f' by {where}' if where else ''}",
-                "rewrite it, move it outside the model, or build with --runtime torch for hosts "
-                "that have torch",
+                "rewrite it, move it outside the model, or build for the runtime torch, on "
+                "hosts that have it",
                 next(iter(kernel.places), None),
             )
     failure = explanation.program.code_failure
@@ -136,5 +136,5 @@ def _slow(explanation: Explanation) -> Iterator[Cause]:
             "note",
             f"memory binds{f' at length {ends}' if ends else ''}: {format_bytes(last.moved)} moved "
             f"for each run, {format_share(share)} of it weights",
-            "narrower weights help: --precision int8, or auto" if narrower else "",
+            "narrower weights help: precision int8, or auto" if narrower else "",
         )

@@ -212,7 +212,7 @@ def _table(
     caption: str = "",
 ) -> Table:
     """A table of the first rows; the caption says how many more there are."""
-    more = f"{len(rows) - _MOST_ROWS} more in --json" if len(rows) > _MOST_ROWS else ""
+    more = f"{len(rows) - _MOST_ROWS} more in the JSON document" if len(rows) > _MOST_ROWS else ""
     caption = ". ".join(part for part in (caption, more) if part)
     shown = tuple(rows[:_MOST_ROWS])
     return Table(title, columns, shown, words=words, bad=tuple(bad), caption=caption, wrap=True)

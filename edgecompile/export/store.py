@@ -32,7 +32,7 @@ def export_bucket(model: LoadedModel, bucket: Bucket) -> ExportedModel:
     if missing:
         raise PlanError(
             f"the plan says nothing about the axis {', '.join(missing)} of {model.name}",
-            hint='make the plan with --model, or give every bucket "axes" in the plan\'s file',
+            hint='make the plan with the model, or give every bucket "axes" in the plan\'s file',
         )
     hint = {name: extent.hint for name, extent in bucket.program_axes}
     return export_model(model, ranges, hint=hint)

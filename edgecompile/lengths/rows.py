@@ -33,8 +33,8 @@ FORMS_HINT = (
     '{"axes": [...], "sizes": [[...]], "counts": [...]}, or a one-dimensional integer .npy file'
 )
 _TEXTS_HINT = (
-    "is this a file of texts? Give it as --texts FILE, and the model or --tokenizer FILE, to count "
-    "their tokens"
+    "is this a file of texts? Give it as `texts`, and the model or a `tokenizer`, to count their "
+    "tokens"
 )
 _WORDS = re.compile(r"[^\W\d]+\s+\w")
 

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from edgecompile.errors import LengthsError
+from edgecompile.checks import describe
+from edgecompile.errors import LengthsError, UsageError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.documents import count_array, count_elements
 from edgecompile.lengths.files import read_sizes
@@ -47,15 +48,16 @@ def read_traffic(
             Of a file, columns with other names are ignored.
 
     Raises:
-        LengthsError: the source can't be read, is of another type, is empty, or holds values that
-            aren't lengths (integers from 1 to 2^31-1) or counts (from 1 up).
+        UsageError: the source is of another type.
+        LengthsError: it can't be read, is empty, or holds values that aren't lengths (integers from 1
+            to 2^31-1) or counts (from 1 up).
     """
     if isinstance(source, LengthDistribution | JointDistribution):
         return source
     if isinstance(source, str | os.PathLike):
         return read_sizes(source, axes)
     if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
-        raise LengthsError(f"lengths of type {type(source).__name__}", hint=_HINT)
+        raise UsageError(f"`lengths` is {describe(source)}", hint=_HINT)
     if isinstance(source, Mapping):
         return _count(list(source.items()), axes)
     try:

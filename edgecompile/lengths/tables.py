@@ -29,13 +29,13 @@ _REMEMBERED_ROWS = 1 << 17
 
 @contextmanager
 def open_source(
-    source: str | os.PathLike[str], option: str = "--lengths"
+    source: str | os.PathLike[str], option: str = "lengths"
 ) -> Iterator[tuple[BinaryIO, str]]:
     """A file, or standard input where ``source`` is ``"-"``, and its name in messages.
 
     Args:
         source: the file.
-        option: the option that names it, for the hint of an error.
+        option: the argument that names it, for the hint of an error.
 
     Raises:
         LengthsError: the file can't be read.
@@ -50,7 +50,7 @@ def open_source(
     except OSError as error:
         raise LengthsError(
             f"{name}: can't be read: {error.strerror or error}",
-            hint=f"{option} takes a file, or - for standard input",
+            hint=f"`{option}` takes a file, or - for standard input",
         ) from error
     except ValueError as error:  # a NUL byte in the path
         raise LengthsError(f"{name!r}: not a path: {error}") from error

@@ -39,7 +39,7 @@ def read_text_lengths(source: str | Path, tokenizer: Path) -> LengthDistribution
     encoder = load_tokenizer(tokenizer)
     lower = wants_lower_case(tokenizer.parent)
     counts: Counter[int] = Counter()
-    with open_source(source, "--texts") as (stream, name):
+    with open_source(source, "texts") as (stream, name):
         lines = read_lines(stream, name)
         while batch := list(islice(lines, _BATCH)):
             texts = [text.lower() for text in batch] if lower else batch
@@ -57,13 +57,13 @@ def load_tokenizer(path: Path) -> Any:
     except ImportError as exc:
         raise MissingDependencyError(
             "tokenizing texts needs the Python package tokenizers",
-            hint="pip install 'edgecompile[hf]', or give --lengths with numbers",
+            hint="pip install 'edgecompile[hf]', or give `lengths` in numbers",
         ) from exc
     if not path.is_file():
         raise ModelError(
             f"'{path}' doesn't exist: the model has no fast tokenizer",
             hint="AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes tokenizer.json; "
-            "or give --lengths with numbers",
+            "or give `lengths` in numbers",
         )
     try:
         tokenizer = Tokenizer.from_file(str(path))

@@ -18,8 +18,7 @@ def missing_lengths() -> UsageError:
     """The error where nothing says which lengths there are."""
     return UsageError(
         "the lengths of the traffic are missing",
-        hint="give lengths, texts or the stats of devices: --lengths FILE, --texts FILE or "
-        "--from-stats FILE, from Python lengths=, texts= or stats=",
+        hint="give `lengths`, `texts`, or as `stats` what devices counted",
     )
 
 
@@ -124,7 +123,7 @@ def merge_traffic(parts: Sequence[ServedTraffic], *, any_bundle: bool = False) -
         listed = "\n".join(f"  {first[sha].sources[0]}: {sha}" for sha in manifests)
         raise LengthsError(
             f"the stats belong to {len(manifests)} different bundles:\n{listed}",
-            hint="give the files of one bundle, or --any-bundle",
+            hint="give the files of one bundle; edgecompile drift --any-bundle takes several",
         )
     axes = sorted({part.length_axis for part in parts})
     if len(axes) > 1:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgecompile.checks import describe
 from edgecompile.errors import ModelError
 from edgecompile.loaders.factory_specs import ModelSpec, build_model, find_problems
 from edgecompile.loaders.kinds import names_file
@@ -106,14 +108,17 @@ def _generator(
         name = str(value.get("name", name))
     if options.task not in (None, task):
         raise ModelError(
-            f"{subject} says the task {task!r}, and --task {options.task} is asked for",
-            hint="leave --task out, or change what the factory says",
+            f'{subject} says the task {task!r}, and `task="{options.task}"` is asked for',
+            hint="leave `task` out, or change what the factory says",
         )
     if task not in (CAUSAL_LM, SEQ2SEQ_LM):
         return None
     problems = [f"it says {key!r}, which generation settles" for key in rest]
     if not (isinstance(module, nn.Module) and hasattr(module, "generation_config")):
         problems.append(f"it is a {type(module).__name__}, not a transformers model that generates")
+    tokenizer = value.get("tokenizer") if isinstance(value, Mapping) else None
+    if not (tokenizer is None or isinstance(tokenizer, (str, os.PathLike))):
+        problems.append(f"tokenizer is {describe(tokenizer)}, not a path")
     if problems:
         raise ModelError(
             f"{subject} can't be used for {task}: " + "; ".join(problems),
@@ -121,7 +126,6 @@ def _generator(
         )
     from edgecompile.loaders.generators.makers import GeneratorMaker  # needs transformers
 
-    tokenizer = value.get("tokenizer") if isinstance(value, Mapping) else None
     tokenizer = None if tokenizer is None else Path(tokenizer)
     plain = module.eval().float()
     return GeneratorMaker(
@@ -236,7 +240,7 @@ def _call(factory: Callable[[], Any], spec: str) -> Any:
         raise
     except (Exception, SystemExit) as exc:
         raise ModelError(
-            _readable(exc, f"the factory '{spec}' raised"), hint="--debug shows the traceback"
+            _readable(exc, f"the factory '{spec}' raised"), hint="`__cause__` shows the traceback"
         ) from exc
 
 

@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from torch import nn
 
+from edgecompile.checks import MOST
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import plain_name
-from edgecompile.loaders.input_specs import as_dict, describe_inputs
+from edgecompile.loaders.input_specs import check_kinds, describe_inputs
 from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import NamedModule, describe_error
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
-from edgecompile.models.specs import AxisLimits, axis_sizes
+from edgecompile.models.specs import BATCH, AxisLimits, axis_sizes, batch_problem
 from edgecompile.runtime.format.dtypes import INPUT_NAMES, Number
 
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 _MAX_DIMS = 8
 _GPU = re.compile(r"\bcuda\b|\bGPU\b|'CPU' backend", re.IGNORECASE)
-BATCH = "batch"
 LENGTH = "length"
 
 
@@ -76,9 +76,9 @@ class _Checked:
     """The parts of a ModelSpec, looked at in the order in which they depend on each other."""
 
     def __init__(self, spec: ModelSpec, options: LoadOptions) -> None:
-        self.spec = spec
-        self.options = options
         self.problems: list[str] = []
+        self.spec = spec = check_kinds(spec, self.problems)
+        self.options = options
         self.notes: list[str] = []
         self.module = self._module()
         self.examples = self._examples()
@@ -90,8 +90,8 @@ class _Checked:
         self.inputs = describe_inputs(
             self.examples,
             shapes,
-            pad={**as_dict(spec.pad), **options.pad},
-            bounds=as_dict(spec.bounds),
+            pad={**(spec.pad or {}), **options.pad},
+            bounds=spec.bounds or {},
             masks=spec.masks,
             problems=self.problems,
         )
@@ -202,6 +202,10 @@ class _Checked:
             self.problems.append('limits isn\'t of the form {"length": (1, 512)}')
             limits = {}
         self.problems += [f"limits names the axis {a!r}" for a in limits if a not in names]
+        problem = batch_problem(names, self.options.batch)
+        if problem:
+            first = next(iter(self.examples), "x")
+            self.problems.append(f'{problem}: axes={{"{first}": {{0: "batch"}}}} names one')
         result = {}
         for axis in names:
             given, asked = limits.get(axis), self.options.batch if axis == BATCH else None
@@ -231,6 +235,8 @@ class _Checked:
         return given or (LENGTH if LENGTH in others else next(iter([*others, *self.axes]), None))
 
     def _limit_length(self) -> None:
+        if self.options.max_context is not None:
+            self.problems.append("`max_context` is for language models that generate")
         for value in (self.spec.max_length, self.options.max_length):
             if value is None:
                 continue
@@ -238,7 +244,7 @@ class _Checked:
                 self.problems.append("a maximum length is given, but there is no length axis")
                 return
             limits = self.axes[self.length_axis]
-            if not isinstance(value, int) or value < limits.lo:
+            if not isinstance(value, int) or not limits.lo <= value <= MOST:
                 self.problems.append(f"max_length is {value!r}, not a size from {limits.lo} on")
             elif value is self.options.max_length and limits.hi is not None and value > limits.hi:
                 self.problems.append(f"the maximum length {value} is over the model's {limits.hi}")
@@ -307,7 +313,7 @@ def _failure_hint(exc: Exception, notes: Sequence[str]) -> str:
         hints.append("a tensor on meta has no values: load the weights before you return the model")
     if _GPU.search(text):
         hints.append("everything runs on the CPU here: take what moves to a GPU out of forward")
-    return "; ".join([*hints, "--debug shows the traceback"])
+    return "; ".join([*hints, "`__cause__` shows the traceback"])
 
 
 def _parameters(module: nn.Module) -> dict[str, bool]:
@@ -327,7 +333,8 @@ def _span(value: Any) -> AxisLimits | None:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         return None
     lo, hi = value
-    if not isinstance(lo, int) or lo < 1 or not (hi is None or (isinstance(hi, int) and hi >= lo)):
+    top = lo if hi is None else hi
+    if not (isinstance(lo, int) and isinstance(top, int) and 1 <= lo <= top <= MOST):
         return None
     return AxisLimits(lo, hi)
 

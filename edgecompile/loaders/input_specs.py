@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from edgecompile.checks import describe
 from edgecompile.errors import ModelError
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.runtime.format.dtypes import BY_NAME, Number, holds
+
+#: Of a ModelSpec's fields that may be None: their types, and the words for them.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "pad": ((Mapping,), "a dict by input name"),
+    "bounds": ((Mapping,), "a dict by input name"),
+    "masks": ((list, tuple, set, frozenset), "a list of names"),
+    "outputs": ((list, tuple), "a list of names"),
+    "length_axis": ((str,), "the name of an axis"),
+    "name": ((str,), "a text"),
+    "tokenizer": ((str, os.PathLike), "a path"),
+}
+
+
+def check_kinds(spec: Any, problems: list[str]) -> Any:
+    """A ModelSpec without the fields that have a wrong type; each adds a line to ``problems``."""
+    for name, (kinds, form) in _KINDS.items():
+        value: Any = getattr(spec, name)
+        names: Any = value if form == "a list of names" and isinstance(value, kinds) else ()
+        if value is None or (isinstance(value, kinds) and all(isinstance(n, str) for n in names)):
+            continue
+        problems.append(f"{name} is {describe(value)}, not {form}")
+        spec = replace(spec, **{name: None})
+    return spec
 
 
 def describe_inputs(
@@ -21,7 +46,7 @@ def describe_inputs(
     *,
     pad: Mapping[str, Any],
     bounds: Mapping[str, Any],
-    masks: Sequence[str] | None,
+    masks: Collection[str] | None,
     problems: list[str],
 ) -> tuple[InputSpec, ...]:
     """An InputSpec for every example.
@@ -59,27 +84,14 @@ def describe_inputs(
     return tuple(result)
 
 
-def with_one_size(loaded: LoadedModel, batch: tuple[int, int] | None) -> LoadedModel:
+def with_one_size(loaded: LoadedModel) -> LoadedModel:
     """The model, or one of which nothing varies with its inputs' first dimension as an axis.
 
     That axis has one size: ``batch`` where it is 1, else ``rows``. One size is a plan, too.
-
-    Args:
-        loaded: the model.
-        batch: the range of batch sizes that is asked for.
-
-    Raises:
-        ModelError: nothing varies, and another batch than 1 is asked for.
     """
     size = next((spec.shape[0] for spec in loaded.inputs if spec.shape), None)
     if loaded.axes or not isinstance(size, int):
         return loaded
-    if batch not in (None, (1, 1)):
-        first = next(spec.name for spec in loaded.inputs if spec.shape)
-        raise ModelError(
-            f"{loaded.name}: another batch than 1 is asked for, but no size of its inputs varies",
-            hint=f'name the dimension: axes={{"{first}": {{0: "batch"}}}} (in a .pt2: a torch.export.Dim)',
-        )
     axis = "batch" if size == 1 else "rows"
     inputs = tuple(
         replace(spec, shape=(axis, *spec.shape[1:])) if spec.shape[:1] == (size,) else spec
@@ -99,11 +111,6 @@ def with_pads(inputs: tuple[InputSpec, ...], options: LoadOptions) -> tuple[Inpu
     if unknown:
         raise ModelError(f"pad values for inputs that don't exist: {', '.join(unknown)}")
     return tuple(replace(s, pad=options.pad.get(s.name, s.pad)) for s in inputs)
-
-
-def as_dict(value: Any) -> dict[str, Any]:
-    """``value`` as a dict; empty if it is no mapping."""
-    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _check_bounds(

@@ -46,7 +46,7 @@ _GGUF = (
     "a GGUF file, as llama.cpp reads it",
     (
         "start from the folder that it was made of, with config.json and safetensors weights; "
-        "--precision int8 makes the bundle small"
+        '`precision="int8"` makes the bundle small'
     ),
 )
 _ONNX = "an ONNX model", _FROM_TORCH
@@ -132,7 +132,7 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     if config.get("quantization_config"):
         raise ModelError(
             f"'{folder}': the weights are quantized already, which isn't supported",
-            hint="start from the folder with the plain float weights; --precision int8 then "
+            hint='start from the folder with the plain float weights; `precision="int8"` then '
             "quantizes them",
         )
     if not isinstance(config.get("model_type"), str):

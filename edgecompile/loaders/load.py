@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgecompile.errors import ModelError
+from edgecompile.errors import ModelError, UsageError
 from edgecompile.loaders.kinds import check_form, split_factory
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.options import LoadOptions
+from edgecompile.models.specs import batch_problem
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
@@ -31,7 +32,6 @@ def load_model(
         MissingDependencyError: a package that this form of model needs isn't installed.
     """
     options = replace(options or LoadOptions(), **changes)
-    options.check()
     if isinstance(spec, LoadedModel):
         return spec
     loaded = _load(spec, options)
@@ -39,37 +39,51 @@ def load_model(
         # Only the last stage of a build reads it.
         raise ModelError(f"{loaded.name}: there is no tokenizer '{loaded.tokenizer}'")
     if loaded.generation is None:
-        given = ["--max-context"] if options.max_context is not None else []
-        given += [f"--task {options.task}"] if options.task in (CAUSAL_LM, SEQ2SEQ_LM) else []
+        given = ["`max_context`"] if options.max_context is not None else []
+        given += [f'`task="{options.task}"`'] if options.task in (CAUSAL_LM, SEQ2SEQ_LM) else []
         if given:
             raise ModelError(
                 f"{', '.join(given)}: for language models that generate, which {loaded.name} isn't",
-                hint="leave it out; --max-length bounds the lengths of other models",
+                hint="leave it out; `max_length` bounds the lengths of other models",
+            )
+        problem = batch_problem(loaded.axes, options.batch)
+        if problem:
+            raise ModelError(
+                f"{loaded.name}: {problem}",
+                hint='export it with dynamic_shapes={"x": {0: torch.export.Dim("batch")}}',
             )
     from edgecompile.loaders.input_specs import with_one_size
 
-    return with_one_size(loaded, options.batch)
+    return with_one_size(loaded)
 
 
-def check_model(spec: str | Path, options: LoadOptions) -> None:
+def check_model(spec: str | Path | object, options: LoadOptions) -> None:
     """Refuses what is no model, or doesn't go with the options, before anything is loaded.
 
     Raises:
-        ModelError: see :func:`edgecompile.loaders.kinds.check_form` and :meth:`LoadOptions.check`.
+        ModelError: see :func:`edgecompile.loaders.kinds.check_form`.
+        UsageError: options are for folders, and it is none.
     """
-    options.check()
-    check_form(spec)
-    if not Path(str(spec)).expanduser().is_dir():
-        _refuse_folder_options(str(spec), options)
+    named, folder = "a model in memory", False
+    if isinstance(spec, (str, Path)):
+        check_form(spec)
+        named, folder = f"'{spec}'", Path(spec).expanduser().is_dir()
+    given = [name for name in options.to_json() if name != "max_context"]
+    generates = given == ["task"] and options.task in (CAUSAL_LM, SEQ2SEQ_LM)
+    if given and not folder and not generates:
+        raise UsageError(
+            ", ".join(f"`{name}`" for name in given)
+            + f": for folders in Hugging Face layout, which {named} isn't",
+            hint="leave it out; what another model computes is up to its code",
+        )
 
 
 def _load(spec: str | Path | object, options: LoadOptions) -> LoadedModel:
+    check_model(spec, options)
     if not isinstance(spec, (str, Path)):
-        _refuse_folder_options(type(spec).__name__, options)
         from edgecompile.loaders.factories import load_object
 
         return load_object(spec, options)
-    check_model(spec, options)
     text = str(spec)
     path = Path(text).expanduser()
     if path.is_dir():
@@ -85,14 +99,3 @@ def _load(spec: str | Path | object, options: LoadOptions) -> LoadedModel:
     from edgecompile.loaders.factories import load_factory
 
     return load_factory(*factory, options)
-
-
-def _refuse_folder_options(spec: str, options: LoadOptions) -> None:
-    """A factory and a saved program say themselves what they compute."""
-    given = [name for name in options.to_json() if name != "max_context"]
-    if given and not (given == ["task"] and options.task in (CAUSAL_LM, SEQ2SEQ_LM)):
-        options_given = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise ModelError(
-            f"'{spec}' is no folder: {options_given} is for folders in Hugging Face layout",
-            hint="leave it out; what a factory's module does is up to its code",
-        )

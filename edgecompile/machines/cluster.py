@@ -22,7 +22,7 @@ def need_ray() -> None:
     """
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError(
-            "--on ray needs the Python package ray, which isn't installed",
+            '`on="ray"` needs the Python package ray, which isn\'t installed',
             hint="pip install 'edgecompile[ray]', on the machines of the cluster too",
         )
 
@@ -85,7 +85,7 @@ class Cluster:
         except ray.exceptions.RayError as error:
             raise ClusterError(
                 f"a task was lost on the Ray cluster: {str(error).strip().splitlines()[0]}",
-                hint="run the command again: what was compiled is kept with --work-dir",
+                hint="run it again: what was compiled is kept with `work_dir`",
             ) from error
         finally:
             # As with threads, a compiler that runs comes to its end; what would follow doesn't begin. One

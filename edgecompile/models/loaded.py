@@ -150,8 +150,8 @@ class LoadedModel:
         if not 2 <= length <= most:
             raise ModelError(
                 f"a run can't have {length} tokens: {self.name} takes 2 to {most}",
-                hint="--max-length bounds the tokens of one run of a prompt, longer prompts take "
-                "several; --max-context bounds a whole text",
+                hint="`max_length` bounds the tokens of one run of a prompt, longer prompts take "
+                "several; `max_context` bounds a whole text",
             )
         limits = {axis: AxisLimits(1, length)}
         limits[made.spec.context_axis] = AxisLimits(least_context(length, most), most)

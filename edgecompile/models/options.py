@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from edgecompile.errors import ModelError
+from edgecompile import checks
+from edgecompile.errors import UsageError
 from edgecompile.models.tasks import TASK_NAMES
 from edgecompile.runtime.format.dtypes import Number
 
@@ -30,9 +34,12 @@ class LoadOptions:
             :data:`POOLING_MODES`; for folders without modules.json.
         normalize: divides the embedding by its Euclidean norm.
         softmax: compiles in the softmax behind a classifier.
-        image_size: smallest and largest height, and width; None: what the folder says.
+        image_size: height and width, each one size or (smallest, largest); None: what the folder says.
         max_context: tokens that a prompt and what follows it may have together, for generation;
             None: what the model allows, at most 2048.
+
+    Raises:
+        UsageError: a value is of the wrong type or out of its range.
     """
 
     batch: tuple[int, int] | None = None
@@ -47,6 +54,22 @@ class LoadOptions:
     image_size: tuple[tuple[int, int], tuple[int, int]] | None = None
     max_context: int | None = None
 
+    def __post_init__(self) -> None:
+        checks.settle(
+            self,
+            batch=checks.span,
+            max_length=checks.whole,
+            token_type_ids=lambda name, value: None if value is None else checks.flag(name, value),
+            pad=_pads,
+            name=checks.text,
+            task=partial(checks.choice, choices=(None, *TASK_NAMES)),
+            pooling=partial(checks.choice, choices=(None, *POOLING_MODES)),
+            normalize=checks.flag,
+            softmax=checks.flag,
+            image_size=_image_size,
+            max_context=checks.whole,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The options that change what is computed, as far as they aren't the defaults.
 
@@ -60,45 +83,38 @@ class LoadOptions:
 
     @classmethod
     def from_json(cls, value: object) -> LoadOptions:
-        """The inverse of :meth:`to_json`; what isn't known or has another type is left out."""
+        """The inverse of :meth:`to_json`; what isn't known or makes no sense is left out."""
         found = value if isinstance(value, Mapping) else {}
-        kept: dict[str, Any] = {
-            name: found[name]
-            for name, kind in _SHAPING.items()
-            if isinstance(found.get(name), kind)
-        }
-        spans = kept.pop("image_size", [])
-        if len(spans) == 2 and all(
-            isinstance(span, list) and len(span) == 2 and all(type(size) is int for size in span)
-            for span in spans
-        ):
-            kept["image_size"] = (tuple(spans[0]), tuple(spans[1]))
-        return cls(**kept)
+        kept = cls()
+        for name in _SHAPING:
+            with suppress(UsageError):
+                kept = replace(kept, **{name: found.get(name, getattr(kept, name))})
+        return kept
 
-    def check(self) -> None:
-        """Raises a ModelError that lists every option that makes no sense."""
-        problems = []
-        if self.batch is not None and not 1 <= self.batch[0] <= self.batch[1]:
-            problems.append(
-                f"the batch range {self.batch[0]}..{self.batch[1]} isn't ascending from 1"
+
+def _pads(name: str, value: Any) -> Mapping[str, Number]:
+    pads: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"": None}
+    for key, pad in pads.items():
+        finite = isinstance(pad, (int, float)) and -math.inf < pad < math.inf
+        if not isinstance(key, str) or not finite:
+            raise UsageError(
+                f"`{name}` is {value!r}", hint='give numbers by input name, such as {"ids": 0}'
             )
-        if self.max_length is not None and self.max_length < 1:
-            problems.append(f"the maximum length {self.max_length} isn't 1 or more")
-        if self.max_context is not None and self.max_context < 1:
-            problems.append(f"the context {self.max_context} isn't 1 or more")
-        if self.task is not None and self.task not in TASK_NAMES:
-            problems.append(f"there is no task '{self.task}': one of {', '.join(TASK_NAMES)}")
-        if problems:
-            raise ModelError("; ".join(problems))
+    return pads
 
 
-#: Options that change what is computed, and the type of each in JSON.
-_SHAPING: Mapping[str, type] = {
-    "task": str,
-    "pooling": str,
-    "normalize": bool,
-    "softmax": bool,
-    "token_type_ids": bool,
-    "image_size": list,
-    "max_context": int,
-}
+def _image_size(name: str, value: Any) -> tuple[Any, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise UsageError(
+            f"`{name}` is {value!r}",
+            hint="give (height, width), each one size or (smallest, largest)",
+        )
+    return tuple(checks.span(name, (0, 0) if item is None else item) for item in value)
+
+
+#: Options that change what is computed.
+_SHAPING = (
+    "task", "pooling", "normalize", "softmax", "token_type_ids", "image_size", "max_context",
+)  # fmt: skip

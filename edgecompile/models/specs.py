@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edgecompile.files import plain_fields
 from edgecompile.runtime.format.dtypes import Number
+
+BATCH = "batch"
 
 
 @dataclass(frozen=True)
@@ -91,3 +93,12 @@ def axis_sizes(inputs: Sequence[InputSpec], arrays: Mapping[str, Any]) -> dict[s
         for dim, size in zip(spec.shape, arrays[spec.name].shape, strict=True)
         if isinstance(dim, str)
     }
+
+
+def batch_problem(axes: Collection[str], batch: tuple[int, int] | None) -> str | None:
+    """The fault of a model without an axis for the batches that are asked for; None: there is none."""
+    if batch is None or batch == (1, 1) or BATCH in axes:
+        return None
+    low, high = batch
+    sizes = f"{low}" if low == high else f"{low} to {high}"
+    return f"batches of {sizes} are asked for, but none of its axes is '{BATCH}'"

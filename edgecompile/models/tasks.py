@@ -147,7 +147,7 @@ def choose_task(
             raise ModelError(
                 f"the task {task.name} is for models of {task.modality}, this one reads "
                 f"{main_input}",
-                hint="leave --task out",
+                hint="leave `task` out",
             )
         return task
     if kind in ("audio", "image"):

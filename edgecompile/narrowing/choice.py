@@ -121,9 +121,9 @@ def choose_precision(
     """
     if not subject.runnable:
         raise PlanError(
-            f"--precision auto tries what it chooses from, and this host can't run the code of "
+            f'`precision="auto"` tries what it chooses from, and this host can\'t run the code of '
             f"{subject.profile.name}",
-            hint="name a precision: --precision bf16 or int8; verify on the device",
+            hint='name one: `precision="bf16"` or `precision="int8"`; verify on the device',
         )
     trials = _Trials(subject, samples, rounded, step)
     trials.clear()  # what an ended build left may be of other weights
@@ -174,9 +174,9 @@ class _Trials:
         first = self._try(FP32, 0)
         if not first.within:
             raise VerificationError(
-                f"no precision reaches --max-error {self.max_error:g}: fp32 itself differs by "
+                f"no precision reaches a `max_error` of {self.max_error:g}: fp32 itself differs by "
                 f"{first.deviation.error:.2g} of an output's scale on {self.samples.source}",
-                hint="give a larger --max-error, or --precision fp32",
+                hint='give a larger `max_error`, or `precision="fp32"`',
             )
         trials = [first]
         wide = program.deviation(Precision("bf16"))
@@ -315,7 +315,7 @@ class _Trials:
     def _notes(self, chosen: Trial, first: Trial, products: int) -> tuple[str, ...]:
         error = f"{100 * chosen.deviation.error:.2g} % of an output's scale at most"
         notes = [
-            f"--precision auto chose {chosen.precision.name}: {chosen.ms:.3g} ms a run against "
+            f"precision auto chose {chosen.precision.name}: {chosen.ms:.3g} ms a run against "
             f"{first.ms:.3g} ms in fp32 with {self.variant.name} on this machine; it differs by "
             f"{error} (allowed: {100 * self.max_error:g} %) on {self.samples.source}"
         ]

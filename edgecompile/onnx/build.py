@@ -206,7 +206,7 @@ class _Build:
         lines = [f"  {graph.place(name)}: {why}" for name, why in undefined.items()]
         raise VerificationError(
             "the ONNX model in float16 has infinities or NaNs:\n" + "\n".join(lines[:20]),
-            hint="--precision fp32",
+            hint='`precision="fp32"` has the range for them',
         )
 
     def _quantize(
@@ -314,5 +314,5 @@ def refusal(report: OnnxReport, precision: str) -> VerificationError:
     return VerificationError(
         f"the ONNX model in {precision} differs from eager in {len(report.reasons)} cases:\n"
         + "\n".join(lines),
-        hint=f"--precision {wider} is wider" if wider else "please report it with the model",
+        hint=f'`precision="{wider}"` is wider' if wider else "please report it with the model",
     )

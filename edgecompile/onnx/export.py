@@ -80,7 +80,7 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
             f"the model '{exported.name}' can't be translated to ONNX: "
             + _refusal(str(error), exported),
             hint="write that part of the model with other operators, or build for the module's own "
-            "cores (--target jetson-orin-cpu); --debug shows all that the exporter says",
+            'cores (`target="jetson-orin-cpu"`); `details` shows all that the exporter says',
             details=str(error),
         ) from error
     graph = load_graph(path)

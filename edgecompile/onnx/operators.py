@@ -86,7 +86,7 @@ class OpsReport:
             f"TensorRT {self.tensorrt} doesn't take {count} "
             f"{'part' if count == 1 else 'parts'} of the model:\n" + "\n".join(lines),
             hint="write these parts with other operations, or build for the CPU of the device "
-            "(--target jetson-orin-cpu)",
+            '(`target="jetson-orin-cpu"`)',
         )
 
 
@@ -108,7 +108,7 @@ def check_operators(graph: OnnxGraph, target: OnnxTarget) -> OpsReport:
         raise OpsetError(
             f"the ONNX graph has opset {graph.opset}, TensorRT {target.tensorrt} may be given "
             f"{release['least_opset']} to {most}",
-            hint="export with an opset that it takes, or build for a newer JetPack (--jetpack)",
+            hint="export with an opset that it takes, or build for a newer JetPack (`jetpack`)",
         )
     checker = _Checker(graph, target.tensorrt)
     violations = [*checker.network(), *checker.nodes(graph.proto.graph, None)]

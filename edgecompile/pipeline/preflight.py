@@ -209,9 +209,9 @@ def _check_costs(
     if request.precision == AUTO_PRECISION:
         preflight.problems.append(
             PlanError(
-                f"--precision auto tries what it chooses from, and this host can't run the code of "
+                f'`precision="auto"` tries what it chooses from, and this host can\'t run the code of '
                 f"{profile.name}",
-                hint="name a precision: --precision bf16 or int8; verify on the device",
+                hint='name one: `precision="bf16"` or `precision="int8"`; verify on the device',
             )
         )
     if request.quick or request.plan is not None or request.calibration is not None:
@@ -221,8 +221,8 @@ def _check_costs(
             CostError(
                 f"this host can't run the code of {profile.name}, so nothing can be measured, and "
                 "its profile doesn't say how fast it is",
-                hint="add peak_gflops and bandwidth_gbs to it (docs/targets.md), or give --calibration; "
-                "build --quick and --plan need no costs",
+                hint="add peak_gflops and bandwidth_gbs to it (docs/targets.md), or give a `calibration`; "
+                "a build with `quick=True` or a `plan` needs no costs",
             )
         )
 
@@ -340,6 +340,6 @@ def _check_space(preflight: Preflight, needed: int, output: Path, work: Path) ->
                 DiskFullError(
                     f"{place}: too little space for {what} (needs {format_bytes(wanted)} or more, "
                     f"has {format_bytes(free)})",
-                    hint="free some space there, or name another --output, --work-dir or TMPDIR",
+                    hint="free some space there, or name another `output`, `work_dir` or TMPDIR",
                 )
             )

@@ -67,7 +67,7 @@ def work_folder(named: Path | None, source: ModelSource) -> Iterator[Path]:
     except BundleWriteError as error:
         kept = error.destination is not None and source.lasting
         if kept:
-            hint = f"the work is kept: --work-dir {folder} goes on from it"
+            hint = f'the work is kept: `work_dir="{folder}"` goes on from it'
             error.hint = f"{error.hint}; {hint}" if error.hint else hint
         raise
     finally:

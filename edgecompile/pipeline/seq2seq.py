@@ -41,8 +41,8 @@ def refuse_auto(precision: str) -> None:
     """
     if precision == AUTO_PRECISION:
         raise PlanError(
-            "--precision auto compares one run of a model, and this one generates by two parts",
-            hint="name a precision: --precision bf16 or int8",
+            '`precision="auto"` compares one run of a model, and this one generates by two parts',
+            hint='name one: `precision="bf16"` or `precision="int8"`',
         )
 
 

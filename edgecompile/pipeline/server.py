@@ -71,7 +71,7 @@ def plan_server(subject: Subject, planned: Planned) -> ServerPlan:
         raise PlanError(
             f"{subject.model.name} has no batch that varies beside its length, so a server can't run "
             "requests together",
-            hint="leave --profile server out: a server runs such a bundle's requests one by one",
+            hint="leave `profile` out: a server runs such a bundle's requests one by one",
         )
     mixed = why_rows_mix(subject.model, dict(planned.scope.axes))
     if mixed:

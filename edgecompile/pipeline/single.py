@@ -129,6 +129,6 @@ def _begin(request: BuildRequest, progress: Progress) -> tuple[Run, Path, Bucket
     profile, work = request.check_stage(), request.work_dir
     plan = request.plan.plan
     if work is None or plan is None:
-        raise UsageError("A stage that is run alone needs --work-dir DIR and a plan.")
+        raise UsageError("A stage that is run alone needs `work_dir` and a plan")
     longest = replace(request.plan, max_length=plan.max_length)
     return Run(replace(request, plan=longest), profile, progress), work, plan

@@ -34,14 +34,14 @@ def require_native(model: LoadedModel, *, runtime: str = NATIVE, tensorrt: bool 
         ModelError: it generates, and that can't run it.
     """
     if model.generation is not None and (tensorrt or runtime != NATIVE):
-        refuse_generation(model.name, "TensorRT" if tensorrt else f"--runtime {runtime}")
+        refuse_generation(model.name, "TensorRT" if tensorrt else f'`runtime="{runtime}"`')
 
 
 def refuse_generation(name: str, what: str) -> NoReturn:
     """Raises the ModelError for a model that generates, and ``what`` can't run that."""
-    hint = "build it for a CPU with the native runtime, or without a cache: --task logits"
+    hint = 'build it for a CPU with the native runtime, or without a cache: `task="logits"`'
     if what == "TensorRT":
-        hint = "--backend triton generates on a GPU; or " + hint
+        hint = '`backend="triton"` generates on a GPU; or ' + hint
     raise ModelError(
         f"{name} generates over caches that it changes in place, which {what} can't run", hint=hint
     )
@@ -51,7 +51,7 @@ def refuse_two_parts(name: str) -> NoReturn:
     """Raises the ModelError for a model that generates from a source, on a GPU."""
     raise ModelError(
         f"{name} has an encoder and a decoder, and no backend for GPUs generates by two parts",
-        hint="build it for a CPU, or its encoder alone: --task seq2seq-encoder",
+        hint='build it for a CPU, or its encoder alone: `task="seq2seq-encoder"`',
     )
 
 
@@ -64,7 +64,7 @@ def refuse_sources(model: LoadedModel) -> None:
     if model.encoder is not None:
         raise ModelError(
             f"{model.name} has an encoder and a decoder, which only `edgecompile build` plans together",
-            hint="plan its encoder alone: --task seq2seq-encoder",
+            hint='plan its encoder alone: `task="seq2seq-encoder"`',
         )
 
 

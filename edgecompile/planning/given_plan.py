@@ -45,7 +45,7 @@ def check_plan(
     if problems:
         raise PlanError(
             "the plan doesn't fit: " + "; ".join(problems),
-            hint="make one with the same model, options and lengths: edgecompile plan --output FILE",
+            hint="edgecompile plan makes one with the same model, options and lengths",
         )
     served, _ = request.traffic.clip(plan.max_length)
     axes = []
@@ -68,7 +68,7 @@ def _size_problems(plan: BucketPlan, model: LoadedModel, request: PlanRequest) -
             problems.append(f"{name} is {lo} to {hi} in it, {whole[0]} to {whole[1]} here")
     longest = request.max_length
     if longest not in (None, plan.max_length):
-        problems.append(f"--max-length is {longest}, it serves up to {plan.max_length}")
+        problems.append(f"`max_length` is {longest}, it serves up to {plan.max_length}")
     if model.generation is not None and plan.min_length > 1:
         problems.append("it has no program for single tokens")
     short = 1 - request.traffic.share_over(plan.min_length - 1)

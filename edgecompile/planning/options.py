@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 
 from edgecompile import checks
 from edgecompile.backends import LOCAL, NATIVE, PLACES, RUNTIMES
@@ -47,7 +48,7 @@ class PlanOptions:
         assume_paddable: pad where padding changes nothing in trials, though nothing proves it.
 
     Raises:
-        UsageError: a value is of the wrong type or out of its range.
+        UsageError: a value is of the wrong type or out of its range, or contradicts another.
 
     Example:
         >>> PlanOptions(max_buckets=4, max_size="120MB")
@@ -65,23 +66,25 @@ class PlanOptions:
     assume_paddable: bool = False
 
     def __post_init__(self) -> None:
-        checks.whole("buckets", self.buckets)
-        checks.whole("max_buckets", self.max_buckets)
-        checks.number("price_per_bucket", self.price_per_bucket, 0)
-        checks.number("runs", self.runs, 1)
-        checks.flag("measure_again", self.measure_again)
-        checks.choice("mode", self.mode, MODES)
-        checks.flag("assume_paddable", self.assume_paddable)
         # Texts become what all else reads.
-        for name, value in (
-            ("max_size", checks.quantity("max_size", self.max_size, parse_bytes)),
-            (
-                "max_build_time",
-                checks.quantity("max_build_time", self.max_build_time, parse_duration),
-            ),
-            ("calibration", checks.path("calibration", self.calibration)),
-        ):
-            object.__setattr__(self, name, value)
+        checks.settle(
+            self,
+            buckets=checks.whole,
+            max_buckets=checks.whole,
+            max_size=partial(checks.quantity, parse=parse_bytes),
+            max_build_time=partial(checks.quantity, parse=parse_duration),
+            price_per_bucket=partial(checks.number, least=0),
+            runs=partial(checks.number, least=1),
+            calibration=checks.path,
+            measure_again=checks.flag,
+            mode=partial(checks.choice, choices=MODES),
+            assume_paddable=checks.flag,
+        )
+        if self.buckets and self.max_buckets and self.buckets > self.max_buckets:
+            raise UsageError(
+                f"`buckets` is {self.buckets}, but `max_buckets` is {self.max_buckets}",
+                hint="leave one of them out",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,19 +135,18 @@ class BuildOptions:
     profile: str = DEVICE
 
     def __post_init__(self) -> None:
-        checks.number("max_error", self.max_error, 1e-12, 1)
-        checks.choice("runtime", self.runtime, RUNTIMES)
-        checks.whole("threads", self.threads)
-        checks.whole("jobs", self.jobs)
-        checks.choice("on", self.on, PLACES)
-        checks.seed(self.seed)
-        checks.choice("backend", self.backend, BACKENDS)
-        if (checks.whole("alternatives", self.alternatives, 0) or 0) > MOST_ALTERNATIVES:
-            raise UsageError(
-                f"alternatives is {self.alternatives}", hint=f"give 0 to {MOST_ALTERNATIVES}"
-            )
-        checks.choice("profile", self.profile, PROFILES)
-        if self.jetpack is not None:
-            checks.instance("jetpack", self.jetpack, str, 'a release, such as "6.2"')
-        checks.flag("emulation", self.emulation)
-        checks.flag("keep_tokenizer", self.keep_tokenizer)
+        checks.settle(
+            self,
+            max_error=partial(checks.number, least=1e-12, most=1),
+            runtime=partial(checks.choice, choices=RUNTIMES),
+            threads=checks.whole,
+            jobs=checks.whole,
+            on=partial(checks.choice, choices=PLACES),
+            seed=checks.seed,
+            backend=partial(checks.choice, choices=BACKENDS),
+            alternatives=partial(checks.whole, least=0, most=MOST_ALTERNATIVES),
+            jetpack=partial(checks.text, form='a release, such as "6.2"'),
+            emulation=checks.flag,
+            keep_tokenizer=checks.flag,
+            profile=partial(checks.choice, choices=PROFILES),
+        )

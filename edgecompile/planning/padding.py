@@ -40,11 +40,9 @@ def require_paddable(
         if verdict.safe:
             continue
         if not assume or verdict.harmful:
-            hint = "--mode exact, or a model that takes a mask and heeds it"
+            hint = '`mode="exact"`, or a model that takes a mask and heeds it'
             if not verdict.harmful:
-                hint += (
-                    "; plan or build --assume-paddable pads all the same, and the bundle says so"
-                )
+                hint += "; `assume_paddable=True` pads all the same, and the bundle says so"
             raise PlanError(
                 f"{model.name} can't run in padded buckets: {verdict.reason}", hint=hint
             )
@@ -81,7 +79,7 @@ def with_padding(
             raise PlanError(
                 f"the plan pads {name} {extent.lo} to {extent.hi}, but {model.name} takes "
                 + ", ".join(f"{axis} {known}" for axis, known in model.axes.items()),
-                hint="make the plan with --model",
+                hint="make the plan with the model",
             )
     padding = require_paddable(model, axes, assume=assume or plan.padding == ASSUMED)
     note = "nothing proves that padding leaves the outputs as they are: it was to be assumed"

@@ -168,7 +168,7 @@ def _why_not_measured(model: LoadedModel, serving: ServingMode, request: PlanReq
     one = "exact" if "exact" in serving.modes else "padded"
     if request.quick:
         return (
-            f"one {one} program for all lengths, as --quick wants it; nothing was measured for it"
+            f"one {one} program for all lengths, as a quick build has; nothing was measured for it"
         )
     bounded = request.max_size is not None or request.max_build_time is not None
     if bounded or len(serving.modes) > 1:
@@ -188,16 +188,17 @@ def _why_not_measured(model: LoadedModel, serving: ServingMode, request: PlanReq
 def _require_known(request: PlanRequest, cost: BucketCost) -> None:
     """Refuses bounds on what isn't known: without programs built or run there are no figures."""
     needed = {
-        "--max-size": request.max_size is not None and not cost.bucket_size,
-        "--max-build-time": request.max_build_time is not None and not cost.bucket_build_s,
-        "--runs": request.runs is not None and not cost.bucket_build_s,
+        "`max_size`": request.max_size is not None and not cost.bucket_size,
+        "`max_build_time`": request.max_build_time is not None and not cost.bucket_build_s,
+        "`runs`": request.runs is not None and not cost.bucket_build_s,
     }
     unknown = [option for option, missing in needed.items() if missing]
     if unknown:
         raise PlanError(
             f"{', '.join(unknown)}: what a bucket takes isn't known, as no program was built here "
             "and the costs come from elsewhere",
-            hint="measure on the device (plan --calibration-bundle), or give --max-buckets or --price-per-bucket",
+            hint="measure on the device (plan --calibration-bundle), or give `max_buckets` or "
+            "`price_per_bucket`",
         )
 
 
@@ -245,7 +246,7 @@ def _choose(
     )
     return plan(share * single, request.buckets, most), (
         f"Each extra bucket must save at least {format_share(share)} of the mean run time: {why}. "
-        "Override with --price-per-bucket or --runs."
+        "Give a price per bucket or a number of runs to decide otherwise."
     )
 
 

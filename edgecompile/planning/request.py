@@ -8,7 +8,6 @@ from edgecompile import checks
 from edgecompile.backends import NATIVE, RUNTIMES
 from edgecompile.buckets.costs.grid import MODES as COST_MODES
 from edgecompile.buckets.costs.grid import Mode
-from edgecompile.buckets.limits import BucketLimits
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.errors import UsageError
 from edgecompile.lengths.distribution import LengthDistribution
@@ -68,7 +67,6 @@ class PlanRequest(PlanOptions, BuildOptions):
 
     Raises:
         UsageError: options contradict each other.
-        PlanError: more ``buckets`` are asked for than ``max_buckets`` allows.
     """
 
     lengths: LengthDistribution | None
@@ -86,7 +84,6 @@ class PlanRequest(PlanOptions, BuildOptions):
         checks.whole("max_length", self.max_length)
         checks.choice("precision", self.precision, _PRECISIONS)
         checks.flag("quick", self.quick)
-        BucketLimits().most(self.max_buckets, self.buckets)
         if self.max_error is not None and self.precision != AUTO_PRECISION:
             raise UsageError("`max_error` goes with `precision` auto", hint="leave one of them out")
         fixed = [name for name in ("plan", "quick") if getattr(self, name)]

@@ -104,9 +104,9 @@ def longest_served(
     if wanted is not None:
         if limit is not None and wanted > limit:
             raise LengthsError(
-                f"--max-length is {wanted}, but {name} takes "
+                f"`max_length` is {wanted}, but {name} takes "
                 + ("inputs of one size only" if fixed else f"at most {limit}"),
-                hint="leave --max-length out" if fixed else f"use --max-length {limit} or less",
+                hint="leave `max_length` out" if fixed else f"`max_length` may be {limit} or less",
             )
         return wanted
     if limit is None:
@@ -116,7 +116,7 @@ def longest_served(
         raise LengthsError(
             f"{format_share(share)} of the lengths are over {limit}, the most that {name} takes "
             f"(the longest is {longest})",
-            hint=f"--max-length {limit} serves what fits; the caller has to cut the rest",
+            hint=f"`max_length={limit}` serves what fits; the caller has to cut the rest",
         )
     return limit
 
@@ -158,7 +158,7 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> PlanScope:
             raise LengthsError(
                 f"{second} in the sample is {joint.min(second)} to {top}, but {model.name} takes "
                 f"{known}",
-                hint="give a range that holds the sample, such as --batch LO:HI",
+                hint="give a range that holds the sample, such as a `batch` of (smallest, largest)",
             )
         axes[second] = AxisRange(known.lo, known.hi or top, joint.marginal(second).quantile(0.5))
         joint, _ = joint.clip(axis, longest)

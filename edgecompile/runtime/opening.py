@@ -2,7 +2,7 @@
 
 import os
 import platform
-from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from .cpu.host import VARIANT_VARIABLE, Host, architecture, choose_variant, missing
 from .cpu.loaders import find_loader
@@ -82,18 +82,15 @@ def make_request(
     Raises:
         InputError: one is out of its range.
     """
-    if verify not in VERIFY_LEVELS:
-        raise InputError("verify is {!r}, must be one of {}".format(verify, VERIFY_LEVELS))
+    fallback = fallback if fallback is not None else os.environ.get(FALLBACK_VARIABLE) or None
+    mode = mode if mode is not None else os.environ.get(MODE_VARIABLE) or PLANNED
     for name, value in (("threads", threads), ("concurrency", concurrency)):
         if value is not None:
             check_threads(value, name)
-    fallback = fallback if fallback is not None else os.environ.get(FALLBACK_VARIABLE) or None
-    if fallback is not None and fallback not in FALLBACKS:
-        text = "fallback is {!r}, must be None or one of {}"
-        raise InputError(text.format(fallback, FALLBACKS))
-    mode = mode if mode is not None else os.environ.get(MODE_VARIABLE) or PLANNED
-    if mode not in MODES:
-        raise InputError("mode is {!r}, must be one of {}".format(mode, MODES))
+    _check_choice("verify", verify, VERIFY_LEVELS)
+    _check_choice("mode", mode, MODES)
+    if fallback is not None:
+        _check_choice("fallback", fallback, FALLBACKS)
     return Request(
         threads=threads,
         variant=variant if variant is not None else os.environ.get(VARIANT_VARIABLE) or None,
@@ -103,6 +100,11 @@ def make_request(
         fallback=fallback,
         finish=bool(finish),
     )
+
+
+def _check_choice(name: str, value: object, choices: Tuple[str, ...]) -> None:
+    if not (isinstance(value, str) and value in choices):
+        raise InputError("{} is {!r}, must be one of {}".format(name, value, choices))
 
 
 def check_threads(count: object, name: str = "threads") -> None:
@@ -198,12 +200,12 @@ def _judge_gpu(manifest: Manifest, host: Host, request: Request) -> Dict[str, st
 
     Where it can't run any, that is left to who opens one: its error says more.
     """
-    candidates = [x for x in manifest.variants if x.backend == TRITON and not missing(x, host)]
-    if len(candidates) < 2 or TRITON in request.without:
+    found = [x for x in manifest.variants if x.backend == TRITON and not missing(x, host)]
+    if len(found) < 2 or TRITON in request.without:
         return {}
     from .triton.variant import find_refusal
 
-    refusals = {variant.name: find_refusal(variant) for variant in candidates}
+    refusals = {variant.name: find_refusal(variant) for variant in found}
     if all(refusals.values()):
         return {}
     return {name: error.message for name, error in refusals.items() if error is not None}
@@ -232,15 +234,15 @@ def _judge_engine(
         return {}
     try:
         try:
-            engine = find_engine(folder, variant)
+            found = find_engine(folder, variant)
         except UnfinishedBundleError:
             if not request.finish:
                 raise
             _finish(folder, variant)
-            engine = find_engine(folder, variant)
+            found = find_engine(folder, variant)
     except (GpuUnavailableError, UnfinishedBundleError) as error:
         return {TENSORRT: "isn't ready: {}".format(error.message)}
-    slower = explain_slower(variant, rival, read_comparison(folder.manifest, rival, engine) or {})
+    slower = explain_slower(variant, rival, read_comparison(folder.manifest, rival, found) or {})
     return {TENSORRT: slower} if slower else {}
 
 

@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING, Optional
 
 from .cpu.host import describe_host
+from .errors import InputError
 from .format.folder import BundleFolder
 from .format.schema import TENSORRT
 from .limits import memory_for
@@ -71,9 +72,13 @@ def open_bundle(
             ``stats_file``; a ModeError if the bundle can't be run in ``mode``.
     """
     request = make_request(threads, variant, verify, concurrency, mode, fallback, finish)
+    try:
+        path = os.fsdecode(path)
+    except TypeError:
+        raise InputError("path is {!r}, must be the path of a bundle".format(path)) from None
     if stats_file is not None:
-        check_schedule(stats_file, stats_every, os.fspath(path))
-    with memory_for("opening {}".format(os.fspath(path))):
+        check_schedule(stats_file, stats_every, path)
+    with memory_for("opening {}".format(path)):
         try:
             return _open(path, request, warmup, stats_file, stats_every)
         except GPU_FAILURES as error:
@@ -84,13 +89,13 @@ def open_bundle(
 
 
 def _open(
-    path: "Path",
+    path: str,
     request: Request,
     warmup: bool,
     stats_file: "Optional[Path]",
     stats_every: float,
 ) -> "Model":
-    model = _open_folder(BundleFolder(os.fspath(path)), request)
+    model = _open_folder(BundleFolder(path), request)
     try:
         if stats_file is not None:
             model.schedule_stats(stats_file, stats_every)

@@ -168,7 +168,7 @@ def _no_triton(names: Sequence[str]) -> TargetError:
         return TargetError(
             f"Triton makes no code for compute capability {listed}: it needs 8.0 or later (Ampere), "
             "whose tensor cores and asynchronous copies its kernels are written for",
-            hint="7.2 (Xavier) and 7.5 (Turing) are served by TensorRT: leave --backend out",
+            hint="7.2 (Xavier) and 7.5 (Turing) are served by TensorRT: leave `backend` out",
         )
     return TargetError(
         f"nothing is known of compute capability {listed}",

@@ -112,7 +112,7 @@ def require_memory(memory: MemoryEstimate, manifest: Manifest, profile: TargetPr
         f"{profile.name} has {memory.available_bytes / 2**20:,.0f} MiB in all, of which three "
         f"quarters may be free at best; the engine takes {predicted.engine_bytes / 2**20:,.0f} MiB, and the largest profile, "
         f"bucket {worst} ({manifest.buckets[worst]}), {scratch[worst] / 2**20:,.0f} MiB of scratch memory",
-        hint="a smaller --max-length or --batch, fewer buckets, a narrower --precision, or a larger module",
+        hint="a smaller `max_length` or `batch`, fewer buckets, a narrower `precision`, or a larger module",
     )
 
 

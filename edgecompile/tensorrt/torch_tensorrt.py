@@ -149,6 +149,6 @@ def _failure(
     return CompileError(
         f"torch-tensorrt made no engine of '{name}', it failed at the stage '{stage}': "
         + "; ".join(said),
-        hint="it takes the program as a whole, so every operator counts; without --backend the "
+        hint="it takes the program as a whole, so every operator counts; without `backend` the "
         "engine is built from the ONNX",
     )

@@ -44,13 +44,13 @@ def need_torch_tensorrt(profile: TargetProfile, precision: str) -> DeviceIdentit
     if precision not in PRECISIONS:
         raise TargetError(
             f"torch-tensorrt isn't asked for {precision}: {' or '.join(PRECISIONS)}",
-            hint="without --backend the engine is built from the ONNX, which may be int8",
+            hint="without `backend` the engine is built from the ONNX, which may be int8",
         )
     missing = _missing()
     if missing:
         raise MissingDependencyError(
             "torch-tensorrt can't build an engine on this machine: " + "; ".join(missing),
-            hint="build on a host with the GPU, or without --backend: then the device builds the "
+            hint="build on a host with the GPU, or without `backend`: then the device builds the "
             "engine from the bundle's ONNX, once (docs/jetson.md)",
         )
     try:
@@ -64,7 +64,7 @@ def need_torch_tensorrt(profile: TargetProfile, precision: str) -> DeviceIdentit
         raise TargetError(
             f"{profile.name} doesn't describe this machine, {device}: " + "; ".join(differs),
             hint="an engine runs on the GPU that it was built on: give a profile of this one "
-            "(docs/targets.md), or build without --backend",
+            "(docs/targets.md), or build without `backend`",
         )
     return device
 

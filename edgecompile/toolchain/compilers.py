@@ -160,11 +160,13 @@ def run_tool(command: Sequence[str], what: str) -> None:
         return
     text = (done.stderr or done.stdout).strip()
     if "No space left on device" in text or "Disk quota exceeded" in text:
-        raise DiskFullError(f"the disk is full: {what}", hint="free some space or use --work-dir")
+        raise DiskFullError(
+            f"the disk is full: {what}", hint="free some space or put `work_dir` on another disk"
+        )
     if done.returncode < 0:
         raise CompileError(
             f"{what}: {Path(command[0]).name} was killed by signal {-done.returncode}",
-            hint="the usual cause is too little memory: build with --jobs 1",
+            hint="the usual cause is too little memory: build with `jobs=1`",
         )
     # The errors, without notes and template back traces.
     lines = [x for x in text.splitlines() if "error" in x or "undefined" in x or "cannot" in x]

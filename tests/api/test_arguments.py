@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from edgecompile.api.models import find_subject, kept_state
 from edgecompile.api.traffic import find_sources
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange, Bucket
-from edgecompile.errors import EdgecompileError, LengthsError, ModelError, UsageError
+from edgecompile.errors import EdgecompileError, InputError, LengthsError, ModelError, UsageError
 from edgecompile.loaders.load import load_model
 from tests.api.tiny import AXES, EXAMPLE, Tiny, program
 
 PLAN = BucketPlan("length", (Bucket("exact", (("length", AxisRange(1, 9, 3)),)),))
+NO_MODULE: dict[str, Any] = {"example_inputs": None, "axes": None}
 GIVEN: dict[str, Any] = {"example_inputs": EXAMPLE, "axes": AXES, "lengths": [3, 5]}
 
 
@@ -38,12 +40,13 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "changes", "message"),
     [
-        (5, {}, "model is an int"),
-        (None, {}, "model is a NoneType"),
-        (Tiny, {}, "model is the class Tiny"),
-        (Tiny(), {"example_inputs": None}, "without example_inputs"),
+        (5, {}, "`model` is an int"),
+        (None, {}, "`model` is a NoneType"),
+        (Tiny, {}, "`model` is the class Tiny"),
+        (Tiny(), {"example_inputs": None}, "without `example_inputs`"),
         (Tiny(), {"axes": None}, "no dimension of Tiny's inputs varies"),
         (Tiny(), {"axes": {}}, "no dimension of Tiny's inputs varies"),
+        (Tiny(), {"axes": {"x": {}}}, "no dimension of Tiny's inputs varies"),
         (Tiny(), {"axes": {"y": {1: "length"}}}, "names the input 'y', which doesn't exist"),
         (Tiny(), {"axes": {"x": {3: "length"}}}, "'x' has 3 dimensions, but axes names 3"),
         (Tiny(), {"axes": {"x": {1: 5}}}, "5 isn't a name for an axis"),
@@ -52,39 +55,54 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (Tiny(), {"example_inputs": {"x": 5}}, "'x' is a int, not a tensor"),
         (Tiny(), {"example_inputs": {"y": EXAMPLE["x"]}}, "forward takes no 'y'"),
         (Tiny().to("meta"), {}, "weights are on meta"),
-        ("net.py:make", {}, "example_inputs and axes: for an nn.Module"),
+        ("net.py:make", {}, "`example_inputs` and `axes`: for an nn.Module"),
         (Tiny(), {"texts": ["a"]}, "`lengths` and `texts` exclude each other"),
         (Tiny(), {"texts": ["a"], "lengths": None}, "`texts` need a `tokenizer`"),
-        (Tiny(), {"texts": 5, "lengths": None, "tokenizer": "t.json"}, "texts is an int"),
-        (Tiny(), {"texts": [5], "lengths": None, "tokenizer": "t.json"}, "texts holds an int"),
+        (Tiny(), {"texts": 5, "lengths": None, "tokenizer": "t.json"}, "`texts` is an int"),
+        (Tiny(), {"texts": [5], "lengths": None, "tokenizer": "t.json"}, "`texts` holds an int"),
         (Tiny(), {"tokenizer": "t.json"}, "`tokenizer` goes with `texts`"),
         (Tiny(), {"stats": ["a.json"]}, "`lengths` and `stats` exclude each other"),
-        (Tiny(), {"target": 5}, "target is 5"),
-        (Tiny(), {"output": 5}, "output is 5"),
-        (Tiny(), {"batch": 0}, "batch is 0"),
-        (Tiny(), {"batch": (4, 2)}, "batch is (4, 2)"),
-        (Tiny(), {"batch": "8"}, "batch is '8'"),
-        (Tiny(), {"max_length": -1}, "max_length is -1"),
-        (Tiny(), {"max_length": True}, "max_length is True"),
-        (Tiny(), {"precision": "fp4"}, "precision is 'fp4'"),
+        (Tiny(), {"stats": 5, "lengths": None}, "`stats` is an int"),
+        (Tiny(), {"stats": [5], "lengths": None}, "`stats` is 5"),
+        (Tiny(), {"lengths": 5}, "`lengths` is an int"),
+        (Tiny(), {"lengths": [(2, 3)]}, "pairs of batch and length, but Tiny has the axes length"),
+        (Tiny(), {"target": 5}, "`target` is 5"),
+        (Tiny(), {"output": 5}, "`output` is 5"),
+        (Tiny(), {"batch": 0}, "`batch` is 0"),
+        (Tiny(), {"batch": (4, 2)}, "`batch` is (4, 2)"),
+        (Tiny(), {"batch": "8"}, "`batch` is '8'"),
+        (Tiny(), {"batch": 4}, "batches of 4 are asked for, but none of its axes is 'batch'"),
+        (Tiny(), {"axes": {}, "lengths": None, "batch": (1, 4)}, "batches of 1 to 4 are asked for"),
+        (Tiny(), {"build_options": BuildOptions(profile="server")}, "batches of 1 to 32 are asked"),
+        (Tiny(), {"max_length": 2**31}, "`max_length` is 2147483648"),
+        (Tiny(), {"max_length": -1}, "`max_length` is -1"),
+        (Tiny(), {"max_length": True}, "`max_length` is True"),
+        (Tiny(), {"precision": "fp4"}, "`precision` is 'fp4'"),
         (Tiny(), {"precision": "fp16"}, "does not support `precision` fp16"),
-        (Tiny(), {"quick": 1}, "quick is 1"),
-        (Tiny(), {"plan": 5}, "plan is an int"),
+        (Tiny(), {"quick": 1}, "`quick` is 1"),
+        (Tiny(), {"plan": 5}, "`plan` is 5"),
         (Tiny(), {"quick": True, "plan": PLAN}, "`quick`: `plan` leaves nothing to choose"),
         (
             Tiny(),
             {"quick": True, "plan_options": PlanOptions(buckets=2)},
             "`buckets`: `quick` leaves",
         ),
-        (Tiny(), {"plan_options": {"buckets": 2}}, "plan_options is a dict"),
-        (Tiny(), {"load_options": LoadOptions(max_length=5)}, "load_options has max_length"),
+        (Tiny(), {"load_options": LoadOptions(pooling="mean")}, "`pooling`: for folders"),
+        (Tiny(), {"load_options": LoadOptions(max_context=9)}, "`max_context` is for language"),
+        (
+            "m:make",
+            {**NO_MODULE, "load_options": LoadOptions(softmax=True)},
+            "which 'm:make' isn't",
+        ),
+        (Tiny(), {"plan_options": {"buckets": 2}}, "`plan_options` is a dict"),
+        (Tiny(), {"load_options": LoadOptions(max_length=5)}, "`load_options` has max_length"),
         (
             Tiny(),
             {"build_options": BuildOptions(max_error=0.1)},
             "`max_error` goes with `precision`",
         ),
         (Tiny(), {"build_options": BuildOptions(jetpack="6.2")}, "does not support `jetpack` 6.2"),
-        (Tiny(), {"progress": 5}, "progress is a int"),
+        (Tiny(), {"progress": 5}, "`progress` is an int"),
     ],
 )
 def test_arguments_that_make_no_sense(model: Any, changes: dict[str, Any], message: str) -> None:
@@ -95,12 +113,43 @@ def test_arguments_that_make_no_sense(model: Any, changes: dict[str, Any], messa
     assert isinstance(caught.value, EdgecompileError)
 
 
+def test_paths_that_are_none() -> None:
+    """What no file system can have as a name."""
+    for text in ("a\0b", "\ud800", ""):
+        for name in ("lengths", "texts", "stats", "target", "output", "plan", "work_dir", "model"):
+            given = {"model": Tiny(), **GIVEN, "lengths": None, name: text}
+            given |= NO_MODULE if name == "model" else {}
+            with pytest.raises(UsageError, match=f"`{name}` is {re.escape(repr(text))}"):
+                edgecompile.build(**given)
+        with pytest.raises(UsageError, match="`calibration` is"):
+            PlanOptions(calibration=text)
+        with pytest.raises(UsageError, match="`bundle` is"):
+            edgecompile.verify(text)
+
+
+def test_fields_of_a_specification_that_make_no_sense() -> None:
+    for field, words in (
+        ("pad", "a dict by"), ("bounds", "a dict by"), ("masks", "a list of"), ("outputs", "a list of"),
+        ("length_axis", "the name of"), ("name", "a text"), ("tokenizer", "a path"),
+    ):  # fmt: skip
+        for value in (5, [5], np.array([1, 2])):
+            spec = edgecompile.ModelSpec(Tiny(), EXAMPLE, AXES, **{field: value})
+            with pytest.raises(UsageError, match=f"{field} is an? .*, not {words}"):
+                edgecompile.build(spec, lengths=[3])
+    with pytest.raises(UsageError, match="max_length is"):
+        edgecompile.build(
+            edgecompile.ModelSpec(Tiny(), EXAMPLE, AXES, max_length=2**31), lengths=[3]
+        )
+
+
 def test_an_exported_program_without_a_dynamic_dimension() -> None:
-    with pytest.raises(UsageError, match="no dynamic dimension") as caught:
+    with pytest.raises(UsageError, match="no dimension of model's inputs varies") as caught:
         edgecompile.build(program(dynamic=False), lengths=[3, 5])
     assert "dynamic_shapes" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="an ExportedProgram says itself"):
         edgecompile.build(program(), lengths=[3], axes=AXES)
+    with pytest.raises(ModelError, match="batches of 4 are asked for"):
+        load_model(program(), LoadOptions(batch=(4, 4)))
 
 
 @pytest.mark.parametrize(
@@ -111,13 +160,13 @@ def test_an_exported_program_without_a_dynamic_dimension() -> None:
         ([3, float("nan")], "finite"),
         (np.array([1.5]), "whole number"),
         ({3: 0}, "counts start at 1"),
-        (5, "type int"),
         ("missing.csv", "No such file"),
     ],
 )
 def test_lengths_that_are_none(lengths: Any, message: str) -> None:
-    with pytest.raises(LengthsError, match=message):
+    with pytest.raises(LengthsError, match=message) as caught:
         edgecompile.build(Tiny(), **{**GIVEN, "lengths": lengths})
+    assert "--" not in (caught.value.hint or "")
 
 
 def test_lengths_are_missing() -> None:
@@ -151,6 +200,26 @@ def test_a_module_without_lengths_is_loaded_once(monkeypatch: pytest.MonkeyPatch
         lambda: BuildOptions(seed=None),  # type: ignore[arg-type]
         lambda: BuildOptions(runtime="onnx"),
         lambda: BuildOptions(jetpack=6.2),  # type: ignore[arg-type]
+        lambda: PlanOptions(runs=10**400),
+        lambda: PlanOptions(buckets=3, max_buckets=2),
+        lambda: BuildOptions(alternatives=4),
+        lambda: LoadOptions(batch=(4, 2)),
+        lambda: LoadOptions(batch=np.array([1, 2])),  # type: ignore[arg-type]
+        lambda: LoadOptions(max_length="9"),  # type: ignore[arg-type]
+        lambda: LoadOptions(max_context=0),
+        lambda: LoadOptions(name=5),  # type: ignore[arg-type]
+        lambda: LoadOptions(name="a\0b"),
+        lambda: LoadOptions(pad="x"),  # type: ignore[arg-type]
+        lambda: LoadOptions(pad={"x": None}),  # type: ignore[dict-item]
+        lambda: LoadOptions(pad={"x": float("nan")}),
+        lambda: LoadOptions(pad={5: 0}),  # type: ignore[dict-item]
+        lambda: LoadOptions(task="translate"),
+        lambda: LoadOptions(pooling="x"),
+        lambda: LoadOptions(normalize="x"),  # type: ignore[arg-type]
+        lambda: LoadOptions(softmax=5),  # type: ignore[arg-type]
+        lambda: LoadOptions(token_type_ids=5),  # type: ignore[arg-type]
+        lambda: LoadOptions(image_size=5),  # type: ignore[arg-type]
+        lambda: LoadOptions(image_size=((8, 4), (8, 8))),
     ],
 )
 def test_options_out_of_range(make: Any) -> None:
@@ -162,6 +231,8 @@ def test_options_out_of_range(make: Any) -> None:
 def test_quantities_may_have_units() -> None:
     fields = PlanOptions(max_size="120MB", max_build_time="10min")
     assert fields.max_size == 120_000_000 and fields.max_build_time == 600
+    assert LoadOptions(image_size=(8, [4, 8])).image_size == ((8, 8), (4, 8))  # type: ignore[arg-type]
+    assert type(PlanOptions(buckets=np.int64(3)).buckets) is int  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("function", [edgecompile.plan, edgecompile.explain])
@@ -169,22 +240,42 @@ def test_other_functions_check_the_same(function: Any) -> None:
     if function is edgecompile.plan:
         with pytest.raises(UsageError, match="exclude each other"):
             function(Tiny(), **GIVEN, texts=["a"])
-    with pytest.raises(UsageError, match="without example_inputs"):
+    with pytest.raises(UsageError, match="without `example_inputs`"):
         function(Tiny())
     with pytest.raises(ModelError, match="no model"):
         function("./missing")
 
 
 def test_verify_checks_its_arguments(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="bundle is 5"):
+    with pytest.raises(UsageError, match="`bundle` is 5"):
         edgecompile.verify(5)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="go with model"):
+    with pytest.raises(UsageError, match="go with `model`"):
         edgecompile.verify("a.ecb", axes=AXES)
-    with pytest.raises(edgecompile.errors.BundleError):
-        edgecompile.verify(tmp_path / "missing.ecb")
-    with pytest.raises(UsageError, match="precision is 'auto'"):
+    generates = Tiny()
+    generates.generation_config = None
+    # Whatever the bundle is, which isn't there.
+    for model, changes, message in (
+        (5, {}, "`model` is an int"),
+        (Tiny(), {}, "without `example_inputs`"),
+        (Tiny(), {"example_inputs": EXAMPLE, "axes": 5}, "axes isn't of the form"),
+        (None, {"check": "x"}, "`check` is 'x'"),
+        (None, {"seed": -1}, "`seed` is -1"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            edgecompile.verify(tmp_path / "missing.ecb", model, **changes)
+    given = {"example_inputs": EXAMPLE, "axes": AXES}
+    for model, changes in ((None, {}), (Tiny(), given), (generates, {})):
+        with pytest.raises(edgecompile.errors.BundleError):
+            edgecompile.verify(tmp_path / "missing.ecb", model, **changes)
+    for value in (5, None, [], np.array([1, 2])):
+        with pytest.raises(InputError, match="path is"):
+            edgecompile.open_bundle(value)
+        for name in ("verify", "mode", "fallback"):
+            with pytest.raises(InputError, match=f"{name} is"):
+                edgecompile.open_bundle("missing.ecb", **{name: [value]})
+    with pytest.raises(UsageError, match="`precision` is 'auto'"):
         edgecompile.explain(Tiny(), example_inputs=EXAMPLE, axes=AXES, precision="auto")
-    with pytest.raises(UsageError, match="precision bf16 is for CPUs"):
+    with pytest.raises(UsageError, match="`precision` bf16 is for CPUs"):
         edgecompile.explain(
             Tiny(), example_inputs=EXAMPLE, axes=AXES, precision="bf16", target="jetson-orin-nano"
         )
@@ -199,7 +290,8 @@ def test_every_kind_of_model_loads() -> None:
         (edgecompile.ModelSpec(Tiny(), EXAMPLE, AXES), None, None, "model"),
     )
     for model, inputs, axes, name in specs:
-        subject = find_subject(model, inputs, axes, varying=True)
+        subject = find_subject(model, inputs, axes)
+        subject.check(varying=True)
         assert subject.name == name and subject.in_memory
         loaded = load_model(subject.model, subject.options)
         assert loaded.length_axis == "length" and not loaded.source.lasting

@@ -41,7 +41,7 @@ def test_the_examples_run(
     assert "<Plan of length 1–500 exact" in printed
     assert "run the bundle: done in" in printed and "\nTrue " in printed
     assert "dynamic" in printed
-    assert "without example_inputs | give tensors" in printed
+    assert "without `example_inputs` | give tensors" in printed
     assert {"net.ecb", "encoder.ecb", "plan.json", "plan.html"} <= set(
         path.name for path in tmp_path.iterdir()
     )

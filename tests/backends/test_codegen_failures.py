@@ -66,4 +66,4 @@ def test_a_builds_error_names_the_line_and_a_cure() -> None:
     lines, first = inspect.getsourcelines(explained.Picked.forward)
     number = next(i for i, line in enumerate(lines) if "scaled_dot" in line)
     assert place is not None and place.line == first + number
-    assert "torch.where" in (failed.value.hint or "") and "--debug" in (failed.value.hint or "")
+    assert "torch.where" in (failed.value.hint or "") and "`__cause__`" in (failed.value.hint or "")

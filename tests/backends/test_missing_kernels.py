@@ -60,7 +60,7 @@ def test_all_of_it_is_listed_before_anything_is_compiled() -> None:
     )
     assert "topk" not in text
     assert str(caught.value.hint).endswith(
-        "--runtime torch makes a bundle for hosts that have torch"
+        '`runtime="torch"` makes a bundle for hosts that have torch'
     )
     # With all that it needs nothing is raised.
     refuse_missing_kernels("aoti_torch_cpu_topk(x);", {}, Everything(known))

@@ -28,10 +28,10 @@ def test_every_broken_bound_is_named_with_what_it_lacks() -> None:
     with pytest.raises(PlanError) as caught:
         limits.most(1, wanted=2)
     message = caught.value.message
-    assert "2 buckets are asked for, --max-buckets is 1" in message
-    assert "--max-size allows 1.00 kB, but 2 buckets need 1.30 kB" in message
+    assert "2 buckets are asked for, `max_buckets` is 1" in message
+    assert "`max_size` allows 1.00 kB, but 2 buckets need 1.30 kB" in message
     assert "300 B too much" in message
-    assert "--max-build-time allows 10.0 s, but 2 buckets need 16.0 s" in message
+    assert "`max_build_time` allows 10.0 s, but 2 buckets need 16.0 s" in message
     assert "(0 s without buckets, 8.0 s for each), 6.0 s too much" in message
 
 

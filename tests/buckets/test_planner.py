@@ -295,7 +295,7 @@ def test_doubts_are_told() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_buckets": 0}, "--max-buckets is 0"),
+        ({"max_buckets": 0}, "`max_buckets` is 0"),
         ({"buckets": 0}, "0 buckets are asked for"),
         ({"buckets": 101}, "101 buckets are wanted, but the sample has only sizes for 100"),
         ({"max_buckets": None}, "every size would get its own"),
@@ -311,7 +311,7 @@ def test_doubts_are_told() -> None:
         ({"modes": ()}, "none allowed"),
         (
             {"limits": BucketLimits(max_size=100, cost=BucketCost(base_size=90, bucket_size=20))},
-            "--max-size allows 100 B, but 1 bucket needs 110 B",
+            "`max_size` allows 100 B, but 1 bucket needs 110 B",
         ),
     ],
 )

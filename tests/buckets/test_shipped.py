@@ -31,7 +31,7 @@ def test_without_lengths_the_cure_is_told(tmp_path: Path) -> None:
     write_bundle(tmp_path / "a.ecb", PLAN, None)
     with pytest.raises(BundleError, match=r"has no reports/lengths\.json") as caught:
         read_shipped_plan(tmp_path / "a.ecb")
-    assert "build it again" in str(caught.value) and "--lengths FILE" in str(caught.value)
+    assert "build it again" in str(caught.value) and "as `lengths`" in str(caught.value)
     assert read_shipped_plan(tmp_path / "a.ecb", LENGTHS).lengths == LENGTHS
 
 

@@ -176,7 +176,7 @@ def scale_by_meta(model: Habit, x: Tensor) -> Tensor:
     ("before", "state", "error", "says", "helps"),
     [
         (halve, {}, ExportError, "depend on values in the input", "torch.where"),
-        (through_numpy, {}, ExportError, "x.numpy()", "--debug"),
+        (through_numpy, {}, ExportError, "x.numpy()", "`details`"),
         (overwrite, {"mean": torch.zeros(WIDTH)}, ExportError, "its buffers in forward: mean", ""),
         (replace, {"mean": torch.zeros(WIDTH)}, ExportError, "its buffers in forward: mean", ""),
         # Writes that change nothing are writes all the same: what a bundle maps is read-only.

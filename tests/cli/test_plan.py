@@ -42,7 +42,7 @@ def test_a_file_of_texts_is_recognised(files: Path) -> None:
     (files / "log.txt").write_text("Return the output of it\nand a second text, with a comma\n")
     result = run("lengths", "log.txt")
     assert result.exit_code == 30
-    assert "hint: is this a file of texts? Give it as --texts FILE" in result.stderr
+    assert "hint: is this a file of texts? Give it as --texts, and" in result.stderr
     (files / "log.txt").write_text("lenght\n3\n")
     assert "hint: give one length per line" in run("lengths", "log.txt").stderr
 

@@ -128,7 +128,7 @@ def test_a_fixed_length_is_named_with_its_line() -> None:
     assert f"'{name}' can't be exported for batch 1, length 1..64" in error.message
     assert "fixes length to 10" in error.message
     assert "tiny_models.py:" in error.message and code in error.message
-    assert "--mode pad" in (error.hint or "")
+    assert '`mode="pad"`' in (error.hint or "")
     for strategy in ladder:
         assert f"[{strategy.name}]" in error.details
     assert "Constraints violated" in error.details
@@ -149,7 +149,7 @@ def test_control_flow_on_values_is_named_with_its_line() -> None:
     assert "depend on values" in failure.value.message
     assert "if x.sum() > 0:" in failure.value.message
     assert "torch.where" in (failure.value.hint or "")
-    assert "--mode pad" not in (failure.value.hint or "")
+    assert '`mode="pad"`' not in (failure.value.hint or "")
 
 
 class Eighths(torch.nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgecompile.errors import LengthsError
+from edgecompile.errors import LengthsError, UsageError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.lengths.sources import read_traffic
@@ -62,9 +62,6 @@ def test_files_of_one_and_two_axes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (5, "type int"),
-        (None, "type NoneType"),
-        (b"12", "type bytes"),
         ([], "holds no lengths"),
         ({}, "holds no lengths"),
         ([1.5], "isn't a whole number"),
@@ -87,3 +84,10 @@ def test_files_of_one_and_two_axes(tmp_path: Path) -> None:
 def test_other_sources_are_refused(source: Any, reason: str) -> None:
     with pytest.raises(LengthsError, match=reason):
         read_traffic(source)
+
+
+def test_other_types_are_refused() -> None:
+    for source in (5, None, b"12"):
+        with pytest.raises(UsageError, match="`lengths` is a") as caught:
+            read_traffic(source)  # type: ignore[arg-type]
+        assert "give a file's path, a list" in (caught.value.hint or "")

@@ -135,4 +135,4 @@ def test_without_tokenizers_the_cure_is_named(
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MissingDependencyError) as failure:
         read_text_lengths(write(tmp_path, b"cat"), tokenizer)
-    assert "--lengths" in (failure.value.hint or "")
+    assert "`lengths`" in (failure.value.hint or "")

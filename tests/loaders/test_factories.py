@@ -204,10 +204,10 @@ def test_each_mistake_has_its_words(change: dict[str, Any], message: str) -> Non
 def test_a_task_other_than_the_factory_says_is_refused() -> None:
     made = {"module": torch.nn.Linear(2, 2), "task": "causal-lm"}
     with pytest.raises(
-        ModelError, match="says the task 'causal-lm', and --task seq2seq-lm is"
+        ModelError, match="says the task 'causal-lm', and `task=\"seq2seq-lm\"` is"
     ) as f:
         load_model(made, task="seq2seq-lm")
-    assert "leave --task out" in (f.value.hint or "")
+    assert "leave `task` out" in (f.value.hint or "")
     # The same task twice is no contradiction: this is refused for what it is.
     with pytest.raises(ModelError, match="a Linear, not a transformers model"):
         load_model(made, task="causal-lm")

@@ -63,8 +63,8 @@ BERT = json.dumps({"model_type": "bert"})
             "cannot read 'm.onnx': it is an ONNX model",
             "from the PyTorch model",
         ),
-        ("m.gguf", text("x"), "a GGUF file", "--precision int8"),
-        ("any", text("GGUF…"), "a GGUF file", "--precision int8"),
+        ("m.gguf", text("x"), "a GGUF file", '`precision="int8"`'),
+        ("any", text("GGUF…"), "a GGUF file", '`precision="int8"`'),
         ("m.tflite", text("x"), "a TensorFlow Lite model", "from the PyTorch model"),
         ("any", text("\x1c\0\0\0TFL3"), "a TensorFlow Lite model", "from the PyTorch model"),
         ("m.h5", text("x"), "a Keras or TensorFlow model", "from the PyTorch model"),
@@ -251,4 +251,4 @@ def test_missing_lengths_are_told_once_the_model_is_known(folder: Path) -> None:
     (folder / "net.py").write_text(NET)
     result = run("build", "net.py:whole")
     assert result.exit_code == 2
-    assert "--lengths FILE, --texts FILE or --from-stats FILE" in result.stderr
+    assert "give --lengths, --texts, or as --from-stats" in result.stderr

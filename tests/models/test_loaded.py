@@ -90,8 +90,3 @@ def test_a_failing_run_names_the_line_of_the_model() -> None:
 def test_a_loaded_model_is_passed_through() -> None:
     model = load("token_mlp")
     assert load_model(model) is model
-
-
-def test_options_that_make_no_sense_are_refused_together() -> None:
-    with pytest.raises(ModelError, match=r"batch range 4\.\.2.*maximum length 0"):
-        load("token_mlp", batch=(4, 2), max_length=0)

@@ -166,7 +166,7 @@ def test_sensitive_layers_are_kept_until_the_bound_holds(
     assert mixed.deviation.error <= bound
     assert mixed.size_bytes < choice.trials[0].size_bytes
     assert any(trial.precision == choice.precision for trial in choice.trials)
-    assert "--precision auto chose" in choice.notes[0] and "4 texts" in choice.notes[0]
+    assert "precision auto chose" in choice.notes[0] and "4 texts" in choice.notes[0]
     document = json.loads(json.dumps(choice.to_json(), allow_nan=False))
     assert document["trials"][2]["wider_products"] == mixed.kept
     assert all(len(row) == 7 for row in choice.rows())
@@ -178,7 +178,9 @@ def test_a_bound_that_fp32_itself_breaks(
 ) -> None:
     samples = text_samples(model, texts, 32)
     assert samples is not None
-    with pytest.raises(VerificationError, match="no precision reaches --max-error 1e-12") as caught:
+    with pytest.raises(
+        VerificationError, match="no precision reaches a `max_error` of 1e-12"
+    ) as caught:
         chosen(model, tmp_path, samples, 1e-12)
     assert "fp32 itself differs by" in caught.value.message
 

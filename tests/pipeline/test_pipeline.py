@@ -159,7 +159,7 @@ def test_lengths_over_the_models_limit(tiny_model: Path, tmp_path: Path) -> None
     long = LengthDistribution.from_samples([5, 41])
     with pytest.raises(LengthsError, match=r"50\.0 % of the lengths are over 40"):
         build(request(tiny_model, tmp_path, lengths=long, max_length=None))
-    with pytest.raises(LengthsError, match="--max-length is 41"):
+    with pytest.raises(LengthsError, match="`max_length` is 41"):
         build(request(tiny_model, tmp_path, max_length=41))
 
 
@@ -192,7 +192,7 @@ def test_a_failed_verification_leaves_no_bundle(
         assert list(tmp_path.iterdir()) == [work]
         hint = caught.value.hint or ""
         assert ("report the model" in hint) == blames_the_model
-        assert ("another --work-dir" in hint) != blames_the_model
+        assert ("another `work_dir`" in hint) != blames_the_model
 
 
 def test_an_unfit_library_stops_the_build(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_padding_that_is_assumed_is_told_by_the_bundle(tmp_path: Path) -> None:
         PlanError, match=r"isn't proven harmless.*_softmax.*perhaps\.py:16"
     ) as error:
         build(request(f"{source}:make", tmp_path, **wanted))
-    assert "--assume-paddable" in str(error.value.hint)
+    assert "`assume_paddable=True`" in str(error.value.hint)
     result = build(request(f"{source}:make", tmp_path, **wanted, assume_paddable=True))
     assert result.plan.padding == "assumed"
     assert any("Nothing proves that padding" in note for note in result.notes)

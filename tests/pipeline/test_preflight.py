@@ -91,7 +91,7 @@ def test_every_problem_is_in_one_list(tiny_model: Path, tmp_path: Path) -> None:
     )
     assert isinstance(error, LengthsError)  # the first one's class, so that scripts can tell causes
     assert "4 problems stand in the way" in error.message
-    for part in ("--max-length is 64", "none.txt", "/proc/made.ecb can't", "/proc/work can't"):
+    for part in ("`max_length` is 64", "none.txt", "/proc/made.ecb can't", "/proc/work can't"):
         assert part in error.message
 
 
@@ -101,7 +101,7 @@ def test_lengths_over_the_limit_are_refused_before_anything_is_loaded(
     error = refused(tiny_model, tmp_path, lengths=LONG)
     assert isinstance(error, LengthsError)
     assert "50.0 % of the lengths are over 40" in error.message
-    assert error.hint is not None and "--max-length 40" in error.hint
+    assert error.hint is not None and "`max_length=40`" in error.hint
 
 
 def test_the_limit_of_files_is_that_of_the_loaded_model(tiny_model: Path) -> None:
@@ -281,7 +281,7 @@ def test_the_work_is_kept_where_the_last_step_fails() -> None:
         raise DiskFullError("full", hint="free some space", destination=Path("x.ecb"))
     assert (work / "made").is_file()
     assert caught.value.hint == (
-        f"free some space; the work is kept: --work-dir {work} goes on from it"
+        f'free some space; the work is kept: `work_dir="{work}"` goes on from it'
     )
     shutil.rmtree(work)
     # Where the work itself filled the disk, it goes.
@@ -312,8 +312,8 @@ def test_what_cant_be_timed_here_has_to_say_how_fast_it_is(
     board: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     error = refused(tiny_model, tmp_path, target=board)
-    assert isinstance(error, CostError) and "--calibration" in str(error)
-    assert error.hint is not None and "--quick" in error.hint
+    assert isinstance(error, CostError) and "`calibration`" in str(error)
+    assert error.hint is not None and "`quick=True`" in error.hint
     error = refused(tiny_model, tmp_path, target=board, precision="auto")
     assert isinstance(error, PlanError) and "2 problems" in error.message
 
@@ -373,7 +373,7 @@ def test_what_cannot_generate_on_a_gpu_is_refused(tiny_model: Path, tmp_path: Pa
     (decoder / "config.json").write_text(json.dumps(config))
     for model, task in ((decoder, None), (tiny_model, "causal-lm")):
         text = refusal(model, "jetson-orin-nano", "auto", task)
-        assert "which TensorRT can't run" in text and "--backend triton" in text
+        assert "which TensorRT can't run" in text and '`backend="triton"`' in text
         assert refusal(model, "cuda-sm90", "triton", task) == ""
     assert refusal(decoder, "jetson-orin-nano", "auto", "logits") == ""
     assert "no backend for GPUs generates by two parts" in refusal(

@@ -79,7 +79,7 @@ def test_a_mode_that_was_asked_for_holds_for_a_calibration_with_both(
 
     document["points"] = [point for point in document["points"] if point["mode"] != mode]
     file.write_text(json.dumps(document))
-    with pytest.raises(CostError, match=f"--mode {mode}: there are only costs of the mode"):
+    with pytest.raises(CostError, match=f"`mode` {mode}: there are only costs of the mode"):
         plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=file, mode=mode)
 
 
@@ -137,5 +137,5 @@ def test_constraints_on_size_and_time_are_told_with_what_lacks(
     limits = {"max_size": 1000, "max_build_time": 0.001}
     with pytest.raises(PlanError) as caught:
         plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=calibration, **limits)
-    assert "--max-size allows 1.00 kB, but 1 bucket needs" in caught.value.message
-    assert "--max-build-time allows" in caught.value.message
+    assert "`max_size` allows 1.00 kB, but 1 bucket needs" in caught.value.message
+    assert "`max_build_time` allows" in caught.value.message

@@ -17,7 +17,7 @@ from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
-from edgecompile.errors import PlanError
+from edgecompile.errors import PlanError, UsageError
 from edgecompile.export.store import ExportStore, export_bucket
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
@@ -137,7 +137,7 @@ def test_that_padding_is_assumed_is_said_once() -> None:
     assert with_padding(made, load(Choosing())) == made
     with pytest.raises(PlanError, match="isn't proven harmless") as error:
         with_padding(plan, load(Choosing()))
-    assert "--assume-paddable" in str(error.value.hint)
+    assert "`assume_paddable=True`" in str(error.value.hint)
 
 
 def test_a_bucket_without_an_axis_of_the_model_is_refused() -> None:
@@ -158,7 +158,7 @@ def plan_with(
 
 
 def test_more_buckets_than_allowed_can_not_be_asked_for() -> None:
-    with pytest.raises(PlanError, match="3 buckets are asked for, --max-buckets is 2"):
+    with pytest.raises(UsageError, match="`buckets` is 3, but `max_buckets` is 2"):
         PlanRequest(LENGTHS, buckets=3, max_buckets=2)
 
 
@@ -193,7 +193,7 @@ def test_an_engine_s_profiles_are_bounded_by_its_time_to_build(
     planned = plan_with(model, tmp_path, "jetson-orin-nano", **asked)
     cost = planned.cost
     assert 0 < cost.bucket_build_s < cost.base_build_s and min(cost.base_size, cost.bucket_size) > 0
-    with pytest.raises(PlanError, match="--max-build-time allows"):
+    with pytest.raises(PlanError, match="`max_build_time` allows"):
         time = cost.build_s(3) - 0.01
         plan_with(model, tmp_path, "jetson-orin-nano", max_build_time=time, **asked)
     often, seldom = (
@@ -378,7 +378,7 @@ def test_a_plan_that_was_given_is_taken_as_it_is(unmeasured: None, tmp_path: Pat
             "made for the target cpu-any, not for cpu-x86-64",
         ),
         ({"made_for": {"structure": "12"}}, {}, "made for the structure 12, not for"),
-        ({}, {"max_length": 31}, "--max-length is 31, it serves up to 32"),
+        ({}, {"max_length": 31}, "`max_length` is 31, it serves up to 32"),
         (
             {"buckets": (("length", AxisRange(4, 32, 9)), ("batch", AxisRange(1, 1, 1)))},
             {},

@@ -67,7 +67,7 @@ def test_all_that_is_missing_is_named(profile: TargetProfile) -> None:
         need_torch_tensorrt(profile, "fp16")
     assert "the package torch-tensorrt isn't installed" in caught.value.message
     assert f"no GPU can be used: torch {torch.__version__}" in caught.value.message
-    assert caught.value.hint is not None and "without --backend" in caught.value.hint
+    assert caught.value.hint is not None and "without `backend`" in caught.value.hint
 
 
 @needs_none

@@ -62,18 +62,18 @@ def check_graph(
         sizes: where to run both, the smallest first: there kernels are interpreted, too.
         precision: of the lowered one; decides the tolerance.
     """
-    checks: list[GraphCheck] = []
+    found: list[GraphCheck] = []
 
     def check(module: GraphModule) -> None:
         reference = exported.program.module()
         with torch.no_grad():
             for one in sizes:
                 inputs = exported.example(one)
-                expected = _run(exported, reference, inputs)
-                outputs = _run(exported, module, inputs)
-                checks.append(_compare(GRAPH, one, outputs, expected, precision))
+                want = _run(exported, reference, inputs)
+                got = _run(exported, module, inputs)
+                found.append(_compare(GRAPH, one, got, want, precision))
 
-    return check, checks
+    return check, found
 
 
 def check_kernels(
@@ -125,21 +125,21 @@ def _interpret(task: Mapping[str, Any]) -> dict[str, Any]:
     if not any(str(node.target).startswith("edgecompile.") for node in module.graph.nodes):
         return {}
     with torch.no_grad():
-        expected = _run(exported, exported.program.module(), inputs)
+        want = _run(exported, exported.program.module(), inputs)
         with interpreted():
-            outputs = _run(exported, module, inputs)
+            got = _run(exported, module, inputs)
     try:
-        check = _compare(INTERPRETER, task["sizes"], outputs, expected, task["precision"])
+        found = _compare(INTERPRETER, task["sizes"], got, want, task["precision"])
     except VerificationError as error:
         return {"error": error.message, "hint": error.hint}
-    return check.to_json()
+    return found.to_json()
 
 
 def _run(exported: ExportedModel, module: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The outputs, and the inputs that were changed in place; ``inputs`` stay as they are."""
     changed = [spec.name for spec in exported.inputs if spec.in_place]
-    arguments = {**inputs, **{name: inputs[name].clone() for name in changed}}
-    return {**module(**arguments), **{f"{name} afterwards": arguments[name] for name in changed}}
+    given = {**inputs, **{name: inputs[name].clone() for name in changed}}
+    return {**module(**given), **{f"{name} afterwards": given[name] for name in changed}}
 
 
 def _compare(
@@ -185,7 +185,7 @@ def _compare(
         raise VerificationError(
             f"the GPU's program in {precision} ({how}, {at}) differs from the model in fp32: "
             + "; ".join(problems),
-            hint="--precision bf16 has the range of fp32, fp32 its digits"
+            hint='`precision="bf16"` has the range of fp32, fp32 its digits'
             + ("; fp16 keeps its weights" if precision in (INT8, FP8) else ""),
         )
     return GraphCheck(kind, dict(sizes), worst, min(cosines, default=None))

@@ -25,18 +25,18 @@ _PACKAGES = {
 def need_triton() -> None:
     """Raises MissingDependencyError unless the Triton that goes with torch is installed."""
     try:
-        release = version("triton")
+        found = version("triton")
     except PackageNotFoundError:
-        release = ""
-    if release != TRITON:
+        found = ""
+    if found != TRITON:
         raise MissingDependencyError(
-            f"--backend triton needs triton {TRITON}"
-            + (f", and {release} is installed" if release else ", which isn't installed"),
+            f'`backend="triton"` needs triton {TRITON}'
+            + (f", and {found} is installed" if found else ", which isn't installed"),
             hint=f"pip install --no-deps triton=={TRITON}",
         )
     if not version("torch").startswith(f"{TORCH}."):
         raise MissingDependencyError(
-            f"--backend triton needs torch {TORCH}, and {version('torch')} is installed",
+            f'`backend="triton"` needs torch {TORCH}, and {version("torch")} is installed',
             hint=f"pip install torch=={TORCH}.*",
         )
 
@@ -55,10 +55,10 @@ def find_ptxas(release: str = "") -> Path:
         )
     package, requirement = _PACKAGES[release]
     try:
-        candidates = [file for file in files(package) or () if file.name == "ptxas"]
+        found = [file for file in files(package) or () if file.name == "ptxas"]
     except PackageNotFoundError:
-        candidates = []
-    paths = [Path(str(file.locate())) for file in candidates]
+        found = []
+    paths = [Path(str(file.locate())) for file in found]
     for path in paths:
         if os.access(path, os.X_OK):
             return path
@@ -72,10 +72,10 @@ def find_ptxas(release: str = "") -> Path:
 def ptxas_version(path: Path) -> str:
     """The full version of an assembler, such as V12.8.93."""
     text = run_assembler([str(path), "--version"])
-    match = re.search(r"\bV\d+\.\d+\.\d+", text)
-    if match is None:
+    found = re.search(r"\bV\d+\.\d+\.\d+", text)
+    if found is None:
         raise ToolchainError(f"{path} doesn't say its version")
-    return match[0]
+    return found[0]
 
 
 def run_assembler(command: Sequence[str], what: str = "") -> str:

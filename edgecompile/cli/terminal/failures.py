@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,11 @@ INTERNAL = 70  # EX_SOFTWARE
 INTERRUPTED = 130  # 128 + SIGINT
 
 _FREE_SOME = "free some space, or put --output and --work-dir on another disk (TMPDIR too)"
+#: A name as errors have it (``edgecompile.checks``), alone or with a value.
+_NAMED = re.compile(r"`(\w+)(?:=([^`]*))?`")
+#: What an error keeps for a program to read, and the flag that shows it.
+_KEPT = {"__cause__": "--debug", "details": "--debug"}
+_QUOTES = "'\""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What the compiler and torch's C++ writers say where they raise no OSError.
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
@@ -90,6 +96,32 @@ def describe_failure(exc: BaseException) -> Failure:
         f"a bug in edgecompile: {type(exc).__name__}: {exc}".rstrip(": "),
         "run it again with --debug and report the traceback to the maintainers",
     )
+
+
+def in_flags(text: str, params: Iterable[click.Parameter]) -> str:
+    """The text of an error with a command line's flags in place of Python's names.
+
+    Args:
+        params: of the commands whose flags they are; of one name the last counts. A name that none
+            has stays as it is: it may be the key of a file.
+    """
+    known: dict[str | None, click.Parameter] = {}
+    for item in params:
+        # Of some options the command's argument has another name than that of the function.
+        known[item.opts[0].lstrip("-").replace("-", "_")] = known[item.name] = item
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found.groups(default="")
+        item = known.get(name)
+        if item is None:
+            return _KEPT.get(name, found[0])
+        if isinstance(item, click.Argument):
+            return item.human_readable_name
+        if isinstance(item, click.Option) and item.is_flag:
+            return (item.secondary_opts or item.opts)[0] if value == "False" else item.opts[0]
+        return f"{item.opts[0]} {value.strip(_QUOTES)}".rstrip()
+
+    return _NAMED.sub(flag, text)
 
 
 def _usage(exc: click.ClickException) -> Failure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from edgecompile.cli.terminal.failures import describe_failure
+from edgecompile.cli.terminal.failures import describe_failure, in_flags
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -100,6 +99,8 @@ class Session:
         failure = describe_failure(exc)
         if self.debug:
             traceback.print_exception(exc, file=sys.stderr)
+            if details := getattr(exc, "details", ""):
+                print(details, file=sys.stderr)
         if failure.message:
             with suppress(BrokenPipeError):
                 self.console.failure(failure.message, failure.hint)
@@ -141,20 +142,19 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         session = ctx.ensure_object(Session)
         session.enter_command()
-        from edgecompile.errors import UsageError
+        from edgecompile.errors import EdgecompileError, UsageError
 
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
             ctx.exit(session.fail(error))  # Click itself would end with 1, as for an error
-        except UsageError as error:
-            # Checks name options as a program in Python does.
-            names = {p.name: p.opts[0] for p in self.params if isinstance(p, click.Option)}
-            error.message = re.sub(
-                r"`(\w+)`",
-                lambda name: names.get(name[1], "--" + name[1].replace("_", "-")),
-                error.message,
-            )
-            cures = filter(None, (error.hint, f"see '{ctx.command_path} --help'"))
-            error.hint = "; ".join(cures)
+        except EdgecompileError as error:
+            root = ctx.find_root().command
+            build = root.get_command(ctx, "build") if isinstance(root, click.Group) else None
+            params = [*(build.params if build is not None else ()), *self.params]
+            error.message = in_flags(error.message, params)
+            cures = [in_flags(error.hint, params)] if error.hint else []
+            if isinstance(error, UsageError):
+                cures.append(f"see '{ctx.command_path} --help'")
+            error.hint = "; ".join(cures) or None
             raise

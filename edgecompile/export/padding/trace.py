@@ -153,16 +153,16 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return unknown_of(item) if isinstance(item, torch.Tensor) else False
 
         try:
-            parts = run(values_of, True), run(open_of), run(codes_of)
+            made = run(values_of, True), run(open_of), run(codes_of)
         except RuntimeError:  # there may be no kernel for the codes' type
             if func.is_view:
                 raise
             return None
-        if isinstance(parts[0], torch.Tensor):
-            return Coded(*parts)
-        return type(parts[0])(
+        if isinstance(made[0], torch.Tensor):
+            return Coded(*made)
+        return type(made[0])(
             Coded(*items) if isinstance(items[0], torch.Tensor) else items[0]
-            for items in zip(*parts, strict=True)
+            for items in zip(*made, strict=True)
         )
 
     def _change(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -176,45 +176,43 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 func(target, *rest)
             return target
         if name == "copy_":
-            result = args[1]
+            made = args[1]
         elif name in ("fill_", "zero_"):
-            result = args[1] if len(args) > 1 else 0
+            made = args[1] if len(args) > 1 else 0
         else:
             plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
             form = getattr(plain, func._overloadname, None)
             if form is None or not name.endswith("_"):
                 raise Stop(name, f"nothing is known of what the operator {name} writes")
-            result, known = self._apply(form, name.removesuffix("_"), args, kwargs)
+            made, known = self._apply(form, name.removesuffix("_"), args, kwargs)
             self._note(
-                name.removesuffix("_"), known, [a for a in args if isinstance(a, Coded)], result
+                name.removesuffix("_"), known, [a for a in args if isinstance(a, Coded)], made
             )
         if not isinstance(target, Coded):
-            if not unknown_of(result).any():
-                target.copy_(values_of(result))
+            if not unknown_of(made).any():
+                target.copy_(values_of(made))
                 return target
             raise Stop(name, "the model writes what depends on its inputs into a tensor of its own")
-        value = values_of(result)
+        value = values_of(made)
         if isinstance(value, torch.Tensor):
             target.value.copy_(value)
-            target.unknown.copy_(unknown_of(result))
-            target.code.copy_(self.codes.of(result))
+            target.unknown.copy_(unknown_of(made))
+            target.code.copy_(self.codes.of(made))
         else:
             target.value.fill_(value)
             target.unknown.fill_(False)
-        target.source = result.source if isinstance(result, Coded) else target.source
+        target.source = made.source if isinstance(made, Coded) else target.source
         return target
 
     def _note(self, name: str, known: bool, coded: list[Coded], result: Any) -> None:
-        tensors = [item for item in tree_flatten(result)[0] if isinstance(item, Coded)]
-        if self.records is None or not tensors:
+        made = [item for item in tree_flatten(result)[0] if isinstance(item, Coded)]
+        if self.records is None or not made:
             return
-        codes = torch.cat(
-            [self.codes.of(m).masked_fill(~m.unknown, 0).reshape(-1) for m in tensors]
-        )
+        codes = torch.cat([self.codes.of(m).masked_fill(~m.unknown, 0).reshape(-1) for m in made])
         number = len(self.records)
         sources = tuple(item.source for item in coded if item.source >= 0)
         self.records.append(Record(name, known, _place(), sources, torch.unique(codes)))
-        for item in tensors:
+        for item in made:
             item.source = number
 
 

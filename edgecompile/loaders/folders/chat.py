@@ -52,6 +52,6 @@ def read_chat(folder: Path) -> bytes | None:
         raise ModelError(
             f"'{folder}' has a chat template of {len(data)} bytes, a bundle takes {MAX_CHAT_BYTES} at "
             "most",
-            hint="--no-tokenizer leaves it out",
+            hint="`keep_tokenizer=False` leaves it out",
         )
     return data

@@ -87,7 +87,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         outputs = tuple(spec for spec in outputs if spec.name in kept)
     if options.softmax and not any(spec.name.endswith("scores") for spec in outputs):
         raise ModelError(
-            f"--softmax: {type(transformer).__name__} has no logits, only "
+            f"`softmax`: {type(transformer).__name__} has no logits, only "
             + ", ".join(spec.name for spec in outputs)
         )
     return LoadedModel(

@@ -17,7 +17,7 @@ from edgecompile.loaders.folders.sentence_modules import (
     SentencePipeline,
 )
 from edgecompile.models.modules import NamedModule, name_outputs
-from edgecompile.models.options import POOLING_MODES, LoadOptions
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import OutputSpec
 from edgecompile.models.tasks import Task
 
@@ -81,17 +81,14 @@ def pipeline_for(
     problems = []
     if options.pooling is not None:
         if pooling is not None:
-            problems.append("the folder's modules.json says how it pools, --pooling does, too")
+            problems.append("the folder's modules.json says how it pools, `pooling` does, too")
         if task.name not in ("feature-extraction", "seq2seq-encoder"):
-            problems.append(f"--pooling is for feature-extraction, not for {task.name}")
-        if options.pooling not in POOLING_MODES:
-            problems.append(f"there is no pooling '{options.pooling}': {', '.join(POOLING_MODES)}")
-        else:
-            pooling = Pooling((options.pooling,))
+            problems.append(f"`pooling` is for feature-extraction, not for {task.name}")
+        pooling = Pooling((options.pooling,))
     if options.normalize and pooling is None:
-        problems.append("--normalize is for an embedding, which takes --pooling or a modules.json")
+        problems.append("`normalize` is for an embedding, which takes `pooling` or a modules.json")
     if options.softmax and (pooling is not None or task.bare):
-        problems.append(f"--softmax is for classifiers, not for {task.name}")
+        problems.append(f"`softmax` is for classifiers, not for {task.name}")
     if problems:
         raise ModelError("; ".join(problems))
     if options.normalize and not (steps and isinstance(steps[-1], Normalize)):
@@ -124,7 +121,7 @@ def assemble(
         if kind == "regression":
             raise ModelError(
                 "the model's output is a number, not classes: config.json says regression",
-                hint="leave --softmax out",
+                hint="leave `softmax` out",
             )
         single = len(getattr(model.config, "id2label", None) or {}) == 1
         independent = kind == "multi_label_classification" or (kind is None and single)

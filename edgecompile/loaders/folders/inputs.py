@@ -78,7 +78,7 @@ def find_inputs(
     if kind != "text" and options.token_type_ids:
         raise ModelError(f"'{folder}': {type(model).__name__} takes no token_type_ids")
     if kind != "image" and options.image_size is not None:
-        raise ModelError(f"--image-size is for images, but this model reads {kind}")
+        raise ModelError(f"`image_size` is for images, but this model reads {kind}")
     if kind == "audio":
         return audio_inputs(model, folder, options)
     if kind == "image":
@@ -154,7 +154,7 @@ def audio_inputs(model: Any, folder: Path, options: LoadOptions) -> FolderInputs
         if options.max_length is not None:
             raise ModelError(
                 f"{type(model).__name__} takes inputs of one size only",
-                hint="leave --max-length out",
+                hint="leave `max_length` out",
             )
         shape = (BATCH, *fixed(config))
         batch = {BATCH: _batch_limits(options)}
@@ -227,7 +227,7 @@ def image_inputs(model: Any, folder: Path, options: LoadOptions) -> FolderInputs
         ModelError: a maximum length is asked for, or a dynamic size where the model has one only.
     """
     if options.max_length is not None:
-        raise ModelError("images have no length", hint="leave --max-length out; see --image-size")
+        raise ModelError("images have no length", hint="leave `max_length` out; see `image_size`")
     config, notes = model.config, []
     own = _pair(getattr(config, "image_size", None))
     said = _processed(folder)
@@ -235,7 +235,7 @@ def image_inputs(model: Any, folder: Path, options: LoadOptions) -> FolderInputs
     if usual is None:
         usual = (_USUAL_EDGE, _USUAL_EDGE)
         notes.append(
-            f"the folder names no size of images: {_USUAL_EDGE} by {_USUAL_EDGE}; see --image-size"
+            f"the folder names no size of images: {_USUAL_EDGE} by {_USUAL_EDGE} is taken, as none is asked for"
         )
     spans = options.image_size or ((usual[0], usual[0]), (usual[1], usual[1]))
     sizes: dict[str, AxisLimits] = {}

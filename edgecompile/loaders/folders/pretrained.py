@@ -192,7 +192,7 @@ def _load_error(
             f"'{folder}': the model brings its own code (auto_map in config.json), which is never "
             "run from a folder",
             hint="write a factory (file.py:function) that builds the module with code of yours; "
-            "--debug shows what transformers says",
+            "`__cause__` shows what transformers says",
         )
     return ModelError(
         f"'{folder}' can't be loaded by transformers {version}: {describe_error(exc)}",

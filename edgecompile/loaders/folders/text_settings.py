@@ -64,14 +64,14 @@ def _check_tokenizer(path: Path) -> None:
     if size > MAX_TOKENIZER_BYTES:
         raise ModelError(
             f"'{path}' has {size} bytes, a bundle takes a tokenizer of {MAX_TOKENIZER_BYTES} at most",
-            hint="--no-tokenizer leaves it out",
+            hint="`keep_tokenizer=False` leaves it out",
         )
     found = read_object(path, "the tokenizer")
     if not isinstance(found.get("model"), dict):
         raise ModelError(
             f"'{path}' is no tokenizer: it has no model",
             hint="AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes one; or "
-            "--no-tokenizer",
+            "leave it out: `keep_tokenizer=False`",
         )
 
 

@@ -113,7 +113,7 @@ class GeneratorMaker:
             if not getattr(model.config, "is_encoder_decoder", False):
                 raise ModelError(
                     f"{type(model).__name__} has no encoder of its own",
-                    hint="--task causal-lm is for models of a decoder alone",
+                    hint='`task="causal-lm"` is for models of a decoder alone',
                 )
             text = model.get_decoder()
         else:
@@ -198,7 +198,7 @@ class GeneratorMaker:
                 shapes = find_caches(model)
                 want = model(input_ids=self.tokens, use_cache=False).logits[0]
                 steps = (GenerationStep(model, shapes, way).eval() for way in WAYS)
-                hint = "--task logits compiles it without a cache"
+                hint = '`task="logits"` compiles it without a cache'
                 step = find_step(steps, self.own, self.tokens, want, pad=self.pad, hint=hint)
             attend_always(model, step.way.attention or self.own)
         axes = {LENGTH: AxisLimits(1, most), CONTEXT: AxisLimits(most, most)}
@@ -227,7 +227,7 @@ class GeneratorMaker:
                     GenerationStep(alone, projections.caches, way, source=True).eval()
                     for way in SOURCE_WAYS
                 )
-                hint = "--task seq2seq-encoder compiles the encoder alone"
+                hint = '`task="seq2seq-encoder"` compiles the encoder alone'
                 more = whole(**tried)
                 step = find_step(steps, own, tokens, want, pad=self.pad, hint=hint, more=more)
         encoder = LoadedModel(
@@ -274,7 +274,7 @@ def _source_inputs(
         if made.length_axis == LENGTH:
             raise ModelError(
                 f"{type(model).__name__} reads {name} of any length, which generation doesn't take",
-                hint="models of texts, and Whisper, are supported; the encoder alone: --task audio",
+                hint='models of texts, and Whisper, are supported; the encoder alone: `task="audio"`',
             )
         notes.extend(made.notes)
         return name, made.inputs, dict(made.axes)
@@ -301,7 +301,7 @@ def _source_rows(encoder: LoadedModel) -> str | int:
         return rows
     raise ModelError(
         f"{encoder.name} gives another number of rows than it is given tokens",
-        hint="--task seq2seq-encoder compiles the encoder alone",
+        hint='`task="seq2seq-encoder"` compiles the encoder alone',
     )
 
 

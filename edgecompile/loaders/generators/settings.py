@@ -54,18 +54,18 @@ def refuse_unused(options: LoadOptions, served: str, *, without: str) -> None:
         ModelError: lists all of them.
     """
     given = [name for name in options.to_json() if name not in ("task", "max_context")]
-    problems = ["--" + name.replace("_", "-") for name in given if getattr(options, name)]
+    problems = [f"`{name}`" for name in given if getattr(options, name)]
     problems += [f"a pad value for {name}" for name in options.pad if name != INPUT]
     wrong, hints = [], []
     if problems:
         wrong.append(
             f"{', '.join(problems)}: not for generation, whose inputs and outputs are settled"
         )
-        hints.append(f"leave it out, or compile the model without a cache: --task {without}")
+        hints.append(f'leave it out, or compile the model without a cache: `task="{without}"`')
     lo, hi = options.batch or (1, 1)
     if (lo, hi) != (1, 1):
         wrong.append(f"a batch of {lo}..{hi} was asked for, but generation has a batch of 1")
-        hints.append(f"leave --batch out: {served} are served one after another")
+        hints.append(f"leave `batch` out: {served} are served one after another")
     if wrong:
         raise ModelError("; ".join(wrong), hint="; ".join(hints))
 
@@ -84,12 +84,12 @@ def context_limit(own: int | None, wanted: int | None, notes: list[str]) -> int:
     if wanted is not None and own is not None and wanted > own:
         raise ModelError(
             f"a context of {wanted} tokens was asked for, but the model has {own} positions",
-            hint=f"--max-context {own} or less",
+            hint=f"`max_context` may be {own} or less",
         )
     if wanted is None and (own is None or own > DEFAULT_CONTEXT):
         allowed = "any length" if own is None else f"{own} tokens"
         notes.append(
-            f"the context is {DEFAULT_CONTEXT} tokens; the model allows {allowed} (--max-context)"
+            f"the context is {DEFAULT_CONTEXT} tokens, as none is asked for; the model allows {allowed}"
         )
     return wanted or min(own or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 

@@ -101,7 +101,7 @@ def find_projections(model: Any, own: str, hidden: Tensor, start: int) -> Projec
     except Exception as exc:  # whatever a model raises that isn't made for this
         hint = (
             "models whose decoder projects the encoder's result for each layer, as T5, BART and "
-            "Whisper do, are supported; the encoder alone: --task seq2seq-encoder"
+            'Whisper do, are supported; the encoder alone: `task="seq2seq-encoder"`'
         )
         raise refuse_caches(model, describe_error(exc), hint) from exc
     finally:

@@ -42,7 +42,7 @@ def find_caches(model: Any) -> tuple[KeyValueShape, ...]:
     except Exception as exc:  # whatever a model raises that isn't made for this
         hint = (
             "models whose layers keep keys and values of all tokens are supported; without a cache: "
-            "--task logits"
+            '`task="logits"`'
         )
         raise refuse_caches(model, describe_error(exc), hint) from exc
 

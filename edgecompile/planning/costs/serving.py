@@ -14,7 +14,8 @@ from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.server.schedule.batches import Batches
 from edgecompile.server.schedule.costs import CostTable, read_costs
 
-_HINT = "build it with --profile server, or measure on the server: bench BUNDLE --serving FILE"
+_BUILD = 'build it with `profile="server"`'
+_HINT = _BUILD + ", or measure on the server: bench BUNDLE --serving FILE"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def read_serving(bundle: str | os.PathLike[str], costs: Path | None = None) -> S
     if not layout.joins:
         raise CostError(
             f"{bundle}: nothing says that requests can share a run",
-            hint="build it with --profile server",
+            hint=_BUILD,
         )
     extent = manifest.axes[manifest.length_axis]
     cpus, steps = plan.get("cpus"), plan.get("length_percentiles") or [extent.lo, extent.hi]

@@ -92,7 +92,7 @@ def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_S
         known = parse_calibration({**document, "bucket_cost": cost.to_json()}, "the measurement")
     else:
         subject.notes.add(
-            f"costs that were measured here on {known.date} are used; --measure-again repeats it"
+            f"costs that were measured here on {known.date} are used, as long as nobody asks to measure again"
         )
     model = measured_costs(known, "measured", second=serving.scope.second)
     return Costs(model, serving.scope, known.bucket_cost, spec)
@@ -192,7 +192,7 @@ def _modelled(subject: Subject, weights: Precision) -> Costs:
         f"this host can't run the code of {profile.name}, so the costs are a roofline of its "
         "profile; measure on the device: "
         + ("finish, " if gpu else "plan --calibration-bundle, ")
-        + "bench --calibrate, plan --calibration"
+        + "bench --calibrate; then plan with that calibration"
         + (f"; {serving.note}" if serving.note else "")
     )
     precision = request.precision_for(profile) if gpu else weights.name
@@ -248,8 +248,8 @@ def _only(curve: CostGrid, modes: tuple[Mode, ...]) -> CostGrid:
     """
     if not set(modes) & set(curve.modes):
         raise CostError(
-            f"--mode {' or '.join(modes)}: there are only costs of the mode {curve.modes[0]}",
-            hint="calibrate with a bundle made with the same --mode",
+            f"`mode` {' or '.join(modes)}: there are only costs of the mode {curve.modes[0]}",
+            hint="calibrate with a bundle made with the same `mode`",
         )
     return curve.only(modes)
 

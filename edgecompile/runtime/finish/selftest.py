@@ -112,13 +112,13 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
                 lines.append("not tested: {}".format(error.message))
                 continue
             try:
-                results = run_cases(runner)
+                found = run_cases(runner)
             except _GpuFailed as carrier:
                 raise carrier.error from None
             finally:
                 runner.close()
             modes.append(mode)
-            for item in results:
+            for item in found:
                 del item["outputs"]
                 cases.append(dict(item, mode=mode))
         tested = {item["bucket"] for item in cases}

@@ -30,7 +30,7 @@ def open_session(bundle: OpenBundle) -> "Session":
     """See ``Model.session``."""
     spec, variant = bundle.manifest.generation, bundle.variant
     if spec is None:
-        hint = "build it as a language model: edgecompile build --task causal-lm"
+        hint = "build it as a language model, for the task causal-lm"
         text = "{} is not a language model, so it cannot generate text"
         raise GenerationError(text.format(bundle.path), hint)
     on_gpu = variant.backend == TRITON and bundle.encoder is None
@@ -120,10 +120,10 @@ class Session(Unique, Generator):
             self._turn = weakref.ref(stream)
             if request.source is not None:
                 self._read(request.source)
-            prefix = min(_common(request.prompt, self._tokens), len(request.prompt) - 1)
-            del self._tokens[prefix:]
-            stream.reused = prefix
-            return self._extend(request.prompt[prefix:])
+            kept = min(_common(request.prompt, self._tokens), len(request.prompt) - 1)
+            del self._tokens[kept:]
+            stream.reused = kept
+            return self._extend(request.prompt[kept:])
 
     def _read(self, source: "Dict[str, NDArray[Any]]") -> None:
         """Lets the encoder read a source, if it isn't the one before."""
@@ -202,8 +202,8 @@ class Session(Unique, Generator):
         last: "NDArray[np.int64]",
     ) -> Run:
         spec = self._spec
-        inputs = {spec.input: ids, spec.position: position, spec.last: last, **self._cross}
-        return self._caches.bind(chunk, inputs, self._logits)
+        given = {spec.input: ids, spec.position: position, spec.last: last, **self._cross}
+        return self._caches.bind(chunk, given, self._logits)
 
 
 def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":

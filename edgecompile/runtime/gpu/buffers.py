@@ -156,7 +156,7 @@ class CacheMemory:
             self._base = cuda.malloc(end)
         except GpuError as error:
             text = "{} bytes for the caches of a text: {}".format(end, error.message)
-            hint = "build the bundle with a smaller --max-context, or keep fewer sessions"
+            hint = "build the bundle with a smaller max_context, or keep fewer sessions"
             raise GpuError(text, hint, error.name, error.number, error.sticky) from None
         self.addresses = {name: self._base + offset for name, offset in offsets.items()}
 

@@ -124,7 +124,7 @@ def _spec(model: Bundle) -> TextSpec:
     if spec is None:
         raise TokenizerError(
             "{}: the bundle holds no tokenizer".format(model.manifest.name),
-            "build it from a folder with a tokenizer.json and without --no-tokenizer, or give token "
+            "build it from a folder with a tokenizer.json, and keep the tokenizer; or give token "
             "ids to run()",
         )
     return spec
@@ -159,10 +159,10 @@ class TextEncoder(Unique):
         """
         prepared = [self._prepare(i, text, prompt) for i, text in enumerate(_listed(texts))]
         result = []
-        for encoding in self._tokenizer.encode_batch(prepared):
-            cut = bool(encoding.overflowing)
-            ids, types = tuple(encoding.ids), tuple(encoding.type_ids)
-            result.append(TokenizedText(ids, types, tuple(encoding.offsets), cut))
+        for found in self._tokenizer.encode_batch(prepared):
+            cut = bool(found.overflowing)
+            ids, types = tuple(found.ids), tuple(found.type_ids)
+            result.append(TokenizedText(ids, types, tuple(found.offsets), cut))
         self._check(result, truncate)
         return result
 
@@ -186,8 +186,8 @@ class TextEncoder(Unique):
         layout = self._layout
         rows: List[Dict[str, NDArray[Any]]] = [{} for _ in tokenized]
         for group in layout.group([len(item.ids) for item in tokenized]):
-            batch = [tokenized[i] for i in group]
-            outputs = model.run(layout.make_inputs(batch, self._spec.pad_id))
+            chosen = [tokenized[i] for i in group]
+            outputs = model.run(layout.make_inputs(chosen, self._spec.pad_id))
             for row, index in enumerate(group):
                 for name, array in outputs.items():
                     rows[index][name] = layout.cut(name, array[row], len(tokenized[index].ids))
@@ -197,8 +197,8 @@ class TextEncoder(Unique):
         prompts = self._spec.prompts
         name = self._spec.default_prompt if prompt is None else prompt
         if name is not None and (not isinstance(name, str) or name not in prompts):
-            names = ", ".join(repr(shorten(item)) for item in prompts) or "none"
-            message = "there is no prompt {!r}; the bundle has {}".format(shorten(name), names)
+            known = ", ".join(repr(shorten(item)) for item in prompts) or "none"
+            message = "there is no prompt {!r}; the bundle has {}".format(shorten(name), known)
             raise InputError(message)
         parts: Any = (text,) if isinstance(text, str) else text
         if not isinstance(parts, (tuple, list)) or len(parts) not in (1, 2):
@@ -234,7 +234,7 @@ class TextEncoder(Unique):
             raise InputError(
                 "the tokenizer tells the second text of a pair by its type, which this bundle doesn't "
                 "take",
-                "build it with --token-type-ids",
+                "build it with token_type_ids",
             )
         empty = [str(i) for i, text in enumerate(texts) if not text.ids]
         if empty:

@@ -66,7 +66,7 @@ def test_limits_bound_the_number() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_buckets": 0}, "--max-buckets is 0"),
+        ({"max_buckets": 0}, "`max_buckets` is 0"),
         ({"buckets": 5000}, "5000 buckets are wanted"),
         ({"max_buckets": None}, "every size would get its own"),
         ({"price_per_bucket": -1.0}, "price per bucket is -1.0"),

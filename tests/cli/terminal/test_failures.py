@@ -11,9 +11,14 @@ from pathlib import Path
 import click
 import pytest
 
-from edgecompile.cli.terminal.failures import describe_failure
-from edgecompile.errors import CompileError, DiskFullError, PlanError
+from edgecompile.cli.build import command as build_command
+from edgecompile.cli.plan import command as plan_command
+from edgecompile.cli.terminal.failures import describe_failure, in_flags
+from edgecompile.cli.terminal.session import Session
+from edgecompile.errors import CompileError, DiskFullError, ExportError, PlanError
 from tests.cli.command import run
+
+BUILD = ("build", "m:make", "--lengths", "lengths.txt")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,13 @@ from tests.cli.command import run
             "--lengths and --from-stats exclude",
         ),
         (("export", "m"), "--work-dir"),
+        (
+            (*BUILD, "--buckets", "3", "--max-buckets", "2"),
+            "--buckets is 3, but --max-buckets is 2",
+        ),
+        ((*BUILD, "--alternatives", "2"), "hint: leave it out, or choose --backend triton or both"),
+        ((*BUILD, "--pooling", "mean"), "--pooling: for folders in Hugging Face layout"),
+        (("build", "", "--lengths", "x"), "MODEL is ''"),
     ],
 )
 def test_wrong_usage_says_what_and_where_to_look(
@@ -165,6 +177,7 @@ def test_a_name_that_is_no_text_is_shown_one_way(files: Path) -> None:
 
 def test_debug_shows_the_traceback(files: Path) -> None:
     quiet, debug = run("lengths", "absent"), run("lengths", "absent", "--debug")
+    assert "hint: --lengths takes a file" in quiet.stderr
     assert "Traceback" not in quiet.stderr
     assert "Traceback" in debug.stderr and quiet.stderr in debug.stderr
     assert quiet.exit_code == debug.exit_code == 30
@@ -211,6 +224,30 @@ def test_failures_are_described(error: BaseException, code: int, message: str) -
     assert bool(failure.message) == bool(message)
 
 
+def test_errors_name_flags() -> None:
+    """Errors name arguments of Python; a command says its own flags."""
+    for text, expected in (
+        ("`max_length` is 5", "--max-length is 5"),
+        ("`mode=\"pad\"` or `target='x y'`", "--mode pad or --target x y"),
+        ("`jobs=1`, `force=True`, `quick`", "--jobs 1, --force, --quick"),
+        ("`keep_tokenizer=False` or `emulation=False`", "--no-tokenizer or --no-emulation"),
+        ("`token_type_ids=False`, `token_type_ids=True`", "--no-token-type-ids, --token-type-ids"),
+        ("`stats`, `plan`, `model`", "--from-stats, --plan, --model"),
+        ("`__cause__` and `details` show", "--debug and --debug show"),
+        ("`axes`, the key `tensorrt`, `edgecompile build`", None),
+    ):
+        params = [*build_command.params, *plan_command.params]
+        assert in_flags(text, params) == (expected or text)
+    assert in_flags("`model`, `report`", build_command.params) == "MODEL, `report`"
+
+
 def test_the_cure_is_told() -> None:
     assert describe_failure(PlanError("no plan", hint="cure")).hint == "cure"
     assert "--work-dir" in (describe_failure(full()).hint or "")
+
+
+def test_debug_shows_what_an_error_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+    session = Session()
+    for session.debug in (False, True):
+        session.fail(ExportError("no export", details="torch said this"))
+        assert ("torch said this" in capsys.readouterr().err) == session.debug

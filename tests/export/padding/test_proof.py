@@ -269,11 +269,11 @@ def test_what_was_found_out_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_trials_find_is_refused_whatever_is_assumed() -> None:
     with pytest.raises(PlanError, match="_softmax") as error:
         require_paddable(made(attend(-20.0)), lengths(2, 40), assume=True)
-    assert "--assume-paddable" not in str(error.value.hint)
+    assert "assume_paddable" not in str(error.value.hint)
     perhaps = made(attend(-1e4))
     with pytest.raises(PlanError, match="isn't proven harmless") as error:
         require_paddable(perhaps, lengths(2, 40))
-    assert "--assume-paddable" in str(error.value.hint)
+    assert "`assume_paddable=True`" in str(error.value.hint)
     assert require_paddable(perhaps, lengths(2, 40), assume=True) == "assumed"
 
 

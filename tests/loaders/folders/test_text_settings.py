@@ -98,7 +98,7 @@ def test_a_tokenizer_that_is_too_large(folder: Path) -> None:
         file.truncate((64 << 20) + 1)
     with pytest.raises(ModelError, match="67108865 bytes") as failure:
         describe_texts(model, AXES)
-    assert "--no-tokenizer" in (failure.value.hint or "")
+    assert "`keep_tokenizer=False`" in (failure.value.hint or "")
 
 
 def test_texts_through_a_real_bundle(tiny_bundle: Path, tiny_model: Path) -> None:

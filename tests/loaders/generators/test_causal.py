@@ -191,9 +191,9 @@ def test_what_cant_be_planned_is_said(llama: LoadedModel, tmp_path: Path) -> Non
     exports = ExportStore(llama, tmp_path)
     with pytest.raises(ModelError, match="which TensorRT can't run") as caught:
         make_subject(exports, load_target("jetson-orin-nano"), short, tmp_path)
-    assert "--backend triton" in (caught.value.hint or "")
+    assert '`backend="triton"`' in (caught.value.hint or "")
     make_subject(exports, load_target("cuda-sm90"), replace(short, backend="triton"), tmp_path)
-    with pytest.raises(ModelError, match="which --runtime torch can't run"):
+    with pytest.raises(ModelError, match='which `runtime="torch"` can\'t run'):
         make_subject(exports, load_target("cpu-x86-64"), replace(short, runtime="torch"), tmp_path)
 
     def plan(request: PlanRequest) -> BucketPlan:
@@ -229,12 +229,12 @@ def test_a_folder_generates_by_default(tmp_path: Path) -> None:
         load_model(folder, max_context=41)
     with pytest.raises(ModelError, match=r"a batch of 1\.\.2"):
         load_model(folder, batch=(1, 2))
-    with pytest.raises(ModelError, match=r"--pooling, --softmax, .* for mask: not for generation"):
+    with pytest.raises(ModelError, match=r"`pooling`, `softmax`, .* for mask: not for generation"):
         load_model(folder, pooling="mean", softmax=True, pad={"mask": 0})
-    with pytest.raises(ModelError, match=r"--pooling: not .*; a batch of 1\.\.2") as both:
+    with pytest.raises(ModelError, match=r"`pooling`: not .*; a batch of 1\.\.2") as both:
         load_model(folder, pooling="mean", batch=(1, 2))
-    assert both.value.hint is not None and "--task logits; leave --batch out" in both.value.hint
-    with pytest.raises(ModelError, match=r"--max-context: for language models that generate"):
+    assert both.value.hint is not None and '`task="logits"`; leave `batch` out' in both.value.hint
+    with pytest.raises(ModelError, match=r"`max_context`: for language models that generate"):
         load_model(folder, task="logits", max_context=32)
 
 
@@ -319,4 +319,4 @@ def test_a_model_that_disagrees_with_itself_is_refused() -> None:
         ModelError, match=r"GPTNeoForCausalLM can't generate .* differ by"
     ) as caught:
         load_family("gpt_neo")
-    assert "--task logits" in str(caught.value.hint)
+    assert '`task="logits"`' in str(caught.value.hint)

@@ -179,7 +179,7 @@ def test_an_encoder_of_one_size_has_no_longest_length() -> None:
     request = PlanRequest(LengthDistribution.from_samples([1]), max_length=3)
     with pytest.raises(LengthsError, match="takes inputs of one size only") as caught:
         plan_scope(made.encoder, request)
-    assert caught.value.hint == "leave --max-length out"
+    assert caught.value.hint == "leave `max_length` out"
 
 
 def test_a_text_begins_as_in_transformers() -> None:

@@ -183,7 +183,7 @@ def test_what_the_file_says_about_cutting_and_filling_isnt_heeded(tmp_path: Path
 def test_pairs_need_an_input_for_their_types(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="second text of a pair") as failure:
         make(tmp_path).encode([("the cat", "mat")])
-    assert "--token-type-ids" in (failure.value.hint or "")
+    assert "token_type_ids" in (failure.value.hint or "")
     inputs = copy.deepcopy(DOCUMENT["inputs"])
     inputs.append({**inputs[1], "name": "token_type_ids"})
     fed = {**TEXT["inputs"], "token_type_ids": "type_ids"}

@@ -271,4 +271,4 @@ def test_too_little_memory_for_the_caches(
     monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.0;driver=12080;memory=2000")
     with pytest.raises(GpuError, match=r"3584 bytes for the caches of a text") as caught:
         open_bundle(path)
-    assert "--max-context" in (caught.value.hint or "")
+    assert "max_context" in (caught.value.hint or "")

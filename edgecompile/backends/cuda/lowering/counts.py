@@ -64,8 +64,8 @@ class _Counting:
         return True
 
     def _value(self, node: Node) -> Tensor:
-        constant = constant_of(self.gm, node)
-        value = value_of(node) if constant is None else constant
+        found = constant_of(self.gm, node)
+        value = value_of(node) if found is None else found
         assert value is not None
         return value
 

@@ -119,12 +119,12 @@ def _owner(low: Lowering, node: Node) -> Tensor:
 
 def _readers(low: Lowering) -> dict[int, list[tuple[Node, Node]]]:
     """Who reads each constant, under all of its names: the node and its ``get_attr``."""
-    readers: dict[int, list[tuple[Node, Node]]] = {}
+    found: dict[int, list[tuple[Node, Node]]] = {}
     for node in low.gm.graph.nodes:
         if constant_of(low.gm, node) is not None:
             users = [(user, node) for user in node.users]
-            readers.setdefault(id(_owner(low, node)), []).extend(users)
-    return readers
+            found.setdefault(id(_owner(low, node)), []).extend(users)
+    return found
 
 
 def _is_matrix_of(user: Node, constant: Node) -> bool:
