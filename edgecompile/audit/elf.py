@@ -185,10 +185,10 @@ def _read(elf: ELFFile, path: Path) -> ElfInfo:
             )
         elif symbol["st_other"]["visibility"] in ("STV_DEFAULT", "STV_PROTECTED"):
             exported.add(symbol.name)
-    asked: dict[tuple[str, str], list[str]] = {pair: [] for pair in versions.values()}
+    needs: dict[tuple[str, str], list[str]] = {pair: [] for pair in versions.values()}
     for name, symbol in sorted(undefined.items()):
         if symbol.version:
-            asked[symbol.library, symbol.version].append(name)
+            needs[symbol.library, symbol.version].append(name)
     return ElfInfo(
         name=path.name,
         kind=kind,
@@ -196,7 +196,7 @@ def _read(elf: ELFFile, path: Path) -> ElfInfo:
         soname=next(iter(dynamic.get("DT_SONAME", [])), ""),
         needed=tuple(dynamic.get("DT_NEEDED", ())),
         rpath=(*dynamic.get("DT_RPATH", ()), *dynamic.get("DT_RUNPATH", ())),
-        version_needs=tuple(VersionNeed(*pair, tuple(asked[pair])) for pair in sorted(asked)),
+        version_needs=tuple(VersionNeed(*pair, tuple(needs[pair])) for pair in sorted(needs)),
         executable_stack=_executable_stack(elf, sections, kind),
         text_relocations="DT_TEXTREL" in dynamic
         or any(flags & _DF_TEXTREL for flags in dynamic.get("DT_FLAGS", ())),

@@ -216,7 +216,7 @@ def _count(
         text = "\t" + text
         if text not in seen:
             seen[text] = look(text)
-        if (found := seen[text]) is None:
+        if (traits := seen[text]) is None:
             continue
         if functions:
             address = int(place, 16)
@@ -226,7 +226,7 @@ def _count(
                 function = functions[index][2]
         if _GUARDED.match(function):
             continue
-        width, names = found
+        width, names = traits
         if width is not None:
             operations[width] += 1
         for feature in names:

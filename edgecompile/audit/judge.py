@@ -222,12 +222,12 @@ def judge(
 
 def _evidence(library: Path, arch: str, objdump: str) -> InstructionEvidence:
     """The evidence in a library's instructions, found once for all libraries of the same content."""
-    known = (file_sha256(library), arch, objdump)
-    if known not in _seen:
+    key = (file_sha256(library), arch, objdump)
+    if key not in _seen:
         if len(_seen) >= _MOST_SEEN:
             _seen.clear()
-        _seen[known] = scan_instructions(library, arch, objdump)
-    return _seen[known]
+        _seen[key] = scan_instructions(library, arch, objdump)
+    return _seen[key]
 
 
 def _error(rule: str, what: str, cure: str = "") -> Finding:

@@ -51,8 +51,8 @@ def measure_agreement(
         for index, (name, worker) in enumerate(workers.items()):
             path = folder / f"{index}.npz"
             worker.save(lengths, path, seed=seed, timeout=SAVE_TIMEOUT)
-            with np.load(path, allow_pickle=False) as got:
-                agreement[name] = compare_outputs(name, got, expected)
+            with np.load(path, allow_pickle=False) as outputs:
+                agreement[name] = compare_outputs(name, outputs, expected)
             path.unlink()
     return agreement
 

@@ -57,9 +57,9 @@ class Baseline:
 
 def clean_environment(baseline: Baseline, threads: int) -> dict[str, str]:
     """The environment of a baseline's process: the same for all but for what it asks for."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_SCRUBBED)}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(_SCRUBBED)}
     count = str(threads)
-    kept |= {
+    environment |= {
         "OMP_NUM_THREADS": count,
         "MKL_NUM_THREADS": count,
         "OPENBLAS_NUM_THREADS": count,
@@ -69,8 +69,8 @@ def clean_environment(baseline: Baseline, threads: int) -> dict[str, str]:
         **baseline.environment,
     }
     if baseline.path:
-        kept["PYTHONPATH"] = os.pathsep.join(baseline.path)
-    return kept
+        environment["PYTHONPATH"] = os.pathsep.join(baseline.path)
+    return environment
 
 
 class WorkerProcess:

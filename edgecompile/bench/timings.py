@@ -98,8 +98,8 @@ def compare(rounds: Sequence[Round], others: Sequence[Round]) -> Ratio:
 
 def median_by_length(rounds: Sequence[Round]) -> Mapping[int, float]:
     """Median milliseconds of each length over all rounds, by ascending length."""
-    found: dict[int, list[int]] = {}
+    times: dict[int, list[int]] = {}
     for item in rounds:
         for length, ns in zip(item.lengths, item.ns, strict=True):
-            found.setdefault(length, []).append(ns)
-    return {length: statistics.median(found[length]) / 1e6 for length in sorted(found)}
+            times.setdefault(length, []).append(ns)
+    return {length: statistics.median(times[length]) / 1e6 for length in sorted(times)}

@@ -63,23 +63,23 @@ def choose_workload(
     served, over = traffic.clip(longest)
     if over:
         notes.append(f"{format_share(over)} of the lengths are over {longest} and were cut to it")
-    kept = {
+    counts = {
         length: count
         for length, count in zip(served.lengths, served.counts, strict=True)
         if any(length in bucket.axes[axis] for bucket in manifest.buckets)
     }
-    if not kept:
+    if not counts:
         spans = ", ".join(str(bucket.axes[axis]) for bucket in manifest.buckets)
         raise BenchError(
             f"none of the lengths of {traffic.source} is in a bucket of {manifest.name}",
             hint=f"its buckets are {spans}",
         )
-    refused = served.n - sum(kept.values())
+    refused = served.n - sum(counts.values())
     if refused:
         notes.append(
             f"{format_share(refused / served.n)} of the lengths are in no bucket and were left out"
         )
-    chosen = stream(LengthDistribution.from_counts(kept, traffic.source), runs)
+    chosen = stream(LengthDistribution.from_counts(counts, traffic.source), runs)
     figures = LengthDistribution.from_samples(chosen, traffic.source).summary().to_json()
     return Workload(chosen, {"source": traffic.source, **figures}, inputs, tuple(notes))
 

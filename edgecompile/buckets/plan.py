@@ -123,17 +123,17 @@ class BucketPlan:
         """
         if not isinstance(value, dict) or not isinstance(value.get("buckets"), list):
             raise PlanError('a plan needs a list of "buckets"', hint="write one: edgecompile plan")
-        known = {name: value[name] for name in _FIELDS if name in value}
-        for name, item in known.items():
+        entries = {name: value[name] for name in _FIELDS if name in value}
+        for name, item in entries.items():
             is_right, kind = _FIELDS[name]
             if not is_right(item):
                 raise PlanError(f"{name} is {item!r}, not {kind}")
-        axis, model = known.get("length_axis", "length"), value.get("cost_model")
+        axis, model = entries.get("length_axis", "length"), value.get("cost_model")
         for name in ("expected_by_count", "notes"):
-            known[name] = tuple(known.get(name, ()))
+            entries[name] = tuple(entries.get(name, ()))
         return cls(
             **{
-                **known,
+                **entries,
                 "length_axis": axis,
                 "buckets": tuple(
                     Bucket.from_json(item, axis, f"buckets[{index}]")

@@ -129,8 +129,8 @@ def _axes(buckets: Sequence[Bucket]) -> dict[str, Extent]:
     result: dict[str, Extent] = {}
     for bucket in buckets:
         for name, extent in bucket.axes:
-            known = result.get(name, Extent(extent.lo, extent.hi))
-            result[name] = Extent(min(known.lo, extent.lo), max(known.hi, extent.hi))
+            union = result.get(name, Extent(extent.lo, extent.hi))
+            result[name] = Extent(min(union.lo, extent.lo), max(union.hi, extent.hi))
     return result
 
 

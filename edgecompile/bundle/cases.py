@@ -96,8 +96,8 @@ def length_cases(
         also: sizes that are run at any cost, by bucket.
         seed: of the inputs and the random lengths.
     """
-    for index, wanted in (also or {}).items():
-        for number, sizes in enumerate(wanted):
+    for index, kinds in (also or {}).items():
+        for number, sizes in enumerate(kinds):
             yield _case(model, index, f"kind{number}", sizes, seed)
     count = sum(bucket.hi - bucket.lo + 1 for bucket in buckets)
     costs = _seconds(model, buckets) if count > len(buckets) else None

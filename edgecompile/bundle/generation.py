@@ -24,9 +24,9 @@ def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
     and a bit more, so that it comes in pieces. Behind a source: random ones, short and the longest,
     and texts that begin with more than the start tokens, one of them in pieces.
     """
-    made, axis = model.generation, model.length_axis
-    assert made is not None and axis is not None
-    spec, encoder = made.spec, made.encoder
+    generation, axis = model.generation, model.length_axis
+    assert generation is not None and axis is not None
+    spec, encoder = generation.spec, generation.encoder
     longest, room = model.axes[axis].hi or 1, spec.max_context
     tokens = next(item.bounds for item in model.inputs if item.name == spec.input)
     assert tokens is not None
@@ -40,13 +40,13 @@ def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
             source = encoder.make_example(sizes, seed=int(random.integers(1 << 31)))
             begun = min(more, max(0, room - len(spec.start) - 1))
             prompt = [*spec.start, *random.integers(low, high + 1, begun).tolist()]
-            generated = made.greedy(prompt, min(_NEW_TOKENS, room - len(prompt)), source)
+            generated = generation.greedy(prompt, min(_NEW_TOKENS, room - len(prompt)), source)
             content = _source_content(source[spec.source].numpy())
             cases.append({"source": content, "prompt": prompt, "tokens": generated})
     else:
         for length in dict.fromkeys(min(n, room - 1) for n in (1, 7, longest, longest + 5)):
             prompt = random.integers(low, high + 1, length).tolist()
-            generated = made.greedy(prompt, min(_NEW_TOKENS, room - length))
+            generated = generation.greedy(prompt, min(_NEW_TOKENS, room - length))
             cases.append({"prompt": prompt, "tokens": generated})
     return (json.dumps({"cases": cases}) + "\n").encode()
 

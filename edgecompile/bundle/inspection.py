@@ -110,16 +110,16 @@ def audit_bundle(
     verdicts = []
     for arch, name in manifest.probes.items():
         if arch in BASELINE_MARCH:
-            wanted = system or _Promise("the manifest", _oldest_glibc(manifest, arch))
-            verdicts.append(_judge(bundle / name, baseline(arch), wanted, vectorised=False))
+            target = system or _Promise("the manifest", _oldest_glibc(manifest, arch))
+            verdicts.append(_judge(bundle / name, baseline(arch), target, vectorised=False))
     for variant in manifest.variants:
-        spec, known = _spec(variant)
-        wanted = system or _Promise("the manifest", variant.glibc or "0.0")
+        spec, width_known = _spec(variant)
+        target = system or _Promise("the manifest", variant.glibc or "0.0")
         soname: str = LIBTORCH
         exports: tuple[str, ...] = ()
         if variant.backend != TORCH:
             native = bundle / variant.runtime
-            verdicts.append(_judge(native, spec, wanted, vectorised=known))
+            verdicts.append(_judge(native, spec, target, vectorised=width_known))
             soname, exports = _offered(native)
         for program in variant.files():
             path = bundle / program
@@ -129,10 +129,10 @@ def audit_bundle(
                 _judge(
                     path,
                     spec,
-                    wanted,
+                    target,
                     allowed_needed=(soname,),
                     runtime_exports=exports,
-                    vectorised=known and calculates.get((variant.name, path.name), False),
+                    vectorised=width_known and calculates.get((variant.name, path.name), False),
                 )
             )
     return tuple(verdicts)
@@ -177,8 +177,8 @@ def _spec(variant: Variant) -> tuple[VariantSpec, bool]:
     except TargetError:
         spec = VariantSpec(variant.name, variant.arch, "", 128, "DEFAULT", (), variant.rank)
         return dataclasses.replace(spec, march=variant.name, requires=variant.requires), False
-    known = spec.arch == variant.arch
-    return dataclasses.replace(spec, arch=variant.arch, requires=variant.requires), known
+    width_known = spec.arch == variant.arch
+    return dataclasses.replace(spec, arch=variant.arch, requires=variant.requires), width_known
 
 
 def _vectorised(bundle: Path) -> Mapping[tuple[str, str], bool]:

@@ -76,8 +76,8 @@ def _find_problems(folder: BundleFolder, variant: Variant) -> list[str]:
     for number in range(max(map(len, lists))):
         chosen = with_choice(variant, [min(number, len(items) - 1) for items in lists])
         engine = TritonEngine(library, folder, chosen, weights, "0.0")
-        found = _rehearse_all(engine, folder.manifest)
-        problems += itertools.islice(found, _MOST_LISTED - len(problems))
+        complaints = _rehearse_all(engine, folder.manifest)
+        problems += itertools.islice(complaints, _MOST_LISTED - len(problems))
     return problems
 
 
@@ -106,10 +106,12 @@ def _rehearse_bucket(
             yield f"{at}: {error.message}"
             continue
         for spec in manifest.outputs:
-            wanted, found = _shape(spec, sizes), outputs[spec.name]
-            alike = all(size in (None, other) for size, other in zip(wanted, found, strict=False))
-            if len(wanted) != len(found) or not alike:
-                yield f"{at}: {spec.name} has shape {list(found)}, the manifest says {wanted}"
+            expected, actual = _shape(spec, sizes), outputs[spec.name]
+            alike = all(
+                size in (None, other) for size, other in zip(expected, actual, strict=False)
+            )
+            if len(expected) != len(actual) or not alike:
+                yield f"{at}: {spec.name} has shape {list(actual)}, the manifest says {expected}"
 
 
 def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> list[Any]:

@@ -65,7 +65,7 @@ def verify_bundle(
     emulated: dict[str, str] = {}
     torch_loaded = False
     manifest = _manifest(bundle)
-    known = {v.name: v for v in manifest.variants}
+    by_name = {v.name: v for v in manifest.variants}
     with tempfile.TemporaryDirectory(prefix="edgecompile-verify-") as name:
         folder = Path(name)
         for case in cases:
@@ -75,7 +75,9 @@ def verify_bundle(
         for variant in variants:
             answer = _selftest(bundle, folder, variant, python)
             if "refused" in answer:
-                reply = _emulated(bundle, folder, known[variant], answer["refused"], emulate, tell)
+                reply = _emulated(
+                    bundle, folder, by_name[variant], answer["refused"], emulate, tell
+                )
                 if isinstance(reply, str):
                     refused[variant] = reply
                     continue

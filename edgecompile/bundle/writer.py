@@ -116,9 +116,9 @@ class BundleWriter:
         programs: list[str] = []
         for index, artifact in enumerate(parts.artifacts):
             first = parts.artifacts.index(artifact)
-            known = programs[first] if first < index else None
+            duplicate = programs[first] if first < index else None
             name = f"{folder}/bucket-{index}.so"
-            programs.append(known or self.add_file(artifact.library, name))
+            programs.append(duplicate or self.add_file(artifact.library, name))
         return Variant(
             name=spec.name,
             arch=spec.arch,

@@ -120,14 +120,14 @@ def _kept(
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
     folder = cache_directory() / "image" / name
     record = folder / "layer.json"
-    kept = Blobs(folder)
+    cache = Blobs(folder)
     if refresh or not record.is_file():
-        layer, facts = make(kept)
+        layer, facts = make(cache)
         write_json(record, {"key": list(key), "layer": asdict(layer), "facts": facts})
     document = json.loads(record.read_text())
     layer = Layer(**document["layer"])
     try:
-        blobs.take(kept.path(layer.digest), layer.digest)
+        blobs.take(cache.path(layer.digest), layer.digest)
     except (OSError, ValueError) as error:
         raise ImageError(f"a kept layer is damaged: {error}", "give --refresh") from error
     return layer, str(document["facts"])
@@ -169,10 +169,12 @@ _USERS = b"root:x:0:0:root:/:/usr/sbin/nologin\nedgecompile:x:10001:10001::/:/us
 
 
 def _find_python(names: Iterable[str]) -> str:
-    found = {m[1] for name in names if (m := _PYTHON.fullmatch(name.removeprefix("./").strip("/")))}
-    if not found:
+    versions = {
+        m[1] for name in names if (m := _PYTHON.fullmatch(name.removeprefix("./").strip("/")))
+    }
+    if not versions:
         raise ImageError("the base has no Python", "as in --base python:3.12-slim-bookworm")
-    return max(found, key=lambda version: int(version.split(".")[1]))
+    return max(versions, key=lambda version: int(version.split(".")[1]))
 
 
 def _fetch(base: str, arch: str, blobs: Blobs, tls: bool) -> Base:
@@ -186,10 +188,10 @@ def _fetch(base: str, arch: str, blobs: Blobs, tls: bool) -> Base:
         command += ["--dest-oci-accept-uncompressed-layers"]
         command += [] if tls else ["--src-tls-verify=false"]
         run([*command, source, f"oci:{folder}:base"], f"{base} can't be fetched", RegistryError)
-        found = Blobs(Path(folder, "blobs"))
+        download = Blobs(Path(folder, "blobs"))
         (entry,) = json.loads(Path(folder, "index.json").read_text())["manifests"]
-        manifest = json.loads(found.path(entry["digest"]).read_text())
-        document = json.loads(found.path(manifest["config"]["digest"]).read_text())
+        manifest = json.loads(download.path(entry["digest"]).read_text())
+        document = json.loads(download.path(manifest["config"]["digest"]).read_text())
         if document.get("architecture") != arch:
             raise ImageError(
                 f"{base} is for {document.get('architecture')}, not {arch}",
@@ -198,8 +200,8 @@ def _fetch(base: str, arch: str, blobs: Blobs, tls: bool) -> Base:
         layers = []
         for item, diff in zip(manifest["layers"], document["rootfs"]["diff_ids"], strict=True):
             layers.append(Layer(base, item["mediaType"], item["digest"], diff, item["size"]))
-            blobs.take(found.path(item["digest"]), item["digest"])
-        python = _find_python(_names(found.path(layer.digest) for layer in layers))
+            blobs.take(download.path(item["digest"]), item["digest"])
+        python = _find_python(_names(download.path(layer.digest) for layer in layers))
     annotations = {
         "org.opencontainers.image.base.name": base,
         "org.opencontainers.image.base.digest": entry["digest"],

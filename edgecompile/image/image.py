@@ -106,11 +106,11 @@ def make_image(request: ImageRequest, progress: Progress = NULL_PROGRESS) -> dic
     request.output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         dir=request.output.parent, prefix=f".{request.output.name}."
-    ) as made:
-        result = _write_layout(request, chosen, Path(made, "layout"), progress)
+    ) as scratch:
+        result = _write_layout(request, chosen, Path(scratch, "layout"), progress)
         if request.output.exists():
             shutil.rmtree(request.output)
-        os.rename(Path(made, "layout"), request.output)
+        os.rename(Path(scratch, "layout"), request.output)
     if request.push is not None:
         with progress.step(f"push to {request.push}"):
             _push(request)
@@ -119,7 +119,7 @@ def make_image(request: ImageRequest, progress: Progress = NULL_PROGRESS) -> dic
 
 def _choose(request: ImageRequest) -> dict[str, tuple[Path, BundleFolder]]:
     """The bundle of each architecture that is asked for; says all that is wrong with them."""
-    found: dict[str, tuple[Path, BundleFolder]] = {}
+    bundles: dict[str, tuple[Path, BundleFolder]] = {}
     problems = []
     for path in request.bundles:
         folder = BundleFolder(str(path))
@@ -132,21 +132,21 @@ def _choose(request: ImageRequest) -> dict[str, tuple[Path, BundleFolder]]:
                 f"{path} has no program for CPUs that runs without torch, but for {kinds}"
             )
         for arch in sorted(archs):
-            if arch in found:
-                problems.append(f"{path} and {found[arch][0]} are both for {arch}")
-            found[arch] = (path, folder)
-    wanted = [name.removeprefix("linux/") for name in request.platforms] or sorted(found)
-    if missing := [arch for arch in wanted if arch not in found]:
+            if arch in bundles:
+                problems.append(f"{path} and {bundles[arch][0]} are both for {arch}")
+            bundles[arch] = (path, folder)
+    architectures = [name.removeprefix("linux/") for name in request.platforms] or sorted(bundles)
+    if missing := [arch for arch in architectures if arch not in bundles]:
         problems.append(
             f"no bundle is for {', '.join(missing)}: "
-            + "; ".join(f"{path} is for {arch}" for arch, (path, _) in sorted(found.items()))
+            + "; ".join(f"{path} is for {arch}" for arch, (path, _) in sorted(bundles.items()))
         )
     if problems:
         raise ImageError(
             "; ".join(problems),
             "build a bundle for each platform (edgecompile targets list), or leave --platform out",
         )
-    return {arch: found[arch] for arch in sorted(set(wanted))}
+    return {arch: bundles[arch] for arch in sorted(set(architectures))}
 
 
 def _check(request: ImageRequest) -> None:

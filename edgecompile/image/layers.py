@@ -80,12 +80,12 @@ class Blobs:
         target = self.path(digest)
         if target.exists():
             return
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         with path.open("rb") as source, target.open("xb") as file:
             while block := source.read(1 << 20):
-                found.update(block)
+                hasher.update(block)
                 file.write(block)
-        if digest != f"sha256:{found.hexdigest()}":
+        if digest != f"sha256:{hasher.hexdigest()}":
             target.unlink()
             raise ValueError(f"{path} isn't {digest}")
 

@@ -104,7 +104,7 @@ def count_rows(
     """
     problems = Problems(name, hint)
     counts: Counter[Sizes] = Counter()
-    known: dict[bytes, Row | str | None] = {}
+    rows: dict[bytes, Row | str | None] = {}
     *whole, last = head.split(b"\n")
     limit = _MAX_LINE_BYTES + 1
     lines = chain(
@@ -127,20 +127,20 @@ def count_rows(
     while block := list(islice(lines, _BLOCK_LINES)):
         distinct = Counter(block)
         for line, times in distinct.items():
-            if line not in known:
+            if line not in rows:
                 if b"\0" in line or len(line) > _MAX_LINE_BYTES:
                     _check_line(line, number + block.index(line), name, hint)
-                known[line] = reader.parse(line)
-            row = known[line]
+                rows[line] = reader.parse(line)
+            row = rows[line]
             if isinstance(row, tuple):
                 counts[row[0]] += row[1] * times
-        bad = {line for line in distinct if isinstance(known[line], str)}
+        bad = {line for line in distinct if isinstance(rows[line], str)}
         for offset, line in enumerate(block if bad else ()):
             if line in bad:
-                problems.add(f"line {number + offset}", strip_comment(line), str(known[line]))
+                problems.add(f"line {number + offset}", strip_comment(line), str(rows[line]))
         number += len(block)
-        if len(known) > _REMEMBERED_ROWS:
-            known.clear()
+        if len(rows) > _REMEMBERED_ROWS:
+            rows.clear()
     problems.raise_if_any()
     return dict(counts)
 

@@ -23,7 +23,7 @@ def read_trace(path: str | os.PathLike[str]) -> list[tuple[float, int]]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LengthsError(f"{name}: can't be read: {error}") from None
-    found: list[tuple[float, int]] = []
+    requests: list[tuple[float, int]] = []
     problems = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
@@ -37,7 +37,7 @@ def read_trace(path: str | os.PathLike[str]) -> list[tuple[float, int]]:
         except (ValueError, IndexError):
             problems.append(f"line {number}: {text[:60]!r}")
             continue
-        found.append((at, length))
+        requests.append((at, length))
     if problems:
         more = len(problems) - _MOST_SHOWN
         listed = "\n  ".join(problems[:_MOST_SHOWN]) + (f"\n  and {more} more" if more > 0 else "")
@@ -45,8 +45,8 @@ def read_trace(path: str | os.PathLike[str]) -> list[tuple[float, int]]:
             f"{name}: these rows aren't seconds,length:\n  {listed}",
             hint="a row is a time in seconds and a whole number of tokens: 0.125,17",
         )
-    if not found:
+    if not requests:
         raise LengthsError(f"{name}: has no requests")
-    found.sort()
-    first = found[0][0]
-    return [(at - first, length) for at, length in found]
+    requests.sort()
+    first = requests[0][0]
+    return [(at - first, length) for at, length in requests]

@@ -168,13 +168,13 @@ def _add_buckets(parts: Sequence[tuple[BucketTraffic, ...]]) -> tuple[BucketTraf
 
 
 def _add_joint(parts: Sequence[JointDistribution | None]) -> JointDistribution | None:
-    known = [part for part in parts if part is not None]
-    if not known or len(known) < len(parts) or len({part.axes for part in known}) > 1:
+    joints = [part for part in parts if part is not None]
+    if not joints or len(joints) < len(parts) or len({part.axes for part in joints}) > 1:
         return None
     cells: Counter[Sizes] = Counter()
-    for part in known:
+    for part in joints:
         cells.update(dict(zip(part.sizes, part.counts, strict=True)))
-    return JointDistribution.from_counts(known[0].axes, cells, known[0].source)
+    return JointDistribution.from_counts(joints[0].axes, cells, joints[0].source)
 
 
 def _counts(distribution: LengthDistribution | None) -> Counter[int]:

@@ -192,10 +192,10 @@ def detect_target(host: Mapping[str, Any], name: str = DEFAULT_NAME) -> TargetPr
     if glibc is None:
         raise TargetError("its C library isn't glibc, which the libraries need")
     features = [feature for feature in FEATURES[arch] if feature in host["features"]]
-    known = [v for v in map(load_variant, list_variants()) if v.arch == arch]
-    usable = [v for v in known if set(v.requires) <= set(features)]
+    variants = [v for v in map(load_variant, list_variants()) if v.arch == arch]
+    usable = [v for v in variants if set(v.requires) <= set(features)]
     if not usable:
-        least = min(known, key=lambda v: v.rank)
+        least = min(variants, key=lambda v: v.rank)
         lacking = sorted(set(least.requires) - set(features))
         raise TargetError(
             f"its CPU can run no variant: {least.name} requires also {', '.join(lacking)}"
@@ -204,7 +204,7 @@ def detect_target(host: Mapping[str, Any], name: str = DEFAULT_NAME) -> TargetPr
     memory = host["memory_bytes"]
     if not memory:
         raise TargetError("how much memory it has isn't known")
-    found = "found on the machine by edgecompile targets detect"
+    source = "found on the machine by edgecompile targets detect"
     model = "".join(c for c in str(host.get("model") or "") if c.isprintable()).strip()
     return TargetProfile.from_json(
         {
@@ -218,11 +218,11 @@ def detect_target(host: Mapping[str, Any], name: str = DEFAULT_NAME) -> TargetPr
             "python": ".".join(str(versions.get("python", "")).split(".")[:2]),
             "features": {arch: features},
             "sources": {
-                "cores": f"{found}: the CPUs that the process may use",
-                "memory_gib": f"{found}: physical memory",
-                "glibc": f"{found}: the running C library",
-                "python": f"{found}: the interpreter",
-                "features": f"{found}: the CPU probe",
+                "cores": f"{source}: the CPUs that the process may use",
+                "memory_gib": f"{source}: physical memory",
+                "glibc": f"{source}: the running C library",
+                "python": f"{source}: the interpreter",
+                "features": f"{source}: the CPU probe",
             },
         }
     )

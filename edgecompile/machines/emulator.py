@@ -116,21 +116,21 @@ def emulator_for(variant: Variant | VariantSpec, emulate: bool = True) -> Emulat
             f"there is no emulator for {variant.arch} here: install {PACKAGE} to run it under one"
         )
     try:
-        known = emulator.features()
+        features = emulator.features()
     except ToolchainError as error:
         return error.message
-    lacking = [name for name in variant.requires if name not in known]
+    lacking = [name for name in variant.requires if name not in features]
     return f"{emulator.name} has no {', '.join(lacking)} either" if lacking else emulator
 
 
 def _system_root(toolchain: Toolchain) -> Path:
     """Where the compiler has the C library of its architecture: ``lib/`` in it has the loader."""
     loader = _LOADERS[toolchain.arch]
-    said = subprocess.run(
+    path = subprocess.run(
         [toolchain.cxx, f"-print-file-name={loader}"], capture_output=True, text=True
     ).stdout.strip()
     # Only a path is normalised: lib64 of the other system may be a link to its lib.
-    return Path(os.path.normpath(said)).parent.parent if os.sep in said else Path("/")
+    return Path(os.path.normpath(path)).parent.parent if os.sep in path else Path("/")
 
 
 class EmulatedModel:
@@ -200,10 +200,10 @@ class EmulatedModel:
     def _start(self, variant: str, folder: Path, opening: ExitStack) -> None:
         program = folder / "replay"
         _build_replay(self.emulator.arch, program)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("EDGECOMPILE_")}
+        env = {k: v for k, v in os.environ.items() if not k.startswith("EDGECOMPILE_")}
         self._process = subprocess.Popen(
             [*self.emulator.command, str(program), str(self.bundle), variant],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=kept, cwd=folder,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=env, cwd=folder,
         )  # fmt: skip
         opening.callback(self._end)
         # The emulator writes a core file, of gigabytes, where a program dies.
@@ -239,10 +239,11 @@ class EmulatedModel:
         except (EOFError, BrokenPipeError):
             code = self._process.wait()
             self._errors.seek(0)
-            said = self._errors.read().decode("utf-8", "replace").strip()
+            message = self._errors.read().decode("utf-8", "replace").strip()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
             raise NativeError(
-                f"the program under {self.emulator.name} {how}" + (f": {said}" if said else "")
+                f"the program under {self.emulator.name} {how}"
+                + (f": {message}" if message else "")
             ) from None
 
 
@@ -252,8 +253,8 @@ def _build_replay(arch: str, program: Path) -> None:
     key = headers_id(interface)
     sources = [*sorted(interface.rglob("*.cpp")), native_sources() / "replay" / "replay.cpp"]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        made = pool.map(lambda path: _compile(toolchain, path, include_dirs, key), sources)
-        _link(toolchain, list(made), program)
+        objects = pool.map(lambda path: _compile(toolchain, path, include_dirs, key), sources)
+        _link(toolchain, list(objects), program)
 
 
 def _compile(

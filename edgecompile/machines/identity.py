@@ -37,7 +37,7 @@ def describe_machine() -> dict[str, Any]:
     info = _cpuinfo()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "cpu": info.get("model name") or platform.processor() or platform.machine(),
         "cpu_id": "/".join(
             info[key] for key in ("vendor_id", "cpu family", "model", "stepping") if key in info
@@ -55,7 +55,7 @@ def describe_machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "libc": " ".join(platform.libc_ver()),
     }
-    return {key: value for key, value in found.items() if value not in (None, "", {}, [])}
+    return {key: value for key, value in facts.items() if value not in (None, "", {}, [])}
 
 
 def cpu_identity() -> str:
@@ -120,13 +120,13 @@ def _process_ticks(pid: int) -> int:
 
 def _cpuinfo() -> dict[str, str]:
     """The first processor's entry."""
-    found: dict[str, str] = {}
+    entry: dict[str, str] = {}
     for line in (_read("/proc/cpuinfo") or "").splitlines():
-        if not line.strip() and found:
+        if not line.strip() and entry:
             break
         key, _, value = line.partition(":")
-        found[key.strip()] = value.strip()
-    return found
+        entry[key.strip()] = value.strip()
+    return entry
 
 
 def _flags(info: dict[str, str]) -> set[str]:
@@ -135,13 +135,13 @@ def _flags(info: dict[str, str]) -> set[str]:
 
 def _caches() -> dict[str, str]:
     """Size of each cache that the first CPU uses, by level and kind."""
-    found = {}
+    sizes = {}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, size = _read(folder / "level"), _read(folder / "size")
         kind = {"Data": "d", "Instruction": "i"}.get(_read(folder / "type") or "", "")
         if level and size:
-            found[f"L{level}{kind}"] = size
-    return found
+            sizes[f"L{level}{kind}"] = size
+    return sizes
 
 
 def _threads_per_core() -> int | None:

@@ -198,8 +198,8 @@ class _Trials:
         )
 
     def _program(self, count: int) -> NarrowedProgram:
-        inputs, wanted = self.samples.inputs[:count], self.wanted[:count]
-        return NarrowedProgram(self.exports.model, self.exports.get(self.bucket), inputs, wanted)
+        inputs, expected = self.samples.inputs[:count], self.wanted[:count]
+        return NarrowedProgram(self.exports.model, self.exports.get(self.bucket), inputs, expected)
 
     def _holds(self, name: str, deviation: Deviation) -> bool:
         # The bundle's verification asks for its own tolerance too, whatever the bound is.
@@ -229,13 +229,13 @@ class _Trials:
                 pure, lambda done: self.tell(f"{name}: error of each layer, {done} of {products}")
             )
         ]
-        found = fewest_kept(ranked, pure, wider, lambda p: self._holds(name, program.deviation(p)))
-        count = products if found is None else found[1]
+        fewest = fewest_kept(ranked, pure, wider, lambda p: self._holds(name, program.deviation(p)))
+        count = products if fewest is None else fewest[1]
         for _ in range(_MAX_RETRIES):
             if count >= products:
                 break
-            kept = tuple((weight, wider) for group in ranked[:count] for weight in group)
-            trial = self._try(replace(pure, kept=kept), count)
+            exceptions = tuple((weight, wider) for group in ranked[:count] for weight in group)
+            trial = self._try(replace(pure, kept=exceptions), count)
             if trial.within:
                 return trial
             # The CPU's own kernels round a little more than torch's stand-in does.
@@ -248,8 +248,8 @@ class _Trials:
         path = self._bundle(precision)
         self.tell(f"running {precision}")
         cases = [
-            Case(0, f"sample{index}", inputs, wanted)
-            for index, (inputs, wanted) in enumerate(
+            Case(0, f"sample{index}", inputs, expected)
+            for index, (inputs, expected) in enumerate(
                 zip(self.samples.inputs, self.wanted, strict=True)
             )
         ]
@@ -296,7 +296,7 @@ class _Trials:
 
     def _time(self, trials: Sequence[Trial]) -> list[Trial]:
         """Times those within the bounds, in rounds over all, so that a busy moment hits none alone."""
-        found: dict[str, list[float]] = {trial.precision.label: [] for trial in trials}
+        times: dict[str, list[float]] = {trial.precision.label: [] for trial in trials}
         for number in range(_ROUNDS):
             for trial in trials:
                 if not trial.within:
@@ -307,10 +307,10 @@ class _Trials:
                     threads=self.subject.request.threads,
                     seconds=_SECONDS,
                 )
-                found[trial.precision.label].append(
+                times[trial.precision.label].append(
                     statistics.fmean(point.ms for point in result.points)
                 )
-        return [replace(t, ms=min(found[t.precision.label], default=None)) for t in trials]
+        return [replace(t, ms=min(times[t.precision.label], default=None)) for t in trials]
 
     def _notes(self, chosen: Trial, first: Trial, products: int) -> tuple[str, ...]:
         error = f"{100 * chosen.deviation.error:.2g} % of an output's scale at most"

@@ -141,15 +141,15 @@ class NarrowedProgram:
             precision: that keeps nothing.
             tell: gets the number of products that were tried.
         """
-        found = []
+        ranking = []
         for index, group in enumerate(self.groups):
             alone = self._deviation(
                 lambda names, group=group: precision.name if names == group else "fp32",  # type: ignore[misc]
                 precision.rounded,
             )
-            found.append((group, alone.error))
+            ranking.append((group, alone.error))
             tell(index + 1)
-        return sorted(found, key=lambda item: -item[1])
+        return sorted(ranking, key=lambda item: -item[1])
 
     def round_weights(
         self, shares: Sequence[float], tell: Callable[[int], None] = lambda done: None
@@ -183,8 +183,8 @@ class NarrowedProgram:
             for inputs, share in zip(self._samples, shares, strict=True):
                 self._share = share
                 self._module(**inputs)
-        found, self._moments = self._moments, {}
-        return found
+        moments, self._moments = self._moments, {}
+        return moments
 
     def _deviation(
         self, of: Callable[[tuple[str, ...]], str], rounded: Rounded | None
@@ -193,13 +193,13 @@ class NarrowedProgram:
             self._narrow(attr, of(names), rounded)
         error, cosines = 0.0, []
         with torch.no_grad():
-            for inputs, wanted in zip(self._samples, self._wanted, strict=True):
+            for inputs, answers in zip(self._samples, self._wanted, strict=True):
                 outputs = self._module(**inputs)
-                for key, want in wanted.items():
+                for key, expected in answers.items():
                     # What stands at padded positions doesn't count.
-                    got = outputs[key].numpy()[tuple(map(slice, want.shape))]
-                    agreement = compare_arrays(got, want, _ANY)
-                    finite = not np.isnan(got).any() or np.isnan(want).any()
+                    actual = outputs[key].numpy()[tuple(map(slice, expected.shape))]
+                    agreement = compare_arrays(actual, expected, _ANY)
+                    finite = not np.isnan(actual).any() or np.isnan(expected).any()
                     relative = agreement.max_abs_error / (agreement.scale or 1.0)
                     error = max(error, relative if finite else float("inf"))
                     if agreement.cosine is not None:

@@ -83,10 +83,10 @@ def round_for(
     if exported.static:
         return None
     samples, shares = _samples(subject, judges)
-    kept = subject.work / f"rounding-{_key(exports.key(bucket), samples)}.npz"
-    if kept.is_file():
+    path = subject.work / f"rounding-{_key(exports.key(bucket), samples)}.npz"
+    if path.is_file():
         with contextlib.suppress(CompileError):  # a damaged one is made again
-            return replace(RoundedWeights.load(kept), inputs=samples.source)
+            return replace(RoundedWeights.load(path), inputs=samples.source)
     program = NarrowedProgram(model, exported, samples.inputs, [{}] * len(samples.inputs))
     count = len(program.groups)
     step.update(text=f"running {samples.source}")
@@ -97,7 +97,7 @@ def round_for(
         return None
     for other in subject.work.glob("rounding-*.npz"):
         other.unlink()
-    rounded.save(kept)
+    rounded.save(path)
     return replace(rounded, inputs=samples.source)
 
 
@@ -130,12 +130,14 @@ def _samples(subject: Subject, judges: Samples | None) -> tuple[Samples, list[fl
 
 def _without(samples: Samples, others: Samples) -> Samples:
     """The samples that aren't among the others."""
-    known = {_bytes(inputs) for inputs in others.inputs}
-    kept = [i for i, inputs in enumerate(samples.inputs) if _bytes(inputs) not in known]
+    contents = {_bytes(inputs) for inputs in others.inputs}
+    indices = [i for i, inputs in enumerate(samples.inputs) if _bytes(inputs) not in contents]
     return Samples(
-        tuple(samples.inputs[i] for i in kept),
-        tuple(samples.lengths[i] for i in kept),
-        samples.source if len(kept) == len(samples.inputs) else f"{len(kept)} of {samples.source}",
+        tuple(samples.inputs[i] for i in indices),
+        tuple(samples.lengths[i] for i in indices),
+        samples.source
+        if len(indices) == len(samples.inputs)
+        else f"{len(indices)} of {samples.source}",
         samples.real,
     )
 

@@ -98,12 +98,12 @@ class RoundedWeights:
                 origins = {name: arrays[name + _ORIGIN].tobytes().hex() for name in names}
         except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
             raise CompileError(f"{path} can't be read: {error}", hint="plan again") from error
-        found = cls(packed, origins)
-        if digest not in (None, found.digest):
+        weights = cls(packed, origins)
+        if digest not in (None, weights.digest):
             raise CompileError(
                 f"{path} isn't what the precision was chosen with", hint="plan again"
             )
-        return found
+        return weights
 
 
 _ORIGIN = "/origin"
@@ -174,12 +174,12 @@ def round_products(
     packed: dict[str, Tensor] = {}
     done = 0
     for names in _batches(weights):
-        found = moments(names)
+        sums = moments(names)
         for name in names:
             weight = weights[name]
-            if bool(weight.isfinite().all()) and bool(found[name].isfinite().all()):
+            if bool(weight.isfinite().all()) and bool(sums[name].isfinite().all()):
                 with contextlib.suppress(torch.linalg.LinAlgError):
-                    packed[name] = round_matrix(weight, found[name])
+                    packed[name] = round_matrix(weight, sums[name])
             done += 1
             tell(done)
     return RoundedWeights(packed, {name: hash_matrix(weights[name]) for name in packed})
@@ -191,13 +191,13 @@ _MOMENTS_BYTES = 1 << 30
 def _batches(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:
     """The names, in parts whose moments take a gigabyte together, or one of them more."""
     batch: list[str] = []
-    taken = 0
+    total = 0
     for name, weight in weights.items():
         need = 8 * int(weight.shape[1]) ** 2
-        if batch and taken + need > _MOMENTS_BYTES:
+        if batch and total + need > _MOMENTS_BYTES:
             yield batch
-            batch, taken = [], 0
+            batch, total = [], 0
         batch.append(name)
-        taken += need
+        total += need
     if batch:
         yield batch

@@ -122,7 +122,7 @@ class _Build:
         self._say("eager's answers")
         self.cases = self._cases()
         self.inputs = scan_inputs(self.cases, self.buckets, self.model.inputs)
-        kept: tuple[KeptNode, ...] = ()
+        kept_nodes: tuple[KeptNode, ...] = ()
         fills: Mapping[str, Fill] = {}
         float32: tuple[str, ...] | None = None
         int8: Int8Report | None = None
@@ -133,7 +133,7 @@ class _Build:
             narrowed, report = self._narrow(graph, fills)
             if not report.ok:
                 raise refusal(report, "fp16")
-            wide, graph, kept = graph, narrowed.graph, narrowed.kept
+            wide, graph, kept_nodes = graph, narrowed.graph, narrowed.kept
             if self.cap.opset <= OPSET:
                 graph, float32 = widen(graph)
                 report = self._verify(graph, "fp16")
@@ -149,7 +149,7 @@ class _Build:
             self.step.note(f"TensorRT {ops.tensorrt}: {item}")
         weights = f"weights.{self.precision}"
         write_onnx(graph, folder / _MODEL, folder / weights)
-        taken = graph.consumers()
+        consumers = graph.consumers()
         return OnnxArtifact(
             path=folder / _MODEL,
             weights=folder / weights,
@@ -157,9 +157,9 @@ class _Build:
             precision=self.precision,
             inputs=graph.inputs,
             outputs=graph.outputs,
-            unused_inputs=tuple(name for name in graph.inputs if name not in taken),
+            unused_inputs=tuple(name for name in graph.inputs if name not in consumers),
             nodes=len(graph.nodes),
-            kept=kept,
+            kept=kept_nodes,
             float32=float32,
             fills=tuple(str(fill) for fill in fills.values()),
             int8=int8,
@@ -223,8 +223,8 @@ class _Build:
             report = self._verify(graph, "int8")
         self.step.note(f"int8: {len(layers)} of {len(choice.layers)} layers, the others in float16")
         calibrated_on = self.samples.source if self.samples is not None else "drawn inputs"
-        made = choice.report(layers, trials, calibrated_on, report.error, report.cosine)
-        return graph, report, made
+        int8_report = choice.report(layers, trials, calibrated_on, report.error, report.cosine)
+        return graph, report, int8_report
 
     def _verify(self, graph: OnnxGraph, precision: str) -> OnnxReport:
         """Writes the graph as it would ship and runs it, then with every float16 value rounded.

@@ -134,10 +134,10 @@ def check_onnx(
     filled: dict[int, _Runs] = {}
     refusal = _padding_refusal(buckets, inputs, outputs)
 
-    def note(runs: dict[int, _Runs], case: Case, got: Mapping[str, npt.NDArray[Any]]) -> None:
-        pairs = [(got[name], want) for name, want in case.outputs.items()]
-        found = [compare_arrays(*pair, tolerance, min_cosine) for pair in pairs]
-        runs.setdefault(case.bucket, []).append((case.name, found))
+    def note(runs: dict[int, _Runs], case: Case, actual: Mapping[str, npt.NDArray[Any]]) -> None:
+        pairs = [(actual[name], expected) for name, expected in case.outputs.items()]
+        agreements = [compare_arrays(*pair, tolerance, min_cosine) for pair in pairs]
+        runs.setdefault(case.bucket, []).append((case.name, agreements))
 
     for case in cases:
         note(plain, case, runner.run(case.inputs))

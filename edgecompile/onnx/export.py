@@ -232,7 +232,7 @@ def _lift_constants(graph: OnnxGraph) -> None:
     """Constants are initializers, so that there is one kind of them."""
     import onnx
 
-    kept = []
+    others = []
     for node in graph.nodes:
         value = node.attribute[0] if node.op_type == "Constant" and node.attribute else None
         array: Array | None = None
@@ -247,11 +247,11 @@ def _lift_constants(graph: OnnxGraph) -> None:
             dtype = np.float32 if "float" in value.name else np.int64
             array = np.asarray(onnx.helper.get_attribute_value(value), dtype)
         if array is None or node.output[0] in graph.outputs:
-            kept.append(node)
+            others.append(node)
         else:
             graph.tensors[node.output[0]] = array
-    if len(kept) < len(graph.nodes):
-        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    if len(others) < len(graph.nodes):
+        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in others]
         del graph.proto.graph.node[:]
         graph.proto.graph.node.extend(nodes)
 
@@ -348,12 +348,14 @@ def _check(graph: OnnxGraph, exported: ExportedModel, opset: int) -> None:
     problems = []
     if graph.opset != opset:
         problems.append(f"opset {graph.opset} came out, {opset} was asked for")
-    for kind, got, want in (
+    for kind, actual, expected in (
         ("inputs", graph.inputs, {spec.name: spec.dtype for spec in exported.inputs}),
         ("outputs", graph.outputs, {spec.name: spec.dtype for spec in exported.outputs}),
     ):
-        if got != want or list(got) != list(want):
-            problems.append(f"the {kind} are {_listed(got)}, the model's are {_listed(want)}")
+        if actual != expected or list(actual) != list(expected):
+            problems.append(
+                f"the {kind} are {_listed(actual)}, the model's are {_listed(expected)}"
+            )
     if problems:
         raise ExportError(
             f"torch's ONNX exporter gave another graph than '{exported.name}': "

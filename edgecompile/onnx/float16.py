@@ -72,14 +72,14 @@ class _Narrowing:
     def run(self) -> Narrowed:
         import onnx
 
-        kept = []
+        kept_nodes = []
         for old in self.old.nodes:
             node = copy.deepcopy(old)
             floats = [n for n in (*old.input, *old.output) if self.dtypes.get(n) == "float32"]
             stays = old.name in self.kept and bool(floats)
             if stays:
                 place = self.old.place(old.name)
-                kept.append(KeptNode(old.name, old.op_type, place, self.kept[old.name]))
+                kept_nodes.append(KeptNode(old.name, old.op_type, place, self.kept[old.name]))
             self._take(node, stays)
             self._give(node, stays)
             self.result.nodes.append(node)
@@ -88,7 +88,7 @@ class _Narrowing:
                 continue
             self._cast(self.halves[name], name, onnx.TensorProto.FLOAT, Place())
         self.result.drop_unused()
-        return Narrowed(self.result, tuple(kept))
+        return Narrowed(self.result, tuple(kept_nodes))
 
     def _take(self, node: Any, stays: bool) -> None:
         import onnx

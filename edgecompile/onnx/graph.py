@@ -176,14 +176,14 @@ class OnnxGraph:
     def drop_unused(self) -> None:
         """Takes out nodes and initializers that no output depends on."""
         needed = set(self.outputs)
-        kept = []
+        live = []
         for node in reversed(self.nodes):
             if any(name in needed for name in node.output):
-                kept.append(node)
+                live.append(node)
                 needed.update(taken(node))
-        if len(kept) < len(self.nodes):
-            kept.reverse()
-            nodes = [copy.deepcopy(node) for node in kept]
+        if len(live) < len(self.nodes):
+            live.reverse()
+            nodes = [copy.deepcopy(node) for node in live]
             del self.proto.graph.node[:]
             self.proto.graph.node.extend(nodes)
         self.tensors = {name: array for name, array in self.tensors.items() if name in needed}

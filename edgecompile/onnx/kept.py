@@ -78,8 +78,8 @@ def _form_problem(node: Any, opset: int) -> str:
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     for formals, names in ((schema.inputs, node.input), (schema.outputs, node.output)):
         # A variadic operand comes last and stands for all that follow.
-        given = [formal for formal, name in zip(formals, names, strict=False) if name]
-        for types in (allowed.get(formal.type_str) for formal in given):
+        operands = [formal for formal, name in zip(formals, names, strict=False) if name]
+        for types in (allowed.get(formal.type_str) for formal in operands):
             if types is None or "tensor(float)" not in types:
                 continue
             if "tensor(float16)" not in types:
@@ -143,17 +143,17 @@ def _delicate(graph: OnnxGraph, dtypes: Mapping[str, str]) -> Iterator[tuple[str
     for node in graph.nodes:
         if node.op_type in _ROOTS:
             above = list(_behind(node, producers, dtypes, graph, only=_UNDER_ROOTS))
-            if any(found.op_type in _MEANS for found in above):
+            if any(source.op_type in _MEANS for source in above):
                 yield from ((n.name, "a root is taken of the mean of it") for n in (node, *above))
         elif node.op_type in ("Sin", "Cos"):
-            for found in (node, *_behind(node, producers, dtypes, graph)):
-                yield found.name, "an angle that grows with the position is calculated"
+            for source in (node, *_behind(node, producers, dtypes, graph)):
+                yield source.name, "an angle that grows with the position is calculated"
         elif node.op_type == "Cast" and (
             dtypes.get(node.input[0]) == "float32"
             and dtypes.get(node.output[0]) in ("int64", "int32")
         ):
-            for found in (node, *_behind(node, producers, dtypes, graph)):
-                yield found.name, "whole numbers are made of it"
+            for source in (node, *_behind(node, producers, dtypes, graph)):
+                yield source.name, "whole numbers are made of it"
 
 
 def _behind(

@@ -269,13 +269,13 @@ def _release(tensorrt: str) -> Mapping[str, Any]:
     Raises:
         TargetError: it is older than all of them.
     """
-    known = [name for name in known_releases() if _order(name) <= _order(tensorrt)]
-    if not known:
+    releases = [name for name in known_releases() if _order(name) <= _order(tensorrt)]
+    if not releases:
         raise TargetError(
             f"nothing is known of the operators of TensorRT {tensorrt}",
             hint="known are " + ", ".join(known_releases()),
         )
-    release: Mapping[str, Any] = _table()["releases"][known[-1]]
+    release: Mapping[str, Any] = _table()["releases"][releases[-1]]
     return release
 
 

@@ -72,14 +72,14 @@ def undefined_nodes(
     Raises:
         VerificationError: the graph can't be run.
     """
-    got = scan_values(round_halves(graph), inputs, scratch)
+    half_scan = scan_values(round_halves(graph), inputs, scratch)
     reasons = {}
     bad: set[str] = set()
     for node in graph.nodes:
         for name in node.output:
             plain = name.removesuffix("/fp16").removesuffix("/fp32")
-            undefined = name in got.undefined and plain not in scan.undefined
-            if not undefined and (name not in got.infinite or plain in scan.infinite):
+            undefined = name in half_scan.undefined and plain not in scan.undefined
+            if not undefined and (name not in half_scan.infinite or plain in scan.infinite):
                 continue
             # What only passes a bad value on isn't to blame.
             if not bad.intersection(node.input):

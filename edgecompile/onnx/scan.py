@@ -237,12 +237,12 @@ def _axes(node: Any, array: npt.NDArray[Any], graph: OnnxGraph) -> tuple[int, ..
         return (int(attribute(node, "axis", -1)),)
     if node.op_type not in (*_SUMS, *_SQUARES):
         return None
-    given = attribute(node, "axes")
-    if given is None and len(node.input) > 1 and node.input[1]:
+    axes = attribute(node, "axes")
+    if axes is None and len(node.input) > 1 and node.input[1]:
         tensor = graph.tensors.get(node.input[1])
         if tensor is None:
             return None
-        given = tensor.reshape(-1).tolist()
-    if not given:
+        axes = tensor.reshape(-1).tolist()
+    if not axes:
         return None if attribute(node, "noop_with_empty_axes", 0) else tuple(range(array.ndim))
-    return tuple(int(axis) for axis in given)
+    return tuple(int(axis) for axis in axes)

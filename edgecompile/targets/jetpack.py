@@ -120,11 +120,11 @@ def load_jetpack(name: str, folders: Sequence[Path] | None = None) -> JetPack:
         TargetError: there is none of that name, or its file is malformed; every problem is named.
     """
     folders = search_path() if folders is None else folders
-    known = list_jetpacks(folders)
-    if name not in known:
+    names = list_jetpacks(folders)
+    if name not in names:
         raise TargetError(
-            f"unknown JetPack {name!r}{nearest(name, known)}",
-            hint=f"known: {', '.join(known) or 'none'}",
+            f"unknown JetPack {name!r}{nearest(name, names)}",
+            hint=f"known: {', '.join(names) or 'none'}",
         )
     path = next(p for f in folders if (p := f / _FOLDER / f"{name}.toml").is_file())
     table, problems = read_table(path, lambda item: check_table(item, JETPACK_KEYS, "release"))

@@ -140,9 +140,9 @@ class TargetProfile:
         for variant in self.variants:
             if variant.name == name:
                 return variant
-        known = [variant.name for variant in self.variants]
+        names = [variant.name for variant in self.variants]
         raise TargetError(
-            f"target {self.name} has no variant {name!r}", hint=_suggest(name, known, "variants")
+            f"target {self.name} has no variant {name!r}", hint=_suggest(name, names, "variants")
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -64,13 +64,13 @@ def check_table(table: object, keys: Sequence[Key], what: str) -> list[str]:
     values."""
     if not isinstance(table, Mapping):
         return [f"the {what} is not a table"]
-    known = {key.name: key for key in keys}
+    by_name = {key.name: key for key in keys}
     problems = []
     for name, value in table.items():
-        if name not in known:
-            hint = nearest(name, list(known)) or f" (known: {', '.join(known)})"
+        if name not in by_name:
+            hint = nearest(name, list(by_name)) or f" (known: {', '.join(by_name)})"
             problems.append(f"{name}: unknown key{hint}")
-        elif (problem := known[name].check(value)) is not None:
+        elif (problem := by_name[name].check(value)) is not None:
             problems.append(f"{name}: {problem}")
     problems += [f"{key.name}: missing" for key in keys if key.required and key.name not in table]
     return problems
@@ -79,8 +79,8 @@ def check_table(table: object, keys: Sequence[Key], what: str) -> list[str]:
 def features_problems(arch: str, features: Sequence[str], where: str) -> list[str]:
     """The problems of a list of CPU features of an architecture."""
     if arch not in FEATURES:
-        known = ", ".join(FEATURES)
-        return [f"{where}: unknown architecture {arch!r}{nearest(arch, list(FEATURES))}: {known}"]
+        archs = ", ".join(FEATURES)
+        return [f"{where}: unknown architecture {arch!r}{nearest(arch, list(FEATURES))}: {archs}"]
     known_features = FEATURES[arch]
     return [
         f"{where}: unknown {arch} feature {feature!r}{nearest(feature, known_features)}"

@@ -54,14 +54,14 @@ def make_recipe(
     largest = [
         {name: extent.hi for name, extent in bucket.axes.items()} for bucket in manifest.buckets
     ]
-    known = profile.kind == "cuda" and jetpack.takes("8.6")
+    builds_with_8_6 = profile.kind == "cuda" and jetpack.takes("8.6")
     memory = estimate_memory(
         onnx,
         largest,
         weights.stat().st_size,
         precision,
         gpu.memory_bytes,
-        HOST_BUILD_8_6 if known else None,
+        HOST_BUILD_8_6 if builds_with_8_6 else None,
     )
     require_memory(memory, manifest, profile)
     return Recipe(

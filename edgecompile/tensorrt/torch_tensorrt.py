@@ -101,20 +101,20 @@ def build_engine(
         "timing_cache": str(folder.resolve() / "timing.cache"),
         "output": str(output.resolve()),
     }
-    found, ending = ask([sys.executable, "-m", _MODULE], request, folder, env=_environment())
-    if found["stage"] != "built":
-        raise _failure(found, ending, exported.name)
-    placeholders = found["placeholders"]
+    answer, ending = ask([sys.executable, "-m", _MODULE], request, folder, env=_environment())
+    if answer["stage"] != "built":
+        raise _failure(answer, ending, exported.name)
+    placeholders = answer["placeholders"]
     names = [spec.name for spec in exported.inputs]
     tensors = dict(zip(names, placeholders, strict=True))
     tensors.update({spec.name: f"output{i}" for i, spec in enumerate(exported.outputs)})
-    count = int(found["profiles"])
+    count = int(answer["profiles"])
     path = output.rename(folder / f"engine-{file_sha256(output)[:16]}.plan")
     return BuiltEngine(
         path=path,
         shipped=ShippedEngine(
             file=path.name,
-            made_by=f"torch-tensorrt {found['version']}",
+            made_by=f"torch-tensorrt {answer['version']}",
             device=device.key_json(),
             profile_of=tuple(i if count > 1 else 0 for i in range(len(buckets))),
             tensors=tensors,
@@ -122,8 +122,8 @@ def build_engine(
         device=device,
         profiles=count,
         size_bytes=path.stat().st_size,
-        seconds=float(found["seconds"]),
-        notes=tuple(found["notes"]),
+        seconds=float(answer["seconds"]),
+        notes=tuple(answer["notes"]),
     )
 
 
@@ -131,24 +131,24 @@ def _environment() -> dict[str, str]:
     """This one, where the process finds the packages that are found here: its working folder is
     another one, so relative paths would not be."""
     package = str(Path(__file__).resolve().parents[2])
-    known = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, *known])}
+    folders = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, *folders])}
 
 
 def _failure(
-    found: Mapping[str, Any], ending: str, name: str
+    answer: Mapping[str, Any], ending: str, name: str
 ) -> CompileError | MissingDependencyError:
-    stage = found["stage"]
-    said = [str(text) for text in found.get("errors", ())] + ([ending] if ending else [])
-    said = said or ["it said nothing"]
+    stage = answer["stage"]
+    messages = [str(text) for text in answer.get("errors", ())] + ([ending] if ending else [])
+    messages = messages or ["it said nothing"]
     if stage == "import":
         return MissingDependencyError(
-            "torch_tensorrt can't be imported: " + "; ".join(said),
+            "torch_tensorrt can't be imported: " + "; ".join(messages),
             hint="it needs the torch and the CUDA that it was built for",
         )
     return CompileError(
         f"torch-tensorrt made no engine of '{name}', it failed at the stage '{stage}': "
-        + "; ".join(said),
+        + "; ".join(messages),
         hint="it takes the program as a whole, so every operator counts; without `backend` the "
         "engine is built from the ONNX",
     )

@@ -108,12 +108,12 @@ def _differences(profile: TargetProfile, device: DeviceIdentity) -> list[str]:
     here = architecture(platform.machine())
     if profile.archs[0] != here:
         problems.append(f"its variants are for {profile.archs[0]}, this machine is {here}")
-    for what, wanted, found in (
+    for what, expected, actual in (
         ("compute capability", profile.gpu.compute_capability, device.compute_capability),
         ("multiprocessors", profile.gpu.sm_count, device.sm_count),
     ):
-        if wanted not in (None, found):
-            problems.append(f"{what} {wanted}, this GPU has {found}")
+        if expected not in (None, actual):
+            problems.append(f"{what} {expected}, this GPU has {actual}")
     releases = [find_jetpack(profile, name) for name in profile.jetpacks or (None,)]
     if not any(item.takes(device.tensorrt) for item in releases):
         ranges = ", ".join(f"{item.tensorrt_least} to {item.tensorrt_below}" for item in releases)

@@ -38,12 +38,12 @@ class _Log(logging.Handler):
         self.warnings: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        kept = self.errors if record.levelno >= logging.ERROR else self.warnings
+        messages = self.errors if record.levelno >= logging.ERROR else self.warnings
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += f" ({record.exc_info[1]})"
-        kept.append(text[:2000])
-        del kept[:-_KEPT]
+        messages.append(text[:2000])
+        del messages[:-_KEPT]
 
 
 def main(request_path: str) -> int:
@@ -119,19 +119,19 @@ def _convert(
         # What is float32 is verified as such, and the engine that a device builds has no TF32 either.
         "disable_tf32": True,
     }
-    known = inspect.signature(convert).parameters
+    parameters = inspect.signature(convert).parameters
     try:
-        made = convert(
+        result = convert(
             program,
             arg_inputs=(),
             kwarg_inputs=_inputs(torch_tensorrt.Input, request["inputs"], profiles),
-            **{name: value for name, value in options.items() if name in known},
+            **{name: value for name, value in options.items() if name in parameters},
         )
     except Exception as error:  # of whatever class its many parts raise
         # The log has the reason; what is raised may just be that there is no result.
-        said = log.errors or [f"{type(error).__name__}: {error}"]
-        raise _Refused("; ".join(said[-3:])) from None
-    engine = b"" if made is None else bytes(memoryview(made))
+        messages = log.errors or [f"{type(error).__name__}: {error}"]
+        raise _Refused("; ".join(messages[-3:])) from None
+    engine = b"" if result is None else bytes(memoryview(result))
     if not engine:
         raise _Refused(
             "; ".join(log.errors[-3:]) or "it gave nothing back, and its log says nothing"
@@ -147,16 +147,16 @@ def convert_options(convert: Callable[..., Any], precision: str) -> dict[str, An
     """
     import torch
 
-    known = inspect.signature(convert).parameters
+    parameters = inspect.signature(convert).parameters
     if precision == "fp32":
         return {"use_explicit_typing": True}
-    if {"enable_autocast", "low_precision_type"} <= known.keys():
+    if {"enable_autocast", "low_precision_type"} <= parameters.keys():
         return {
             "use_explicit_typing": True,
             "enable_autocast": True,
             "low_precision_type": torch.float16,
         }
-    if "enabled_precisions" in known:
+    if "enabled_precisions" in parameters:
         return {
             "use_explicit_typing": False,
             "enabled_precisions": {torch.float32, torch.float16},
@@ -182,16 +182,16 @@ def _inputs(
         distinct = {shape for sizes in ranges for shape in sizes.values()}
         try:
             if len(distinct) == 1:
-                made = make(shape=distinct.pop(), dtype=dtype)
+                spec = make(shape=distinct.pop(), dtype=dtype)
             elif len(ranges) == 1:
-                made = make(**ranges[0], dtype=dtype)
+                spec = make(**ranges[0], dtype=dtype)
             else:
-                made = make(profiles=ranges, dtype=dtype)
+                spec = make(profiles=ranges, dtype=dtype)
         except (TypeError, ValueError) as error:
             if len(ranges) == 1:
                 raise _Refused(f"{item['name']}: {error}") from None
             raise _Refused(f"this release has one profile for an engine ({error})") from None
-        result[item["name"]] = made
+        result[item["name"]] = spec
     return result
 
 

@@ -24,13 +24,13 @@ def ask(
         The answer, whose ``stage`` is "start" where there is none; and how the process ended, ""
         where it ended well.
     """
-    asked, answer = folder.resolve() / "request.json", folder.resolve() / "answer.json"
+    question, answer = folder.resolve() / "request.json", folder.resolve() / "answer.json"
     answer.unlink(missing_ok=True)
-    asked.write_text(json.dumps({**request, "answer": str(answer)}), encoding="utf-8")
+    question.write_text(json.dumps({**request, "answer": str(answer)}), encoding="utf-8")
     ending = ""
     try:
         done = subprocess.run(
-            [*command, str(asked)],
+            [*command, str(question)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -99,9 +99,9 @@ def find_toolchain(arch: str = "x86-64") -> Toolchain:
     install = f"on Debian or Ubuntu: apt-get install {_PACKAGES[arch]}"
     override = os.environ.get("EDGECOMPILE_CXX") if arch == "x86-64" else None
     cxx = _find(arch, override or "g++", exact=override is not None)
-    found = {"g++": cxx, "objcopy": _find(arch, "objcopy"), "nm": _find(arch, "nm")}
+    tools = {"g++": cxx, "objcopy": _find(arch, "objcopy"), "nm": _find(arch, "nm")}
     missing = [
-        override if name == "g++" and override else name for name, p in found.items() if not p
+        override if name == "g++" and override else name for name, p in tools.items() if not p
     ]
     if missing:
         raise ToolchainError(f"no {', '.join(missing)} for {arch} on this machine", hint=install)
@@ -111,7 +111,7 @@ def find_toolchain(arch: str = "x86-64") -> Toolchain:
         raise ToolchainError(
             f"{cxx} is version {major or 'unknown'}; {MINIMUM_GCC} or newer is needed", hint=install
         )
-    return Toolchain(arch, str(cxx), str(found["objcopy"]), str(found["nm"]), version)
+    return Toolchain(arch, str(cxx), str(tools["objcopy"]), str(tools["nm"]), version)
 
 
 def _find(arch: str, tool: str, *, exact: bool = False) -> str | None:
@@ -282,14 +282,14 @@ def link_shared(
     ]
     if soname:
         command.append(f"-Wl,-soname,{soname}")
-    kept = _KEPT_SYMBOLS.get(toolchain.arch)
-    if not kept:
+    symbols = _KEPT_SYMBOLS.get(toolchain.arch)
+    if not symbols:
         command.append("-s")
     try:
         run_tool(command, f"linking {output.name}")
-        if kept:
-            keep = [f"--keep-symbol={name}" for name in kept]
-            strip = [toolchain.objcopy, "--strip-all", "--wildcard", *keep, str(partial)]
+        if symbols:
+            options = [f"--keep-symbol={name}" for name in symbols]
+            strip = [toolchain.objcopy, "--strip-all", "--wildcard", *options, str(partial)]
             run_tool(strip, f"stripping {output.name}")
         os.replace(partial, output)
     finally:

@@ -71,8 +71,8 @@ class CostPoint:
 
     def without(self, mode: Mode) -> CostPoint:
         """The point without the costs of one mode."""
-        gone: dict[str, Any] = {f"{mode}_ms": None, f"{mode}_spread_ms": 0.0}
-        return replace(self, **gone)
+        changes: dict[str, Any] = {f"{mode}_ms": None, f"{mode}_spread_ms": 0.0}
+        return replace(self, **changes)
 
     def problems(self, other_axis: str = "other") -> list[str]:
         """The faults of this point; empty if it has none."""

@@ -107,9 +107,9 @@ class Int8Choice:
         runner = OnnxRunner(path)
         error, cosines, ok = 0.0, [], True
         for case in cases:
-            got = runner.run(case.inputs)
-            for name, want in case.outputs.items():
-                agreement = compare_arrays(got[name], want, TOLERANCES["int8"])
+            outputs = runner.run(case.inputs)
+            for name, expected in case.outputs.items():
+                agreement = compare_arrays(outputs[name], expected, TOLERANCES["int8"])
                 share = agreement.max_abs_error / (agreement.scale or 1.0)
                 error = max(error, share)
                 within = agreement.max_abs_error <= agreement.limit * _SHARE

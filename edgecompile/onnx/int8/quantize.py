@@ -34,7 +34,7 @@ def quantize(
     chosen = {layer.node: layer for layer in layers}
     dtypes = graph.dtypes()
     result = graph.without_nodes()
-    made: dict[str, str] = {}
+    replacements: dict[str, str] = {}
     owners: dict[str, str] = {}
 
     for old in graph.nodes:
@@ -44,7 +44,7 @@ def quantize(
             value, weight = old.input[0], old.input[1]
             place = graph.place(old.name)
             dtype = np.dtype(dtypes[value])
-            if value not in made:
+            if value not in replacements:
                 scale = f"{value}/scale"
                 source = value
                 factors = scales[layer.value].factors
@@ -52,24 +52,26 @@ def quantize(
                     source = f"{value}/smooth"
                     result.tensors[f"{value}/factors"] = factors.astype(dtype)
                     result.add("Mul", [value, f"{value}/factors"], source, place)
-                wanted = np.array(scales[layer.value].scale, np.float64)
-                result.tensors[scale] = round_up(wanted, dtype)
-                made[value] = f"{value}/int8/{dtype.name}"
+                step = np.array(scales[layer.value].scale, np.float64)
+                result.tensors[scale] = round_up(step, dtype)
+                replacements[value] = f"{value}/int8/{dtype.name}"
                 zero = _zeros(result, ())
                 result.add("QuantizeLinear", [source, scale, zero], f"{value}/int8", place)
-                result.add("DequantizeLinear", [f"{value}/int8", scale, zero], made[value], place)
+                result.add(
+                    "DequantizeLinear", [f"{value}/int8", scale, zero], replacements[value], place
+                )
             # One matrix may be taken by two activations, with other factors each.
             own = owners.setdefault(weight, value) == value
             stored = f"{weight}/int8" if own else f"{weight}/int8/{value}"
-            if stored not in made:
+            if stored not in replacements:
                 matrix = _divided(wide.tensors[layer.weight], layer, scales[layer.value])
                 whole, steps = quantize_weight(matrix, layer.axis, dtype)
                 result.tensors[stored] = whole
                 result.tensors[f"{stored}/scale"] = steps
-                made[stored] = f"{stored}/{dtype.name}"
+                replacements[stored] = f"{stored}/{dtype.name}"
                 inputs = [stored, f"{stored}/scale", _zeros(result, steps.shape)]
-                result.add("DequantizeLinear", inputs, made[stored], place, axis=layer.axis)
-            node.input[0], node.input[1] = made[value], made[stored]
+                result.add("DequantizeLinear", inputs, replacements[stored], place, axis=layer.axis)
+            node.input[0], node.input[1] = replacements[value], replacements[stored]
         result.nodes.append(node)
     result.drop_unused()
     return result

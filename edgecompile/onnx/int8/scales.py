@@ -113,16 +113,16 @@ def find_scales(
         seen.setdefault(name, _Seen([])).add(array, share)
 
     names = list(dict.fromkeys(layer.value for layer in layers))
-    given = [name for name in names if name in graph.inputs]
-    ValueVisitor(graph, scratch).visit([n for n in names if n not in given], inputs, look)
-    for name in given:
+    graph_inputs = [name for name in names if name in graph.inputs]
+    ValueVisitor(graph, scratch).visit([n for n in names if n not in graph_inputs], inputs, look)
+    for name in graph_inputs:
         for arrays in inputs:
             look(name, arrays[name])
     weights: dict[str, list[Floats]] = {}
     for layer in layers:
         weight = graph.tensors[layer.weight]
         weights.setdefault(layer.value, []).append(weight if layer.axis == 1 else weight.T)
-    return {name: _best_scale(found, weights[name]) for name, found in seen.items()}
+    return {name: _best_scale(record, weights[name]) for name, record in seen.items()}
 
 
 def quantize_weight(
@@ -144,9 +144,9 @@ def quantize_weight(
 
 def round_up(scales: npt.NDArray[np.float64], dtype: npt.DTypeLike) -> Floats:
     """Positive scales, none less than asked for; zeros become one."""
-    wanted = np.where(scales > 0, scales, 1.0)
-    rounded = wanted.astype(dtype)
-    short = rounded.astype(np.float64) < wanted
+    bounds = np.where(scales > 0, scales, 1.0)
+    rounded = bounds.astype(dtype)
+    short = rounded.astype(np.float64) < bounds
     higher = np.nextafter(rounded, np.array(np.inf, dtype), dtype=dtype)
     return np.asarray(np.where(short, higher, rounded), dtype)
 
@@ -175,8 +175,8 @@ def _best_scale(seen: _Seen, weights: Sequence[Floats]) -> ActivationScale:
     if seen.most is None:
         return ActivationScale(1.0, 0.0, 0.0)
     rows = np.concatenate(seen.rows)
-    wanted = [rows @ weight for weight in weights]
-    power = sum(float(np.square(w, dtype=np.float64).sum()) for w in wanted) or 1.0
+    products = [rows @ weight for weight in weights]
+    power = sum(float(np.square(w, dtype=np.float64).sum()) for w in products) or 1.0
     best: ActivationScale | None = None
     for strength in _STRENGTHS:
         factors = _factors(seen.most, weights, strength)
@@ -193,8 +193,8 @@ def _best_scale(seen: _Seen, weights: Sequence[Floats]) -> ActivationScale:
                 continue
             whole = np.clip(np.rint(moved / scale), -_LEVELS, _LEVELS) * np.float32(scale)
             wrong = sum(
-                float(np.square(whole @ matrix - want, dtype=np.float64).sum())
-                for matrix, want in zip(matrices, wanted, strict=True)
+                float(np.square(whole @ matrix - product, dtype=np.float64).sum())
+                for matrix, product in zip(matrices, products, strict=True)
             )
             error = float(np.sqrt(wrong / power))
             if best is None or error < best.error:
