@@ -32,13 +32,13 @@ def main(
     arguments: Sequence[str] | None = None, parser: argparse.ArgumentParser | None = None
 ) -> int:
     """Serves; returns the exit code."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    options = (parser or make_parser()).parse_args(given)
+    argv = sys.argv[1:] if arguments is None else list(arguments)
+    options = (parser or make_parser()).parse_args(argv)
     logging.basicConfig(format="edgecompile: %(message)s", level=logging.INFO)
     try:
-        asked = read_arguments(options)
-        rest = [item for item in given if item not in ("--json", "--debug")]
-        return Supervisor(asked, rest, options.json).run()
+        settings = read_arguments(options)
+        rest = [item for item in argv if item not in ("--json", "--debug")]
+        return Supervisor(settings, rest, options.json).run()
     except EdgecompileError as error:
         if options.debug:
             raise

@@ -76,8 +76,8 @@ def open_chat(model: Model) -> Chat:
     with os.fdopen(model.open_file(CHAT_FILE), "rb") as stream:
         data = stream.read(MAX_CHAT_BYTES + 1)
     try:
-        found = json.loads(data[:MAX_CHAT_BYTES])
-        template, tokens = found["template"], found["special_tokens"]
+        document = json.loads(data[:MAX_CHAT_BYTES])
+        template, tokens = document["template"], document["special_tokens"]
         if not all(isinstance(item, str) for item in (template, *tokens, *tokens.values())):
             raise TypeError
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -144,8 +144,8 @@ class Generator:
             except UnicodeEncodeError:
                 raise BadRequest("the prompt has half of a surrogate pair") from None
             # Unlike encode() this one lets other threads go on. A template writes special tokens itself.
-            found = tokenizer.encode_batch([text], add_special_tokens=not chat)
-            ids: list[int] = found[0].ids
+            encodings = tokenizer.encode_batch([text], add_special_tokens=not chat)
+            ids: list[int] = encodings[0].ids
             return ids
 
         if isinstance(prompt, str) and len(prompt) <= _SHORT:
@@ -267,15 +267,15 @@ class _Held:
     def add(self, text: str) -> str:
         """Takes ``text``, and returns all that can be given out now."""
         self._text += text
-        found = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
-        if found:
+        positions = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        if positions:
             self.stopped = True
-            given, self._text = self._text[: min(found)], ""
-            return given
+            output, self._text = self._text[: min(positions)], ""
+            return output
         keep = max((_overlap(self._text, stop) for stop in self._stops), default=0)
         cut = len(self._text) - keep
-        given, self._text = self._text[:cut], self._text[cut:]
-        return given
+        output, self._text = self._text[:cut], self._text[cut:]
+        return output
 
     def rest(self) -> str:
         """The characters that were held back and are no stop after all."""

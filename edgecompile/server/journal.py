@@ -35,12 +35,12 @@ _FREE = bytes(_DIGEST)
 
 def digest(model: str, inputs: Mapping[str, NDArray[Any]]) -> bytes:
     """Identifies a request by the model's name and all of the inputs, in their order."""
-    found = hashlib.blake2b(model.encode(), digest_size=_DIGEST)
+    hasher = hashlib.blake2b(model.encode(), digest_size=_DIGEST)
     for name, array in inputs.items():
         # The dtype's code: numpy makes up its name each time, in a dozen calls of Python.
-        found.update(f"\0{name}\0{array.dtype.char}\0{array.shape}\0".encode())
-        found.update(array.data if array.flags.c_contiguous else array.tobytes())
-    return found.digest()
+        hasher.update(f"\0{name}\0{array.dtype.char}\0{array.shape}\0".encode())
+        hasher.update(array.data if array.flags.c_contiguous else array.tobytes())
+    return hasher.digest()
 
 
 class Journal:
@@ -94,13 +94,13 @@ class Journal:
             self._survived(key)
 
     def _begin(self, keys: Sequence[bytes]) -> list[int]:
-        held: list[int] = []
+        slots: list[int] = []
         if self._map is not None:
             for key in keys:
                 if self._free:
-                    held.append(slot := self._free.popleft())
+                    slots.append(slot := self._free.popleft())
                     self._write(slot, key)
-        return held
+        return slots
 
     def _end(self, held: Sequence[int]) -> None:
         for slot in held:

@@ -26,9 +26,9 @@ class Keys:
         """
         scheme, _, key = authorization.partition(b" ")
         # Every key is compared, and each in a time that doesn't depend on how much of it was right.
-        given = _digest(key.strip())
-        found = [hmac.compare_digest(given, known) for known in self._known]
-        if scheme.lower() != b"bearer" or not any(found):
+        digest = _digest(key.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._known]
+        if scheme.lower() != b"bearer" or not any(matches):
             raise Unauthorized("needs authorization: Bearer KEY, with a key of this server")
 
 

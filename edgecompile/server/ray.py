@@ -55,10 +55,10 @@ def read_options(given: Mapping[str, Any]) -> Options:
         InputError: lists what is wrong with them.
     """
     kinds: dict[str, type] = {"str": str, "int": int, "float": float}
-    known = {item.name: kinds[str(item.type)] for item in fields(Options)}
-    problems = [f"there is no option {name!r:.40}" for name in given if name not in known]
+    types = {item.name: kinds[str(item.type)] for item in fields(Options)}
+    problems = [f"there is no option {name!r:.40}" for name in given if name not in types]
     values = {}
-    for name, kind in known.items():
+    for name, kind in types.items():
         if name in given:
             try:
                 values[name] = kind(given[name])
@@ -67,16 +67,18 @@ def read_options(given: Mapping[str, Any]) -> Options:
     if not values.get("bundle"):
         problems.append("bundle=FOLDER is missing")
     if not problems:
-        found = Options(**values)
-        if not 1 <= found.min_replicas <= found.max_replicas:
-            problems.append(f"min_replicas={found.min_replicas}, max_replicas={found.max_replicas}")
-        if found.threads < 1:
-            problems.append(f"threads={found.threads}, must be from 1 on")
-        if not (0 <= found.slo_ms < math.inf and 0 <= found.backlog_ms < math.inf):
+        options = Options(**values)
+        if not 1 <= options.min_replicas <= options.max_replicas:
+            problems.append(
+                f"min_replicas={options.min_replicas}, max_replicas={options.max_replicas}"
+            )
+        if options.threads < 1:
+            problems.append(f"threads={options.threads}, must be from 1 on")
+        if not (0 <= options.slo_ms < math.inf and 0 <= options.backlog_ms < math.inf):
             problems.append("slo_ms and backlog_ms are milliseconds")
     if problems:
         raise InputError("the application can't be made: " + "; ".join(problems))
-    return found
+    return options
 
 
 class Replica:
@@ -121,16 +123,16 @@ class Backlog:
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """The number of replicas that are wanted; Ray's delays and bounds come on top."""
         latest = (context.aggregated_metrics or {}).get("backlog_s", {})
-        wanted = self.wanted(latest.values(), context.current_num_replicas)
+        replicas = self.wanted(latest.values(), context.current_num_replicas)
         return max(
             context.capacity_adjusted_min_replicas,
-            min(context.capacity_adjusted_max_replicas, wanted),
+            min(context.capacity_adjusted_max_replicas, replicas),
         ), {}
 
     def wanted(self, backlogs: Iterable[float], replicas: int) -> int:
         """Replicas for these backlogs in seconds; as many as there are while none has told its own."""
-        known = list(backlogs)
-        return max(1, math.ceil(sum(known) / self.target_s)) if known else replicas
+        seconds = list(backlogs)
+        return max(1, math.ceil(sum(seconds) / self.target_s)) if seconds else replicas
 
 
 def app(args: Mapping[str, Any]) -> Any:

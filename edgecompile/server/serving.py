@@ -154,16 +154,16 @@ class ServedModel:
         check_characters(size, self._characters)
         try:
             if size <= _SHORT:
-                found = encoder.tokenize(plain, prompt, truncate)
+                tokenized = encoder.tokenize(plain, prompt, truncate)
             else:
                 loop = asyncio.get_running_loop()
-                found = await loop.run_in_executor(
+                tokenized = await loop.run_in_executor(
                     self._tokenizing, encoder.tokenize, plain, prompt, truncate
                 )
         except EdgecompileError as error:
             raise translate(error) from None
-        made = iter(found)
-        return [text if isinstance(text, TokenizedText) else next(made) for text in texts]
+        iterator = iter(tokenized)
+        return [text if isinstance(text, TokenizedText) else next(iterator) for text in texts]
 
     def encoder(self) -> TextEncoder:
         """The encoder of texts as inputs.
@@ -183,21 +183,21 @@ class ServedModel:
         if names is not None:
             unknown = [name for name in names if name not in self._outputs]
             if unknown or len(set(names)) < len(names):
-                known = ", ".join(sorted(self._outputs))
+                outputs = ", ".join(sorted(self._outputs))
                 what = (
                     f"there is no output {unknown[0]!r:.80}"
                     if unknown
                     else "an output is named twice"
                 )
-                raise BadRequest(f"{what}; {self.name} has {known}")
+                raise BadRequest(f"{what}; {self.name} has {outputs}")
 
     @property
     def running_since(self) -> float | None:
         """When the oldest run or step under way began, by ``clock``; None: nothing runs."""
-        found = [self.scheduler.running_since]
+        times = [self.scheduler.running_since]
         if self.generator is not None:
-            found.append(self.generator.running_since)
-        return min((since for since in found if since is not None), default=None)
+            times.append(self.generator.running_since)
+        return min((since for since in times if since is not None), default=None)
 
     @property
     def ready(self) -> bool:
@@ -241,13 +241,13 @@ class Repository:
         """
         versions = self._models.get(name)
         if versions is None:
-            known = ", ".join(self._models) or "none"
-            raise UnknownModel(f"there is no model {name!r:.100}; this server has {known}")
+            names = ", ".join(self._models) or "none"
+            raise UnknownModel(f"there is no model {name!r:.100}; this server has {names}")
         if not version:
             return next(reversed(versions.values()))
         if version not in versions:
-            known = ", ".join(versions)
-            raise UnknownModel(f"{name} has no version {version!r:.100}, but {known}")
+            names = ", ".join(versions)
+            raise UnknownModel(f"{name} has no version {version!r:.100}, but {names}")
         return versions[version]
 
     def versions(self, name: str) -> list[str]:

@@ -190,17 +190,17 @@ class InferenceService:
 
     async def _ModelStatistics(self, request: Any, response: Any, context: Any) -> None:
         every = [self._find(request.name, request.version)] if request.name else self._repository
-        found = [describe_statistics(item.name, item.version, item.scheduler) for item in every]
-        ParseDict({"model_stats": found}, response)
+        stats = [describe_statistics(item.name, item.version, item.scheduler) for item in every]
+        ParseDict({"model_stats": stats}, response)
 
     async def _ModelInfer(self, request: Any, response: Any, context: Any) -> None:
         # A server that is about to end isn't ready, and yet takes what still comes.
         model = self._find(request.model_name, request.model_version)
-        wanted = [output.name for output in request.outputs] or None
+        names = [output.name for output in request.outputs] or None
         answer, outputs = await infer(
             model,
             read_inputs(request, self._limits.elements),
-            wanted,
+            names,
             deadline=_deadline(request, context, model, self._slo),
             priority=_integer(request, "priority") or 0,
             most=self._limits.texts,
@@ -216,8 +216,8 @@ class InferenceService:
 
 def _authorization(context: Any) -> bytes:
     """A call's, or nothing; of several the last one."""
-    found = dict(context.invocation_metadata()).get("authorization", "")
-    return found.encode() if isinstance(found, str) else b""
+    value = dict(context.invocation_metadata()).get("authorization", "")
+    return value.encode() if isinstance(value, str) else b""
 
 
 def _deadline(request: Any, context: Any, model: ServedModel, slo: float | None) -> float | None:
@@ -231,8 +231,8 @@ def _deadline(request: Any, context: Any, model: ServedModel, slo: float | None)
                 f"the parameter timeout is {timeout}, not a number of microseconds above 0"
             )
         limits.append(timeout / 1e6)
-    known = [limit for limit in limits if limit is not None] or [slo] * (slo is not None)
-    return model.clock() + min(known) if known else None
+    seconds = [limit for limit in limits if limit is not None] or [slo] * (slo is not None)
+    return model.clock() + min(seconds) if seconds else None
 
 
 def _integer(request: Any, name: str) -> int | None:

@@ -69,9 +69,9 @@ def read_inputs(request: Any, elements: float = math.inf) -> dict[str, NDArray[A
 
 
 def _read(tensor: Any, raw: bytes | None) -> NDArray[Any]:
-    known = (*DTYPES, BYTES)
-    if tensor.datatype not in known:
-        raise ValueError(f"has datatype {tensor.datatype!r:.40}, not one of {', '.join(known)}")
+    datatypes = (*DTYPES, BYTES)
+    if tensor.datatype not in datatypes:
+        raise ValueError(f"has datatype {tensor.datatype!r:.40}, not one of {', '.join(datatypes)}")
     shape = tuple(tensor.shape)
     if len(shape) > _RANK or any(size < 0 for size in shape):
         raise ValueError(
@@ -84,9 +84,9 @@ def _read(tensor: Any, raw: bytes | None) -> NDArray[Any]:
     if tensor.datatype == BYTES:
         return to_texts(split_strings(memoryview(raw)), shape)
     dtype = DTYPES[tensor.datatype]
-    wanted = math.prod(shape) * dtype.itemsize
-    if len(raw) != wanted:
-        raise ValueError(f"has {len(raw)} bytes; {list(shape)} of {tensor.datatype} are {wanted}")
+    expected = math.prod(shape) * dtype.itemsize
+    if len(raw) != expected:
+        raise ValueError(f"has {len(raw)} bytes; {list(shape)} of {tensor.datatype} are {expected}")
     values = np.frombuffer(raw, dtype).reshape(shape)
     if dtype == np.bool_ and values.view(np.uint8).max(initial=0) > 1:
         raise ValueError("has a byte that is neither 0 nor 1 as BOOL")
@@ -97,16 +97,16 @@ def _from_contents(tensor: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     field, count = FIELDS.get(tensor.datatype), math.prod(shape)
     if field is None:
         raise ValueError(f"is {tensor.datatype}, which has raw contents alone")
-    given = [item.name for item, _ in tensor.contents.ListFields()]
-    if count and given != [field]:
-        raise ValueError(f"is {tensor.datatype}: its values belong in {field}, not in {given}")
-    found = getattr(tensor.contents, field)
-    if len(found) != count:
-        raise ValueError(f"has {len(found)} values; {list(shape)} are {count}")
+    names = [item.name for item, _ in tensor.contents.ListFields()]
+    if count and names != [field]:
+        raise ValueError(f"is {tensor.datatype}: its values belong in {field}, not in {names}")
+    values = getattr(tensor.contents, field)
+    if len(values) != count:
+        raise ValueError(f"has {len(values)} values; {list(shape)} are {count}")
     if tensor.datatype == BYTES:
-        return to_texts(found, shape)
+        return to_texts(values, shape)
     dtype = DTYPES[tensor.datatype]
-    wide = np.fromiter(found, _WIDE.get(field, dtype), count)
+    wide = np.fromiter(values, _WIDE.get(field, dtype), count)
     if count and tensor.datatype in _NARROW:
         limits = np.iinfo(dtype)
         if wide.min() < limits.min or wide.max() > limits.max:

@@ -135,12 +135,12 @@ class App(State):
     def _find(self, request: Request, scope: Scope) -> tuple[str, Handler]:
         path = request.path
         raw = scope.get("raw_path") or path.encode()
-        found = self._found.get(raw)
-        if found is None:
-            found = self._look_up(path, raw)
+        route = self._found.get(raw)
+        if route is None:
+            route = self._look_up(path, raw)
             if len(self._found) < _KEPT_PATHS:
-                self._found[raw] = found
-        name, methods, request.parts = found
+                self._found[raw] = route
+        name, methods, request.parts = route
         if self._keys and path not in _OPEN:
             self._keys.check(request.headers.get(b"authorization", b""))
         handler = methods.get("GET" if request.method == "HEAD" else request.method)

@@ -38,14 +38,14 @@ class CompletionRoutes:
 
     async def _answer(self, request: Request, chat: bool) -> Response:
         body = await request.body(self._app.settings.limits.body_bytes)
-        asked = read_completion(body, chat)
-        model = self._app.repository.get(asked.model)
+        params = read_completion(body, chat)
+        model = self._app.repository.get(params.model)
         model.check_ready()
         generator = model.generator
         if generator is None:
             raise Unprocessable(f"{model.name} is not a language model, so it cannot generate text")
-        prompt = await generator.read(asked.generation)
-        pieces = generator.run(prompt, asked.generation)
+        prompt = await generator.read(params.generation)
+        pieces = generator.run(prompt, params.generation)
         # What is wrong with the options is reported before the status is sent.
         first = await anext(pieces)
         frame = Frame(
@@ -55,9 +55,9 @@ class CompletionRoutes:
             chat,
         )
         follow = self._count(model, first, pieces)
-        if asked.stream:
+        if params.stream:
             headers = [(b"cache-control", b"no-cache")]
-            stream = _events(frame, asked, follow, len(prompt))
+            stream = _events(frame, params, follow, len(prompt))
             return Response(media=_EVENTS, headers=headers, stream=stream)
         text, last = "", first
         async for last in follow:
@@ -82,7 +82,7 @@ class CompletionRoutes:
 
 
 async def _events(
-    frame: Frame, asked: CompletionRequest, pieces: AsyncIterator[Piece], prompt: int
+    frame: Frame, params: CompletionRequest, pieces: AsyncIterator[Piece], prompt: int
 ) -> AsyncIterator[bytes]:
     tokens, first = 0, True
     try:
@@ -91,7 +91,7 @@ async def _events(
             if piece.text or piece.finish_reason or first:
                 yield frame.event(piece.text, piece.finish_reason, first)
             first = False
-        if asked.with_usage:
+        if params.with_usage:
             yield frame.usage(usage(prompt, tokens))
         yield DONE
     except ServerError as error:  # the status is out already

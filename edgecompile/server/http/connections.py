@@ -94,8 +94,8 @@ class Listener:
 
     def _make(self) -> asyncio.Protocol:
         loop = asyncio.get_running_loop()
-        made: asyncio.Protocol = self._protocol(self._config, self._state, {}, loop)
-        return made
+        protocol: asyncio.Protocol = self._protocol(self._config, self._state, {}, loop)
+        return protocol
 
     async def _sweep(self, clock: Callable[[], float]) -> None:
         while True:

@@ -56,32 +56,32 @@ class InferRoutes:
         return self._statistics(self._app.repository)
 
     def _statistics(self, models: Iterable[ServedModel]) -> Response:
-        found = [describe_statistics(item.name, item.version, item.scheduler) for item in models]
-        return Response(body=dump({"model_stats": found}))
+        stats = [describe_statistics(item.name, item.version, item.scheduler) for item in models]
+        return Response(body=dump({"model_stats": stats}))
 
     async def infer(self, request: Request) -> Response:
         """POST …/infer: tensors, or texts as one tensor of BYTES."""
         limits = self._app.settings.limits
         model = self._model(request)
         body = await request.body(limits.body_bytes)
-        asked = read_request(body, request.headers.get(_HEADER_LENGTH), limits.elements)
-        timeout = self._app.settings.slo_s if asked.timeout_s is None else asked.timeout_s
+        params = read_request(body, request.headers.get(_HEADER_LENGTH), limits.elements)
+        timeout = self._app.settings.slo_s if params.timeout_s is None else params.timeout_s
         deadline = None if timeout is None else model.clock() + timeout
         answer, outputs = await infer(
             model,
-            asked.inputs,
-            asked.outputs,
+            params.inputs,
+            params.outputs,
             deadline=deadline,
-            priority=asked.priority,
+            priority=params.priority,
             most=limits.texts,
         )
         self._app.metrics.answer(model.name, answer)
-        found, length = format_answer(model.name, model.version, asked, outputs)
+        content, length = format_answer(model.name, model.version, params, outputs)
         headers = timing(answer)
         if length is None:
-            return Response(body=found, media=JSON, headers=headers)
+            return Response(body=content, media=JSON, headers=headers)
         headers.append((_HEADER_LENGTH, b"%d" % length))
-        return Response(body=found, media=_BINARY, headers=headers)
+        return Response(body=content, media=_BINARY, headers=headers)
 
 
 def timing(answer: Answer | TextAnswer) -> list[tuple[bytes, bytes]]:

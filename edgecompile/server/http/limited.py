@@ -63,12 +63,12 @@ class Gathered:
         self._inner.close()
 
     def _flush(self) -> None:
-        held, self._held = self._held, []
-        if not held or self.is_closing():
+        chunks, self._held = self._held, []
+        if not chunks or self.is_closing():
             return
-        if sum(map(len, held)) <= _GATHERED:
-            held = [b"".join(held)]
-        for data in held:
+        if sum(map(len, chunks)) <= _GATHERED:
+            chunks = [b"".join(chunks)]
+        for data in chunks:
             self._inner.write(data)
 
 

@@ -104,12 +104,12 @@ class Metrics:
         speed = [(_model(m.name), m.scheduler.speed.factor) for m in models]
         lines += _family("cost_ratio", "gauge", "Seconds of runs over those predicted.", speed)
         drift = [(_model(m.name), m.scheduler.traffic.drift) for m in models]
-        known = [(name, value) for name, value in drift if value is not None]
+        drifts = [(name, value) for name, value in drift if value is not None]
         lines += _family(
             "length_drift",
             "gauge",
             "Distance of the lengths from those planned for, 0 to 1.",
-            known,
+            drifts,
         )
         stats = [(_model(m.name), m.model.stats) for m in models]
         runs = [(name, item["runs"]) for name, item in stats]
@@ -118,12 +118,12 @@ class Metrics:
         lines += _family("refused_total", "counter", "Requests that were refused.", refused)
         tokens = [(_model(name), count) for name, count in self._tokens.items()]
         lines += _family("generated_tokens_total", "counter", "Tokens made.", tokens)
-        for name, about, found in (
+        for name, about, histograms in (
             ("queue_seconds", "Seconds in the queue.", self._queue),
             ("run_seconds", "Seconds of runs.", self._run),
             ("batch_rows", "Rows that ran together.", self._batch),
         ):
-            lines += _histograms(name, about, found)
+            lines += _histograms(name, about, histograms)
         return ("\n".join(lines) + "\n").encode()
 
 
@@ -141,9 +141,9 @@ def _family(
         yield f"edgecompile_{name}{{{labels}}} {value}" if labels else f"edgecompile_{name} {value}"
 
 
-def _histograms(name: str, about: str, found: dict[str, _Histogram]) -> Iterator[str]:
+def _histograms(name: str, about: str, histograms: dict[str, _Histogram]) -> Iterator[str]:
     yield from _family(name, "histogram", about, ())
-    for model, histogram in found.items():
+    for model, histogram in histograms.items():
         label, total = _model(model), 0
         for bound, count in zip(
             (*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True

@@ -62,8 +62,8 @@ class _OwnRoutes:
 
     async def server(self, request: Request) -> Response:
         """GET /v2."""
-        found = {"name": "edgecompile", "version": __version__, "extensions": list(EXTENSIONS)}
-        return Response(body=dump(found))
+        metadata = {"name": "edgecompile", "version": __version__, "extensions": list(EXTENSIONS)}
+        return Response(body=dump(metadata))
 
     async def live(self, request: Request) -> Response:
         """GET /v2/health/live: fails when a run is stuck, or nothing runs on the GPU any more."""

@@ -47,45 +47,45 @@ class TextRoutes:
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings."""
-        asked = openai.read_embeddings(await self._body(request), self._limits.texts)
-        model = self._app.repository.get(asked.model)
+        params = openai.read_embeddings(await self._body(request), self._limits.texts)
+        model = self._app.repository.get(params.model)
         name = embedding_output(model.model.manifest)
-        answer = await self._encode(model, asked.items, None, True)
-        cut = asked.dimensions is not None
-        rows = shorten_rows(stack(answer, name), asked.dimensions, normalize=cut)
+        answer = await self._encode(model, params.items, None, True)
+        cut = params.dimensions is not None
+        rows = shorten_rows(stack(answer, name), params.dimensions, normalize=cut)
         tokens = sum(len(text.ids) for text in answer.texts)
-        body = openai.format_embeddings(asked, model.name, rows, tokens)
+        body = openai.format_embeddings(params, model.name, rows, tokens)
         return Response(body=body, headers=timing(answer))
 
     async def embed(self, request: Request) -> Response:
         """POST /embed."""
-        asked = tei.read_embed(await self._body(request), self._limits.texts)
+        params = tei.read_embed(await self._body(request), self._limits.texts)
         model = self._first()
         name = embedding_output(model.model.manifest)
-        answer = await self._encode(model, asked.items, asked.prompt, asked.truncate)
-        rows = shorten_rows(stack(answer, name), asked.dimensions, asked.normalize)
+        answer = await self._encode(model, params.items, params.prompt, params.truncate)
+        rows = shorten_rows(stack(answer, name), params.dimensions, params.normalize)
         return Response(body=tei.format_embed(rows), headers=timing(answer))
 
     async def rerank(self, request: Request) -> Response:
         """POST /rerank."""
-        asked = tei.read_rerank(await self._body(request), self._limits.texts)
+        params = tei.read_rerank(await self._body(request), self._limits.texts)
         model = self._first()
         name = scores_output(model.model.manifest)
-        pairs: list[Item] = [(asked.query, text) for text in asked.texts]
-        answer = await self._encode(model, pairs, None, asked.truncate)
-        scores = to_scores(name, stack(answer, name), asked.raw)[:, 0]
-        return Response(body=tei.format_rerank(asked, scores.tolist()), headers=timing(answer))
+        pairs: list[Item] = [(params.query, text) for text in params.texts]
+        answer = await self._encode(model, pairs, None, params.truncate)
+        scores = to_scores(name, stack(answer, name), params.raw)[:, 0]
+        return Response(body=tei.format_rerank(params, scores.tolist()), headers=timing(answer))
 
     async def predict(self, request: Request) -> Response:
         """POST /predict."""
-        asked = tei.read_predict(await self._body(request), self._limits.texts)
+        params = tei.read_predict(await self._body(request), self._limits.texts)
         model = self._first()
         manifest = model.model.manifest
         name = scores_output(manifest)
-        answer = await self._encode(model, list(asked.texts), None, asked.truncate)
-        scores = to_scores(name, stack(answer, name), asked.raw)
+        answer = await self._encode(model, list(params.texts), None, params.truncate)
+        scores = to_scores(name, stack(answer, name), params.raw)
         labels = manifest.labels.get(name) or [f"LABEL_{i}" for i in range(scores.shape[1])]
-        body = tei.format_predict(asked, scores, labels)
+        body = tei.format_predict(params, scores, labels)
         return Response(body=body, headers=timing(answer))
 
     async def info(self, request: Request) -> Response:
@@ -93,7 +93,7 @@ class TextRoutes:
         model = self._first()
         manifest = model.model.manifest
         text = manifest.text
-        found = {
+        document = {
             "model_id": model.name,
             "model_sha": model.version,
             "model_dtype": manifest.precision,
@@ -102,4 +102,4 @@ class TextRoutes:
             "max_client_batch_size": self._limits.texts,
             "version": __version__,
         }
-        return Response(body=dump(found))
+        return Response(body=dump(document))

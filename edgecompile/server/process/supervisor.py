@@ -185,10 +185,10 @@ class Supervisor:
     def _open_sockets(self) -> None:
         host, port = self._asked.host, self._asked.port
         try:
-            found = socket.getaddrinfo(
+            addresses = socket.getaddrinfo(
                 host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            for family, kind, protocol, _, address in dict.fromkeys(found):
+            for family, kind, protocol, _, address in dict.fromkeys(addresses):
                 item = socket.socket(family, kind, protocol)
                 self._sockets.append(item)
                 item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -265,9 +265,9 @@ class Supervisor:
             self._current.heard = now
         if self._asked.watch_s and now - self._looked > self._asked.watch_s:
             self._looked = now
-            found = self._fingerprints()
-            self._swap |= found != self._seen and None not in found
-            self._seen = found
+            fingerprints = self._fingerprints()
+            self._swap |= fingerprints != self._seen and None not in fingerprints
+            self._seen = fingerprints
         if self._swap and self._next is None and self._current.ready:
             self._swap = False
             if self._spare is not None:  # of the old version
@@ -287,8 +287,8 @@ class Supervisor:
             self._spare = self._start(wait=self._asked.spare)
 
     def _children(self) -> list[_Child]:
-        found = (self._current, self._next, self._spare, *self._leaving)
-        return [child for child in found if child is not None]
+        children = (self._current, self._next, self._spare, *self._leaving)
+        return [child for child in children if child is not None]
 
     def _forgive(self, child: _Child) -> None:
         """Clears suspects that ran well in this worker."""
@@ -332,14 +332,14 @@ class Supervisor:
 
     def _fingerprints(self) -> list[tuple[int, int, int] | None]:
         """Which manifest lies at each bundle's path."""
-        found: list[tuple[int, int, int] | None] = []
+        fingerprints: list[tuple[int, int, int] | None] = []
         for _, path in self._asked.bundles:
             try:
                 entry = os.stat(os.path.join(path, "manifest.json"))
-                found.append((entry.st_dev, entry.st_ino, entry.st_mtime_ns))
+                fingerprints.append((entry.st_dev, entry.st_ino, entry.st_mtime_ns))
             except OSError:
-                found.append(None)
-        return found
+                fingerprints.append(None)
+        return fingerprints
 
     def _announce(self) -> None:
         addresses = [item.getsockname() for item in self._sockets]

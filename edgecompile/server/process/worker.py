@@ -65,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.wait == "process" and not os.read(sys.stdin.fileno(), 1):
         return 0
     logging.basicConfig(format="edgecompile[%(process)d]: %(message)s", level=logging.INFO)
-    asked = parse(options.rest)
+    settings = parse(options.rest)
     sockets = [socket.socket(fileno=int(item)) for item in options.sockets.split(",")]
-    worker = Worker(asked, sockets, options.report, options.journal, options.wait == "models")
+    worker = Worker(settings, sockets, options.report, options.journal, options.wait == "models")
     try:
         return run(worker.serve())
     except EdgecompileError as error:

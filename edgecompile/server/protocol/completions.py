@@ -89,13 +89,13 @@ def _read_messages(value: Any) -> list[dict[str, Any]]:
         if not isinstance(item, dict) or not isinstance(item.get("role"), str):
             raise BadRequest(f"messages[{index}] must be an object with a role")
         if item["role"] not in _ROLES:
-            known = ", ".join(_ROLES)
+            roles = ", ".join(_ROLES)
             raise BadRequest(
-                f"messages[{index}]: the role {item['role']!r:.80} isn't one of {known}"
+                f"messages[{index}]: the role {item['role']!r:.80} isn't one of {roles}"
             )
         if not isinstance(item.get("content"), str):
-            found = kind(item.get("content"))
-            raise BadRequest(f"messages[{index}]: content must be a text, not a {found}")
+            type_name = kind(item.get("content"))
+            raise BadRequest(f"messages[{index}]: content must be a text, not a {type_name}")
     return value
 
 

@@ -39,9 +39,9 @@ async def infer(
         answer = await model.infer(inputs, outputs=wanted, deadline=deadline, priority=priority)
         return answer, answer.outputs
     model.check_outputs(wanted)
-    made = await model.encode(texts, deadline=deadline, priority=priority)
+    text_answer = await model.encode(texts, deadline=deadline, priority=priority)
     names = wanted or [item.name for item in model.model.manifest.outputs]
-    return made, {name: stack(made, name) for name in names}
+    return text_answer, {name: stack(text_answer, name) for name in names}
 
 
 def check_texts(inputs: Mapping[str, NDArray[Any]], most: int) -> list[str] | None:

@@ -156,8 +156,8 @@ def format_rerank(request: RerankRequest, scores: Sequence[float]) -> bytes:
 
 def format_predict(request: PredictRequest, scores: NDArray[Any], labels: Sequence[str]) -> bytes:
     """The classes of each text by falling score, from scores [texts, classes]."""
-    found = []
+    classes = []
     for row in scores:
         order = np.argsort(-row, kind="stable")
-        found.append([{"score": float(row[index]), "label": labels[index]} for index in order])
-    return dump(found[0] if request.single else found)
+        classes.append([{"score": float(row[index]), "label": labels[index]} for index in order])
+    return dump(classes[0] if request.single else classes)

@@ -78,8 +78,8 @@ def from_list(data: Any, datatype: str, shape: Sequence[int], where: str) -> NDA
     if strange:
         names = ", ".join(sorted(kind(item()) for item in strange))
         fraction = float in strange
-        found = "numbers with a fraction" if fraction else f"a {names}"
-        raise BadRequest(f"{where}: data holds {found}, which {datatype} doesn't take")
+        contents = "numbers with a fraction" if fraction else f"a {names}"
+        raise BadRequest(f"{where}: data holds {contents}, which {datatype} doesn't take")
     if dtype.kind in "iu":
         least, most = _RANGES[datatype]
         # numpy itself refuses what INT64 doesn't hold, and looks at each number anyway.
@@ -108,8 +108,8 @@ def _flatten(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
         if not level or not isinstance(level[0], list):
             break
         nested = depth + 1 < len(shape)
-        wanted = shape[depth + 1] if nested else None
-        lists = all(isinstance(item, list) and len(item) == wanted for item in level)
+        size = shape[depth + 1] if nested else None
+        lists = all(isinstance(item, list) and len(item) == size for item in level)
         if not nested or len(data) != shape[0] or not lists:
             raise BadRequest(f"{where}: data is nested otherwise than shape {list(shape)}")
         level = list(chain.from_iterable(level))
@@ -148,7 +148,7 @@ def split_strings(data: memoryview) -> list[memoryview]:
     Raises:
         ValueError: the last one is cut off.
     """
-    found: list[memoryview] = []
+    elements: list[memoryview] = []
     at = 0
     while at < len(data):
         if at + 4 > len(data):
@@ -157,9 +157,9 @@ def split_strings(data: memoryview) -> list[memoryview]:
         at += 4
         if at + size > len(data):
             raise ValueError("has an element of BYTES that is cut off")
-        found.append(data[at : at + size])
+        elements.append(data[at : at + size])
         at += size
-    return found
+    return elements
 
 
 def to_texts(elements: Sequence[bytes | memoryview], shape: Sequence[int]) -> NDArray[Any]:

@@ -40,15 +40,15 @@ def read_items(value: Any, key: str, most: int) -> tuple[list[Item], bool]:
         return [read_ids(value, key)], True
     if len(value) > most:
         raise TooLarge(f"{key} has {len(value)} texts, the limit is {most}")
-    found: list[Item] = []
+    items: list[Item] = []
     for index, item in enumerate(value):
         if isinstance(item, str):
-            found.append(item)
+            items.append(item)
         elif isinstance(item, list):
-            found.append(read_ids(item, f"{key}[{index}]"))
+            items.append(read_ids(item, f"{key}[{index}]"))
         else:
             raise BadRequest(f"{key}[{index}] must be a text or token ids, not a {kind(item)}")
-    return found, False
+    return items, False
 
 
 def read_ids(value: list[Any], where: str) -> TokenizedText:
@@ -85,7 +85,7 @@ def embedding_output(manifest: Manifest) -> str:
     Raises:
         Unprocessable: there is none, or it can't be told.
     """
-    found = [
+    candidates = [
         item.name
         for item in manifest.outputs
         if len(item.shape) == 2
@@ -93,7 +93,7 @@ def embedding_output(manifest: Manifest) -> str:
         and item.name not in manifest.labels
         and not item.name.endswith(("logits", "scores"))
     ]
-    named = [name for name in found if "embedding" in name] or found
+    named = [name for name in candidates if "embedding" in name] or candidates
     if len(named) != 1:
         what = "no embedding" if not named else "several embeddings: " + ", ".join(named)
         raise Unprocessable(

@@ -77,8 +77,8 @@ def read_request(body: bytes, header_length: bytes | None, most: int) -> InferRe
     """
     cut = _header_length(header_length, len(body))
     if cut is None:
-        asked, tensors = _read_head(load_object(body), most)
-        return InferRequest(_make_arrays(tensors, memoryview(b"")), *asked)
+        params, tensors = _read_head(load_object(body), most)
+        return InferRequest(_make_arrays(tensors, memoryview(b"")), *params)
     key = (body[:cut], most)
     head = _heads.get(key)
     if head is None:
@@ -109,13 +109,13 @@ def _read_head(document: Mapping[str, Any], most: int) -> _Head:
     return (outputs, binary, identity, timeout, priority), tensors
 
 
-def _header_length(given: bytes | None, size: int) -> int | None:
-    if given is None:
+def _header_length(header: bytes | None, size: int) -> int | None:
+    if header is None:
         return None
     name = "Inference-Header-Content-Length"
-    if not given.isdigit() or len(given) > _MAX_HEADER:
+    if not header.isdigit() or len(header) > _MAX_HEADER:
         raise BadRequest(f"{name} must be a number of bytes")
-    length = int(given)
+    length = int(header)
     if length == 0:
         raise BadRequest(f"{name} is 0: raw bodies without JSON aren't taken")
     if length > size:
@@ -126,7 +126,7 @@ def _header_length(given: bytes | None, size: int) -> int | None:
 def _read_tensors(entries: Any, most: int) -> tuple[_Tensor, ...]:
     if not isinstance(entries, list) or not entries:
         raise BadRequest("inputs must be a list of at least one tensor")
-    found: dict[str, _Tensor] = {}
+    tensors: dict[str, _Tensor] = {}
     total = 0
     for index, entry in enumerate(entries):
         where = f"inputs[{index}]"
@@ -135,39 +135,39 @@ def _read_tensors(entries: Any, most: int) -> tuple[_Tensor, ...]:
         name, datatype = entry.get("name"), entry.get("datatype")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"{where}: name must be a string")
-        if name in found:
+        if name in tensors:
             raise BadRequest(f"{where}: a second input {_short(name)}")
         if not isinstance(datatype, str) or (datatype not in DTYPES and datatype != BYTES):
-            known = ", ".join((*DTYPES, BYTES))
-            raise BadRequest(f"{where}: datatype {_short(datatype)} must be one of {known}")
+            datatypes = ", ".join((*DTYPES, BYTES))
+            raise BadRequest(f"{where}: datatype {_short(datatype)} must be one of {datatypes}")
         shape = read_shape(entry.get("shape"), where, most - total)
         size = _binary_size(entry, where)
         if size is None and "data" not in entry:
             raise BadRequest(f"{where} has neither data nor a binary tensor")
         if size is not None and "data" in entry:
             raise BadRequest(f"{where} has both data and a binary tensor")
-        found[name] = _Tensor(where, name, datatype, shape, size, entry.get("data"))
+        tensors[name] = _Tensor(where, name, datatype, shape, size, entry.get("data"))
         if len(entries) > 1:
             total += math.prod(shape)
-    return (*found.values(),)
+    return (*tensors.values(),)
 
 
 def _make_arrays(tensors: Sequence[_Tensor], rest: memoryview) -> dict[str, NDArray[Any]]:
     """The inputs; ``rest`` are the bytes behind the JSON."""
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     at = 0
     for where, name, datatype, shape, size, data in tensors:
         if size is None:
-            found[name] = from_list(data, datatype, shape, where)
+            arrays[name] = from_list(data, datatype, shape, where)
             continue
         if at + size > len(rest):
             missing = at + size - len(rest)
             raise BadRequest(f"{where}: {missing} bytes of its binary tensor are missing")
-        found[name] = from_bytes(rest[at : at + size], datatype, shape, where)
+        arrays[name] = from_bytes(rest[at : at + size], datatype, shape, where)
         at += size
     if at != len(rest):
         raise BadRequest(f"{len(rest) - at} bytes behind the last binary tensor")
-    return found
+    return arrays
 
 
 def _binary_size(entry: Mapping[str, Any], where: str) -> int | None:

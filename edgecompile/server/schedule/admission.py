@@ -170,12 +170,12 @@ class Admission:
 
     def _size(self, job: Job) -> _Size:
         """The table's words on a job, which are looked up once for each size."""
-        found = self._sizes.get((job.rows, job.length))
-        if found is None:
+        size = self._sizes.get((job.rows, job.length))
+        if size is None:
             costs, threads = self._costs, self._streams.threads
             own = costs.seconds(threads, job.rows, job.length)
             most = max(self._cpus, costs.threads[0])
-            found = _Size(
+            size = _Size(
                 threads * job.rows * costs.cheapest(threads, job.length),
                 threads * own,
                 own,
@@ -183,8 +183,8 @@ class Admission:
             )
             if len(self._sizes) >= _KEPT:
                 self._sizes.clear()
-            self._sizes[job.rows, job.length] = found
-        return found
+            self._sizes[job.rows, job.length] = size
+        return size
 
     def _work(self, job: Job) -> float:
         """CPU seconds of a job in the batches that are usual, at the speed of the table."""
@@ -196,9 +196,9 @@ class Admission:
         """CPU seconds that are left of what runs."""
         rest, factor = 0.0, self._speed.factor
         for run in running:
-            left = run.began + run.predicted * factor - now
-            if left > 0:
-                rest += left * run.threads
+            remaining = run.began + run.predicted * factor - now
+            if remaining > 0:
+                rest += remaining * run.threads
         return rest
 
     def _times(self, job: Job, begun: float, work: float) -> tuple[float, float]:

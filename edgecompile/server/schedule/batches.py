@@ -44,13 +44,13 @@ class Batches:
         except InputError:
             self._rows = None
         self.most_rows = 1 if self._rows is None else manifest.axes[self._rows].hi
-        known = all(None not in item.shape for item in manifest.outputs)
+        shapes_known = all(None not in item.shape for item in manifest.outputs)
         others = set(manifest.axes) - {self._rows, self._length}
         # Of a third axis only equal sizes could share a run; who has one runs alone.
         # What compares rows with each other would compare one client's with another's.
         apart = all(self._rows not in item.shape[1:] for item in self._inputs + self._outputs)
         independent = plan.get("rows") == INDEPENDENT and manifest.generation is None
-        self.joins = self.most_rows > 1 and known and apart and not others and independent
+        self.joins = self.most_rows > 1 and shapes_known and apart and not others and independent
         fills = all(item.pad is not None for item in manifest.inputs if self._length in item.shape)
         self.mixes = self.joins and plan.get("padding") in ("proven", "assumed") and fills
 

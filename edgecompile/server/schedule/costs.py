@@ -45,13 +45,13 @@ class CostTable:
         Raises:
             ValueError: there are no points, or one isn't positive.
         """
-        known: dict[int, list[tuple[int, int, float]]] = {}
+        by_threads: dict[int, list[tuple[int, int, float]]] = {}
         for threads, rows, length, ms in points:
             if min(threads, rows, length) < 1 or not 0 < ms < float("inf"):
                 raise ValueError(f"a cost of {ms} ms at {threads} threads, {rows} x {length}")
-            known.setdefault(threads, []).append((rows, length, ms / 1e3))
+            by_threads.setdefault(threads, []).append((rows, length, ms / 1e3))
         measured: dict[int, dict[int, list[tuple[int, float]]]] = {}
-        for threads, same in known.items():
+        for threads, same in by_threads.items():
             for rows, length, _ in same:
                 least = min(s for r, n, s in same if r >= rows and n >= length)
                 measured.setdefault(threads, {}).setdefault(rows, []).append((length, least))
@@ -62,7 +62,7 @@ class CostTable:
             for threads, lines in sorted(measured.items())
         }
         self.threads = tuple(self._lines)
-        self._lengths = sorted({n for same in known.values() for _, n, _ in same})
+        self._lengths = sorted({n for same in by_threads.values() for _, n, _ in same})
         every = [(rows, line) for lines in self._lines.values() for rows, line in lines.items()]
         self.most_rows = most_rows or max(rows for rows, _ in every)
         self.longest = longest or max(line[-1][0] for _, line in every)
@@ -84,39 +84,39 @@ class CostTable:
     def column(self, threads: int, length: int) -> tuple[float, ...]:
         """The seconds by rows, from 0 to ``most_rows``, at one length."""
         length = max(self.shortest, min(length, self.longest))
-        found = self._columns.get((threads, length))
-        if found is None:
-            found = self._columns[threads, length] = self._make_column(threads, length)
-        return found
+        column = self._columns.get((threads, length))
+        if column is None:
+            column = self._columns[threads, length] = self._make_column(threads, length)
+        return column
 
     def useful(self, threads: int, length: int) -> tuple[tuple[int, float], ...]:
         """Rows and seconds of the batches that cost less than any two that they could be cut into."""
         length = max(self.shortest, min(length, self.longest))
         key = (threads, length)
-        found = self._sizes.get(key)
-        if found is None:
+        batches = self._sizes.get(key)
+        if batches is None:
             column = self.column(threads, length)
             best = [*column]
-            kept = []
+            entries = []
             for rows in range(1, len(column)):
                 half = rows // 2 + 1
                 pairs = map(add, best[1:half], best[rows - 1 : rows - half : -1])
                 parts = min(pairs, default=inf)
                 if column[rows] < parts * self._part:
-                    kept.append((rows, column[rows]))
+                    entries.append((rows, column[rows]))
                 else:
                     best[rows] = parts
-            found = self._sizes[key] = tuple(kept)
-        return found
+            batches = self._sizes[key] = tuple(entries)
+        return batches
 
     def cheapest(self, threads: int, length: int) -> float:
         """Seconds of one row of this length in the best batch of rows like it."""
         key = (threads, max(self.shortest, min(length, self.longest)))
-        found = self._cheapest.get(key)
-        if found is None:
+        cost = self._cheapest.get(key)
+        if cost is None:
             useful = self.useful(threads, length)
-            found = self._cheapest[key] = min(seconds / rows for rows, seconds in useful)
-        return found
+            cost = self._cheapest[key] = min(seconds / rows for rows, seconds in useful)
+        return cost
 
     def cheapest_of(self, threads: int, lengths: Sequence[int], rows: Sequence[int]) -> float:
         """``cheapest`` of each length, ascending, times its rows, all together."""
@@ -133,10 +133,10 @@ class CostTable:
         return self._lengths[min(bisect_left(self._lengths, length), len(self._lengths) - 1)]
 
     def _make_column(self, threads: int, length: int) -> tuple[float, ...]:
-        known = [(rows, self._at(threads, rows, length)) for rows in self._lines[threads]]
-        (first, least), (last, most) = known[0], known[-1]
+        points = [(rows, self._at(threads, rows, length)) for rows in self._lines[threads]]
+        (first, least), (last, most) = points[0], points[-1]
         column = [0.0] + [least] * min(first, self.most_rows)
-        for (lo, below), (hi, above) in pairwise(known):
+        for (lo, below), (hi, above) in pairwise(points):
             step = (above - below) / (hi - lo)
             column += [below + step * (rows - lo) for rows in range(lo + 1, hi)] + [above]
         column += [most * rows / last for rows in range(last + 1, self.most_rows + 1)]

@@ -202,8 +202,8 @@ class Scheduler:
             Quarantined: workers died while they ran it.
         """
         now = self._clock()
-        taken = [self._take(inputs, outputs) for inputs in requests]
-        return self._offer(taken, now, deadline, priority)
+        entries = [self._take(inputs, outputs) for inputs in requests]
+        return self._offer(entries, now, deadline, priority)
 
     def _take(self, inputs: Inputs, outputs: Sequence[str] | None) -> _Request:
         """Checks a request."""

@@ -113,23 +113,23 @@ def plan_streams(
         lengths: how often each length occurs, one at least.
         allowed: seconds in which an answer is wanted.
     """
-    found: list[Streams] = []
+    divisions: list[Streams] = []
     few = _spread(lengths)
     for threads in costs.threads:
-        if threads > cpus and found:
+        if threads > cpus and divisions:
             break
         streams = max(1, cpus // threads)
         rate = streams * len(few) / composed_seconds(costs, threads, few)
-        found.append(Streams(streams, threads, rate))
-    best = found[0]
-    for one in found:
+        divisions.append(Streams(streams, threads, rate))
+    best = divisions[0]
+    for one in divisions:
         # Of equals the fewer threads.
         if one.rows_per_second > best.rows_per_second * 1.02:
             best = one
     if allowed is None:
         return best
     usual, least = few[len(few) // 2], (1 - TOLL) * best.rows_per_second
-    for one in found[found.index(best) :]:
+    for one in divisions[divisions.index(best) :]:
         if one.rows_per_second >= least:
             best = one
             if 2 * costs.seconds(one.threads, 1, usual) <= allowed:

@@ -86,10 +86,10 @@ class Traffic:
             self._tell()
 
     def _tell(self) -> None:
-        error, told = self._writer.error, self._told
+        error, previous = self._writer.error, self._told
         if error is None:
             _log.warning("the statistics are written again")
-        elif told is None:
+        elif previous is None:
             _log.warning("the statistics are counted on, but %s", error)
         self._told = error
 
