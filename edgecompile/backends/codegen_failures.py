@@ -38,19 +38,19 @@ class CodegenFailure:
 def read_failure(error: BaseException) -> CodegenFailure:
     """Reads what Inductor raised."""
     raw = str(error)
-    _, found, trace = raw.rpartition(_OWN_TRACE)
-    place = line_of_trace(trace) if found else None
+    _, marker, trace = raw.rpartition(_OWN_TRACE)
+    place = line_of_trace(trace) if marker else None
     guard, number = _GUARD.search(raw), _NUMBER.search(raw)
     if guard is not None:
-        expression, wanted = guard[1], f"whether {readable_guard(guard[1], {})}"
+        expression, fact = guard[1], f"whether {readable_guard(guard[1], {})}"
     elif number is not None:
-        expression, wanted = number[1], f"the value of {readable_guard(number[1], {})}"
+        expression, fact = number[1], f"the value of {readable_guard(number[1], {})}"
     else:
         return CodegenFailure(first_line(error), place=place)
     names = list(dict.fromkeys(_UNKNOWN.findall(expression)))
     verb = "depends" if len(names) == 1 else "depend"
     where = f", where {', '.join(names)} {verb} on values in the input" if names else ""
-    return CodegenFailure(f"it has to know {wanted}{where}", _ALL_POSITIONS, place)
+    return CodegenFailure(f"it has to know {fact}{where}", _ALL_POSITIONS, place)
 
 
 def first_line(error: BaseException) -> str:

@@ -66,8 +66,10 @@ class CompiledModel:
         for artifacts in self.artifacts.values():
             shared = artifacts * len(buckets) if len(artifacts) == 1 else artifacts
             for index, (artifact, bucket) in enumerate(zip(shared, buckets, strict=True)):
-                known = sizes.setdefault(index, [])
-                known += [s for s in artifact.kinds if bucket.serves(s) and s not in known]
+                bucket_sizes = sizes.setdefault(index, [])
+                bucket_sizes += [
+                    s for s in artifact.kinds if bucket.serves(s) and s not in bucket_sizes
+                ]
         return sizes
 
     def glibc(self, variant: str) -> str:
@@ -147,8 +149,8 @@ def compile_buckets(
         for variant in variants
     ]
     artifacts: dict[str, list[Artifact]] = {v.name: [] for v in variants}
-    with closing(_compile_tasks(tasks, folder, options)) as made:
-        for done, artifact in enumerate(made, 1):
+    with closing(_compile_tasks(tasks, folder, options)) as results:
+        for done, artifact in enumerate(results, 1):
             artifacts[artifact.variant].append(artifact)
             step.update(done, len(tasks), f"bucket {artifact.bucket}, {artifact.variant}")
     verdicts = [
@@ -175,10 +177,10 @@ def _compile_tasks(
     tasks: Sequence[ProgramTask], folder: Path, options: CompileOptions
 ) -> Generator[Artifact, None, None]:
     """Finds the programs that an earlier call left, and compiles the rest, in the order of the tasks."""
-    known = [task.find_known() for task in tasks]
+    artifacts = [task.find_known() for task in tasks]
     stale = [
         f"bucket {t.index}, {t.variant.name}"
-        for t, a in zip(tasks, known, strict=True)
+        for t, a in zip(tasks, artifacts, strict=True)
         if a is None
     ]
     if stale and options.only_known:
@@ -189,7 +191,7 @@ def _compile_tasks(
         )
     backend = InductorTorchBackend() if options.runtime == TORCH else InductorCpuBackend()
     compile_on = _compile_on_ray if options.on == RAY else _compile_here
-    return compile_on(tasks, known, backend, folder, options.jobs)
+    return compile_on(tasks, artifacts, backend, folder, options.jobs)
 
 
 def _judge(
@@ -240,9 +242,9 @@ def _compile_on_ray(
     from edgecompile.backends.remote import compile_on_ray
 
     new = [task for task, a in zip(tasks, known, strict=True) if a is None]
-    with closing(compile_on_ray(new, backend, folder, jobs)) as made:
+    with closing(compile_on_ray(new, backend, folder, jobs)) as results:
         for artifact in known:
-            yield artifact or next(made)
+            yield artifact or next(results)
 
 
 def _exports(library: Path, variant: VariantSpec, native: NativeRuntime | None) -> frozenset[str]:

@@ -35,12 +35,12 @@ def write_distinct(gm: GraphModule) -> None:
 
 def _put_repeated(gm: GraphModule, node: Node) -> list[Node]:
     bound = arguments_of(node)
-    size, dim, given = bound["output_size"], bound["dim"], [bound["self"], bound["repeats"]]
+    size, dim, operands = bound["output_size"], bound["dim"], [bound["self"], bound["repeats"]]
     if isinstance(size, Node):
         return inline(
-            gm, node, lambda x, n, size: _repeat(x, n, dim, size), [*given, size], symbolic=True
+            gm, node, lambda x, n, size: _repeat(x, n, dim, size), [*operands, size], symbolic=True
         )
-    return inline(gm, node, lambda x, n: _repeat(x, n, dim, size), given, symbolic=True)
+    return inline(gm, node, lambda x, n: _repeat(x, n, dim, size), operands, symbolic=True)
 
 
 def _put(gm: GraphModule, node: Node, function: Callable[..., Any]) -> list[Node]:
@@ -50,9 +50,9 @@ def _put(gm: GraphModule, node: Node, function: Callable[..., Any]) -> list[Node
 def _find_distinct(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Each value once, ascending; of each element the place of its value; how often each one occurs."""
     values, order = x.reshape(-1).sort(stable=True)
-    found, group, counts = _find_runs(values)
+    uniques, group, counts = _find_runs(values)
     inverse = torch.zeros_like(group).index_put([order], group)
-    return found, inverse.reshape(x.shape), counts
+    return uniques, inverse.reshape(x.shape), counts
 
 
 def _find_runs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,11 +60,11 @@ def _find_runs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values = x.reshape(-1)
     place = torch.arange(values.shape[0], device=x.device)
     first = (place == 0) | (values != values.roll(1))
-    found = values[first.nonzero().squeeze(1)]
+    uniques = values[first.nonzero().squeeze(1)]
     group = first.cumsum(0) - 1
     ones = torch.ones_like(group, dtype=torch.int32)
-    counts = torch.zeros_like(found, dtype=torch.int32).index_add(0, group, ones)
-    return found, group.reshape(x.shape), counts.to(torch.int64)
+    counts = torch.zeros_like(uniques, dtype=torch.int32).index_add(0, group, ones)
+    return uniques, group.reshape(x.shape), counts.to(torch.int64)
 
 
 def _repeat(x: Tensor, counts: Tensor, dim: int | None, size: Any) -> Tensor:

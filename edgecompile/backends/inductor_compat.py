@@ -171,7 +171,7 @@ def generate_cpp(
     sizes = varying_sizes(gm)
     environment = next((size.node.shape_env for size, _ in sizes), None)
     assume_no_ones(sizes)
-    known = 0 if environment is None else len(environment.guards)
+    guard_count = 0 if environment is None else len(environment.guards)
     cxx = find_toolchain(variant.arch).cxx
     with (
         _forced_isa(isa),
@@ -193,7 +193,7 @@ def generate_cpp(
         code = only_file(paths, ".wrapper.cpp").read_text()
         metadata = json.loads(only_file(paths, ".wrapper_metadata.json").read_text())
         calls = [path.read_text() for path in paths if path.name.endswith(".wrapper.json")]
-    new = [] if environment is None else environment.guards[known:]
+    new = [] if environment is None else environment.guards[guard_count:]
     refuse_fixed(sizes, new)
     tables = [item for item in files if not isinstance(item, str)]
     constants = {name: pair[0].detach() for table in tables for name, pair in table.items()}
@@ -302,11 +302,11 @@ def _overflow_heeded() -> Iterator[list[str]]:
 
     def begin(self: Any, inner: Any, loops: Mapping[Any, Any], indirect: Any) -> None:
         start(self, inner, loops, indirect)  # type: ignore[arg-type]
-        known = dict(self.shape_env.var_to_range)
+        ranges = dict(self.shape_env.var_to_range)
         ends = {
-            loop: bound_sympy(sympy.sympify(size), known).upper - 1 for loop, size in loops.items()
+            loop: bound_sympy(sympy.sympify(size), ranges).upper - 1 for loop, size in loops.items()
         }
-        self.bounds = {**known, **{loop: ValueRanges(0, end) for loop, end in ends.items()}}
+        self.bounds = {**ranges, **{loop: ValueRanges(0, end) for loop, end in ends.items()}}
 
     def propagate(self: Any, name: str, args: Any, kwargs: Any) -> Any:
         result: Any = original(self, name, args, kwargs)

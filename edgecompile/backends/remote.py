@@ -102,8 +102,8 @@ def compile_on_ray(
     with tempfile.TemporaryDirectory(prefix=".ray-", dir=folder) as here, open_cluster() as cluster:
         parcels = _pack(tasks, backend, folder, Path(here), cluster)
         with closing(cluster.map(compile_parcel, parcels, jobs)) as returned:
-            for task, came in zip(tasks, returned, strict=True):
-                yield _unpack(task, came)
+            for task, reply in zip(tasks, returned, strict=True):
+                yield _unpack(task, reply)
 
 
 def _pack(

@@ -152,7 +152,7 @@ def check_program(
         inputs = scope.example(sizes, index, mask=bool(odd))
         mine, theirs = loaded.fresh(inputs), loaded.fresh(inputs)
         try:
-            want = {**run_module(loaded.module, mine, loaded.name), **_changed(loaded, mine)}
+            expected = {**run_module(loaded.module, mine, loaded.name), **_changed(loaded, mine)}
         except ModelError as failure:
             result.failed.append((sizes, failure.message))
             result.eager.append(failure)
@@ -160,11 +160,11 @@ def check_program(
         watch = WriteWatch({s.name: theirs[s.name] for s in loaded.inputs if not s.in_place})
         try:
             with torch.no_grad():
-                got = {**module(**theirs), **_changed(loaded, theirs)}
+                outputs = {**module(**theirs), **_changed(loaded, theirs)}
         except Exception as exc:
             result.failed.append((sizes, describe_error(exc)))
             continue
-        error = compare_outputs(got, want)
+        error = compare_outputs(outputs, expected)
         if written := state.written():
             # So it does at every size.
             names = ", ".join(_own_name(name) for name in written[:5])
@@ -258,7 +258,7 @@ def find_side_effects(
     """
     loaded.run(loaded.make_example({**sizes, **(largest or {})}, seed=4))
     inputs = loaded.make_example(sizes, seed=5)
-    given = WriteWatch(inputs, values=True)
+    watch = WriteWatch(inputs, values=True)
     module = loaded.module
     buffers = WriteWatch(dict(module.named_buffers()), values=True)
     # Weights may be large: their count of writes is enough.
@@ -276,16 +276,18 @@ def find_side_effects(
             names = ", ".join(_own_name(name) for name in changed[:5])
             return SideEffects(f"changes its {what} in forward: {names}")
     # Of those that a model usually changes it was given copies when it was loaded.
-    if moved := given.written():
+    if moved := watch.written():
         return SideEffects(f"changes its inputs in place: {', '.join(moved)}")
     if isinstance(error, str) or error > TOLERANCE:
         return SideEffects("gives other outputs each time for the same input")
-    kept = sorted(
+    assignments = sorted(
         name for name, value in _attributes(loaded.module).items() if attributes.get(name) != value
     )
-    if not kept:
+    if not assignments:
         return SideEffects()
-    names = ", ".join(kept[:5]) + (f" and {len(kept) - 5} more" if kept[5:] else "")
+    names = ", ".join(assignments[:5]) + (
+        f" and {len(assignments) - 5} more" if assignments[5:] else ""
+    )
     return SideEffects(
         notes=(
             f"forward sets attributes of the module ({names}), which didn't change the outputs; "

@@ -73,8 +73,8 @@ def broken_conditions(
 def _names(gm: GraphModule, inputs: Sequence[InputSpec]) -> dict[str, str]:
     """The axes by what conditions call their sizes; longer names first, as one may begin another."""
     names = {}
-    given = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    for spec, node in zip(inputs, given, strict=True):
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    for spec, node in zip(inputs, placeholders, strict=True):
         sizes = getattr(node.meta.get("val"), "shape", spec.shape)
         for dim, (axis, size) in enumerate(zip(spec.shape, sizes, strict=True)):
             if isinstance(axis, str):
@@ -122,11 +122,11 @@ def drop_conditions(
 
 def size_symbols(gm: GraphModule, inputs: Sequence[InputSpec]) -> dict[Any, str]:
     """The symbols (sympy) that a graph's inputs have for their sizes, and the axis of each."""
-    given = {n.name: n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"}
+    values = {n.name: n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"}
     return {
         size.node.expr: axis
         for spec in inputs
-        for axis, size in zip(spec.shape, getattr(given.get(spec.name), "shape", ()), strict=False)
+        for axis, size in zip(spec.shape, getattr(values.get(spec.name), "shape", ()), strict=False)
         if isinstance(axis, str) and isinstance(size, torch.SymInt)
     }
 
@@ -250,8 +250,8 @@ def _problem(
             check_inputs(*tensors)
         except AssertionError as error:
             return _text(str(error))
-    given = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    for check, holds in _evaluate(checks, dict(zip(given, tensors, strict=True))):
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    for check, holds in _evaluate(checks, dict(zip(placeholders, tensors, strict=True))):
         if not holds:
             return _text(str(check.args[1]))
     return ""

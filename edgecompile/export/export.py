@@ -237,10 +237,10 @@ def _with_free_sizes(
     program: torch.export.ExportedProgram, outputs: Sequence[OutputSpec]
 ) -> tuple[OutputSpec, ...]:
     """The outputs, with None for sizes that depend on values: a few runs may have seen equal ones by chance."""
-    made = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    by_name = {node.name: node.meta.get("val") for node in program.graph.nodes}
     names, form = program.graph_signature.user_outputs, program.call_spec.out_spec
     keys = form.context if form is not None and form.type is dict else ()
-    values = dict(zip(keys, [made.get(str(name)) for name in names], strict=False))
+    values = dict(zip(keys, [by_name.get(str(name)) for name in names], strict=False))
     result = []
     for spec in outputs:
         dims = zip(
@@ -263,7 +263,7 @@ def _refusal(scope: ExportScope, attempts: Sequence[Attempt], part: Attempt | No
                 export_with(scope, first.strategy)
             except Exception as again:
                 text = explain_failure(again, inputs, watch.place_of(inputs)).text
-    wanted = ", ".join(f"{axis} {span_text(span)}" for axis, span in spans.items())
+    ranges = ", ".join(f"{axis} {span_text(span)}" for axis, span in spans.items())
     details = "\n\n".join(f"[{a.strategy.name}] {a.problem}\n{a.raw}".rstrip() for a in attempts)
     hints = []
     if kind == "data":
@@ -277,7 +277,7 @@ def _refusal(scope: ExportScope, attempts: Sequence[Attempt], part: Attempt | No
         hints.append(f"it can be exported for {', '.join(less)}")
     hints.append("`details` shows what torch said")
     return ExportError(
-        f"the model '{scope.loaded.name}' can't be exported for {wanted or 'fixed sizes'}: {text}",
+        f"the model '{scope.loaded.name}' can't be exported for {ranges or 'fixed sizes'}: {text}",
         hint="; ".join(hints),
         details=details,
         served=None if part is None else part.ranges,

@@ -83,11 +83,11 @@ class GuardWatch:
     def place_of(self, inputs: Sequence[InputSpec]) -> str | None:
         """The line of the most informative condition: one that fixes a size, else the first."""
         names = {symbol: axis_texts(source, inputs) for symbol, source in self.symbols.items()}
-        known = [(expr, place) for expr, place in self.found if place]
-        fixing = [place for expr, place in known if re.fullmatch(r"Eq\(\w+, \d+\)", expr)]
+        conditions = [(expr, place) for expr, place in self.found if place]
+        fixing = [place for expr, place in conditions if re.fullmatch(r"Eq\(\w+, \d+\)", expr)]
         if fixing:
             return fixing[0]
-        used = [place for expr, place in known if any(s in expr for s in names)]
+        used = [place for expr, place in conditions if any(s in expr for s in names)]
         return used[0] if used else None
 
 

@@ -114,10 +114,10 @@ def _rounded(node: torch.fx.Node) -> torch.fx.Node:
     """Nodes that compute the same as one that rounds a size, inserted where the graph inserts."""
 
     def add(function: Callable[..., Any], *args: Any) -> torch.fx.Node:
-        made = node.graph.call_function(function, args)
+        result = node.graph.call_function(function, args)
         values = [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args]
-        made.meta = {**node.meta, "val": function(*values)}
-        return made
+        result.meta = {**node.meta, "val": function(*values)}
+        return result
 
     def floor(value: Any) -> torch.fx.Node:
         return add(torch.sym_int, add(operator.floordiv, value, 1.0))
@@ -199,10 +199,10 @@ def _dynamic_shapes(
     if not varying:
         return None
     dim = torch.export.Dim
-    made = {} if auto else {a: dim(a, min=lo, max=hi) for a, (lo, hi) in varying.items()}
+    dims = {} if auto else {a: dim(a, min=lo, max=hi) for a, (lo, hi) in varying.items()}
     return {
         spec.name: {
-            index: dim.AUTO(min=varying[axis][0], max=varying[axis][1]) if auto else made[axis]
+            index: dim.AUTO(min=varying[axis][0], max=varying[axis][1]) if auto else dims[axis]
             for index, axis in enumerate(spec.shape)
             if isinstance(axis, str) and axis in varying
         }
@@ -213,9 +213,9 @@ def _dynamic_shapes(
 def _size_range(program: torch.export.ExportedProgram, size: Any) -> tuple[int, int | None]:
     if str(size).isdigit():  # an int, or a symbol that was found to have one value only
         return int(str(size)), int(str(size))
-    for expression, found in program.range_constraints.items():
+    for expression, bounds in program.range_constraints.items():
         if str(expression) == str(size):
-            return int(found.lower), upper_limit(found)
+            return int(bounds.lower), upper_limit(bounds)
     return 1, 0  # a size computed from others: no range of its own
 
 

@@ -133,7 +133,7 @@ class ExportedModel:
                     hint="export the model again",
                 )
             check_archive(folder / PROGRAM_FILE)
-            known = {item.name for item in fields(cls)} - {"source"}
+            names = {item.name for item in fields(cls)} - {"source"}
             record.update(
                 inputs=tuple(InputSpec.from_json(item) for item in record["inputs"]),
                 outputs=tuple(OutputSpec.from_json(item) for item in record["outputs"]),
@@ -141,7 +141,7 @@ class ExportedModel:
                 checked=tuple(record["checked"]),
                 notes=tuple(record["notes"]),
             )
-            return cls(source=folder / PROGRAM_FILE, **{name: record[name] for name in known})
+            return cls(source=folder / PROGRAM_FILE, **{name: record[name] for name in names})
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as exc:
             raise ExportError(
                 f"'{folder}' holds no exported model that can be read: {exc}",

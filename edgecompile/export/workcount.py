@@ -99,8 +99,8 @@ def _other_sizes(
         elif name == axis:
             problems.append(f"the size of {name} is given twice: it is the length axis")
         elif name != "batch" or size != 1:  # a model without a batch axis has a batch of one
-            known = ", ".join(sizes) or "none"
-            problems.append(f"there is no axis {name}; beside {axis} there are: {known}")
+            axes = ", ".join(sizes) or "none"
+            problems.append(f"there is no axis {name}; beside {axis} there are: {axes}")
     for name, size in [*((axis, length) for length in lengths), *sizes.items()]:
         limits = model.axes[name]
         if isinstance(size, bool) or not isinstance(size, int):
@@ -223,15 +223,15 @@ class _WatchedFunctions(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = list(tensors_in((args, kwargs or {})))
+        tensors = list(tensors_in((args, kwargs or {})))
         name = getattr(func, "__name__", "").partition(".")[0]
-        table = next((t for t in given if t.ndim == 2 and t.is_floating_point()), None)
-        indices = next((t for t in given if not t.is_floating_point()), None)
+        table = next((t for t in tensors if t.ndim == 2 and t.is_floating_point()), None)
+        indices = next((t for t in tensors if not t.is_floating_point()), None)
         if name in _LOOKUPS and table is not None and indices is not None:
             self.seen.rows[id(table)] += indices.numel()
         elif next(tensors_in(result), None) is not None:
-            self.seen.read.update(id(tensor) for tensor in given)
-        written = _fresh_bytes(given, result)
+            self.seen.read.update(id(tensor) for tensor in tensors)
+        written = _fresh_bytes(tensors, result)
         self.seen.functions += bool(written)
         self.seen.results += written
         return result

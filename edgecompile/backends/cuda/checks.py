@@ -62,18 +62,18 @@ def check_graph(
         sizes: where to run both, the smallest first: there kernels are interpreted, too.
         precision: of the lowered one; decides the tolerance.
     """
-    found: list[GraphCheck] = []
+    checks: list[GraphCheck] = []
 
     def check(module: GraphModule) -> None:
         reference = exported.program.module()
         with torch.no_grad():
             for one in sizes:
                 inputs = exported.example(one)
-                want = _run(exported, reference, inputs)
-                got = _run(exported, module, inputs)
-                found.append(_compare(GRAPH, one, got, want, precision))
+                expected = _run(exported, reference, inputs)
+                outputs = _run(exported, module, inputs)
+                checks.append(_compare(GRAPH, one, outputs, expected, precision))
 
-    return check, found
+    return check, checks
 
 
 def check_kernels(
@@ -125,21 +125,21 @@ def _interpret(task: Mapping[str, Any]) -> dict[str, Any]:
     if not any(str(node.target).startswith("edgecompile.") for node in module.graph.nodes):
         return {}
     with torch.no_grad():
-        want = _run(exported, exported.program.module(), inputs)
+        expected = _run(exported, exported.program.module(), inputs)
         with interpreted():
-            got = _run(exported, module, inputs)
+            outputs = _run(exported, module, inputs)
     try:
-        found = _compare(INTERPRETER, task["sizes"], got, want, task["precision"])
+        check = _compare(INTERPRETER, task["sizes"], outputs, expected, task["precision"])
     except VerificationError as error:
         return {"error": error.message, "hint": error.hint}
-    return found.to_json()
+    return check.to_json()
 
 
 def _run(exported: ExportedModel, module: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The outputs, and the inputs that were changed in place; ``inputs`` stay as they are."""
     changed = [spec.name for spec in exported.inputs if spec.in_place]
-    given = {**inputs, **{name: inputs[name].clone() for name in changed}}
-    return {**module(**given), **{f"{name} afterwards": given[name] for name in changed}}
+    arguments = {**inputs, **{name: inputs[name].clone() for name in changed}}
+    return {**module(**arguments), **{f"{name} afterwards": arguments[name] for name in changed}}
 
 
 def _compare(

@@ -53,12 +53,12 @@ class GpuPrograms:
     @property
     def checks(self) -> tuple[str, ...]:
         """Names of the checks that the programs passed on the build host; ``audit`` is one."""
-        made = [
+        kinds = [
             {item["kind"] for item in artifact.lowering["checks"]}
             for arch in self.artifacts
             for artifact in self.of(arch)
         ]
-        return ("audit", *sorted(set.intersection(*made)))
+        return ("audit", *sorted(set.intersection(*kinds)))
 
     @property
     def reads_numbers(self) -> bool:
@@ -74,8 +74,10 @@ class GpuPrograms:
 
     def glibc(self, arch: str) -> str:
         """The newest glibc that any library for an architecture needs."""
-        found = [v.glibc for v in self.audit if v.variant == arch and v.glibc]
-        return max(found, key=lambda text: [int(part) for part in text.split(".")], default="2.17")
+        versions = [v.glibc for v in self.audit if v.variant == arch and v.glibc]
+        return max(
+            versions, key=lambda text: [int(part) for part in text.split(".")], default="2.17"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The programs' part of a report."""

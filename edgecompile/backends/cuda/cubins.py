@@ -147,13 +147,13 @@ def _plain_target(ptx: str) -> tuple[str, int, bool]:
     Triton calls every Hopper ``sm_90a``, which no other GPU runs; the instructions of that one alone
     are few, and most kernels have none.
     """
-    found = re.search(r"^\.target sm_(\d+)(a?)", ptx, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^\.target sm_(\d+)(a?)", ptx, re.MULTILINE)
+    if match is None:
         raise CompileError("Triton's code names no target")
-    if not found[2] or re.search(r"\b(?:wgmma|setmaxnreg)\.", ptx):
-        return ptx, int(found[1]), not found[2]
-    start, end = found.span()
-    return f"{ptx[:start]}.target sm_{found[1]}{ptx[end:]}", int(found[1]), True
+    if not match[2] or re.search(r"\b(?:wgmma|setmaxnreg)\.", ptx):
+        return ptx, int(match[1]), not match[2]
+    start, end = match.span()
+    return f"{ptx[:start]}.target sm_{match[1]}{ptx[end:]}", int(match[1]), True
 
 
 def _waiting(ptx: str, arch: int) -> str:
@@ -171,8 +171,8 @@ def _waiting(ptx: str, arch: int) -> str:
     """
     if arch < _OVERLAPPING:
         return ptx
-    ptx, found = _BODY.subn(r"\1\tgriddepcontrol.wait;\n", ptx)
-    if found != 1:
+    ptx, count = _BODY.subn(r"\1\tgriddepcontrol.wait;\n", ptx)
+    if count != 1:
         raise CompileError("Triton's code begins in an unknown way")
     return _OLD_TARGET.sub(f".target sm_{_OVERLAPPING}", ptx)
 

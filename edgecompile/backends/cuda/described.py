@@ -23,8 +23,8 @@ def _get_item(self: Tensor, index: Any) -> Tensor:
     all_of_it = all(isinstance(part, slice) and part == slice(None) for part in rest)
     if self.device != DEVICE or len(rest) == len(parts) or not all_of_it:
         return _getitem(self, index)
-    taken = [part if isinstance(part, Tensor) else None for part in parts]
-    return torch.ops.aten.index.Tensor(self, taken)  # type: ignore[no-any-return]
+    indices = [part if isinstance(part, Tensor) else None for part in parts]
+    return torch.ops.aten.index.Tensor(self, indices)  # type: ignore[no-any-return]
 
 
 #: Methods of tensors whose bindings for Python ask torch's guard of the device, which a fake one lacks:

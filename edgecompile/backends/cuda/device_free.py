@@ -89,11 +89,11 @@ def move_to_gpu(module: GraphModule, kwargs: Mapping[str, Tensor]) -> OnGpu:
 
     def fake_constant(tensor: Tensor) -> Tensor:
         if id(tensor) not in fakes:
-            made = fake(tensor)
+            fake_tensor = fake(tensor)
             if isinstance(tensor, torch.nn.Parameter):
-                made = torch.nn.Parameter(made, requires_grad=False)
-            made.ec_real = tensor.detach()  # type: ignore[attr-defined]
-            fakes[id(tensor)] = tensor, made
+                fake_tensor = torch.nn.Parameter(fake_tensor, requires_grad=False)
+            fake_tensor.ec_real = tensor.detach()  # type: ignore[attr-defined]
+            fakes[id(tensor)] = tensor, fake_tensor
         return fakes[id(tensor)][1]
 
     for part in module.modules():
@@ -144,23 +144,23 @@ def run_inductor(
     Raises:
         Exception: whatever Inductor or Triton raise.
     """
-    made: dict[str, Any] = {}
+    pieces: dict[str, Any] = {}
     choosing = patches.choosing(chooser)
-    with device_free(gpu, folder, ptxas), _caught(made, chooser), choosing, torch.no_grad():
+    with device_free(gpu, folder, ptxas), _caught(pieces, chooser), choosing, torch.no_grad():
         torch._inductor.aot_compile(
             program.module, (), dict(program.kwargs), options=described.inductor_options()
         )
     constants = {
         name: program.real[name] if name in program.real else _real(tensor, name)
-        for name, tensor in made["constants"].items()
+        for name, tensor in pieces["constants"].items()
     }
-    wrapper, kernels = made["wrapper"], made["kernels"]
-    for name, others in made["by_rows"].items():
+    wrapper, kernels = pieces["wrapper"], pieces["kernels"]
+    for name, others in pieces["by_rows"].items():
         wrapper = launch_by_rows(wrapper, kernels[name], others)
         kernels.update((item.kernel.name, item.kernel) for item in others)
-    for number, (name, product) in enumerate(made["plain"].items()):
+    for number, (name, product) in enumerate(pieces["plain"].items()):
         wrapper = offer_product(wrapper, name, number, product)
-    return RawCode(wrapper, constants, tuple(kernels.values()), len(made["plain"]))
+    return RawCode(wrapper, constants, tuple(kernels.values()), len(pieces["plain"]))
 
 
 def _real(tensor: Any, name: str) -> Tensor:
@@ -183,13 +183,13 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
     deduce = joint_graph.UniformValueConstantFolder._deduce_value
 
     def deduce_on_cpu(self: Any, node: torch.fx.Node) -> Any:
-        kept = node.kwargs
-        if "device" in kept:
-            node.kwargs = {**kept, "device": torch.device("cpu")}
+        kwargs = node.kwargs
+        if "device" in kwargs:
+            node.kwargs = {**kwargs, "device": torch.device("cpu")}
         try:
             value = deduce(self, node)
         finally:
-            node.kwargs = kept
+            node.kwargs = kwargs
         return getattr(value, "ec_real", value)  # of a constant that is one number
 
     from triton.runtime.driver import driver

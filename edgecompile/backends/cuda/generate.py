@@ -102,7 +102,7 @@ def generate_gpu(
         varying = varying_sizes(module)
         environment = next((size.node.shape_env for size, _ in varying), None)
         assume_no_ones(varying)
-        known = 0 if environment is None else len(environment.guards)
+        guard_count = 0 if environment is None else len(environment.guards)
         with temporary_folder() as folder, equal_sizes_copied():
             try:
                 raw = run_inductor(program, gpu, TileChooser(gpu, rule), Path(folder), ptxas)
@@ -110,7 +110,7 @@ def generate_gpu(
                 raise
             except Exception as error:
                 raise generation_failed(error) from error
-        new = [] if environment is None else environment.guards[known:]
+        new = [] if environment is None else environment.guards[guard_count:]
         refuse_fixed(varying, new)
         assumed = tuple(guard.expr for guard in new)
         kinds = tuple(unlike_sizes(module, assumed, exported.inputs, ranges, sizes))

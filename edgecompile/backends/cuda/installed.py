@@ -25,13 +25,13 @@ _PACKAGES = {
 def need_triton() -> None:
     """Raises MissingDependencyError unless the Triton that goes with torch is installed."""
     try:
-        found = version("triton")
+        release = version("triton")
     except PackageNotFoundError:
-        found = ""
-    if found != TRITON:
+        release = ""
+    if release != TRITON:
         raise MissingDependencyError(
             f'`backend="triton"` needs triton {TRITON}'
-            + (f", and {found} is installed" if found else ", which isn't installed"),
+            + (f", and {release} is installed" if release else ", which isn't installed"),
             hint=f"pip install --no-deps triton=={TRITON}",
         )
     if not version("torch").startswith(f"{TORCH}."):
@@ -55,10 +55,10 @@ def find_ptxas(release: str = "") -> Path:
         )
     package, requirement = _PACKAGES[release]
     try:
-        found = [file for file in files(package) or () if file.name == "ptxas"]
+        candidates = [file for file in files(package) or () if file.name == "ptxas"]
     except PackageNotFoundError:
-        found = []
-    paths = [Path(str(file.locate())) for file in found]
+        candidates = []
+    paths = [Path(str(file.locate())) for file in candidates]
     for path in paths:
         if os.access(path, os.X_OK):
             return path
@@ -72,10 +72,10 @@ def find_ptxas(release: str = "") -> Path:
 def ptxas_version(path: Path) -> str:
     """The full version of an assembler, such as V12.8.93."""
     text = run_assembler([str(path), "--version"])
-    found = re.search(r"\bV\d+\.\d+\.\d+", text)
-    if found is None:
+    match = re.search(r"\bV\d+\.\d+\.\d+", text)
+    if match is None:
         raise ToolchainError(f"{path} doesn't say its version")
-    return found[0]
+    return match[0]
 
 
 def run_assembler(command: Sequence[str], what: str = "") -> str:

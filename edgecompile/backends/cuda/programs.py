@@ -80,7 +80,7 @@ def compile_for_gpu(
     natives = {arch: build_gpu_runtime(arch, folder / arch) for arch in profile.archs}
     store = TensorStore(folder / "tensors")
     rules = RULES[: 1 + alternatives]
-    made: dict[str, list[list[Artifact]]] = {arch: [] for arch in natives}
+    by_arch: dict[str, list[list[Artifact]]] = {arch: [] for arch in natives}
     verdicts: list[AuditVerdict] = []
     for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True)):
         task = _Task(
@@ -92,7 +92,7 @@ def compile_for_gpu(
         )
         programs = _compile_each(task, rules, tell)
         for arch in natives:
-            made[arch].append([artifacts[arch] for artifacts in programs])
+            by_arch[arch].append([artifacts[arch] for artifacts in programs])
         for artifacts in programs:
             for arch, artifact in artifacts.items():
                 verdicts.append(_judge_program(artifact, arch, natives[arch], profile))
@@ -105,7 +105,7 @@ def compile_for_gpu(
     require(verdicts)
     result = GpuPrograms(
         natives,
-        {arch: tuple(programs[0] for programs in items) for arch, items in made.items()},
+        {arch: tuple(programs[0] for programs in items) for arch, items in by_arch.items()},
         store,
         tuple(verdicts),
         precision,
@@ -113,7 +113,7 @@ def compile_for_gpu(
         None,
         LEAST_DRIVER,
         f"triton {TRITON}, ptxas {ptxas_version(ptxas)}",
-        {arch: tuple(tuple(programs[1:]) for programs in items) for arch, items in made.items()}
+        {arch: tuple(tuple(programs[1:]) for programs in items) for arch, items in by_arch.items()}
         if alternatives
         else {},
     )
@@ -136,17 +136,17 @@ def _compile_each(
         rules: which tiles.
         tell: gets the number of the rule before it is compiled.
     """
-    made: list[dict[str, Artifact]] = []
+    programs: list[dict[str, Artifact]] = []
     for number, rule in enumerate(rules):
         tell(number=number)
         # The graph is the same with every tile, so it is checked once.
-        checked = next(iter(made), None)
+        checked = next(iter(programs), None)
         checks = None if checked is None else next(iter(checked.values())).lowering["checks"]
         artifacts = replace(task, rule=rule).compile(checks)
-        code = {next(iter(item.values())).lowering["code"] for item in made}
+        code = {next(iter(item.values())).lowering["code"] for item in programs}
         if next(iter(artifacts.values())).lowering["code"] not in code:
-            made.append(artifacts)
-    return made
+            programs.append(artifacts)
+    return programs
 
 
 def _tell(step: StepHandle, done: tuple[int, int], bucket: str, *, number: int) -> None:
@@ -222,12 +222,12 @@ class _Task:
         Args:
             checks: of the same program with other tiles, whose graph isn't checked again.
         """
-        found = [(arch, self.find_known(arch)) for arch in self.natives]
-        known = {arch: artifact for arch, artifact in found if artifact is not None}
-        if len(known) == len(found):
-            return known
-        made = self.make(checks)
-        return {arch: self.link(arch, made) for arch in self.natives}
+        pairs = [(arch, self.find_known(arch)) for arch in self.natives]
+        artifacts = {arch: artifact for arch, artifact in pairs if artifact is not None}
+        if len(artifacts) == len(pairs):
+            return artifacts
+        code = self.make(checks)
+        return {arch: self.link(arch, code) for arch in self.natives}
 
     def find_known(self, arch: str) -> Artifact | None:
         """The program that an earlier process left, if it has this key and is whole."""
@@ -256,7 +256,7 @@ class _Task:
             dict(items)
             for items in dict.fromkeys(tuple(s.items()) for s in [ends[0], hints, ends[1]])
         ]
-        check, found = check_graph(self.exported, sizes, self.precision)
+        check, graph_checks = check_graph(self.exported, sizes, self.precision)
         generated = generate_gpu(
             self.exported,
             self.bucket,
@@ -270,7 +270,7 @@ class _Task:
             refuse_missing_kernels(generated.wrapper, generated.modules, native.exports)
         if self.saved is not None and checks is None:
             kernels_checked = check_kernels(self.saved, few, self.precision, self.gpu.facts)
-            found += [] if kernels_checked is None else [kernels_checked]
+            graph_checks += [] if kernels_checked is None else [kernels_checked]
         generating = time.perf_counter() - start
         archs = [
             int(name.replace(".", "")) for name in self.gpu.cubins or (self.gpu.compute_capability,)
@@ -282,7 +282,7 @@ class _Task:
             **generated.lowering,
             "audit": audit.to_json(),
             "kernels": [item.to_json() for item in kernels],
-            "checks": [item.to_json() for item in found] if checks is None else list(checks),
+            "checks": [item.to_json() for item in graph_checks] if checks is None else list(checks),
             "tiles": self.rule,
             "reads_numbers": generated.reads_numbers,
             "products": generated.products,

@@ -103,8 +103,8 @@ def _lower_quotient(gm: GraphModule, node: Node) -> bool:
 def _operands(gm: GraphModule, args: Sequence[Any]) -> list[Node] | None:
     """The nodes among the arguments; None if one is a number that only a run knows."""
     nodes = [x for x in args if isinstance(x, Node)]
-    known = all(value_of(x) is not None or constant_of(gm, x) is not None for x in nodes)
-    return nodes if known else None
+    computable = all(value_of(x) is not None or constant_of(gm, x) is not None for x in nodes)
+    return nodes if computable else None
 
 
 def _lower_variance(gm: GraphModule, node: Node) -> bool:

@@ -123,8 +123,8 @@ def fold_constant(gm: GraphModule, node: Any) -> Folded | None:
         tensor = node.target(*args, **kwargs)  # type: ignore[operator]
     if not isinstance(tensor, (Tensor, tuple)):
         return None
-    made = str(node.target), repr(torch.fx.map_arg((node.args, node.kwargs), key_of))
-    return Folded(tensor, next(iter(inputs.values())).label, made)
+    recipe = str(node.target), repr(torch.fx.map_arg((node.args, node.kwargs), key_of))
+    return Folded(tensor, next(iter(inputs.values())).label, recipe)
 
 
 def drop_unused_constants(gm: GraphModule) -> None:

@@ -44,17 +44,17 @@ def memory_of(node: Node) -> Node:
 
 def changed_memory(gm: GraphModule) -> set[Node]:
     """The nodes that made the memory that is changed in place, wherever that is."""
-    made = set()
+    makers = set()
     for node in changes_in_place(gm):
         schema = getattr(node.target, "_schema", None)
         written = node.all_input_nodes
         if schema is not None:
             names = {x.name for x in schema.arguments if x.alias_info and x.alias_info.is_write}
-            given = zip((x.name for x in schema.arguments), node.args, strict=False)
-            named = {**dict(given), **node.kwargs}
+            pairs = zip((x.name for x in schema.arguments), node.args, strict=False)
+            named = {**dict(pairs), **node.kwargs}
             written = [x for name, x in named.items() if name in names and isinstance(x, Node)]
-        made |= {memory_of(x) for x in written}
-    return made
+        makers |= {memory_of(x) for x in written}
+    return makers
 
 
 class ChangesInPlace:

@@ -62,7 +62,7 @@ def _fake_value(gm: GraphModule, node: Node, near: Node) -> Any:
         return value
     constant = constant_of(gm, node) if value is None else value
     modes = (_mode_of(value_of(other)) for other in near.all_input_nodes)
-    mode = next(found for found in modes if found is not None)
+    mode = next(candidate for candidate in modes if candidate is not None)
     fake: Tensor = mode.from_tensor(constant)
     return fake
 

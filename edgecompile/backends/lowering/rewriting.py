@@ -75,8 +75,8 @@ def arguments_of(node: Node) -> dict[str, Any]:
     target: Any = node.target
     arguments = target._schema.arguments
     names = [argument.name for argument in arguments]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return {item.name: given.get(item.name, item.default_value) for item in arguments}
+    values = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return {item.name: values.get(item.name, item.default_value) for item in arguments}
 
 
 def replace(

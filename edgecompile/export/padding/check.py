@@ -87,11 +87,11 @@ def check_padding(
             f"the size of {', '.join(strange)} varies with {axis}, but isn't equal to it"
         )
     pairs = tuple(lengths if lengths is not None else _default_pairs(loaded, axis))
-    known = _known.setdefault(loaded.module, {})
+    verdicts = _known.setdefault(loaded.module, {})
     key = (loaded.inputs, loaded.outputs, axis, pairs, tuple(loaded.axes.items()))
-    if key not in known:
-        known[key] = _check(loaded, axis, pairs)
-    return known[key]
+    if key not in verdicts:
+        verdicts[key] = _check(loaded, axis, pairs)
+    return verdicts[key]
 
 
 def _refused(reason: str) -> PaddingVerdict:
@@ -112,14 +112,14 @@ def _check(loaded: LoadedModel, axis: str, pairs: Pairs) -> PaddingVerdict:
         tried.append((length, padded))
         drawn = loaded.make_example({**sizes, axis: length}, seed=index + 11)
         example = _shaped(loaded, drawn, axis, kind)
-        want = loaded.run(example)
-        got = cut_outputs(
+        expected = loaded.run(example)
+        outputs = cut_outputs(
             loaded.run(pad_inputs(loaded.inputs, example, axis, padded)),
             loaded.outputs,
             axis,
             length,
         )
-        error = compare_outputs(got, want)
+        error = compare_outputs(outputs, expected)
         if isinstance(error, str) or not error <= TOLERANCE:
             text = (
                 error if isinstance(error, str) else f"outputs change by {error:.2g} of their scale"
@@ -163,9 +163,9 @@ def _spread(lo: int, top: int, step: int) -> Pairs:
         return max(lo, length // step * step)
 
     third, half = near(top // 3), near(top // 2)
-    wanted = [(lo, top), (lo, lo + step), (third, top), (half, half + step), (half, top)]
-    wanted.append((top - step, top))
-    return tuple((a, b) for a, b in dict.fromkeys(wanted) if lo <= a < b <= top)
+    pairs = [(lo, top), (lo, lo + step), (third, top), (half, half + step), (half, top)]
+    pairs.append((top - step, top))
+    return tuple((a, b) for a, b in dict.fromkeys(pairs) if lo <= a < b <= top)
 
 
 def _span(pairs: Pairs) -> tuple[int, int, int]:
@@ -212,9 +212,9 @@ def _constant(x: torch.Tensor, dim: int, pad: float) -> torch.Tensor:
 
 
 def _sparse(x: torch.Tensor, dim: int, pad: float) -> torch.Tensor:
-    kept = torch.zeros(x.numel(), dtype=torch.bool)
-    kept[::11] = True
-    return torch.where(kept.view(x.shape), x, torch.full_like(x, pad))
+    mask = torch.zeros(x.numel(), dtype=torch.bool)
+    mask[::11] = True
+    return torch.where(mask.view(x.shape), x, torch.full_like(x, pad))
 
 
 #: What inputs are made of draws, by what is said of them: of a tensor, its length dimension and the

@@ -41,15 +41,15 @@ class Coded(torch.Tensor):
 
     @staticmethod
     def __new__(cls, value: torch.Tensor, unknown: torch.Tensor, code: torch.Tensor) -> Coded:
-        made: Coded = torch.Tensor._make_wrapper_subclass(
+        result: Coded = torch.Tensor._make_wrapper_subclass(
             cls,
             value.size(),
             strides=value.stride(),
             storage_offset=value.storage_offset(),
             dtype=value.dtype,
         )
-        made.value, made.unknown, made.code, made.source = value, unknown, code, -1
-        return made
+        result.value, result.unknown, result.code, result.source = value, unknown, code, -1
+        return result
 
     @classmethod
     def of(

@@ -93,9 +93,9 @@ def _convolve(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor
     out = weight.shape[0]
     sums = sums.repeat_interleave(out // groups, 1)
     channel = torch.arange(out).reshape(-1, *([1] * len(sizes)))
-    given = arguments.get("bias")
-    bias = 0 if given is None else codes.whole(given)
-    unknown = torch.ones_like(value, dtype=torch.bool) & ((sums != 0) | (given is not None))
+    vector = arguments.get("bias")
+    bias = 0 if vector is None else codes.whole(vector)
+    unknown = torch.ones_like(value, dtype=torch.bool) & ((sums != 0) | (vector is not None))
     return Coded.of(value, unknown, mix(codes.whole(weight), sums, channel, bias))
 
 

@@ -51,14 +51,14 @@ def find_leak(
     example = _example(loaded, {**sizes, axis: length}, masks)
     filled = pad_inputs(loaded.inputs, example, axis, padded)
     try:
-        got = _run(loaded, codes, filled, length, None)
-        want = _run(loaded, codes, example, length, None)
-        if _wrong(loaded, codes, got, want, example) is None:
+        outputs = _run(loaded, codes, filled, length, None)
+        expected = _run(loaded, codes, example, length, None)
+        if _wrong(loaded, codes, outputs, expected, example) is None:
             return None
         records: list[list[Record]] = [[], []]
         _run(loaded, codes, filled, length, records[0])
-        want = _run(loaded, codes, example, length, records[1])
-        wrong = _wrong(loaded, codes, got, want, example)
+        expected = _run(loaded, codes, example, length, records[1])
+        wrong = _wrong(loaded, codes, outputs, expected, example)
         return _culprit(records[0], records[1], wrong)
     except Exception as error:  # whatever a model does with a tensor that has no memory
         cause = error.__cause__ if isinstance(error.__cause__, Stop) else error
@@ -122,9 +122,9 @@ def _run(
     length: int,
     records: list[Record] | None,
 ) -> dict[str, Any]:
-    given = _coded_inputs(loaded, inputs, length)
+    arguments = _coded_inputs(loaded, inputs, length)
     with _traceable(loaded.module), Trace(codes, records):
-        result: dict[str, Any] = loaded.module(**given)
+        result: dict[str, Any] = loaded.module(**arguments)
     return result
 
 
@@ -146,12 +146,12 @@ def _traceable(module: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def _restored(module: torch.nn.Module) -> Iterator[None]:
     """Gives modules back what they hold: some keep tables that they computed, here of codes."""
-    kept = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
-    inner = [(v, v.copy()) for _, d in kept for v in d.values() if isinstance(v, (dict, list))]
+    states = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    inner = [(v, v.copy()) for _, d in states for v in d.values() if isinstance(v, (dict, list))]
     try:
         yield
     finally:
-        for now, before in (*kept, *inner):
+        for now, before in (*states, *inner):
             if isinstance(now, list):
                 now[:] = before
             else:

@@ -84,9 +84,9 @@ def elementwise(codes: Codes, name: str, arguments: Arguments, value: Any) -> An
     unknown = unknown_of(operands[0])
     for operand in operands[1:]:
         unknown = unknown | unknown_of(operand)
-    given = [codes.of(operand) for operand in operands]
-    code = mix(described(name, arguments), *given)
-    codes.pass_doubt(code, unknown, *given)
+    operand_codes = [codes.of(operand) for operand in operands]
+    code = mix(described(name, arguments), *operand_codes)
+    codes.pass_doubt(code, unknown, *operand_codes)
     return Coded.of(value, unknown, code)
 
 
@@ -166,10 +166,10 @@ def _cast(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) ->
 
 
 def _dims(arguments: Arguments, rank: int) -> list[int]:
-    given = arguments.get("dim")
-    if given is None or given == []:
+    dim = arguments.get("dim")
+    if dim is None or dim == []:
         return list(range(rank))
-    return [d % rank for d in ([given] if isinstance(given, int) else given)]
+    return [d % rank for d in ([dim] if isinstance(dim, int) else dim)]
 
 
 def ordered(code: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
@@ -198,7 +198,7 @@ def _reduce(codes: Codes, name: str, arguments: Arguments, value: Any) -> Any:
     if isinstance(arguments.get("other"), torch.Tensor):
         return elementwise(codes, name, arguments, value)  # max and min of two tensors
     dims, unknown = _dims(arguments, source.dim()), unknown_of(source)
-    keep = bool(arguments.get("keepdim"))
+    keepdim = bool(arguments.get("keepdim"))
     terms, count = mix(1, codes.of(source)), 1
     placed = mix(1, ordered(codes.of(source), dims))
     test = _NEUTRAL.get(name) if arguments.get("ord", 2) > 0 else None
@@ -209,11 +209,11 @@ def _reduce(codes: Codes, name: str, arguments: Arguments, value: Any) -> Any:
     else:
         neutral = ~unknown & test(values_of(source))
         terms, placed = terms.masked_fill(neutral, 0), placed.masked_fill(neutral, 0)
-    open_ = unknown.any(dims, keep) if dims else unknown
+    open_ = unknown.any(dims, keepdim) if dims else unknown
 
     def result(index: int, tensor: torch.Tensor) -> Coded:
         parts = placed if tensor.dtype == torch.int64 and name != "sum" else terms
-        code = parts.sum(dims, keep) if dims else parts
+        code = parts.sum(dims, keepdim) if dims else parts
         return Coded.of(tensor, open_, mix(described(name, how), index, count, code))
 
     if isinstance(value, torch.Tensor):
@@ -224,8 +224,8 @@ def _reduce(codes: Codes, name: str, arguments: Arguments, value: Any) -> Any:
 @rule("_softmax _log_softmax _safe_softmax")
 def _softmax(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) -> Any:
     source, dim = arguments["self"], arguments["dim"]
-    unknown, given = unknown_of(source), values_of(source)
-    masked = ~unknown & (given <= MASKED)
+    unknown, values = unknown_of(source), values_of(source)
+    masked = ~unknown & (values <= MASKED)
     code = codes.of(source)
     # A row that is masked as a whole weighs all of it, so one must be sure to stay.
     live = (~masked & ~codes.doubted(code)).any(dim, keepdim=True)
@@ -260,9 +260,9 @@ def _sort(codes: Codes, name: str, arguments: Arguments, value: Any) -> Any:
     source = arguments["self"]
     dim = arguments.get("dim", -1) % max(source.dim(), 1)
     descending = arguments.get("descending", arguments.get("largest", name == "topk"))
-    unknown, given = unknown_of(source), values_of(source)
+    unknown, values = unknown_of(source), values_of(source)
     # What is masked comes last, whatever the others are.
-    last = ~unknown & ((given <= MASKED) if descending else (given >= -MASKED))
+    last = ~unknown & ((values <= MASKED) if descending else (values >= -MASKED))
     row = mix(1, ordered(codes.of(source), [dim])).masked_fill(last, 0).sum(dim, keepdim=True)
     enough = (~last).sum(dim, keepdim=True)
     ranks = torch.arange(value[0].shape[dim]).reshape([-1] + [1] * (source.dim() - 1 - dim))
@@ -288,10 +288,10 @@ def whole(codes: Codes, name: str, arguments: Arguments, value: Any) -> Any:
                 parts.append(codes.whole(tensor))
     seed = label(described(name, arguments), parts)
     many = value if isinstance(value, (list, tuple)) else (value,)
-    made = [
+    results = [
         Coded.of(t, None, mix(seed, index, torch.arange(t.numel()).reshape(t.shape)))
         if isinstance(t, torch.Tensor)
         else t
         for index, t in enumerate(many)
     ]
-    return type(value)(made) if isinstance(value, (list, tuple)) else made[0]
+    return type(value)(results) if isinstance(value, (list, tuple)) else results[0]

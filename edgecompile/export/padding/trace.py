@@ -153,16 +153,16 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return unknown_of(item) if isinstance(item, torch.Tensor) else False
 
         try:
-            made = run(values_of, True), run(open_of), run(codes_of)
+            parts = run(values_of, True), run(open_of), run(codes_of)
         except RuntimeError:  # there may be no kernel for the codes' type
             if func.is_view:
                 raise
             return None
-        if isinstance(made[0], torch.Tensor):
-            return Coded(*made)
-        return type(made[0])(
+        if isinstance(parts[0], torch.Tensor):
+            return Coded(*parts)
+        return type(parts[0])(
             Coded(*items) if isinstance(items[0], torch.Tensor) else items[0]
-            for items in zip(*made, strict=True)
+            for items in zip(*parts, strict=True)
         )
 
     def _change(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -176,43 +176,45 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 func(target, *rest)
             return target
         if name == "copy_":
-            made = args[1]
+            result = args[1]
         elif name in ("fill_", "zero_"):
-            made = args[1] if len(args) > 1 else 0
+            result = args[1] if len(args) > 1 else 0
         else:
             plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
             form = getattr(plain, func._overloadname, None)
             if form is None or not name.endswith("_"):
                 raise Stop(name, f"nothing is known of what the operator {name} writes")
-            made, known = self._apply(form, name.removesuffix("_"), args, kwargs)
+            result, known = self._apply(form, name.removesuffix("_"), args, kwargs)
             self._note(
-                name.removesuffix("_"), known, [a for a in args if isinstance(a, Coded)], made
+                name.removesuffix("_"), known, [a for a in args if isinstance(a, Coded)], result
             )
         if not isinstance(target, Coded):
-            if not unknown_of(made).any():
-                target.copy_(values_of(made))
+            if not unknown_of(result).any():
+                target.copy_(values_of(result))
                 return target
             raise Stop(name, "the model writes what depends on its inputs into a tensor of its own")
-        value = values_of(made)
+        value = values_of(result)
         if isinstance(value, torch.Tensor):
             target.value.copy_(value)
-            target.unknown.copy_(unknown_of(made))
-            target.code.copy_(self.codes.of(made))
+            target.unknown.copy_(unknown_of(result))
+            target.code.copy_(self.codes.of(result))
         else:
             target.value.fill_(value)
             target.unknown.fill_(False)
-        target.source = made.source if isinstance(made, Coded) else target.source
+        target.source = result.source if isinstance(result, Coded) else target.source
         return target
 
     def _note(self, name: str, known: bool, coded: list[Coded], result: Any) -> None:
-        made = [item for item in tree_flatten(result)[0] if isinstance(item, Coded)]
-        if self.records is None or not made:
+        tensors = [item for item in tree_flatten(result)[0] if isinstance(item, Coded)]
+        if self.records is None or not tensors:
             return
-        codes = torch.cat([self.codes.of(m).masked_fill(~m.unknown, 0).reshape(-1) for m in made])
+        codes = torch.cat(
+            [self.codes.of(m).masked_fill(~m.unknown, 0).reshape(-1) for m in tensors]
+        )
         number = len(self.records)
         sources = tuple(item.source for item in coded if item.source >= 0)
         self.records.append(Record(name, known, _place(), sources, torch.unique(codes)))
-        for item in made:
+        for item in tensors:
             item.source = number
 
 

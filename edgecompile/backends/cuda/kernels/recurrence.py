@@ -101,8 +101,8 @@ def _reference(
     def share(state: Tensor) -> Tensor:
         return torch.nn.functional.linear(state, weight, vector)
 
-    y, last, kept = run_steps(x, share, first, cell, kind, bool(reverse))
-    return y.to(gates.dtype), last.to(gates.dtype), kept.to(gates.dtype)
+    y, last, last_cell = run_steps(x, share, first, cell, kind, bool(reverse))
+    return y.to(gates.dtype), last.to(gates.dtype), last_cell.to(gates.dtype)
 
 
 @define("gpu_recurrence", _reference)
@@ -131,5 +131,5 @@ def RECURRENCE(
         KIND=kind, REVERSE=reverse, BIAS=bias is not None, BH=block, BK=block, num_warps=8,
     )  # fmt: skip
     last = torch.select(y, 0, 0 if reverse else length - 1).clone()
-    kept = c.to(gates.dtype) if c0 is not None else gates.new_empty((0, hidden))
-    return y, last, kept
+    last_cell = c.to(gates.dtype) if c0 is not None else gates.new_empty((0, hidden))
+    return y, last, last_cell

@@ -80,5 +80,5 @@ def part_of(inputs: int, outputs: int, multiprocessors: int) -> int:
     Returns:
         A multiple of a step, at least an eighth of the inputs.
     """
-    wanted = min(-(-2 * multiprocessors // -(-outputs // COLUMNS)), _PARTS)
-    return -(-inputs // (wanted * _STEP)) * _STEP
+    parts = min(-(-2 * multiprocessors // -(-outputs // COLUMNS)), _PARTS)
+    return -(-inputs // (parts * _STEP)) * _STEP

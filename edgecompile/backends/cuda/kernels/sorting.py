@@ -33,9 +33,9 @@ def rank_kernel(X, V, P, n, k, DESCENDING: tl.constexpr, BI: tl.constexpr, BJ: t
         equal = (y[None, :] == x[:, None]) | (x_nan[:, None] & y_nan[None, :])
         before = before | (equal & (j[None, :] < i[:, None]))
         rank += tl.sum((before & (j[None, :] < n)).to(tl.int32), 1)
-    kept = (i < n) & (rank < k)
-    tl.store(V + line * k + rank, x, mask=kept)
-    tl.store(P + line * k + rank, i.to(tl.int64), mask=kept)
+    mask = (i < n) & (rank < k)
+    tl.store(V + line * k + rank, x, mask=mask)
+    tl.store(P + line * k + rank, i.to(tl.int64), mask=mask)
 
 
 def _reference(x: Tensor, k: int, descending: bool) -> tuple[Tensor, Tensor]:

@@ -45,20 +45,22 @@ def emit_convolution(gm: GraphModule, match: Match, last: Node) -> None:
     solid = len(g.kernel) == 3
     gathered = solid and not g.transposed and g.groups == 1 and max(g.dilation) > 1
     spread = g.transposed or solid
-    made = _spread(weight, g) if spread and not gathered and max(g.dilation) > 1 else weight
+    constant = _spread(weight, g) if spread and not gathered and max(g.dilation) > 1 else weight
     if g.transposed:
-        made = _phases(made, g)
-    kernel, dilation = list(made.shape[2:]), [1] * len(g.kernel) if spread else list(g.dilation)
+        constant = _phases(constant, g)
+    kernel, dilation = list(constant.shape[2:]), [1] * len(g.kernel) if spread else list(g.dilation)
     if gathered:
-        made = weight.movedim(1, -1).flatten(1)
+        constant = weight.movedim(1, -1).flatten(1)
     elif not solid:
-        made = packed_weight(made.unsqueeze(2) if made.dim() == 3 else made, g.groups)
+        constant = packed_weight(
+            constant.unsqueeze(2) if constant.dim() == 3 else constant, g.groups
+        )
     with gm.graph.inserting_before(match.node):
-        if match.weight.plain and made is weight:
+        if match.weight.plain and constant is weight:
             operand = match.weight.node(gm)
         else:
             prefix = PACKED_PREFIX + "conv_"
-            operand = constant_node(gm, prefix, match.weight, made.contiguous(), repr(g))
+            operand = constant_node(gm, prefix, match.weight, constant.contiguous(), repr(g))
         bias = bias_node(gm, match.bias)
     operands = [match.x, operand, *([] if bias is None else [bias])]
 
@@ -172,9 +174,9 @@ def finish_convolutions(low: Lowering, gpu: GpuFacts, hints: Mapping[Any, Any]) 
     gm, changes, counts = low.gm, ChangesInPlace(low.gm), low.report.counts
     for node in [n for n in gm.graph.nodes if n.target is CONVOLUTION]:
         new, end = node, _end_of(node)
-        found = None if _activation(end) else _residual(end)
-        if found is not None and not changes.between(node, found[0]):
-            new = _add(gm, node, end, *found)
+        residual = None if _activation(end) else _residual(end)
+        if residual is not None and not changes.between(node, residual[0]):
+            new = _add(gm, node, end, *residual)
             end = _end_of(new)
             counts["residuals"] += 1
         behind = _activation(end)
@@ -200,10 +202,10 @@ def _end_of(node: Node) -> Node:
 
 def _activation(node: Node) -> tuple[Node, int] | None:
     """The activation that alone reads a node, with its number."""
-    found = activation_of(node)
+    activation = activation_of(node)
     user = next(iter(node.users), None)
-    if found is not None or user is None or len(node.users) != 1 or user.args[:1] != (node,):
-        return found
+    if activation is not None or user is None or len(node.users) != 1 or user.args[:1] != (node,):
+        return activation
     if user.target in _CLAMPS and (*user.args[1:], *user.kwargs.values()) == (0, 6):
         return user, ACTIVATIONS["relu6"]
     if user.target in (aten.relu6.default, aten.relu6_.default):
@@ -250,6 +252,6 @@ def _add(gm: GraphModule, node: Node, end: Node, total: Node, other: Node) -> No
             result = gm.graph.call_function(aten.squeeze.dim, (new, 2))
             result.meta = dict(end.meta)
     total.replace_all_uses_with(result)
-    for gone in dict.fromkeys((total, end, node)):
-        gm.graph.erase_node(gone)
+    for old in dict.fromkeys((total, end, node)):
+        gm.graph.erase_node(old)
     return new

@@ -64,8 +64,8 @@ class _Counting:
         return True
 
     def _value(self, node: Node) -> Tensor:
-        found = constant_of(self.gm, node)
-        value = value_of(node) if found is None else found
+        constant = constant_of(self.gm, node)
+        value = value_of(node) if constant is None else constant
         assert value is not None
         return value
 

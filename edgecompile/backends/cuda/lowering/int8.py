@@ -49,11 +49,11 @@ def narrow_to_int8(low: Lowering, gpu: GpuFacts) -> None:
 
         def matrix(whole: Tensor, scale: Tensor) -> Tensor:
             blocks = whole.reshape(scale.shape[0], -1, scale.shape[1]).float() * scale[:, None]
-            made = blocks.to(product.matrix.dtype).flatten(0, 1)
-            return made.t() if product.linear else made
+            weight = blocks.to(product.matrix.dtype).flatten(0, 1)
+            return weight.t() if product.linear else weight
 
-        (made,) = inline(low.gm, node, matrix, constants)
-        node.replace_input_with(product.source, made)
+        (weight_node,) = inline(low.gm, node, matrix, constants)
+        node.replace_input_with(product.source, weight_node)
         return True
 
     narrow_matrices(low, "int8", rewrite)

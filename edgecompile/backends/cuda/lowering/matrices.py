@@ -119,12 +119,12 @@ def _owner(low: Lowering, node: Node) -> Tensor:
 
 def _readers(low: Lowering) -> dict[int, list[tuple[Node, Node]]]:
     """Who reads each constant, under all of its names: the node and its ``get_attr``."""
-    found: dict[int, list[tuple[Node, Node]]] = {}
+    readers: dict[int, list[tuple[Node, Node]]] = {}
     for node in low.gm.graph.nodes:
         if constant_of(low.gm, node) is not None:
             users = [(user, node) for user in node.users]
-            found.setdefault(id(_owner(low, node)), []).extend(users)
-    return found
+            readers.setdefault(id(_owner(low, node)), []).extend(users)
+    return readers
 
 
 def _is_matrix_of(user: Node, constant: Node) -> bool:

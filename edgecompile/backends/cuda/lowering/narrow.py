@@ -150,8 +150,8 @@ class _Narrowing:
         value = node.meta.get("val")
         if isinstance(value, (list, tuple)):
             value = next((v for v in value if isinstance(v, Tensor)), None)
-        known = isinstance(value, Tensor) and value.dtype in (torch.float32, self.dtype)
-        return value.dtype if known else None  # type: ignore[union-attr]
+        is_float = isinstance(value, Tensor) and value.dtype in (torch.float32, self.dtype)
+        return value.dtype if is_float else None  # type: ignore[union-attr]
 
     def _is_constant(self, node: Node) -> bool:
         """Whether it is a constant or a view of one."""
@@ -177,14 +177,14 @@ class _Narrowing:
                 continue
             if schema.is_mutable and source is node.args[0]:
                 continue
-            wanted = own or self.dtype
-            if value.dtype == wanted or value.dtype not in (torch.float32, self.dtype):
+            dtype = own or self.dtype
+            if value.dtype == dtype or value.dtype not in (torch.float32, self.dtype):
                 continue
-            if wanted == self.dtype:
+            if dtype == self.dtype:
                 replaced[source] = self._narrow(source, node)
             else:
                 with self.gm.graph.inserting_before(node):
-                    replaced[source] = self._convert(source, wanted)
+                    replaced[source] = self._convert(source, dtype)
         if replaced:
             node.args = torch.fx.map_arg(node.args, lambda n: replaced.get(n, n))
             node.kwargs = torch.fx.map_arg(node.kwargs, lambda n: replaced.get(n, n))
@@ -304,14 +304,14 @@ class _Narrowing:
         left = set(self.gm.graph.nodes)
         wide = {str(n.target) for n in left if n.op == "get_attr" and n not in copies}
         rounded: dict[int, Tensor] = {}  # tied constants stay tied
-        kept: list[Tensor] = []
+        originals: list[Tensor] = []
         for name, nodes in narrow.items():
             if not any(node in left for node in nodes):
                 continue
             owner, _, leaf = name.rpartition(".")
             module = self.gm.get_submodule(owner) if owner else self.gm
             old = getattr(module, leaf)
-            kept.append(old)
+            originals.append(old)
             if id(old) not in rounded:
                 fresh = self._saturated(old.detach())
                 is_parameter = isinstance(old, torch.nn.Parameter)

@@ -151,8 +151,8 @@ def _equal_bags(ids: Node, offsets: Node) -> Node | None:
     if matrix is None or matrix.dim() != 2 or offsets.target is not aten.arange.start_step:
         return None
     ends = [x.meta["val"] if isinstance(x, Node) else x for x in offsets.args]
-    wanted = [0, matrix.shape[0] * matrix.shape[1], matrix.shape[1]]
-    return source if list(map(str, ends)) == list(map(str, wanted)) else None  # type: ignore[return-value]
+    expected = [0, matrix.shape[0] * matrix.shape[1], matrix.shape[1]]
+    return source if list(map(str, ends)) == list(map(str, expected)) else None  # type: ignore[return-value]
 
 
 def _equally_bagged(
@@ -160,8 +160,8 @@ def _equally_bagged(
 ) -> Tensor:
     """Sums (mode 0), means or largest of the rows of a table that each line of ``ids`` [B, L] names."""
     rows = torch.embedding(w, ids)
-    kept = torch.ones(ids.shape, dtype=torch.bool) if padding is None else ids != padding
-    return _joined(rows, kept, [f.reshape(ids.shape) for f in factors], mode)
+    mask = torch.ones(ids.shape, dtype=torch.bool) if padding is None else ids != padding
+    return _joined(rows, mask, [f.reshape(ids.shape) for f in factors], mode)
 
 
 def _bagged(
@@ -173,10 +173,10 @@ def _bagged(
     ends = offsets[1:]
     if not last:
         ends = torch.cat([ends, torch.full((1,), ids.shape[0], dtype=offsets.dtype)])
-    kept = (tokens >= starts[:, None]) & (tokens < ends[:, None])
+    mask = (tokens >= starts[:, None]) & (tokens < ends[:, None])
     if padding is not None:
-        kept = kept & (ids != padding)
-    return _joined(torch.embedding(w, ids), kept, list(factors), mode)
+        mask = mask & (ids != padding)
+    return _joined(torch.embedding(w, ids), mask, list(factors), mode)
 
 
 def _joined(rows: Tensor, kept: Tensor, factors: list[Tensor], mode: int) -> Tensor:

@@ -49,8 +49,8 @@ def merge_linears(low: Lowering) -> None:
         first, operands = group[0], [arguments_of(node) for node in group]
         with gm.graph.inserting_before(first):
             names = ("weight",) if plain else ("weight", "bias")
-            made = [_joined(low, [bound[name] for bound in operands]) for name in names]
-            wide = gm.graph.call_function(aten.linear.default, (x, *made))
+            parameters = [_joined(low, [bound[name] for bound in operands]) for name in names]
+            wide = gm.graph.call_function(aten.linear.default, (x, *parameters))
             widths = [int(constant_of(gm, b["weight"]).shape[0]) for b in operands]  # type: ignore[union-attr]
             value = value_of(first)
             assert value is not None

@@ -31,7 +31,7 @@ _MOST = 512
 
 def find_routers(gm: GraphModule) -> set[Node]:
     """The linear layers of up to 512 outputs whose results are compared."""
-    found: set[Node] = set()
+    routers: set[Node] = set()
     seen: set[Node] = set()
     todo = [node.args[0] for node in gm.graph.nodes if node.target in _CHOICES]
     while todo:
@@ -44,10 +44,10 @@ def find_routers(gm: GraphModule) -> set[Node]:
         if node.target is _LINEAR:
             weight = _constant_behind(gm, node.args[1])
             if weight is not None and weight.shape[0] <= _MOST:
-                found.add(node)
+                routers.add(node)
         elif name in _BETWEEN or getattr(node.target, "__name__", "") == "getitem":
             todo += node.all_input_nodes
-    return found
+    return routers
 
 
 def _constant_behind(gm: GraphModule, node: object) -> torch.Tensor | None:

@@ -24,9 +24,9 @@ def hints_of(gm: GraphModule, inputs: Mapping[str, Tensor]) -> dict[Any, Any]:
         if value is None or node.name not in inputs:
             continue
         sizes: Any = value.shape
-        for size, known in zip(sizes, inputs[node.name].shape, strict=True):
+        for size, number in zip(sizes, inputs[node.name].shape, strict=True):
             if isinstance(size, torch.SymInt):
-                hints[size.node.expr] = sympy.Integer(known)
+                hints[size.node.expr] = sympy.Integer(number)
     return hints
 
 
@@ -34,9 +34,9 @@ def size_of(size: int | torch.SymInt, hints: Mapping[Any, Any] | None = None) ->
     """A size; of a varying one what it is by the hints, or was when it was exported."""
     if isinstance(size, int):
         return size
-    known = size.node.expr.xreplace(dict(hints or {}))
-    if known.is_Integer:
-        return int(known)
+    value = size.node.expr.xreplace(dict(hints or {}))
+    if value.is_Integer:
+        return int(value)
     hint = size.node.hint
     return int(hint) if hint is not None else 64
 

@@ -60,8 +60,8 @@ def sizes_depend_on_values(gm: GraphModule) -> bool:
 
 def _compute_all_rows(gm: GraphModule, selection: Node) -> bool:
     """``y[mask] = f(x[mask])`` becomes ``y = where(mask, f(x), y)`` where f computes each row by itself."""
-    given: tuple[Any, ...] = selection.args
-    x, indices = given[:2]
+    arguments: tuple[Any, ...] = selection.args
+    x, indices = arguments[:2]
     mask = value_of(indices[0]) if len(indices) == 1 else None
     whole = value_of(x)
     if mask is None or whole is None or mask.dtype != torch.bool:
@@ -101,8 +101,8 @@ def _puts_back(node: Node, rows: Sequence[Node], mask: Node, lines: Any) -> bool
     """Whether a node writes ``rows`` to where a mask over ``lines`` is true, and does nothing else with them."""
     if node.target not in _PUTS or len(node.args) > 3 or node.kwargs:
         return False
-    given: tuple[Any, ...] = node.args
-    target, indices, values = given
+    arguments: tuple[Any, ...] = node.args
+    target, indices, values = arguments
     value = value_of(target)
     if list(indices) != [mask] or [values] != list(rows) or value is None:
         return False
@@ -110,8 +110,8 @@ def _puts_back(node: Node, rows: Sequence[Node], mask: Node, lines: Any) -> bool
 
 
 def _put_where(gm: GraphModule, put: Node, mask: Tensor) -> None:
-    given: tuple[Any, ...] = put.args
-    target, (mask_node,), rows = given
+    arguments: tuple[Any, ...] = put.args
+    target, (mask_node,), rows = arguments
     value = value_of(target)
     assert value is not None
     with gm.graph.inserting_before(put):
@@ -193,8 +193,10 @@ def _is_only_claimed(node: Node) -> bool:
     """Whether a number, made of a tensor, is read by nothing but claims."""
     if node.target in _CLAIMS:
         return True
-    known = node.target in _READS or getattr(node.target, "__module__", "") == "_operator"
-    return known and node.target is not operator.getitem and all(map(_is_only_claimed, node.users))
+    is_number = node.target in _READS or getattr(node.target, "__module__", "") == "_operator"
+    return (
+        is_number and node.target is not operator.getitem and all(map(_is_only_claimed, node.users))
+    )
 
 
 def _erase_claims(gm: GraphModule, node: Node) -> None:
@@ -209,20 +211,20 @@ def _assert_on_gpu(gm: GraphModule) -> bool:
     reads = [node for node in gm.graph.nodes if node.target in _READS[:2]]
     if not reads or not all(map(_is_only_claimed, reads)):
         return False
-    made, claims = set(reads), []
+    numbers, claims = set(reads), []
     for node in gm.graph.nodes:
-        if any(source in made for source in node.all_input_nodes):
+        if any(source in numbers for source in node.all_input_nodes):
             if node.target in _CLAIMS:
                 claims.append(node)
             else:
-                made.add(node)
+                numbers.add(node)
     asserted = [node for node in claims if node.target is aten._assert_scalar.default]
     sizes = dict.fromkeys(
         source
         for node in gm.graph.nodes
-        if node in made and node not in reads
+        if node in numbers and node not in reads
         for source in node.all_input_nodes
-        if source not in made
+        if source not in numbers
     )
 
     def run(*values: Any) -> Tensor:
@@ -260,9 +262,9 @@ def record_again(gm: GraphModule) -> None:
     """Records the results of nodes behind what was rewritten, whose sizes depended on values."""
 
     def value(node: Node) -> Any:
-        found = node.meta.get("val")
-        constant = constant_of(gm, node) if found is None else None
-        return found if constant is None else constant
+        result = node.meta.get("val")
+        constant = constant_of(gm, node) if result is None else None
+        return result if constant is None else constant
 
     for node in gm.graph.nodes:
         recorded = node.meta.get("val")
@@ -272,7 +274,7 @@ def record_again(gm: GraphModule) -> None:
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
         modes = (getattr(value_of(x), "fake_mode", None) for x in node.all_input_nodes)
-        mode = next((found for found in modes if found is not None), None)
+        mode = next((candidate for candidate in modes if candidate is not None), None)
         if mode is not None:
             with mode:
                 node.meta["val"] = node.target(*args, **kwargs)

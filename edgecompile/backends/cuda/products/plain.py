@@ -75,16 +75,16 @@ def read_product(source: str, signature: Mapping[str, str]) -> PlainProduct | No
         source: Triton's.
         signature: types of the kernel's arguments, as Triton writes them.
     """
-    found = _SOURCE.search(source)
-    if found is None or source.count("arg_A") != 2 or source.count("tl.store") != 1:
+    match = _SOURCE.search(source)
+    if match is None or source.count("arg_A") != 2 or source.count("tl.store") != 1:
         return None
-    bias, out = found["bias"] or "", found["out"]
+    bias, out = match["bias"] or "", match["out"]
     tensors = ["arg_A", "arg_B", out, *([bias] if bias else [])]
     types = {signature.get(name, "") for name in tensors}
     dtype = _DTYPES.get(types.pop(), 0) if len(types) == 1 else 0
-    if not dtype or found["tf32"] != "False" or (found["value"] == "acc") == bool(bias):
+    if not dtype or match["tf32"] != "False" or (match["value"] == "acc") == bool(bias):
         return None
-    return PlainProduct(found["rows"], int(found["columns"]), int(found["depth"]), dtype, bias, out)
+    return PlainProduct(match["rows"], int(match["columns"]), int(match["depth"]), dtype, bias, out)
 
 
 def offer_product(wrapper: str, name: str, number: int, product: PlainProduct) -> str:
@@ -99,14 +99,14 @@ def offer_product(wrapper: str, name: str, number: int, product: PlainProduct) -
     Raises:
         CompileError: torch's Inductor writes wrappers in another way.
     """
-    found = re.search(rf"\nstatic [^\n]* void call_{name}\([^{{]*\){{\n", wrapper)
-    if found is None:
+    match = re.search(rf"\nstatic [^\n]* void call_{name}\([^{{]*\){{\n", wrapper)
+    if match is None:
         raise CompileError(
             "torch's Inductor launches a product in an unknown way",
             hint="this is a defect of edgecompile with this version of torch; please report it",
         )
     pointers = ["arg_A", "arg_B", product.bias, product.out]
-    given = ", ".join(f"{name}.data_ptr()" if name else "nullptr" for name in pointers)
+    arguments = ", ".join(f"{name}.data_ptr()" if name else "nullptr" for name in pointers)
     sizes = f"{product.rows}, {product.columns}, {product.depth}"
-    asked = f"    if (ec_cuda_multiply({number}, {product.dtype}, {sizes}, {given})) return;\n"
-    return wrapper[: found.end()] + asked + wrapper[found.end() :]
+    call = f"    if (ec_cuda_multiply({number}, {product.dtype}, {sizes}, {arguments})) return;\n"
+    return wrapper[: match.end()] + call + wrapper[match.end() :]

@@ -139,12 +139,12 @@ class TileChooser:
         most = products[-1]
         if len(products) == 1 or any(replace(item, m=most.m) != most for item in products):
             return choose_tile(self._gpu, products, tiles, self._rule)
-        found = choose_row_tiles(self._gpu, most, tiles, self._rule)
-        last = found[-1].tile
+        row_tiles = choose_row_tiles(self._gpu, most, tiles, self._rule)
+        last = row_tiles[-1].tile
         key = most.n, most.k, (last.m, last.n, last.k)
-        known = self._found.get(key)
-        if known is None or known[-1].most < most.m:
-            self._found[key] = found
+        previous = self._found.get(key)
+        if previous is None or previous[-1].most < most.m:
+            self._found[key] = row_tiles
         return tiles.index(last)
 
     def fewer(self, template: Template) -> tuple[RowTile, ...]:
@@ -183,9 +183,11 @@ def launch_by_rows(wrapper: str, kernel: Kernel, others: Sequence[RowKernel]) ->
     launch = _found(
         rf"template <[^\n]*>\nstatic [^\n]* void call_{name}\((.*?)\)\{{\n.*?\n\}}\n", wrapper
     )
-    given = ", ".join(re.findall(r"(\w+)(?: = [^,\n]+)?(?:,|$)", launch[1].strip(), re.MULTILINE))
+    arguments = ", ".join(
+        re.findall(r"(\w+)(?: = [^,\n]+)?(?:,|$)", launch[1].strip(), re.MULTILINE)
+    )
     head = launch[0].index("){\n") + len("){\n")
-    body, made, conditions = launch[0], "", ""
+    body, functions, conditions = launch[0], "", ""
     for item in others:
         own, tile = item.kernel.name, item.tile
         grid = f"(({template.rows} + {tile.m - 1}) / {tile.m}) * {-(-template.columns // tile.n)}"
@@ -204,9 +206,9 @@ def launch_by_rows(wrapper: str, kernel: Kernel, others: Sequence[RowKernel]) ->
         for pattern, new in changed:
             _found(pattern, text)
             text = re.sub(pattern, new, text)
-        made += text + "\n"
-        conditions += f"    if ({template.rows} <= {item.most}) return call_{own}({given});\n"
-    wrapper = wrapper.replace(body, made + body[:head] + conditions + body[head:])
+        functions += text + "\n"
+        conditions += f"    if ({template.rows} <= {item.most}) return call_{own}({arguments});\n"
+    wrapper = wrapper.replace(body, functions + body[:head] + conditions + body[head:])
     for line in (
         rf" *CUfunction {name}\{{nullptr\}};\n",
         rf" *extern [^\n]*\b__{name}_start\[\];\n",
@@ -219,10 +221,10 @@ def launch_by_rows(wrapper: str, kernel: Kernel, others: Sequence[RowKernel]) ->
 
 
 def _found(pattern: str, text: str) -> re.Match[str]:
-    found = re.search(pattern, text, re.DOTALL)
-    if found is None:
+    match = re.search(pattern, text, re.DOTALL)
+    if match is None:
         raise CompileError(
             "torch's Inductor launches a product in an unknown way",
             hint="this is a defect of edgecompile with this version of torch; please report it",
         )
-    return found
+    return match
