@@ -270,13 +270,13 @@ def _lengths(options: argparse.Namespace) -> Optional[Dict[int, int]]:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    asked = [name for name in ("profile", "calibrate", "serving") if getattr(options, name)]
-    asked = ["--" + name for name in asked]
-    if len(asked) > 1:
-        raise InputError("{} don't go together".format(" and ".join(asked)))
-    if options.lengths is not None and asked and not options.profile:
+    names = ("profile", "calibrate", "serving")
+    flags = ["--" + name for name in names if getattr(options, name)]
+    if len(flags) > 1:
+        raise InputError("{} don't go together".format(" and ".join(flags)))
+    if options.lengths is not None and flags and not options.profile:
         hint = "leave --lengths out: the bundle says what is run, or its buckets do"
-        raise InputError("--lengths and {} don't go together".format(asked[0]), hint)
+        raise InputError("--lengths and {} don't go together".format(flags[0]), hint)
     if options.calibrate is not None:
         return _calibrate(options)
     if options.serving is not None:
@@ -325,14 +325,14 @@ def _finish(options: argparse.Namespace) -> int:
 
     if options.workspace is not None and options.workspace < 1:
         raise InputError("--workspace is {}, must be at least 1 byte".format(options.workspace))
-    asked = Options(
+    settings = Options(
         variant=options.variant,
         workspace=options.workspace,
         level=options.level,
         force=options.force,
         debug=options.debug,
     )
-    report = finish_bundle(options.bundle, asked, say=_say)
+    report = finish_bundle(options.bundle, settings, say=_say)
     _show(options, report, format_finish(report))
     return 0
 

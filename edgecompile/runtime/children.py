@@ -17,9 +17,9 @@ def child_command(module: str) -> Tuple[List[str], Dict[str, Any]]:
         return [sys.executable, *flags, launcher, "-m", module], {}
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     # Its folder is another one, so what is relative wouldn't be found.
-    found = [
+    paths = [
         os.path.abspath(item) for item in os.environ.get("PYTHONPATH", "").split(os.pathsep) if item
     ]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([package, *found]))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([package, *paths]))
     # -m looks in the working directory first.
     return [sys.executable, "-m", module], {"env": environment, "cwd": package}

@@ -86,7 +86,7 @@ def compare(bundle: str) -> Dict[str, bytes]:
     except Exception as error:  # whatever a document that isn't a manifest leads to
         text = "{}: manifest.json can't be read: {!r} [bundle-manifest]".format(bundle, error)
         refuse(MALFORMED, text, "the bundle isn't complete: copy it again")
-    found: Dict[str, bytes] = {}
+    contents: Dict[str, bytes] = {}
     problems: List[str] = []
     folders = ["runtime"]
     for folder in folders:
@@ -100,7 +100,7 @@ def compare(bundle: str) -> Dict[str, bytes]:
         for entry in entries:
             name = folder + "/" + entry.name
             if name in listed:
-                found[name] = _read(os.path.join(place, entry.name), listed[name][0])
+                contents[name] = _read(os.path.join(place, entry.name), listed[name][0])
             elif any(other.startswith(name + "/") for other in listed):
                 folders.append(name)
             # An empty file of this name keeps Python from writing byte code.
@@ -111,14 +111,14 @@ def compare(bundle: str) -> Dict[str, bytes]:
             ):
                 problems.append(ascii(name)[1:-1] + ": isn't listed [file-unlisted]")
     for name, (size, sha256) in listed.items():
-        data = found.get(name, b"")
+        data = contents.get(name, b"")
         if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
             text = ": isn't the file that the manifest lists [file-hash]"
             problems.append(ascii(name)[1:-1] + text)
     if problems:
         text = "{}: {}".format(bundle, "\n  ".join(sorted(problems)[:40]))
         refuse(DAMAGED, text, "remove what isn't listed, or copy the bundle again")
-    return found
+    return contents
 
 
 def _read(path: str, size: int) -> bytes:

@@ -38,8 +38,8 @@ def explain_loading(text: str, where: str, path: str) -> Optional[HostLimitError
         where: the library, for people.
         path: what was to be loaded.
     """
-    told = [number for number in _EXPLAINED if os.strerror(number) in text]
-    number = told[0] if told else _try_mapping(path)
+    numbers = [number for number in _EXPLAINED if os.strerror(number) in text]
+    number = numbers[0] if numbers else _try_mapping(path)
     if not number and "map segment" in text:
         number = errno.ENOMEM  # a library takes more address space than its file
     if number in (errno.EPERM, errno.EACCES):

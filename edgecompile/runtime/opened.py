@@ -284,16 +284,16 @@ class OpenBundle(Unique):
     ) -> "Dict[str, NDArray[Any]]":
         started = time.perf_counter_ns()
         forced = bucket is not None
-        known: Optional[int] = None
+        choice: Optional[int] = None
         try:
             if type(inputs) is CheckedInputs and inputs.checker is self._checker:
-                arrays, sizes, known = list(inputs.arrays), inputs.sizes, inputs.bucket
+                arrays, sizes, choice = list(inputs.arrays), inputs.sizes, inputs.bucket
             else:
                 arrays, sizes = self._checker.check(inputs)
             if bucket is not None:
                 self._dispatcher.check(bucket, sizes)
             else:
-                bucket = self._dispatcher.choose(sizes) if known is None else known
+                bucket = self._dispatcher.choose(sizes) if choice is None else choice
             program = self._programs.get(bucket)
             fill = self._checker.choose_fill(arrays, sizes, self._dispatcher.fills(bucket))
             padded = self._dispatcher.pad(bucket, arrays, sizes, fill)

@@ -200,12 +200,12 @@ def _judge_gpu(manifest: Manifest, host: Host, request: Request) -> Dict[str, st
 
     Where it can't run any, that is left to who opens one: its error says more.
     """
-    found = [x for x in manifest.variants if x.backend == TRITON and not missing(x, host)]
-    if len(found) < 2 or TRITON in request.without:
+    candidates = [x for x in manifest.variants if x.backend == TRITON and not missing(x, host)]
+    if len(candidates) < 2 or TRITON in request.without:
         return {}
     from .triton.variant import find_refusal
 
-    refusals = {variant.name: find_refusal(variant) for variant in found}
+    refusals = {variant.name: find_refusal(variant) for variant in candidates}
     if all(refusals.values()):
         return {}
     return {name: error.message for name, error in refusals.items() if error is not None}
@@ -234,15 +234,15 @@ def _judge_engine(
         return {}
     try:
         try:
-            found = find_engine(folder, variant)
+            engine = find_engine(folder, variant)
         except UnfinishedBundleError:
             if not request.finish:
                 raise
             _finish(folder, variant)
-            found = find_engine(folder, variant)
+            engine = find_engine(folder, variant)
     except (GpuUnavailableError, UnfinishedBundleError) as error:
         return {TENSORRT: "isn't ready: {}".format(error.message)}
-    slower = explain_slower(variant, rival, read_comparison(folder.manifest, rival, found) or {})
+    slower = explain_slower(variant, rival, read_comparison(folder.manifest, rival, engine) or {})
     return {TENSORRT: slower} if slower else {}
 
 

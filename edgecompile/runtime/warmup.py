@@ -58,8 +58,8 @@ def warm_up(
             with memory_for("warming up bucket {}".format(index)):
                 for sizes in each:
                     arrays = checker.check(make_inputs(manifest, sizes))[0]
-                    given = zip(manifest.inputs, arrays)
-                    program.run([array for spec, array in given if spec.name not in there])
+                    pairs = zip(manifest.inputs, arrays)
+                    program.run([array for spec, array in pairs if spec.name not in there])
     finally:
         if text is not None:
             programs.give_back(text)  # type: ignore[union-attr]
@@ -71,13 +71,13 @@ def find_lack_of_memory(manifest: Manifest, sizes: Mapping[str, int], memory: in
     More than half is too much: what is made of them is seldom smaller. Asked before they are made,
     since a system may end a process that asks for more than there is.
     """
-    needed = 0
+    nbytes = 0
     for spec in manifest.inputs:
         count = BY_NAME[spec.dtype].size
         for dim in spec.shape:
             count *= sizes[dim] if isinstance(dim, str) else dim or 0
-        needed += count
-    if memory == 0 or needed <= memory // 2:
+        nbytes += count
+    if memory == 0 or nbytes <= memory // 2:
         return None
     text = "the inputs have {} bytes, more than half of this machine's memory of {} bytes"
-    return text.format(needed, memory)
+    return text.format(nbytes, memory)

@@ -48,8 +48,8 @@ class Dispatcher:
         for index, bucket in self._order:
             if bucket.contains(sizes):
                 return index
-        given = ", ".join("{} {}".format(axis, size) for axis, size in sizes.items())
-        lines = ["no bucket takes the sizes " + given]
+        sizes_text = ", ".join("{} {}".format(axis, size) for axis, size in sizes.items())
+        lines = ["no bucket takes the sizes " + sizes_text]
         listed = self._manifest.buckets[:32]
         lines += ["bucket {}: {}".format(i, bucket) for i, bucket in enumerate(listed)]
         if len(listed) < len(self._manifest.buckets):
@@ -60,8 +60,8 @@ class Dispatcher:
         """Raises OutsideBucketsError unless bucket ``index`` contains these sizes."""
         bucket = self._manifest.buckets[index]
         if not bucket.contains(sizes):
-            given = ", ".join("{} {}".format(axis, size) for axis, size in sizes.items())
-            text = "bucket {} ({}) doesn't take the sizes {}".format(index, bucket, given)
+            sizes_text = ", ".join("{} {}".format(axis, size) for axis, size in sizes.items())
+            text = "bucket {} ({}) doesn't take the sizes {}".format(index, bucket, sizes_text)
             raise OutsideBucketsError(text)
 
     def _hint(self, sizes: Mapping[str, int]) -> str:

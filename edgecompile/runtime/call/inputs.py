@@ -77,7 +77,7 @@ class InputChecker:
         problems: List[str] = []
         arrays: List[NDArray[Any]] = []
         sizes: Dict[str, int] = {}
-        seen: Dict[str, Tuple[int, str]] = {}
+        origins: Dict[str, Tuple[int, str]] = {}
         if inputs.keys() != self._names:
             self._check_names(inputs, problems)
         for spec, dtype in zip(self._specs, self._dtypes):
@@ -88,7 +88,7 @@ class InputChecker:
                 array = self._caches.take(spec, value, arrays, problems)
             else:
                 array = self._convert(spec, dtype, value, problems)
-            if array is not None and self._check_shape(spec, array, sizes, seen, problems):
+            if array is not None and self._check_shape(spec, array, sizes, origins, problems):
                 _check_bounds(spec, array, problems)
                 arrays.append(array)
         if problems:
@@ -212,15 +212,15 @@ class InputChecker:
         spec: TensorSpec,
         array: "NDArray[Any]",
         sizes: Dict[str, int],
-        seen: Dict[str, Tuple[int, str]],
+        origins: Dict[str, Tuple[int, str]],
         problems: List[str],
     ) -> bool:
         shape = array.shape
         if len(shape) != len(spec.shape):
-            wanted = "[{}]".format(", ".join(str(dim) for dim in spec.shape))
+            expected = "[{}]".format(", ".join(str(dim) for dim in spec.shape))
             text = "{}: has shape {} with {} dimensions, must be {} with {}"
             problems.append(
-                text.format(spec.name, list(shape), len(shape), wanted, len(spec.shape))
+                text.format(spec.name, list(shape), len(shape), expected, len(spec.shape))
             )
             return False
         good = True
@@ -233,10 +233,10 @@ class InputChecker:
                     good = False
             elif dim not in sizes:
                 sizes[dim] = size
-                seen[dim] = index, spec.name
+                origins[dim] = index, spec.name
             elif sizes[dim] != size:
                 text = "{}: dimension {} ({}) has size {}, but dimension {} of {} has {}"
-                text = text.format(spec.name, index, dim, size, *seen[dim], sizes[dim])
+                text = text.format(spec.name, index, dim, size, *origins[dim], sizes[dim])
                 problems.append(text)
                 good = False
         return good

@@ -146,10 +146,10 @@ def _misfit(array: object, dtype: "np.dtype[Any]", shape: Shape) -> Optional[str
     if array.dtype != dtype or not array.dtype.isnative:
         return "has dtype {}, must be {}".format(array.dtype, dtype)
     if array.ndim != len(shape) or any(
-        wanted is not None and wanted != size for wanted, size in zip(shape, array.shape)
+        dim is not None and dim != size for dim, size in zip(shape, array.shape)
     ):
-        wanted = ["?" if size is None else size for size in shape]
-        return "has shape {}, must be {}".format(list(array.shape), wanted)
+        expected = ["?" if dim is None else dim for dim in shape]
+        return "has shape {}, must be {}".format(list(array.shape), expected)
     if not array.flags.writeable:
         return "is read-only"
     if array.size == 0:

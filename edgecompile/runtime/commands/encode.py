@@ -57,12 +57,12 @@ def encode_bundle(
         labels = model.manifest.labels
     entries = []
     for index, text in enumerate(texts):
-        found = outputs.texts[index]
+        tokenized = outputs.texts[index]
         entries.append(
             {
                 "text": text,
-                "tokens": len(found.ids),
-                "truncated": found.truncated,
+                "tokens": len(tokenized.ids),
+                "truncated": tokenized.truncated,
                 "outputs": {name: values[index].tolist() for name, values in outputs.items()},
                 "labels": _labels(outputs, index, labels),
             }

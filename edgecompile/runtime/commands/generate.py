@@ -90,8 +90,8 @@ def run_generate(
     from ..start import open_bundle  # here: other commands needn't wait for it
     from ..text.encoder import open_tokenizer
 
-    given_ids = _read_prompts(options)
-    given: Dict[str, Any] = {
+    id_lists = _read_prompts(options)
+    arguments: Dict[str, Any] = {
         "max_new_tokens": options.max_new_tokens,
         "do_sample": False if options.greedy else None,
         "temperature": options.temperature,
@@ -107,9 +107,9 @@ def run_generate(
         # One session: prompts that begin alike share what was run of them.
         session = model.session()
         tokenizer: Any = open_tokenizer(model) if options.text or options.stop_text else None
-        prompts = given_ids or [tokenizer.encode(text).ids for text in options.text]
+        prompts = id_lists or [tokenizer.encode(text).ids for text in options.text]
         # All are judged before the first one runs.
-        streams = [session.stream(prompt, **given) for prompt in prompts]
+        streams = [session.stream(prompt, **arguments) for prompt in prompts]
         for index, (stream, prompt) in enumerate(zip(streams, prompts)):
             text = None if tokenizer is None else _Text(tokenizer, options.stop_text)
             times = [time.perf_counter()]
@@ -224,6 +224,6 @@ def _read_ids(text: str, where: str) -> List[int]:
     words = text.replace(",", " ").split()
     bad = [word for word in words if not (word.isdigit() and word.isascii() and len(word) < 19)]
     if bad or not words:
-        found = "{!r}".format(shorten(bad[0])) if bad else "none"
-        raise InputError("{}: must be token ids, such as 1,2,3; found {}".format(where, found))
+        example = "{!r}".format(shorten(bad[0])) if bad else "none"
+        raise InputError("{}: must be token ids, such as 1,2,3; found {}".format(where, example))
     return [int(word) for word in words]

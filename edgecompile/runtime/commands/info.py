@@ -14,13 +14,13 @@ _HERE = ("host", "variants", "chosen", "problem", "device_bytes")
 
 
 def describe_bundle(
-    path: str, wanted: Optional[str] = None, *, probe: bool = True
+    path: str, variant: Optional[str] = None, *, probe: bool = True
 ) -> Dict[str, Any]:
     """Opens a bundle's manifest and runs its CPU probe, but loads nothing else.
 
     Args:
         path: the bundle.
-        wanted: the variant to judge instead of the best one.
+        variant: its name, to judge instead of the best one.
         probe: ask this machine; without it nothing is loaded at all, and "host", "variants",
             "chosen" and "device_bytes" are None.
 
@@ -41,8 +41,8 @@ def describe_bundle(
         manifest = folder.manifest
         here: Dict[str, Any] = dict.fromkeys(_HERE)
         if probe:
-            wanted = wanted or os.environ.get(VARIANT_VARIABLE) or None
-            here = _judge_host(folder, wanted)
+            variant = variant or os.environ.get(VARIANT_VARIABLE) or None
+            here = _judge_host(folder, variant)
         whole = manifest.to_json()
         total = sum(entry.size for entry in manifest.files.values())
         return {
@@ -71,16 +71,16 @@ def _gpu_precision(folder: BundleFolder) -> Optional[str]:
     return None
 
 
-def _judge_host(folder: BundleFolder, wanted: Optional[str]) -> Dict[str, Any]:
+def _judge_host(folder: BundleFolder, name: Optional[str]) -> Dict[str, Any]:
     """The parts of a bundle that fit this machine: the keys of ``_HERE``."""
     manifest = folder.manifest
     host = describe_host(folder)
     chosen, problem = None, None
     without: Dict[str, str] = {}
     with contextlib.suppress(EdgecompileError):  # whoever opens it learns more
-        without = judge_backends(folder, host, Request(variant=wanted))
+        without = judge_backends(folder, host, Request(variant=name))
     try:
-        chosen, _ = choose_variant(manifest, host, wanted, without)
+        chosen, _ = choose_variant(manifest, host, name, without)
     except UnsupportedHostError as error:
         problem = error.message
     variants = []
@@ -89,7 +89,7 @@ def _judge_host(folder: BundleFolder, wanted: Optional[str]) -> Dict[str, Any]:
         unfit = without.get(item.name) or without.get(item.backend)
         verdict = "; ".join(reasons) or unfit or _ready(folder, item)
         if chosen is not None and chosen is not item and not reasons and not unfit:
-            why = "was asked for" if chosen.name == wanted else "ranks higher"
+            why = "was asked for" if chosen.name == name else "ranks higher"
             verdict += ", but {} {}".format(chosen.name, why)
         variants.append(
             {"name": item.name, "ok": not reasons, "reasons": reasons, "verdict": verdict}

@@ -80,10 +80,10 @@ def pin_library(folder: BundleFolder, name: str) -> PinnedLibrary:
     """
     entry = folder.manifest.files[name]
     # Nothing is hashed under the lock: others wait for it in calls that a ``close`` waits for.
-    seen = _pinned.get(entry.sha256)
+    library = _pinned.get(entry.sha256)
     # Of one hash and two sizes, one is wrong: folder.open says so.
-    if seen is not None and seen.entry == entry and seen._find_damage() is None:
-        return seen
+    if library is not None and library.entry == entry and library._find_damage() is None:
+        return library
     fd = folder.open(name)
     try:
         state = file_state(os.fstat(fd))
@@ -100,7 +100,7 @@ def pin_library(folder: BundleFolder, name: str) -> PinnedLibrary:
         return PinnedLibrary(entry, os.path.abspath(label), label, -1, state)
     new = PinnedLibrary(entry, path, label, fd, state)
     with _lock:
-        if _pinned.get(entry.sha256) is seen:
+        if _pinned.get(entry.sha256) is library:
             _pinned[entry.sha256] = new
             return new
     os.close(fd)  # another thread was first, and hashed its own

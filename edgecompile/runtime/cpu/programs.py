@@ -107,11 +107,11 @@ class Programs:
                 )
                 manifest = self._folder.manifest
                 counts = (program.n_inputs, program.n_outputs)
-                wanted = (len(manifest.inputs), len(manifest.outputs))
-                if counts != wanted:
+                expected = (len(manifest.inputs), len(manifest.outputs))
+                if counts != expected:
                     program.close()
                     text = "{}: has {} inputs and {} outputs, the manifest has {} and {}"
-                    text = text.format(program.label, *(counts + wanted))
+                    text = text.format(program.label, *(counts + expected))
                     raise BundleError(text + " [program-signature]")
                 self._programs[bucket] = program
             return program

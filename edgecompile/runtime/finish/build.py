@@ -87,12 +87,12 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
     config.clear_flag(tensorrt.BuilderFlag.TF32)
     config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, job.workspace_bytes)
     _add_profiles(builder, network, config, job.profiles, log)
-    used = _set_timing_cache(config, job.timing_cache)
+    cache_state = _set_timing_cache(config, job.timing_cache)
     release.configure(network, config, job.float32)
     release.watch(config, lambda: _make_monitor(tell, started))
     plan = builder.build_serialized_network(network, config)
     # Also after a failure: what was measured needn't be measured by the next attempt.
-    kept = _save_timing_cache(config, job.timing_cache)
+    cache_failure = _save_timing_cache(config, job.timing_cache)
     if plan is None:
         raise log.failure("TensorRT built no engine")
     size, sha256 = _write_plan(job.output, memoryview(plan))
@@ -100,7 +100,7 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
         "size": size,
         "sha256": sha256,
         "seconds": time.monotonic() - started,
-        "timing_cache": kept or used,
+        "timing_cache": cache_failure or cache_state,
         "warnings": log.warnings[-5:],
     }
 
@@ -124,13 +124,13 @@ def _add_profiles(
     profiles: Tuple[Mapping[str, ShapeRange], ...],
     log: BuildLog,
 ) -> None:
-    found = [network.get_input(index) for index in range(network.num_inputs)]
-    wanted = profiles[0].keys()
-    if {item.name for item in found} != set(wanted):
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    expected = profiles[0].keys()
+    if {item.name for item in inputs} != set(expected):
         text = "the ONNX has the inputs {}, the recipe has {}"
-        names = ", ".join(shorten(item.name) for item in found)
-        raise BuildFailure(text.format(names, ", ".join(wanted)), False)
-    varying = [item.name for item in found if any(size < 0 for size in item.shape)]
+        names = ", ".join(shorten(item.name) for item in inputs)
+        raise BuildFailure(text.format(names, ", ".join(expected)), False)
+    varying = [item.name for item in inputs if any(size < 0 for size in item.shape)]
     for index, ranges in enumerate(profiles):
         profile = builder.create_optimization_profile()
         for name in varying:

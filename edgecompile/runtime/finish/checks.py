@@ -55,10 +55,10 @@ def check_device(recipe: Recipe, identity: DeviceIdentity, force: bool) -> List[
     if not least <= version_pair(identity.tensorrt) < below:
         text = "TensorRT {} is installed, the recipe is for {} and later, below {}"
         wrong.append(text.format(identity.tensorrt, recipe.least, recipe.below))
-    wanted = recipe.jetpack.partition(".")[0]
-    if identity.jetpack not in ("", wanted):
+    release = recipe.jetpack.partition(".")[0]
+    if identity.jetpack not in ("", release):
         text = "JetPack {} (L4T {}) is installed, the recipe is for {}"
-        made_for = "JetPack " + recipe.jetpack if wanted else "machines without JetPack"
+        made_for = "JetPack " + recipe.jetpack if release else "machines without JetPack"
         wrong.append(text.format(identity.jetpack, identity.l4t, made_for))
     target = recipe.device
     if identity.compute_capability != target.compute_capability:

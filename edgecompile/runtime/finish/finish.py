@@ -115,20 +115,20 @@ def _compare(
     entries = dict(engine.stamp)
     compared = {"rival": describe_rival(maker.manifest, rival), "ms": report["ms"]}
     maker.engines.write_stamp({**entries, "compared": compared}, tested=True)
-    found, reason = maker.engines.read_stamp()
-    if found is None:
+    stamped, reason = maker.engines.read_stamp()
+    if stamped is None:
         raise EngineCacheError("the engine is gone again: {}".format(reason))
-    return found
+    return stamped
 
 
 def _finished(maker: EngineMaker) -> Tuple[Optional[FinishedEngine], str]:
-    asked = maker.options.asked()
+    options = maker.options.asked()
     if maker.options.force:
         return None, "--force builds it again"
     engine, reason = maker.engines.read_stamp()
     if engine is None:
         return None, reason
-    if engine.stamp.get("asked") != asked and asked != Options().asked():
+    if engine.stamp.get("asked") != options and options != Options().asked():
         return None, "it was finished with other options"
     if not is_whole(engine):
         return None, "{} is damaged".format(engine.path)
@@ -174,18 +174,18 @@ def _report(maker: EngineMaker, state: str, engine: FinishedEngine) -> Dict[str,
     }
 
 
-def choose_variant(manifest: Manifest, wanted: Optional[str]) -> Variant:
+def choose_variant(manifest: Manifest, name: Optional[str]) -> Variant:
     """The TensorRT variant for this machine: the one named, or that of the highest rank.
 
     Raises:
         UnsupportedHostError: there is none; names what there is.
     """
-    wanted = wanted or os.environ.get(VARIANT_VARIABLE) or None
+    name = name or os.environ.get(VARIANT_VARIABLE) or None
     arch = architecture(platform.machine())
     fitting = [
         item
         for item in manifest.variants
-        if item.backend == TENSORRT and item.arch == arch and wanted in (None, item.name)
+        if item.backend == TENSORRT and item.arch == arch and name in (None, item.name)
     ]
     if fitting:
         return max(fitting, key=lambda item: item.rank)
@@ -193,7 +193,7 @@ def choose_variant(manifest: Manifest, wanted: Optional[str]) -> Variant:
         "{} (backend {}, for {})".format(item.name, item.backend, item.arch)
         for item in manifest.variants
     ]
-    which = "no TensorRT variant" if wanted is None else "no TensorRT variant {!r}".format(wanted)
+    which = "no TensorRT variant" if name is None else "no TensorRT variant {!r}".format(name)
     raise UnsupportedHostError(
         "the bundle has {} for {}, only {}".format(which, arch, ", ".join(listed)),
         "variants of other backends need no finishing",

@@ -142,10 +142,10 @@ class EngineMaker:
 
         TensorRT 8.6 sometimes can't open what it built with several profiles, or calculates wrongly with it.
         """
-        made = built.stamp["built"]
+        record = built.stamp["built"]
         if _is_shipped(built):
             return None
-        way = Way(made["profiles"], made.get("pinned", False))
+        way = Way(record["profiles"], record.get("pinned", False))
         chooses = self.recipe.float32 is not None and self.recipe.precision == "fp16"
         if wrong and not chooses:
             return None
@@ -346,12 +346,12 @@ class EngineMaker:
         for line in result["lines"]:
             self.say("  " + line)
         if not result["ok"]:
-            kept = "nothing serves this bundle"
+            outcome = "nothing serves this bundle"
             if self._refuse(built, served):
-                kept = "the one from before still serves"
+                outcome = "the one from before still serves"
             raise SelftestError(
                 "the engine doesn't reproduce the golden vectors and isn't served: {}; {}".format(
-                    result["worst"], kept
+                    result["worst"], outcome
                 ),
                 "run finish again with --force, which builds one from the ONNX"
                 if _is_shipped(built)

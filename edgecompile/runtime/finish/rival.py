@@ -11,8 +11,8 @@ from ..gpu.cache import FinishedEngine
 
 def find_rival(variants: Sequence[Variant], variant: Variant) -> Optional[Variant]:
     """Of ``variants`` that of Triton kernels for the same machines that ranks highest, or None."""
-    found = [x for x in variants if x.backend == TRITON and x.arch == variant.arch]
-    return max(found, key=lambda item: item.rank, default=None)
+    rivals = [x for x in variants if x.backend == TRITON and x.arch == variant.arch]
+    return max(rivals, key=lambda item: item.rank, default=None)
 
 
 def describe_rival(manifest: Manifest, rival: Variant) -> Dict[str, Any]:
@@ -27,10 +27,10 @@ def read_comparison(
 
     A variant that doesn't reproduce the golden vectors isn't in it.
     """
-    found = engine.stamp.get("compared")
-    if not isinstance(found, dict) or found.get("rival") != describe_rival(manifest, rival):
+    entry = engine.stamp.get("compared")
+    if not isinstance(entry, dict) or entry.get("rival") != describe_rival(manifest, rival):
         return None
-    times = found.get("ms")
+    times = entry.get("ms")
     if not isinstance(times, dict) or not all(isinstance(x, float) for x in times.values()):
         return None
     return dict(times)

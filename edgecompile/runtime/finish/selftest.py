@@ -112,13 +112,13 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
                 lines.append("not tested: {}".format(error.message))
                 continue
             try:
-                found = run_cases(runner)
+                results = run_cases(runner)
             except _GpuFailed as carrier:
                 raise carrier.error from None
             finally:
                 runner.close()
             modes.append(mode)
-            for item in found:
+            for item in results:
                 del item["outputs"]
                 cases.append(dict(item, mode=mode))
         tested = {item["bucket"] for item in cases}

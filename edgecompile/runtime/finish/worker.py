@@ -167,10 +167,10 @@ def _judge(task: str, answer: Message, code: int) -> Dict[str, Any]:
     if "error" in answer:
         entry = answer["error"]
         kind = getattr(errors, str(entry["class"]), FinishError)
-        known: Type[EdgecompileError] = FinishError
+        error_class: Type[EdgecompileError] = FinishError
         if isinstance(kind, type) and issubclass(kind, EdgecompileError):
-            known = kind
-        raise known(entry["message"], entry["hint"])
+            error_class = kind
+        raise error_class(entry["message"], entry["hint"])
     if code < 0:
         text = "the process that was to {} was ended by {}".format(task, _signal_name(-code))
         raise WorkerDied(text, -code)
@@ -217,11 +217,11 @@ class ProgressLine:
             return
         self._next = now + _EVERY
         fraction, seconds = float(progress["fraction"]), float(progress["seconds"])
-        left = estimate_left(fraction, seconds, self._predicted)
+        remaining = estimate_left(fraction, seconds, self._predicted)
         text = "  {:3.0f} %  {}  {}  {}".format(
             100 * fraction,
             _clock(seconds),
-            "time left unknown" if left is None else "about {} left".format(_clock(left)),
+            "time left unknown" if remaining is None else "about {} left".format(_clock(remaining)),
             shorten(progress["phase"], 40),
         )
         self._stream.write("\r" + text + "\x1b[K" if self._terminal else text + "\n")

@@ -251,10 +251,10 @@ class Field:
 
     def at(self, key: str) -> "Field":
         """The value of ``key`` of an object that must have it."""
-        found = self.find(key)
-        if self and not found:
-            found.refuse("key-missing", "is required")
-        return found
+        field = self.find(key)
+        if self and not field:
+            field.refuse("key-missing", "is required")
+        return field
 
     def object(self) -> "Field":
         """Itself if it is an object, else a field that isn't there."""

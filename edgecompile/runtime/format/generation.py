@@ -116,13 +116,13 @@ class _GenerationReader:
     def _check(self, spec: GenerationSpec, signature: Signature) -> None:
         self._check_axes(spec, signature)
         inputs = {item.name: item for item in signature.inputs}
-        used = (spec.input, spec.position, spec.last, *spec.caches, *spec.cross)
-        for name in used:
+        input_names = (spec.input, spec.position, spec.last, *spec.caches, *spec.cross)
+        for name in input_names:
             if name not in inputs:
                 self.entry.refuse("generation-inputs", "{!r} isn't an input".format(shorten(name)))
-        if len(set(used)) != len(used):
+        if len(set(input_names)) != len(input_names):
             self.entry.refuse("generation-inputs", "an input is named twice")
-        unused = sorted(set(inputs) - set(used))
+        unused = sorted(set(inputs) - set(input_names))
         if unused:
             text = "nothing says what the input {!r} is".format(unused[0])
             self.entry.refuse("generation-inputs", text)
@@ -202,8 +202,8 @@ class _GenerationReader:
 
     def _check_shape(self, key: str, item: TensorSpec, dtype: str, shape: Tuple[Dim, ...]) -> None:
         if (item.dtype, item.shape) != (dtype, shape):
-            wanted = "{}[{}]".format(dtype, ", ".join(str(dim) for dim in shape))
-            self.add("generation-shape", key, "{!r} must be {}".format(item.name, wanted))
+            expected = "{}[{}]".format(dtype, ", ".join(str(dim) for dim in shape))
+            self.add("generation-shape", key, "{!r} must be {}".format(item.name, expected))
 
     def _check_tokens(self, spec: GenerationSpec, item: TensorSpec, vocabulary: int) -> None:
         bounds = item.bounds
@@ -239,10 +239,10 @@ class _GenerationReader:
             if context in bucket.padded(signature.length_axis):
                 text = "bucket {} pads the context, which caches don't bear".format(index)
                 self.add("generation-buckets", "context_axis", text)
-            needed, hint = _computed_length(bucket, length), bucket.axes[context].hint or 0
-            if hint < needed:
+            tokens, hint = _computed_length(bucket, length), bucket.axes[context].hint or 0
+            if hint < tokens:
                 text = "bucket {}: the context's hint {} is less than {} tokens"
-                self.add("generation-buckets", "context_axis", text.format(index, hint, needed))
+                self.add("generation-buckets", "context_axis", text.format(index, hint, tokens))
             if bucket.axes[context].hi < bucket.axes[length].hi:
                 text = "bucket {} takes more tokens, {}, than context, {}"
                 text = text.format(index, bucket.axes[length].hi, bucket.axes[context].hi)

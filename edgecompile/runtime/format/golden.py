@@ -49,7 +49,7 @@ def read_case(fd: int, source: str, manifest: Manifest) -> Case:
         BundleError: rules golden-archive, golden-keys and golden-array; lists every problem.
     """
     problems = Problems(source)
-    left = MAX_BYTES
+    room = MAX_BYTES
     specs = {"in." + item.name: item for item in manifest.inputs}
     specs.update({"out." + item.name: item for item in manifest.outputs})
     arrays: Dict[str, NDArray[Any]] = {}
@@ -58,11 +58,11 @@ def read_case(fd: int, source: str, manifest: Manifest) -> Case:
             stream.most = None
             members = archive.infolist()
             names = [item.filename for item in members]
-            wanted = [key + ".npy" for key in specs]
-            if sorted(names) != sorted(wanted):
+            expected = [key + ".npy" for key in specs]
+            if sorted(names) != sorted(expected):
                 text = "holds {}, must hold {}"
                 shown = ", ".join(shorten(name) for name in sorted(names)[:64])
-                problems.add("golden-keys", "archive", text.format(shown, ", ".join(wanted)))
+                problems.add("golden-keys", "archive", text.format(shown, ", ".join(expected)))
                 members = []
             for member in members:
                 key = member.filename[: -len(".npy")]
@@ -72,12 +72,12 @@ def read_case(fd: int, source: str, manifest: Manifest) -> Case:
                     continue
                 try:
                     with archive.open(member) as array_stream:
-                        array = _read_array(array_stream, specs[key], min(left, member.file_size))
+                        array = _read_array(array_stream, specs[key], min(room, member.file_size))
                 except (ValueError, MemoryError) as error:
                     problems.add("golden-array", key, shorten(error, 200) or "out of memory")
                     continue
                 arrays[key] = array
-                left -= array.nbytes
+                room -= array.nbytes
     except Exception as error:  # zipfile raises many kinds for archives that are damaged
         problems.add("golden-archive", "archive", shorten(error, 200) or type(error).__name__)
     problems.raise_if_any(hint=_HINT)
@@ -124,14 +124,14 @@ def _read_array(stream: "IO[bytes]", spec: TensorSpec, most: int) -> "NDArray[An
     dtype = np.dtype(spec.dtype).newbyteorder("<")
     shape = tuple(int(size) for size in sizes.replace(",", " ").split())
     if descr != dtype.str or len(shape) != len(spec.shape):
-        wanted = "is {} with {} dimensions, must be {} with {}"
-        raise ValueError(wanted.format(descr, len(shape), dtype.str, len(spec.shape)))
+        message = "is {} with {} dimensions, must be {} with {}"
+        raise ValueError(message.format(descr, len(shape), dtype.str, len(spec.shape)))
     nbytes = dtype.itemsize
     for size in shape:
         nbytes *= size
     if nbytes > most:
-        wanted = "has shape {} and {} bytes, at most {} can be here"
-        raise ValueError(wanted.format(list(shape), nbytes, most))
+        message = "has shape {} and {} bytes, at most {} can be here"
+        raise ValueError(message.format(list(shape), nbytes, most))
     # A chunk at a time: memory that isn't written to costs nothing, so a size that lies doesn't.
     data = np.empty(nbytes, dtype=np.uint8)
     position = 0

@@ -135,8 +135,8 @@ def _read_manifest(top: Field) -> Manifest:
 
 
 def _strings(entries: Field) -> Dict[str, str]:
-    found = {key: value.string() for key, value in entries.members()}
-    return {key: text for key, text in found.items() if text is not None}
+    texts = {key: value.string() for key, value in entries.members()}
+    return {key: text for key, text in texts.items() if text is not None}
 
 
 def _read_paths(entries: Field, files: Mapping[str, FileEntry]) -> Dict[str, str]:
@@ -258,14 +258,14 @@ class _VariantReader:
         return programs
 
     def _alternatives(self, field: Field) -> Tuple[Tuple[str, ...], ...]:
-        found = [
+        lists = [
             tuple(path.path(self.files) for path in item.items(0, MAX_ALTERNATIVES))
             for item in field.items(0, 256)
         ]
-        if isinstance(field.value, list) and len(found) != self.n_buckets:
-            text = "{} lists of alternatives for {} buckets".format(len(found), self.n_buckets)
+        if isinstance(field.value, list) and len(lists) != self.n_buckets:
+            text = "{} lists of alternatives for {} buckets".format(len(lists), self.n_buckets)
             field.refuse("variant-programs", text)
-        return tuple(found)
+        return tuple(lists)
 
     def _gpu(self, entry: Field) -> Optional[GpuSpec]:
         """A variant's requirements of a GPU; None when a problem was noted."""

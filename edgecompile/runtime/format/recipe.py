@@ -167,8 +167,8 @@ class _RecipeReader:
         for entry, bucket in zip(field.items(1, 256), self.manifest.buckets):
             if entry.object():
                 _check_names(entry, inputs, "recipe-profiles")
-                found = [spec for spec in inputs if entry.find(spec.name)]
-                result.append({s.name: self._range(entry.find(s.name), s, bucket) for s in found})
+                specs = [spec for spec in inputs if entry.find(spec.name)]
+                result.append({s.name: self._range(entry.find(s.name), s, bucket) for s in specs})
         return tuple(result)
 
     def _range(self, field: Field, spec: TensorSpec, bucket: BucketSpec) -> ShapeRange:

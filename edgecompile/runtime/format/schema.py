@@ -336,8 +336,8 @@ class Manifest(NamedTuple):
         result = dict(sizes)
         if self.generation is not None:
             length, context = self.generation.length_axis, self.generation.context_axis
-            needed = bucket.axes[length].hi if bucket.mode == "pad" else sizes[length]
-            result[context] = max(sizes[context], needed)
+            tokens = bucket.axes[length].hi if bucket.mode == "pad" else sizes[length]
+            result[context] = max(sizes[context], tokens)
         return result
 
     def varying_axes(self) -> Tuple[str, ...]:

@@ -129,7 +129,7 @@ class SignatureReader:
         outputs: List[TensorSpec],
     ) -> List[BucketSpec]:
         result = []
-        wanted = ""  # made once: a hostile document has 256 buckets and as many axes as it likes
+        expected = ""  # made once: a hostile document has 256 buckets and as many axes as it likes
         for entry in self.document.at("buckets").objects(1, 256):
             mode = entry.at("mode").choice(MODES, "bucket-mode")
             pad_axes = self._pad_axes(entry.find("pad_axes"), mode, length_axis)
@@ -140,8 +140,8 @@ class SignatureReader:
             axes = entry.at("axes")
             names = axes.mapping().keys()
             if axes and names != self.axes.keys():
-                wanted = wanted or _names(self.axes)
-                axes.refuse("bucket-axes", "has {}, must have {}".format(_names(names), wanted))
+                expected = expected or _names(self.axes)
+                axes.refuse("bucket-axes", "has {}, must have {}".format(_names(names), expected))
             extents = {}
             for axis in names:
                 extent = _extent(axes.find(axis), "bucket-range")

@@ -95,19 +95,19 @@ def _read_prompts(entry: Field) -> Tuple[Dict[str, str], Optional[str]]:
     for name, field in entry.find("prompts").members(0, MAX_PROMPTS):
         prompts[name] = field.string() or ""
     default = entry.find("default_prompt")
-    chosen = default.string() if default.given else None
-    if chosen is not None and chosen not in prompts:
-        default.refuse("text-prompts", "{!r} isn't one of the prompts".format(shorten(chosen)))
-    return prompts, chosen
+    prompt = default.string() if default.given else None
+    if prompt is not None and prompt not in prompts:
+        default.refuse("text-prompts", "{!r} isn't one of the prompts".format(shorten(prompt)))
+    return prompts, prompt
 
 
 def _check_inputs(spec: TextSpec, entry: Field, signature: Signature) -> None:
     """Holds the inputs that texts feed against the signature."""
     inputs = entry.find("inputs")
-    known = {item.name: item for item in signature.inputs}
+    tensors = {item.name: item for item in signature.inputs}
     fed = []
     for name in spec.inputs:
-        item = known.get(name)
+        item = tensors.get(name)
         if item is None:
             inputs.find(name).refuse("text-inputs", "there is no such input")
         elif BY_NAME[item.dtype].kind != "i" or len(item.shape) != 2:

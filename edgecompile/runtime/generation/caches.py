@@ -30,7 +30,7 @@ class Caches(Protocol):
     rows_step: int
 
     def bind(
-        self, chunk: Chunk, given: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
+        self, chunk: Chunk, inputs: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
     ) -> Run:
         """A run of a chunk, of the other inputs, whose logits [1, vocabulary] are written there."""
         ...
@@ -70,10 +70,12 @@ class _HostCaches:
             ) from None
 
     def bind(
-        self, chunk: Chunk, given: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
+        self, chunk: Chunk, inputs: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
     ) -> Run:
         arrays: List[NDArray[Any]] = [
-            self._arrays[item.name][: chunk.rows] if item.name in self._arrays else given[item.name]
+            self._arrays[item.name][: chunk.rows]
+            if item.name in self._arrays
+            else inputs[item.name]
             for item in self.manifest.inputs
         ]
         return self._bundle.bind(chunk.bucket, arrays, [logits])
@@ -92,11 +94,11 @@ class _GpuCaches:
         self._names = [x.name for x in self.manifest.inputs if x.name not in spec.caches]
 
     def bind(
-        self, chunk: Chunk, given: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
+        self, chunk: Chunk, inputs: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
     ) -> Run:
         program = self._bundle.hold(self._text.get, chunk.bucket)
         # It refers to this object: the text is given back when no run can come any more.
-        return functools.partial(self._run, program, [given[x] for x in self._names], [logits])
+        return functools.partial(self._run, program, [inputs[x] for x in self._names], [logits])
 
     def _run(
         self, program: Any, arrays: "List[NDArray[Any]]", results: "List[NDArray[Any]]"

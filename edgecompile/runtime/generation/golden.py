@@ -71,13 +71,13 @@ def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List
             text = "{} and {} tokens, the context has {}"
             text = text.format(len(lists[0]), len(lists[1]), spec.max_context)
             entry.refuse("golden-generation", text)
-        found = None
+        case_source = None
         if spec.kind == SEQ2SEQ:
-            found = _read_source(entry.at("source"))
+            case_source = _read_source(entry.at("source"))
             if tuple(lists[0][: len(spec.start)]) != spec.start:
                 text = "doesn't begin with the start tokens"
                 entry.find("prompt").refuse("golden-generation", text)
-        cases.append(GenerationCase(lists[0], lists[1], found))
+        cases.append(GenerationCase(lists[0], lists[1], case_source))
     problems.raise_if_any(hint="the bundle was written wrongly or changed; build it again")
     return cases
 
@@ -143,38 +143,38 @@ class _Judge:
         self.error: Optional[str] = None
 
     def choose(self, logits: "NDArray[np.float32]") -> int:
-        want, got = self.tokens[self.made], int(logits.argmax())
-        if not math.isfinite(logits[got]):
+        expected, token = self.tokens[self.made], int(logits.argmax())
+        if not math.isfinite(logits[token]):
             # argmax may well name the very token that is wanted, and any gap is within an infinity.
             if self.error is None:
-                self.error = "token {}: the largest logit is {}".format(self.made, logits[got])
-        elif got != want:
-            gap = float(logits[got]) - float(logits[want])
+                self.error = "token {}: the largest logit is {}".format(self.made, logits[token])
+        elif token != expected:
+            gap = float(logits[token]) - float(logits[expected])
             # Tokens that mustn't be chosen have minus infinity.
             limit = self.tolerance.limit(float(abs(logits[np.isfinite(logits)]).max()))
             if gap <= limit:
                 self.ties += 1
             elif self.error is None:
                 text = "token {} is {}, must be {}: its logit is less by {:.3g}, allowed {:.3g}"
-                self.error = text.format(self.made, got, want, gap, limit)
+                self.error = text.format(self.made, token, expected, gap, limit)
         self.made += 1
-        return want
+        return expected
 
 
 def _replay(model: "OpenBundle", index: int, case: GenerationCase) -> Dict[str, Any]:
     judge = _Judge(case.tokens, model.tolerance)
     started = time.perf_counter_ns()
     try:
-        given: Any = list(case.prompt)
-        behind: Any = None
+        input_ids: Any = list(case.prompt)
+        decoder_ids: Any = None
         spec, session = model.manifest.generation, open_session(model)
         if case.source is not None:
             assert spec is not None
-            behind, given = given, case.source
-            if isinstance(given, np.ndarray):
-                given = {spec.source: given}
+            decoder_ids, input_ids = input_ids, case.source
+            if isinstance(input_ids, np.ndarray):
+                input_ids = {spec.source: input_ids}
         options = Options(max_new_tokens=len(case.tokens), do_sample=False, eos=())
-        request = session.request(given, behind, options)
+        request = session.request(input_ids, decoder_ids, options)
         for _ in TokenStream(session, request, judge.choose):
             pass
     except EdgecompileError as error:

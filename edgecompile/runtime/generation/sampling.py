@@ -63,12 +63,12 @@ class Sampler:
                 "the model gave logits of which the largest is {}".format(scores[token])
             )
         if self._random is not None:
-            kept, weights = weigh(scores, sampling)
+            tokens, weights = weigh(scores, sampling)
             ends = weights.cumsum()
             point = self._random.random_sample() * ends[-1]
             # Rounding might put the point onto the very end.
-            index = min(int(ends.searchsorted(point, side="right")), len(kept) - 1)
-            token = int(kept[index])
+            index = min(int(ends.searchsorted(point, side="right")), len(tokens) - 1)
+            token = int(tokens[index])
         if self._ids is not None:
             self._ids[self._count] = token
             self._count += 1
@@ -82,8 +82,8 @@ def penalize(scores: "NDArray[np.float32]", ids: "NDArray[np.int64]", penalty: f
     """
     # Some models take more tokens than they give logits of.
     ids = ids[ids < len(scores)]
-    found = scores[ids]
-    scores[ids] = np.where(found < 0, found * np.float32(penalty), found / np.float32(penalty))
+    values = scores[ids]
+    scores[ids] = np.where(values < 0, values * np.float32(penalty), values / np.float32(penalty))
 
 
 def warp(scores: "NDArray[np.float32]", sampling: Sampling) -> "NDArray[np.float32]":
@@ -103,9 +103,9 @@ def weigh(
 ) -> "Tuple[NDArray[np.intp], NDArray[np.float64]]":
     """The tokens that may be chosen, ascending, and their weights, of which the largest is 1."""
     warped = warp(scores, sampling)
-    kept = np.flatnonzero(warped > -np.inf)
-    chosen = warped[kept].astype(np.float64)
-    return kept, np.exp(chosen - chosen.max())
+    tokens = np.flatnonzero(warped > -np.inf)
+    logits = warped[tokens].astype(np.float64)
+    return tokens, np.exp(logits - logits.max())
 
 
 def _cool(scores: "NDArray[np.float32]", temperature: float) -> "NDArray[np.float32]":
@@ -125,9 +125,9 @@ def _keep_nucleus(scores: "NDArray[np.float32]", mass: float) -> "NDArray[np.flo
     Of tokens that are equally likely the later ones stay.
     """
     present = np.flatnonzero(scores > -np.inf)
-    found = scores[present]
-    order = found.argsort(kind="stable")
-    ascending = found[order]
+    values = scores[present]
+    order = values.argsort(kind="stable")
+    ascending = values[order]
     weights = np.exp(ascending - ascending[-1])
     shares = weights / weights.sum(dtype=np.float32)
     # Summed in float64 and rounded, as the original's sums are on a CPU.

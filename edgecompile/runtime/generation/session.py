@@ -120,10 +120,10 @@ class Session(Unique, Generator):
             self._turn = weakref.ref(stream)
             if request.source is not None:
                 self._read(request.source)
-            kept = min(_common(request.prompt, self._tokens), len(request.prompt) - 1)
-            del self._tokens[kept:]
-            stream.reused = kept
-            return self._extend(request.prompt[kept:])
+            prefix = min(_common(request.prompt, self._tokens), len(request.prompt) - 1)
+            del self._tokens[prefix:]
+            stream.reused = prefix
+            return self._extend(request.prompt[prefix:])
 
     def _read(self, source: "Dict[str, NDArray[Any]]") -> None:
         """Lets the encoder read a source, if it isn't the one before."""
@@ -202,8 +202,8 @@ class Session(Unique, Generator):
         last: "NDArray[np.int64]",
     ) -> Run:
         spec = self._spec
-        given = {spec.input: ids, spec.position: position, spec.last: last, **self._cross}
-        return self._caches.bind(chunk, given, self._logits)
+        inputs = {spec.input: ids, spec.position: position, spec.last: last, **self._cross}
+        return self._caches.bind(chunk, inputs, self._logits)
 
 
 def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":

@@ -37,15 +37,15 @@ def check_encoder(spec: GenerationSpec, manifest: Manifest, encoder: Manifest, p
 
     if encoder.generation is not None:
         add("generation", "an encoder cannot generate text")
-    wanted = {item.name: item for item in manifest.inputs if item.name in spec.cross}
-    given = {item.name: item for item in encoder.outputs}
-    if set(given) != set(wanted):
+    cross = {item.name: item for item in manifest.inputs if item.name in spec.cross}
+    outputs = {item.name: item for item in encoder.outputs}
+    if set(outputs) != set(cross):
         add("outputs", "must be what the decoder takes: {}".format(", ".join(spec.cross)))
-    rows = wanted[spec.cross[0]].shape[0]
+    rows = cross[spec.cross[0]].shape[0]
     own = encoder.length_axis if isinstance(rows, str) else rows
-    for name in sorted(set(given) & set(wanted)):
-        shape = (own, *wanted[name].shape[1:])
-        if (given[name].dtype, given[name].shape) != ("float32", shape):
+    for name in sorted(set(outputs) & set(cross)):
+        shape = (own, *cross[name].shape[1:])
+        if (outputs[name].dtype, outputs[name].shape) != ("float32", shape):
             text = "{!r} must be float32[{}]"
             add("outputs", text.format(name, ", ".join(str(dim) for dim in shape)))
     if isinstance(rows, str) and encoder.length_axis is not None:
@@ -81,23 +81,23 @@ def read_source(spec: GenerationSpec, encoder: "OpenBundle", value: Any) -> "Arr
         OutsideBucketsError: no bucket of the encoder takes a source of this size.
     """
     inputs = {item.name: item for item in encoder.manifest.inputs}
-    given: Dict[str, Any] = {}
+    arrays: Dict[str, Any] = {}
     if isinstance(value, Mapping):
-        given.update(value)
+        arrays.update(value)
     else:
         if BY_NAME[inputs[spec.source].dtype].kind == "f":
             text = "the source is a {}, must be a mapping with {!r}"
             hint = "give {{{!r}: array}}".format(spec.source)
             raise InputError(text.format(type(value).__name__, spec.source), hint)
         refuse_text(value)
-        given[spec.source] = _as_ids(value)
-    main = given.get(spec.source)
+        arrays[spec.source] = _as_ids(value)
+    main = arrays.get(spec.source)
     shape = getattr(main, "shape", None)
     for name, item in inputs.items():
-        if name not in given and shape is not None and _is_mask(item, inputs[spec.source]):
-            given[name] = np.ones(shape, item.dtype)
+        if name not in arrays and shape is not None and _is_mask(item, inputs[spec.source]):
+            arrays[name] = np.ones(shape, item.dtype)
     # Copies: a session compares them with the next ones, and a caller may change its own.
-    return {name: array.copy() for name, array in encoder.check_inputs(given).items()}
+    return {name: array.copy() for name, array in encoder.check_inputs(arrays).items()}
 
 
 def _as_ids(value: Any) -> "NDArray[Any]":
@@ -117,5 +117,5 @@ def same_source(one: "Optional[Arrays]", other: "Arrays") -> bool:
 
 def run_encoder(spec: GenerationSpec, encoder: "OpenBundle", source: "Arrays") -> "Arrays":
     """Keys and values of a source by the names of the decoder's inputs."""
-    found = encoder.run(source)
-    return {name: found[name] for name in spec.cross}
+    outputs = encoder.run(source)
+    return {name: outputs[name] for name in spec.cross}

@@ -76,21 +76,21 @@ def make_request(manifest: Manifest, input_ids: Any, options: Options) -> Reques
     if problems:
         raise InputError("\n  ".join(["the generation can't be run:", *problems]))
     room = spec.max_context - len(prompt)
-    wanted = max_new_tokens
-    if wanted is None:
-        wanted = min(spec.defaults.get("max_new_tokens", DEFAULT_NEW_TOKENS), max(room, 1))
-    if wanted > room:
+    count = max_new_tokens
+    if count is None:
+        count = min(spec.defaults.get("max_new_tokens", DEFAULT_NEW_TOKENS), max(room, 1))
+    if count > room:
         text = "{} tokens of the prompt and {} new ones don't fit into the context of {}"
         cures = []
         if room > 0:
             cures.append("ask for at most {} new tokens".format(room))
-        if wanted < spec.max_context:
-            cures.append("cut the prompt to at most {} tokens".format(spec.max_context - wanted))
+        if count < spec.max_context:
+            cures.append("cut the prompt to at most {} tokens".format(spec.max_context - count))
         cures.append("build the bundle with a larger max_context, where the model allows it")
         raise ContextLengthError(
-            text.format(len(prompt), wanted, spec.max_context), ", or ".join(cures)
+            text.format(len(prompt), count, spec.max_context), ", or ".join(cures)
         )
-    return Request(prompt, int(wanted), sampling, ends, stops)
+    return Request(prompt, int(count), sampling, ends, stops)
 
 
 def begin_text(spec: GenerationSpec, given: Any) -> Any:
@@ -258,7 +258,7 @@ def _read_prompt(
 
 def _read_sampling(spec: GenerationSpec, options: Options, problems: List[str]) -> Sampling:
     """The given options, else the bundle's defaults, else neutral values."""
-    given = options._asdict()
+    arguments = options._asdict()
     do_sample: Any = options.do_sample
     seed = options.seed
     values: Dict[str, Any] = {}
@@ -268,7 +268,7 @@ def _read_sampling(spec: GenerationSpec, options: Options, problems: List[str]) 
         ("top_p", 1.0),
         ("repetition_penalty", 1.0),
     ):
-        value = given[key]
+        value = arguments[key]
         if value is None:
             value = spec.defaults.get(key, fallback)
         elif key == "top_k":
@@ -279,8 +279,8 @@ def _read_sampling(spec: GenerationSpec, options: Options, problems: List[str]) 
         values[key] = value
     if do_sample is None:
         # Who says how to sample wants that, and a temperature of 0 means the likeliest.
-        asked = any(given[key] is not None for key in ("temperature", "top_k", "top_p"))
-        do_sample = asked or bool(spec.defaults.get("do_sample", False))
+        implied = any(arguments[key] is not None for key in ("temperature", "top_k", "top_p"))
+        do_sample = implied or bool(spec.defaults.get("do_sample", False))
     elif not isinstance(do_sample, (bool, np.bool_)):
         problems.append("do_sample is {!r}, must be True or False".format(do_sample))
     if seed is not None and not _is_whole(seed, 0, MAX_SEED):

@@ -55,9 +55,9 @@ class FinishedEngine:
 
 def cache_root() -> str:
     """$EDGECOMPILE_CACHE, else edgecompile below $XDG_CACHE_HOME or ~/.cache."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return os.path.abspath(given)
+    path = os.environ.get(CACHE_VARIABLE)
+    if path:
+        return os.path.abspath(path)
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # as the XDG specification wants it
         base = os.path.join(os.path.expanduser("~"), ".cache")

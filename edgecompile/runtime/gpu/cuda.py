@@ -322,13 +322,13 @@ def _version(number: int) -> str:
     return "{}.{}".format(number // 1000, number % 1000 // 10)
 
 
-def _open(given: str) -> Cuda:
-    if given:
+def _open(path: str) -> Cuda:
+    if path:
         try:
-            return Cuda(given)
+            return Cuda(path)
         except OSError as error:
             text = "{}, which {} names, can't be loaded: {}"
-            raise GpuUnavailableError(text.format(given, LIBRARY_VARIABLE, error)) from None
+            raise GpuUnavailableError(text.format(path, LIBRARY_VARIABLE, error)) from None
     for name in _NAMES:
         try:
             # Only finds what is in the process: another library may use CUDA already.

@@ -166,9 +166,9 @@ def main_memory() -> Optional[int]:
         return available
     used = _read(_USED_FILE).strip()
     spare = _SPARE.search(_read(_KINDS_FILE))
-    taken = int(used) if _NUMBER.fullmatch(used) else 0
-    taken = max(0, taken - (int(spare.group(1)) if spare else 0))
-    return min(available, max(0, int(limit) - taken))
+    occupied = int(used) if _NUMBER.fullmatch(used) else 0
+    occupied = max(0, occupied - (int(spare.group(1)) if spare else 0))
+    return min(available, max(0, int(limit) - occupied))
 
 
 def _read(path: str) -> str:

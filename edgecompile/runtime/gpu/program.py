@@ -116,8 +116,8 @@ class GpuProgram:
                 zero_copy,
                 [self._specs[i].name for i in self._changed],
             )
-            kept = {} if caches is None else caches.addresses
-            context.bind({**self._buffers.addresses, **kept})
+            cache_addresses = {} if caches is None else caches.addresses
+            context.bind({**self._buffers.addresses, **cache_addresses})
             self._now = _Shaped(self._buffers, largest, outputs)
         except BaseException as error:
             attempt([], self.close)
@@ -183,9 +183,9 @@ class GpuProgram:
         stream = self._lane.stream
         self._buffers.send(shaped.sent, stream)
         self._context.enqueue(stream)
-        found = self._context.results()
-        if found is not None:
-            shaped.targets = [self._buffers.view(x.name, found[x.name]) for x in self._results]
+        results = self._context.results()
+        if results is not None:
+            shaped.targets = [self._buffers.view(x.name, results[x.name]) for x in self._results]
         self._buffers.fetch(shaped.fetched, stream)
 
     def run(
@@ -214,7 +214,7 @@ class GpuProgram:
         shapes: "Optional[Sequence[Shape]]" = None,
         results: Optional[Sequence["NDArray[Any]"]] = None,
     ) -> List["NDArray[Any]"]:
-        given = tuple([array.shape for array in arrays])
+        input_shapes = tuple([array.shape for array in arrays])
         for index, limits in self._limits:
             check_range(self.label, self._specs[index], arrays[index], limits)
         with self._lock:
@@ -222,14 +222,14 @@ class GpuProgram:
                 raise GpuError("{}: the program is closed".format(self.label))
             self._lane.check()
             try:
-                shaped = self._kept.get(given) or self._now
-                if shaped is None or given != shaped.shapes:
-                    shaped = self._change(given)
+                shaped = self._kept.get(input_shapes) or self._now
+                if shaped is None or input_shapes != shaped.shapes:
+                    shaped = self._change(input_shapes)
                 for view, array in zip(shaped.sources, arrays):
                     view[...] = array
                 self._run_on_gpu(shaped)
                 if self._most_graphs:
-                    self._keep(given, shaped)
+                    self._keep(input_shapes, shaped)
             except GpuError as error:
                 self._lane.note(error)
                 raise self._explain(error) from None
@@ -247,13 +247,13 @@ class GpuProgram:
                 for view, spec, shape in zip(shaped.targets, self._results, shapes)
             ]
 
-    def _change(self, given: Tuple[Sizes, ...]) -> _Shaped:
+    def _change(self, shapes: Tuple[Sizes, ...]) -> _Shaped:
         now, self._now = self._now, None  # until it is known to have worked, no shape counts as set
         if now is not None and now.executable and not self._most_graphs:
             self._now = now
             text = "the graph takes the shapes {}, not {}"
-            raise GpuError(text.format([list(x) for x in now.shapes], [list(x) for x in given]))
-        inputs = {spec.name: shape for spec, shape in zip(self._specs, given)}
+            raise GpuError(text.format([list(x) for x in now.shapes], [list(x) for x in shapes]))
+        inputs = {spec.name: shape for spec, shape in zip(self._specs, shapes)}
         # Some engines do on the GPU what a new shape takes, in the scratch memory.
         with self._lane.lock:
             outputs = self._reshape(inputs)
@@ -261,18 +261,18 @@ class GpuProgram:
         self._now = _Shaped(self._buffers, inputs, outputs)
         return self._now
 
-    def _keep(self, given: Tuple[Sizes, ...], shaped: _Shaped) -> None:
+    def _keep(self, shapes: Tuple[Sizes, ...], shaped: _Shaped) -> None:
         """After a run: makes a graph of its shapes where they came often enough."""
         if shaped.executable:
-            self._kept.move_to_end(given)
+            self._kept.move_to_end(shapes)
             return
-        count = self._seen.get(given, 0) + 1
-        if count < (self._graph_after if given == self._largest else GRAPH_AFTER):
+        count = self._seen.get(shapes, 0) + 1
+        if count < (self._graph_after if shapes == self._largest else GRAPH_AFTER):
             if len(self._seen) >= _MOST_COUNTED:
                 self._seen.clear()
-            self._seen[given] = count
+            self._seen[shapes] = count
             return
-        self._seen.pop(given, None)
+        self._seen.pop(shapes, None)
         with self._lane.lock:
             try:
                 shaped.executable = self._record(shaped)
@@ -281,7 +281,7 @@ class GpuProgram:
                 self._lane.settle(error)
                 self._most_graphs = 0
                 return
-            self._kept[given] = shaped
+            self._kept[shapes] = shaped
             if len(self._kept) > self._most_graphs:
                 oldest = self._kept.popitem(last=False)[1]
                 executable, oldest.executable = oldest.executable, 0
@@ -368,18 +368,18 @@ def list_limits(
 
 
 def _check_outputs(
-    label: str, manifest: Manifest, bucket: BucketSpec, found: Dict[str, Sizes]
+    label: str, manifest: Manifest, bucket: BucketSpec, shapes: Dict[str, Sizes]
 ) -> None:
     """Raises GpuError unless outputs have the manifest's shapes, at the bucket's upper end."""
     problems = []
     for spec in manifest.outputs:
-        shape = found[spec.name]
-        wanted = [bucket.axes[dim].hi if isinstance(dim, str) else dim for dim in spec.shape]
-        fits = len(shape) == len(wanted) and all(
-            want is None or want == size for want, size in zip(wanted, shape)
+        shape = shapes[spec.name]
+        expected = [bucket.axes[dim].hi if isinstance(dim, str) else dim for dim in spec.shape]
+        fits = len(shape) == len(expected) and all(
+            dim is None or dim == size for dim, size in zip(expected, shape)
         )
         if not fits:
-            shown = ["?" if size is None else size for size in wanted]
+            shown = ["?" if size is None else size for size in expected]
             text = "{} has shape {}, the manifest says {}"
             problems.append(text.format(spec.name, list(shape), shown))
     if problems:

@@ -175,8 +175,8 @@ class GpuPrograms:
         try:
             self.device = cuda.device()
             self.zero_copy = self.device.integrated if zero_copy is None else zero_copy
-            needed = [engine.scratch_bytes(profile) for profile in set(profile_of)]
-            self.scratch_bytes = max([*needed, 256])
+            sizes = [engine.scratch_bytes(profile) for profile in set(profile_of)]
+            self.scratch_bytes = max([*sizes, 256])
             lane = GpuLane(cuda)
             self._scratch = cuda.malloc(self.scratch_bytes)
         except BaseException as error:

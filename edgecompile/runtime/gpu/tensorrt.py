@@ -90,10 +90,10 @@ def _read(finished: FinishedEngine) -> bytes:
     except OSError as error:
         text = "{}: can't be read: {}".format(finished.path, error.strerror)
         raise UnfinishedBundleError(text, _AGAIN) from None
-    found = hashlib.sha256(data).hexdigest()
-    if len(data) != finished.size or found != finished.sha256:
+    sha256 = hashlib.sha256(data).hexdigest()
+    if len(data) != finished.size or sha256 != finished.sha256:
         text = "{}: has {} bytes or more with SHA-256 {}, must have {} with {}"
-        text = text.format(finished.path, len(data), found, finished.size, finished.sha256)
+        text = text.format(finished.path, len(data), sha256, finished.size, finished.sha256)
         raise UnfinishedBundleError(text, _AGAIN)
     return data
 
@@ -151,15 +151,15 @@ class TrtEngine:
         problems = []
         if last >= self.profiles:
             problems.append("has {} profiles, must have {}".format(self.profiles, last + 1))
-        for kind, found, specs in (
+        for kind, tensors, specs in (
             ("inputs", self.inputs, manifest.inputs),
             ("outputs", self.outputs, manifest.outputs),
         ):
             narrowed = self._release.narrowed
-            wanted = {spec.name: narrowed.get(spec.dtype, spec.dtype) for spec in specs}
-            if found != wanted:
+            expected = {spec.name: narrowed.get(spec.dtype, spec.dtype) for spec in specs}
+            if tensors != expected:
                 text = "has the {} {}, must have {}"
-                problems.append(text.format(kind, _pairs(found), _pairs(wanted)))
+                problems.append(text.format(kind, _pairs(tensors), _pairs(expected)))
         if problems:
             raise GpuError("{}: {}".format(self.label, "; ".join(problems)), _AGAIN)
 

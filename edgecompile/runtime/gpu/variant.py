@@ -63,8 +63,8 @@ def find_engine(folder: BundleFolder, variant: Variant) -> FinishedEngine:
     """
     recipe = read_recipe(folder, variant)
     identity = describe_device(Cuda.load())
-    kept = EngineFolder(describe_content(folder.manifest, variant, recipe), identity)
-    engine, why = kept.read_stamp()
+    engines = EngineFolder(describe_content(folder.manifest, variant, recipe), identity)
+    engine, why = engines.read_stamp()
     if engine is None:
         text = "{}: the variant {} has no finished engine on {}: {}"
         raise UnfinishedBundleError(

@@ -104,11 +104,11 @@ def _summary(samples: Sequence[Tuple[float, float]]) -> Dict[str, Any]:
     return result
 
 
-def _weighted_percentile(ordered: Sequence[Tuple[float, float]], wanted: float) -> float:
+def _weighted_percentile(ordered: Sequence[Tuple[float, float]], target: float) -> float:
     reached = 0.0
     for t, weight in ordered:
         reached += weight
-        if reached >= wanted:
+        if reached >= target:
             return t
     return ordered[-1][0]
 

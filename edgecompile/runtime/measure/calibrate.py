@@ -70,8 +70,8 @@ def calibrate_bundle(
         manifest, info = model.manifest, model.info
         points = read_points(manifest, path) or choose_points(manifest)
         text = "{} points in {} buckets, {} threads, {:g} s and at least {} rounds"
-        used = len({item.bucket for item in points})
-        say(text.format(len(points), used, info["threads"], seconds, LEAST_ROUNDS))
+        n_buckets = len({item.bucket for item in points})
+        say(text.format(len(points), n_buckets, info["threads"], seconds, LEAST_ROUNDS))
         # Inputs are made for every run: those of all points may not fit in memory.
         for item in points:
             model.run_bucket(item.bucket, make_inputs(manifest, item.sizes, seed))
@@ -88,15 +88,15 @@ def calibrate_bundle(
     if cold_runs:
         say("opening: {} fresh processes".format(cold_runs))
         start.update(measure_cold_loads(path, count=cold_runs, **how))
-    chosen = next(item for item in manifest.variants if item.name == info["variant"])
+    variant = next(item for item in manifest.variants if item.name == info["variant"])
     report: Dict[str, Any] = {
         "calibration_version": CALIBRATION_VERSION,
         "edgecompile": manifest.built_by.get("edgecompile"),
         "model": manifest.name,
         "structure": manifest.built_by.get("structure"),
         "manifest_sha256": info["manifest_sha256"],
-        "variant": chosen.name,
-        "arch": chosen.arch,
+        "variant": variant.name,
+        "arch": variant.arch,
         "threads": info["threads"],
         **what_ran(info),
         "host": info["host"],
@@ -118,10 +118,10 @@ def bucket_cost(manifest: Manifest) -> Dict[str, float]:
     "base_size" is the bundle without programs; "bucket_build_s" is what the builder noted.
     """
     programs = [name for variant in manifest.variants for name in variant.files()]
-    taken = sum(manifest.files[name].size for name in programs)
+    program_bytes = sum(manifest.files[name].size for name in programs)
     cost: Dict[str, float] = {
-        "base_size": sum(entry.size for entry in manifest.files.values()) - taken,
-        "bucket_size": taken // len(manifest.buckets),
+        "base_size": sum(entry.size for entry in manifest.files.values()) - program_bytes,
+        "bucket_size": program_bytes // len(manifest.buckets),
     }
     seconds = manifest.plan.get("bucket_build_s")
     if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds >= 0:
@@ -179,8 +179,8 @@ def _point_problem(manifest: Manifest, entry: object) -> Optional[str]:
         return "sizes must have " + (", ".join(manifest.axes) or "no axis")
     spec = manifest.buckets[bucket]
     if not all(_whole(size) for size in sizes.values()) or not spec.contains(sizes):
-        given = ", ".join("{} {}".format(axis, shorten(size)) for axis, size in sizes.items())
-        return "the sizes {} aren't in bucket {} ({})".format(given, bucket, spec)
+        sizes_text = ", ".join("{} {}".format(axis, shorten(size)) for axis, size in sizes.items())
+        return "the sizes {} aren't in bucket {} ({})".format(sizes_text, bucket, spec)
     for axis in spec.padded(manifest.length_axis):
         if sizes[axis] != spec.axes[axis].hi:
             text = "{} is {}, but bucket {} always computes {}"
@@ -213,14 +213,14 @@ def choose_points(manifest: Manifest) -> List[Point]:
             {axis: extent.hi for axis, extent in bucket.axes.items()},
         ]
         fixed = {axis: bucket.axes[axis].hi for axis in bucket.padded(manifest.length_axis)}
-        chosen: List[Dict[str, int]] = []
+        candidates: List[Dict[str, int]] = []
         if fixed or manifest.length_axis is None:
-            chosen = [dict(sizes, **fixed) for sizes in ends]
+            candidates = [dict(sizes, **fixed) for sizes in ends]
         else:
             axis = manifest.length_axis
             for length in _ladder(bucket.axes[axis]):
-                chosen += [dict(sizes, **{axis: length}) for sizes in ends]
-        for sizes in chosen:
+                candidates += [dict(sizes, **{axis: length}) for sizes in ends]
+        for sizes in candidates:
             point = Point(index, manifest.with_room(bucket, sizes))
             if _key(manifest, point) not in seen:
                 seen.add(_key(manifest, point))

@@ -21,14 +21,14 @@ def read_memory() -> Dict[str, int]:
     "anonymous" is the process' own; "file" is mapped files (weights, libraries), which processes
     share.
     """
-    wanted = {"VmRSS": "resident", "VmHWM": "peak", "RssAnon": "anonymous", "RssFile": "file"}
+    names = {"VmRSS": "resident", "VmHWM": "peak", "RssAnon": "anonymous", "RssFile": "file"}
     result = {}
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as stream:
             for line in stream:
                 key, _, value = line.partition(":")
-                if key in wanted:
-                    result[wanted[key]] = int(value.split()[0]) * 1024
+                if key in names:
+                    result[names[key]] = int(value.split()[0]) * 1024
     except OSError:
         pass
     return result
@@ -71,10 +71,10 @@ def cold_load(path: str, **how: Any) -> Dict[str, Any]:
     began = time.perf_counter_ns()
     model = open_bundle(path, warmup=False, **how)
     opened = time.perf_counter_ns()
-    chosen = next(v for v in model.manifest.variants if v.name == model.info["variant"])
+    variant = next(v for v in model.manifest.variants if v.name == model.info["variant"])
     loads = []
     # A GPU's engine has all buckets in one file, and a context for each is made when it is loaded.
-    programs = chosen.programs or tuple(str(i) for i in range(len(model.manifest.buckets)))
+    programs = variant.programs or tuple(str(i) for i in range(len(model.manifest.buckets)))
     for program in sorted(set(programs), key=programs.index):
         started = time.perf_counter_ns()
         model.load(programs.index(program))

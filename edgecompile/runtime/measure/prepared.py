@@ -18,11 +18,11 @@ def choose_sizes(manifest: Manifest, bucket: int) -> List[Dict[str, int]]:
     spec, axis = manifest.buckets[bucket], manifest.length_axis
     hint = {name: item.hint or item.hi for name, item in spec.axes.items()}
     hint.update({name: spec.axes[name].hi for name in spec.padded(axis)})
-    wanted = [hint]
+    candidates = [hint]
     if axis is not None and axis not in spec.padded(axis):
-        wanted += [{**hint, axis: end} for end in (spec.axes[axis].lo, spec.axes[axis].hi)]
+        candidates += [{**hint, axis: end} for end in (spec.axes[axis].lo, spec.axes[axis].hi)]
     result: List[Dict[str, int]] = []
-    for sizes in wanted:
+    for sizes in candidates:
         fitted = manifest.with_room(spec, sizes)
         if fitted not in result:
             result.append(fitted)
@@ -62,12 +62,12 @@ def prepared(
     """Runs of a bucket at these sizes; of a model that generates over caches on the GPU, as a text does."""
     manifest = model.manifest
     spec = manifest.generation
-    given = [make_inputs(manifest, item, 0) for item in sizes]
+    input_sets = [make_inputs(manifest, item, 0) for item in sizes]
     if spec is None:
-        checked = [model.check_once(inputs) for inputs in given]
+        checked = [model.check_once(inputs) for inputs in input_sets]
         yield [functools.partial(model.run_bucket, bucket, inputs) for inputs in checked]
         return
-    for inputs, item in zip(given, sizes):
+    for inputs, item in zip(input_sets, sizes):
         # In the middle of a text, where it reads as many rows as the hint says.
         inputs[spec.position][...] = item[spec.context_axis] - item[spec.length_axis]
         inputs[spec.last][...] = item[spec.length_axis] - 1
@@ -75,6 +75,8 @@ def prepared(
     text = model.hold(model.gpu.take_text)
     try:
         program = model.hold(text.get, bucket)
-        yield [functools.partial(program.run, [item[name] for name in names]) for item in given]
+        yield [
+            functools.partial(program.run, [item[name] for name in names]) for item in input_sets
+        ]
     finally:
         model.gpu.give_back(text)

@@ -66,18 +66,18 @@ def tune_products(
         every = CublasLt(version, tuple((0,) * count for count in counts))
         with contextlib.closing(open_with(every, PLANNED)) as model:
             right = _test(model, counts, note)
-        found = Found([[-1] * count for count in counts], [])
+        result = Found([[-1] * count for count in counts], [])
         busy = [(b, p) for b, count in enumerate(counts) if right[b] for p in range(count)]
         for bucket, product in busy:
             say("bucket {}: product {} of {}".format(bucket, product + 1, counts[bucket]))
             alone = [[-1] * count for count in counts]
             alone[bucket][product] = 0
-            given = CublasLt(version, tuple(map(tuple, alone)))
+            cublaslt = CublasLt(version, tuple(map(tuple, alone)))
             modes = (PLANNED, DEFAULT) if manifest.buckets[bucket].mode == "exact" else (PLANNED,)
             times: Dict[str, List[List[float]]] = {}
             refused = ""
             for mode in modes:
-                with contextlib.closing(open_with(given, mode)) as other:
+                with contextlib.closing(open_with(cublaslt, mode)) as other:
                     models = (bases[mode], other)
                     budget = seconds / len(busy) / len(modes)
                     times[mode] = _measure(models, bucket, sizes[bucket], budget)
@@ -85,11 +85,11 @@ def tune_products(
             own = [item[product] for item in rows[bucket]]
             without, using = ([ms for mode in modes for ms in times[mode][i]] for i in (0, 1))
             start = -1 if refused else choose_rows(own * len(modes), without, using)
-            found.rows[bucket][product] = start
+            result.rows[bucket][product] = start
             entry = {"bucket": bucket, "product": product, "from": start, "rows": own}
             ms = {mode: {"triton": item[0], "cublaslt": item[1]} for mode, item in times.items()}
-            found.measured.append({**entry, "ms": ms})
-    return found
+            result.measured.append({**entry, "ms": ms})
+    return result
 
 
 def _engine(model: OpenBundle) -> TritonEngine:

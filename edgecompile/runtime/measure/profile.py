@@ -80,11 +80,11 @@ def profile_bundle(
         runs = _thin(runs)
         say("{} lengths, {} threads, {:g} s".format(len(runs), runtime.threads, seconds))
         before = runtime.measure_ceilings()
-        found = []
+        profiles = []
         for index, (length, sizes, count) in enumerate(runs):
             item = make_inputs(model.manifest, sizes, seed + index)
             wall, calls, rows = _profile(runtime, partial(model.run, item), seconds / len(runs))
-            found.append((length, count, _kernels(wall, calls, rows)))
+            profiles.append((length, count, _kernels(wall, calls, rows)))
         after = runtime.measure_ceilings()
         info = model.info
     report: Dict[str, Any] = {"bundle": path}
@@ -96,10 +96,10 @@ def profile_bundle(
     }
     report["lengths"] = [
         {"length": length, "count": count, **_summary([(1.0, kernels)])}
-        for length, count, kernels in found
+        for length, count, kernels in profiles
     ]
-    total = sum(count for _, count, _ in found)
-    report.update(_summary([(count / total, kernels) for _, count, kernels in found]))
+    total = sum(count for _, count, _ in profiles)
+    report.update(_summary([(count / total, kernels) for _, count, kernels in profiles]))
     return report
 
 
@@ -108,7 +108,7 @@ def _thin(runs: Sequence[Any]) -> List[Any]:
     if len(runs) <= MOST_LENGTHS:
         return list(runs)
     total = sum(count for _, _, count in runs)
-    chosen: List[Any] = []
+    sample: List[Any] = []
     passed, index = 0, 0
     for length, sizes, count in runs:
         passed += count
@@ -117,8 +117,8 @@ def _thin(runs: Sequence[Any]) -> List[Any]:
             index += 1
             hits += 1
         if hits:
-            chosen.append((length, sizes, hits))
-    return chosen
+            sample.append((length, sizes, hits))
+    return sample
 
 
 def _profile(

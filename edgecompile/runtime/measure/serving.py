@@ -164,8 +164,8 @@ def _measure(
             point = points[index]
             sizes = dict(others, **{axis: point.rows, lengths: point.length})
             inputs = make_inputs(model.manifest, sizes, seed + index)
-            known = samples[index]
-            repeats = 1 if not known else max(1, min(50, int(_LEAST_S * 1e3 / min(known))))
+            times = samples[index]
+            repeats = 1 if not times else max(1, min(50, int(_LEAST_S * 1e3 / min(times))))
             # The first runs of all find cold caches and programs that aren't loaded.
             samples[index].append(_time(model, point, inputs, cpus, repeats, pool))
             now = time.perf_counter() - began

@@ -73,27 +73,27 @@ def tune_bundle(
     try:
         folder.check_sizes()
         tuner = _Tuner(folder, choose_variant(folder.manifest, variant), seconds, say)
-        kept = TuningFolder(folder.manifest, tuner.variant, Driver.load())
-        found, why = tuner.read(kept)
+        tuning_folder = TuningFolder(folder.manifest, tuner.variant, Driver.load())
+        tuned, why = tuner.read(tuning_folder)
         state = "already tuned"
-        if found is None or force:
-            with kept.locked(say):
+        if tuned is None or force:
+            with tuning_folder.locked(say):
                 # Whoever held it before may have done the work.
-                found, why = (None, "--force") if force else tuner.read(kept)
-                if found is None:
+                tuned, why = (None, "--force") if force else tuner.read(tuning_folder)
+                if tuned is None:
                     say("measuring: {}".format(why))
-                    kept.tidy()
-                    state, found = "tuned", kept.write(tuner.run())
+                    tuning_folder.tidy()
+                    state, tuned = "tuned", tuning_folder.write(tuner.run())
     finally:
         folder.close()
-    report = _report(tuner, kept, found, state)
+    report = _report(tuner, tuning_folder, tuned, state)
     if state == "already tuned" and why:
         report["notes"] = [*report["notes"], why]
     report["seconds"] = time.monotonic() - started
     return report
 
 
-def choose_variant(manifest: Manifest, wanted: Optional[str]) -> Variant:
+def choose_variant(manifest: Manifest, name: Optional[str]) -> Variant:
     """The variant of Triton kernels for this machine: the one named, or that of the highest rank.
 
     Raises:
@@ -101,34 +101,34 @@ def choose_variant(manifest: Manifest, wanted: Optional[str]) -> Variant:
         GpuUnavailableError: there is no driver, or no GPU that fits.
         InputError: it has no alternatives.
     """
-    wanted = wanted or os.environ.get(VARIANT_VARIABLE) or None
+    name = name or os.environ.get(VARIANT_VARIABLE) or None
     arch = architecture(platform.machine())
     fitting = [
         item
         for item in sorted(manifest.variants, key=lambda item: -item.rank)
-        if item.backend == TRITON and item.arch == arch and wanted in (None, item.name)
+        if item.backend == TRITON and item.arch == arch and name in (None, item.name)
     ]
     if not fitting:
         listed = ["{} (backend {})".format(item.name, item.backend) for item in manifest.variants]
         text = "the bundle has no variant of Triton kernels{} for {}, only {}"
-        named = "" if wanted is None else " called {!r}".format(wanted)
+        named = "" if name is None else " called {!r}".format(name)
         raise UnsupportedHostError(
             text.format(named, arch, ", ".join(listed)),
             "variants for CPUs have nothing to tune; an engine of TensorRT is built by finish",
         )
     refusals = [find_refusal(item) for item in fitting]
-    chosen = next((item for item, error in zip(fitting, refusals) if error is None), None)
-    if chosen is None:
+    variant = next((item for item, error in zip(fitting, refusals) if error is None), None)
+    if variant is None:
         assert refusals[0] is not None
         raise refusals[0]
-    if not chosen.tunable:
+    if not variant.tunable:
         raise InputError(
             "the variant {} has one program for each bucket: nothing to choose from".format(
-                chosen.name
+                variant.name
             ),
             "build the bundle with --alternatives 2, or use it as it is",
         )
-    return chosen
+    return variant
 
 
 class _Tuner:
@@ -151,20 +151,20 @@ class _Tuner:
         except GpuError as error:
             return 0, error.message
 
-    def read(self, kept: TuningFolder) -> Tuple[Optional[Tuned], str]:
+    def read(self, tuning_folder: TuningFolder) -> Tuple[Optional[Tuned], str]:
         """(the record, what to warn of) where it tells of this cuBLASLt or there is none here, else (None, why not).
 
         Environments with it and without may share a cache.
         """
-        found, why = kept.read()
-        if found is not None:
-            measured = (found.record.get("cublaslt") or {"version": 0})["version"]
+        tuned, why = tuning_folder.read()
+        if tuned is not None:
+            measured = (tuned.record.get("cublaslt") or {"version": 0})["version"]
             if self._cublaslt not in (0, measured):
                 return None, "not tuned with this cuBLASLt"
-            if found.cublaslt is not None and not self._cublaslt:
+            if tuned.cublaslt is not None and not self._cublaslt:
                 text = "tuned with {}, which isn't here, so that Triton's kernels compute all: {}"
                 why = text.format(format_version(measured), self._lacking)
-        return found, why
+        return tuned, why
 
     def run(self) -> Dict[str, Any]:
         """Tests and measures everything; what the record has to say."""
@@ -196,14 +196,14 @@ class _Tuner:
             self.say("no cuBLASLt: " + self._lacking)
             rows: List[List[int]] = [[] for _ in choice]
             return {"version": 0, "rows": rows, "measured": [], "why": self._lacking}
-        found = tune_products(
+        products = tune_products(
             lambda cublaslt, mode: self._open(choice, host, cublaslt, False, mode),
             self._cublaslt,
             self.seconds,
             self.say,
             self._note,
         )
-        return {"version": self._cublaslt, **found._asdict(), "why": ""}
+        return {"version": self._cublaslt, **products._asdict(), "why": ""}
 
     def _open_candidate(self, number: int, host: Host) -> OpenBundle:
         """The bundle with that candidate of every program, or with the first where it has fewer."""
@@ -309,7 +309,7 @@ def choose_fastest(numbers: Sequence[int], times: Sequence[Sequence[float]]) -> 
     return numbers[best] if costs[best] <= costs[0] * (1 - LEAST_GAIN) else numbers[0]
 
 
-def _report(tuner: _Tuner, kept: TuningFolder, found: Tuned, state: str) -> Dict[str, Any]:
+def _report(tuner: _Tuner, tuning_folder: TuningFolder, tuned: Tuned, state: str) -> Dict[str, Any]:
     return {
         "ok": True,
         "state": state,
@@ -317,13 +317,13 @@ def _report(tuner: _Tuner, kept: TuningFolder, found: Tuned, state: str) -> Dict
         "name": tuner.manifest.name,
         "manifest_sha256": tuner.folder.manifest_sha256,
         "variant": tuner.variant.name,
-        "device": kept.device,
-        "key": kept.key,
-        "record": found.path,
-        "choice": list(found.choice),
-        "buckets": found.record.get("buckets"),
-        "cublaslt": found.record.get("cublaslt"),
-        "notes": found.record.get("notes") or [],
+        "device": tuning_folder.device,
+        "key": tuning_folder.key,
+        "record": tuned.path,
+        "choice": list(tuned.choice),
+        "buckets": tuned.record.get("buckets"),
+        "cublaslt": tuned.record.get("cublaslt"),
+        "notes": tuned.record.get("notes") or [],
         "ranges": [str(item) for item in tuner.manifest.buckets],
     }
 

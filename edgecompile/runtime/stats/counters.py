@@ -207,14 +207,14 @@ class _Times:
         """Milliseconds; None without a run."""
         if self.runs == 0:
             return None
-        kept = sorted(self.times)
+        times = sorted(self.times)
         return {
             "mean": self.total / self.runs / 1e6,
             "min": (self.least or 0) / 1e6,
             "max": self.most / 1e6,
-            "p50": percentile(kept, 50) / 1e6,
-            "p90": percentile(kept, 90) / 1e6,
-            "p99": percentile(kept, 99) / 1e6,
+            "p50": percentile(times, 50) / 1e6,
+            "p90": percentile(times, 90) / 1e6,
+            "p99": percentile(times, 99) / 1e6,
         }
 
 

@@ -159,10 +159,10 @@ class TextEncoder(Unique):
         """
         prepared = [self._prepare(i, text, prompt) for i, text in enumerate(_listed(texts))]
         result = []
-        for found in self._tokenizer.encode_batch(prepared):
-            cut = bool(found.overflowing)
-            ids, types = tuple(found.ids), tuple(found.type_ids)
-            result.append(TokenizedText(ids, types, tuple(found.offsets), cut))
+        for encoding in self._tokenizer.encode_batch(prepared):
+            cut = bool(encoding.overflowing)
+            ids, types = tuple(encoding.ids), tuple(encoding.type_ids)
+            result.append(TokenizedText(ids, types, tuple(encoding.offsets), cut))
         self._check(result, truncate)
         return result
 
@@ -186,8 +186,8 @@ class TextEncoder(Unique):
         layout = self._layout
         rows: List[Dict[str, NDArray[Any]]] = [{} for _ in tokenized]
         for group in layout.group([len(item.ids) for item in tokenized]):
-            chosen = [tokenized[i] for i in group]
-            outputs = model.run(layout.make_inputs(chosen, self._spec.pad_id))
+            batch = [tokenized[i] for i in group]
+            outputs = model.run(layout.make_inputs(batch, self._spec.pad_id))
             for row, index in enumerate(group):
                 for name, array in outputs.items():
                     rows[index][name] = layout.cut(name, array[row], len(tokenized[index].ids))
@@ -197,8 +197,8 @@ class TextEncoder(Unique):
         prompts = self._spec.prompts
         name = self._spec.default_prompt if prompt is None else prompt
         if name is not None and (not isinstance(name, str) or name not in prompts):
-            known = ", ".join(repr(shorten(item)) for item in prompts) or "none"
-            message = "there is no prompt {!r}; the bundle has {}".format(shorten(name), known)
+            names = ", ".join(repr(shorten(item)) for item in prompts) or "none"
+            message = "there is no prompt {!r}; the bundle has {}".format(shorten(name), names)
             raise InputError(message)
         parts: Any = (text,) if isinstance(text, str) else text
         if not isinstance(parts, (tuple, list)) or len(parts) not in (1, 2):

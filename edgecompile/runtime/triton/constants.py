@@ -61,11 +61,11 @@ def share_constants(driver: Driver, weights: Weights, entry: FileEntry) -> Devic
     """
     with _lock:
         key = (driver.path, entry.sha256)
-        found = _shared.get(key)
-        if found is None:
-            found = _shared[key] = DeviceConstants(driver, weights)
-        found.users += 1
-        return found
+        constants = _shared.get(key)
+        if constants is None:
+            constants = _shared[key] = DeviceConstants(driver, weights)
+        constants.users += 1
+        return constants
 
 
 def release_constants(constants: DeviceConstants) -> None:

@@ -127,8 +127,8 @@ class Driver(Cuda):
 
     def error(self, number: int, message: str) -> GpuError:
         """The error of CUDA's ``number`` that native code has described in ``message``."""
-        known = self._error(number, "a run")
-        return GpuError(message, known.hint, known.name, number, known.sticky)
+        cuda_error = self._error(number, "a run")
+        return GpuError(message, cuda_error.hint, cuda_error.name, number, cuda_error.sticky)
 
     def device(self) -> CudaDevice:
         """The GPU; ``runtime_version`` is "", as there is no runtime library."""
@@ -186,12 +186,12 @@ def _why_none() -> str:
     return "nvidia-smi tells whether the driver finds a GPU; in a container it has to be passed on"
 
 
-def _open(given: str) -> Driver:
+def _open(path: str) -> Driver:
     try:
-        return Driver(given or _NAME)
+        return Driver(path or _NAME)
     except OSError as error:
-        if given:
-            text = "{}, which {} names, can't be loaded: {}".format(given, LIBRARY_VARIABLE, error)
+        if path:
+            text = "{}, which {} names, can't be loaded: {}".format(path, LIBRARY_VARIABLE, error)
             raise GpuUnavailableError(text) from None
         text = "there is no NVIDIA driver: {} can't be loaded: {}".format(_NAME, error)
         raise GpuUnavailableError(

@@ -57,24 +57,24 @@ class TritonEngine:
     def program(self, profile: int) -> GpuProgramLibrary:
         """A bucket's program."""
         path = self._variant.programs[profile]
-        known = self._programs.get(path)
-        if known is None:
-            known = self._programs[path] = self._open_program(path)
+        program = self._programs.get(path)
+        if program is None:
+            program = self._programs[path] = self._open_program(path)
             if self._cublaslt is not None:
-                known.use_cublaslt(self._cublaslt.version, self._cublaslt.rows[profile])
-        return known
+                program.use_cublaslt(self._cublaslt.version, self._cublaslt.rows[profile])
+        return program
 
     def _open_program(self, path: str) -> GpuProgramLibrary:
         assert self._constants is not None
         pinned = pin_library(self._folder, path)
         program = self._library.open_program(pinned, self._constants.table)
-        wanted = (len(self._manifest.inputs), len(self._manifest.outputs))
+        expected = (len(self._manifest.inputs), len(self._manifest.outputs))
         counts = (program.n_inputs, program.n_outputs)
-        if counts != wanted:
+        if counts != expected:
             program.close()
             text = "{}: has {} inputs and {} outputs, the manifest has {} and {}"
             raise BundleError(
-                text.format(program.label, *(counts + wanted)) + " [program-signature]"
+                text.format(program.label, *(counts + expected)) + " [program-signature]"
             )
         if not self.records:
             program.allow_numbers()
@@ -125,9 +125,9 @@ class TritonEngine:
 
     def describe(self) -> Dict[str, Any]:
         """For ``info``, plain JSON values."""
-        used = self._constants
+        constants = self._constants
         return {
-            "weight_bytes": 0 if used is None else used.nbytes,
+            "weight_bytes": 0 if constants is None else constants.nbytes,
             "launches": {str(key): value for key, value in sorted(self.launches.items())},
         }
 

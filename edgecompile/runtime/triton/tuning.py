@@ -60,8 +60,8 @@ def list_candidates(variant: Variant) -> List[List[str]]:
 
 def with_choice(variant: Variant, choice: Sequence[int]) -> Variant:
     """The variant with these programs in the place of its first ones."""
-    chosen = (items[number] for items, number in zip(list_candidates(variant), choice))
-    return variant._replace(programs=tuple(chosen))
+    programs = (items[number] for items, number in zip(list_candidates(variant), choice))
+    return variant._replace(programs=tuple(programs))
 
 
 class TuningFolder(KeptFolder):
@@ -72,10 +72,10 @@ class TuningFolder(KeptFolder):
         self.device = describe_device(driver, tensorrt="").key_json()
         del self.device["tensorrt"]
         self._counts = [len(items) for items in list_candidates(variant)]
-        used = manifest.weights[variant.gpu.precision]
+        weights = manifest.weights[variant.gpu.precision]
         self.content = {
             "runtime": manifest.files[variant.runtime].sha256,
-            "weights": manifest.files[used].sha256,
+            "weights": manifest.files[weights].sha256,
             "programs": [
                 [manifest.files[path].sha256 for path in items]
                 for items in list_candidates(variant)
@@ -132,10 +132,10 @@ class TuningFolder(KeptFolder):
             text = "{}: can't be written: {}".format(self.join(_NAME), error.strerror)
             raise EngineCacheError(text) from None
         self.tidy()
-        found, why = self.read()
-        if found is None:
+        tuned, why = self.read()
+        if tuned is None:
             raise EngineCacheError("the record is gone again: {}".format(why))
-        return found
+        return tuned
 
     def tidy(self) -> None:
         """Removes what killed processes left. Only while the lock is held."""

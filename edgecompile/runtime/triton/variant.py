@@ -27,25 +27,25 @@ def find_refusal(variant: Variant) -> Optional[GpuUnavailableError]:
         return error
     assert variant.gpu is not None
     device = driver.device()
-    found = "{} has {}".format(device.name, device.compute_capability)
+    actual = "{} has {}".format(device.name, device.compute_capability)
     if not _fits(variant.gpu, device.compute_capability):
         return GpuUnavailableError(
-            "its kernels are for compute capability {}, {}".format(_spell(variant.gpu), found),
+            "its kernels are for compute capability {}, {}".format(_spell(variant.gpu), actual),
             "build the bundle for a target that includes this GPU, such as cuda-any",
         )
     if driver.driver_number() < variant.gpu.driver:
         text = "it needs a driver for CUDA {} or newer, that of {} is for {}"
-        needed = "{}.{}".format(variant.gpu.driver // 1000, variant.gpu.driver % 1000 // 10)
+        version = "{}.{}".format(variant.gpu.driver // 1000, variant.gpu.driver % 1000 // 10)
         return GpuUnavailableError(
-            text.format(needed, device.name, device.driver_version), "update NVIDIA's driver"
+            text.format(version, device.name, device.driver_version), "update NVIDIA's driver"
         )
     return None
 
 
 def _fits(spec: GpuSpec, capability: str) -> bool:
     device = _pair(capability)
-    known = [_pair(item) for item in spec.compute_capabilities]
-    if any(major == device[0] and minor <= device[1] for major, minor in known):
+    capabilities = [_pair(item) for item in spec.compute_capabilities]
+    if any(major == device[0] and minor <= device[1] for major, minor in capabilities):
         return True
     return spec.ptx is not None and _pair(spec.ptx) <= device
 
@@ -77,8 +77,8 @@ def judge_triton_variant(manifest: Manifest, variant: Variant) -> str:
     from .tuning import list_candidates
 
     lists = list_candidates(variant)
-    chosen = ["{} of {}".format(n + 1, len(items)) for n, items in zip(tuned.choice, lists)]
-    text += "; tuned, program by bucket: " + ", ".join(chosen)
+    choices = ["{} of {}".format(n + 1, len(items)) for n, items in zip(tuned.choice, lists)]
+    text += "; tuned, program by bucket: " + ", ".join(choices)
     return text if tuned.cublaslt is None else text + "; some products by cuBLASLt"
 
 
@@ -162,8 +162,8 @@ def open_triton_variant(
     described = engine.describe()
 
     def describe() -> Dict[str, Any]:
-        told = None if tuned is None else tuned.to_json(engine.cublaslt_failure())
-        return {**described, "tuned": told}
+        record = None if tuned is None else tuned.to_json(engine.cublaslt_failure())
+        return {**described, "tuned": record}
 
     programs.details = describe
     programs.keeps_texts = manifest.generation is not None
