@@ -59,7 +59,7 @@ def build_program(runtime: Path, *defines: str, name: str = "toy_program.c") -> 
     path = BUILD / f"toy-{os.getpid()}.so"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
     flags += ["-fvisibility=hidden", *(f"-D{item}" for item in defines)]
-    source = str(HERE / name)
+    source = str(HERE / "programs" / name)
     subprocess.run([_compiler(), *flags, source, str(runtime), "-o", str(path)], check=True)
     try:
         return path.read_bytes()
