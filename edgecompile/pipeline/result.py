@@ -59,7 +59,7 @@ class CalibrationBundleResult:
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
         return {
-            "kit": str(self.path),
+            "bundle": str(self.path),
             "precision": self.precision.to_json(),
             "programs": [bucket.to_json() for bucket in self.spec.buckets],
             "runs": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in self.spec.runs],
