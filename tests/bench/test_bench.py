@@ -15,7 +15,7 @@ from benchmarks.baselines.workshop import Workshop
 from benchmarks.encoder.record import best_alike, best_by_precision, render_record
 from edgecompile.bench.bench import SUBJECT, bench_bundle
 from edgecompile.bench.report import BenchReport, BenchSettings
-from edgecompile.errors import BenchError, BundleError
+from edgecompile.errors import BenchError, BundleError, ModelError
 from edgecompile.lengths.distribution import LengthDistribution
 
 QUICK = BenchSettings(rounds=2, runs=5, warmup_rounds=1, cold_runs=1, pause_s=0.0, threads=1)
@@ -192,7 +192,12 @@ def test_the_model_of_another_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
     source.write_text(
         "import torch\n"
         "def make():\n"
+        "    axes = {'input': {0: 'batch', 1: 'length'}}\n"
+        "    return torch.nn.ReLU(), {'input': torch.ones(1, 4)}, axes\n"
+        "def single():\n"
         "    return torch.nn.ReLU(), {'input': torch.ones(1, 4)}, {'input': {1: 'length'}}\n"
     )
     with pytest.raises(BenchError, match="isn't the model of this bundle: its inputs are input"):
         bench_bundle(tiny_bundle, QUICK, model_spec=f"{source}:make", cache=tmp_path)
+    with pytest.raises(ModelError, match="batches of 1 to 2 .* none of its axes is 'batch'"):
+        bench_bundle(tiny_bundle, QUICK, model_spec=f"{source}:single", cache=tmp_path)

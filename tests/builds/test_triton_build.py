@@ -309,7 +309,7 @@ def test_precisions_and_targets_that_do_not_fit_are_refused() -> None:
         UsageError, match="`alternatives` are of the programs that `backend` triton"
     ):
         PlanRequest(LENGTHS, alternatives=1).check_target(load_target("cuda-sm90"))
-    with pytest.raises(UsageError, match="alternatives is 4"):
+    with pytest.raises(UsageError, match="`alternatives` is 4"):
         PlanRequest(LENGTHS, backend="triton", alternatives=4)
     with pytest.raises(UsageError, match="does not support `backend` triton"):
         PlanRequest(LENGTHS, backend="triton").check_target(load_target("cpu-x86-64"))

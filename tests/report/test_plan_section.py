@@ -97,9 +97,9 @@ def test_measurements_that_spread_are_a_warning() -> None:
 
     assert spread(busy) == [
         "Measurements spread: at length 121 (exact) the quartiles are 56.8 % of the median "
-        "10.6 ms apart. Repeat with --measure-again on an idle machine."
+        "10.6 ms apart. Measure again on an idle machine."
     ]
-    assert spread(replace(busy, kind="calibrated"))[0].endswith("Repeat on an idle machine.")
+    assert spread(replace(busy, kind="calibrated"))[0].endswith("Repeat it on an idle machine.")
     assert spread(CURVE) == spread(replace(busy, kind="modelled")) == []
 
 

@@ -316,7 +316,7 @@ def test_a_program_that_can_t_be_opened_is_given_back(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "runtime, target, precision, words",
     [
-        ("jax", "cpu-x86-64", "fp32", "runtime is 'jax'"),
+        ("jax", "cpu-x86-64", "fp32", "`runtime` is 'jax'"),
         (
             "torch",
             "jetson-orin-nano",
