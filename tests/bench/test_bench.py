@@ -199,5 +199,5 @@ def test_the_model_of_another_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(BenchError, match="isn't the model of this bundle: its inputs are input"):
         bench_bundle(tiny_bundle, QUICK, model_spec=f"{source}:make", cache=tmp_path)
-    with pytest.raises(ModelError, match="batches of 1 to 2 .* none of its axes is 'batch'"):
+    with pytest.raises(ModelError, match=r"batches of 1 to 2 .* none of its axes is 'batch'"):
         bench_bundle(tiny_bundle, QUICK, model_spec=f"{source}:single", cache=tmp_path)
