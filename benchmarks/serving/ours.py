@@ -24,7 +24,7 @@ class Server(NamedTuple):
     port: int
 
     def workers(self) -> list[int]:
-        """The numbers of the processes that run models."""
+        """The numbers of its processes: the one that runs the models first, then a spare one."""
         number = self.process.pid
         children = Path(f"/proc/{number}/task/{number}/children").read_text()
         return [int(item) for item in children.split()]

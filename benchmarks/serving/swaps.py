@@ -105,7 +105,7 @@ def swap(bundle: Path, folder: Path, swaps: int, clients: int) -> int:
         started = time.perf_counter()
         try:
             for turn in range(swaps):
-                (worker,) = server.workers()
+                worker = server.workers()[0]
                 replace(served, turn)
                 server.process.send_signal(signal.SIGHUP)
                 end = time.monotonic() + PATIENCE_S
