@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -103,6 +104,13 @@ def serving(*arguments: str | Path, **how: Any) -> Iterator[Server]:
         if server.process.poll() is None:
             server.process.kill()
             server.process.communicate()
+
+
+def customized(folder: Path, code: str) -> dict[str, str]:
+    """An environment in which every Python that starts runs this code first, out of ``folder``."""
+    (folder / "sitecustomize.py").write_text(code)
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def write_costs(path: Path, bundle: Path, costs: Mapping[str, Any]) -> None:

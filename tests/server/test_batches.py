@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgecompile.runtime import open_bundle
 from tests.server.http.asgi import tensor
-from tests.server.processes import INFER, Server, serving, write_costs
+from tests.server.processes import INFER, Server, customized, serving, write_costs
 from tests.server.schedule.test_scheduler import COSTS
 
 #: Connections, each with a request under way, and how often all of them ask.
@@ -38,9 +38,7 @@ def server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """One for which two rows cost hardly more than one."""
     folder = tmp_path_factory.mktemp("costs")
     write_costs(folder / "costs.json", tiny_bundle, COSTS)
-    (folder / "sitecustomize.py").write_text(NONE_IS_SHORT)
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = customized(folder, NONE_IS_SHORT)
     with serving(tiny_bundle, "--costs", folder / "costs.json", env=environment) as server:
         yield server
 

@@ -19,7 +19,7 @@ import pytest
 
 from edgecompile.runtime import open_bundle
 from tests.server.http.asgi import tensor
-from tests.server.processes import INFER, Load, Server, serving
+from tests.server.processes import INFER, Load, Server, customized, serving
 
 pytestmark = pytest.mark.slow
 
@@ -120,8 +120,7 @@ Traffic.schedule = lambda self, path, every: schedule(self, path, 0.05)
 
 
 def test_a_full_disk_stops_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(OFTEN)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = customized(tmp_path, OFTEN)
     disk, stats = tmp_path / "disk", tmp_path / "disk" / "stats.json"
 
     def runs() -> int:

@@ -21,7 +21,15 @@ import pytest
 from tests.generative import replace_files
 from tests.runtime.golden_files import write_case
 from tests.server.http.asgi import tensor
-from tests.server.processes import INFER, Load, check_inference, serving, waits, write_costs
+from tests.server.processes import (
+    INFER,
+    Load,
+    check_inference,
+    customized,
+    serving,
+    waits,
+    write_costs,
+)
 
 
 @pytest.mark.parametrize("words", [["edgecompile.server"], ["edgecompile", "serve"]])
@@ -114,15 +122,9 @@ Model.run = harmful
 """
 
 
-def harmful(folder: Path) -> dict[str, str]:
-    """An environment in which every Python of this machine that serves is harmed so."""
-    (folder / "sitecustomize.py").write_text(DEADLY)
-    return {**os.environ, "PYTHONPATH": str(folder)}
-
-
 @pytest.mark.slow
 def test_a_request_that_kills_workers_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
-    with serving(tiny_bundle, env=harmful(tmp_path)) as server:
+    with serving(tiny_bundle, env=customized(tmp_path, DEADLY)) as server:
         for _ in range(2):
             (worker,) = server.workers()
             with pytest.raises((OSError, http.client.HTTPException)):
@@ -155,11 +157,9 @@ Model.run = slow
 @pytest.mark.slow
 def test_who_was_refused_is_taken_after_retry_after(tiny_bundle: Path, tmp_path: Path) -> None:
     """Of 40 clients at once, whose runs would take a second and more of two CPUs, within 200 ms."""
-    (tmp_path / "sitecustomize.py").write_text(SLOW)
     write_costs(tmp_path / "costs.json", tiny_bundle, COSTS)
     options = ("--slo", "200", "--threads", "2", "--costs", tmp_path / "costs.json")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    with serving(tiny_bundle, *options, env=environment) as server:
+    with serving(tiny_bundle, *options, env=customized(tmp_path, SLOW)) as server:
         clients = [http.client.HTTPConnection("127.0.0.1", server.port) for _ in range(40)]
         for client in clients:
             client.request("POST", INFER, json.dumps(tensor(4, 5, 6)))
@@ -197,7 +197,7 @@ def test_a_spare_worker_takes_over(tiny_bundle: Path, spare: str) -> None:
 @pytest.mark.slow
 def test_a_worker_that_was_replaced_and_hangs_is_killed(tiny_bundle: Path, tmp_path: Path) -> None:
     options = ("--drain-delay", "0", "--drain-timeout", "0.1")
-    with serving(tiny_bundle, *options, env=harmful(tmp_path)) as server:
+    with serving(tiny_bundle, *options, env=customized(tmp_path, DEADLY)) as server:
         (worker,) = server.workers()
         client = socket.create_connection(("127.0.0.1", server.port))
         body = json.dumps(tensor(36, 2, 3)).encode()
@@ -365,13 +365,13 @@ def test_a_bundle_that_is_damaged_in_place_is_not_served(tiny_bundle: Path, tmp_
 @pytest.mark.slow
 def test_the_clock_on_the_wall_may_jump(tiny_bundle: Path, tmp_path: Path) -> None:
     """Days forth and back at every look: deadlines are by another clock."""
-    (tmp_path / "sitecustomize.py").write_text(
+    environment = customized(
+        tmp_path,
         "import itertools, time\n"
         "wall, days = time.time, itertools.cycle([0, 3, -5])\n"
-        "time.time = lambda: wall() + 86400 * next(days)\n"
+        "time.time = lambda: wall() + 86400 * next(days)\n",
     )
-    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    with serving(tiny_bundle, "--slo", "20000", env={**os.environ, "PYTHONPATH": paths}) as server:
+    with serving(tiny_bundle, "--slo", "20000", env=environment) as server:
         workers = server.workers()
         with Load(server.port, tiny_bundle) as load:
             load.wait(400)
