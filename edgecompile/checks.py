@@ -40,13 +40,13 @@ def instance(name: str, value: Any, kind: type, form: str) -> Any:
     return value
 
 
-def settle(options: object, **found: Callable[[str, Any], Any]) -> None:
+def settle(options: object, **checks: Callable[[str, Any], Any]) -> None:
     """Checks fields of a frozen object, by name, and puts what the checks give in their place.
 
     Raises:
         UsageError: the first that a check refuses.
     """
-    for name, check in found.items():
+    for name, check in checks.items():
         object.__setattr__(options, name, check(name, getattr(options, name)))
 
 

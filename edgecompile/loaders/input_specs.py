@@ -32,7 +32,7 @@ def check_kinds(spec: Any, problems: list[str]) -> Any:
     """A ModelSpec without the fields that have a wrong type; each adds a line to ``problems``."""
     for name, (kinds, form) in _KINDS.items():
         value: Any = getattr(spec, name)
-        names: Any = value if form == "a list of names" and isinstance(value, kinds) else ()
+        names: Any = value if isinstance(value, (list, tuple, set, frozenset)) else ()
         if value is None or (isinstance(value, kinds) and all(isinstance(n, str) for n in names)):
             continue
         problems.append(f"{name} is {describe(value)}, not {form}")

@@ -84,12 +84,12 @@ class LoadOptions:
     @classmethod
     def from_json(cls, value: object) -> LoadOptions:
         """The inverse of :meth:`to_json`; what isn't known or makes no sense is left out."""
-        found = value if isinstance(value, Mapping) else {}
-        kept = cls()
+        document = value if isinstance(value, Mapping) else {}
+        options = cls()
         for name in _SHAPING:
             with suppress(UsageError):
-                kept = replace(kept, **{name: found.get(name, getattr(kept, name))})
-        return kept
+                options = replace(options, **{name: document.get(name, getattr(options, name))})
+        return options
 
 
 def _pads(name: str, value: Any) -> Mapping[str, Number]:

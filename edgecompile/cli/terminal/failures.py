@@ -105,16 +105,16 @@ def in_flags(text: str, params: Iterable[click.Parameter]) -> str:
         params: of the commands whose flags they are; of one name the last counts. A name that none
             has stays as it is: it may be the key of a file.
     """
-    known: dict[str | None, click.Parameter] = {}
+    by_name: dict[str | None, click.Parameter] = {}
     for item in params:
         # Of some options the command's argument has another name than that of the function.
-        known[item.opts[0].lstrip("-").replace("-", "_")] = known[item.name] = item
+        by_name[item.opts[0].lstrip("-").replace("-", "_")] = by_name[item.name] = item
 
-    def flag(found: re.Match[str]) -> str:
-        name, value = found.groups(default="")
-        item = known.get(name)
+    def flag(match: re.Match[str]) -> str:
+        name, value = match.groups(default="")
+        item = by_name.get(name)
         if item is None:
-            return _KEPT.get(name, found[0])
+            return _KEPT.get(name, match[0])
         if isinstance(item, click.Argument):
             return item.human_readable_name
         if isinstance(item, click.Option) and item.is_flag:
