@@ -49,14 +49,18 @@ class Server:
         self.port = int(json.loads(line)["urls"][0].rpartition(":")[2])
 
     def children(self) -> list[int]:
-        """The numbers of all of its processes, in the order of their starts."""
+        """The numbers of all of its processes, in the order of their starts.
+
+        One that was just forked still has the supervisor's command line; it isn't a worker yet.
+        """
         path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
-        return [int(item) for item in Path(path).read_text().split()]
+        numbers = map(int, Path(path).read_text().split())
+        return [number for number in numbers if b"\0--report\0" in command_line(number)]
 
     def workers(self) -> list[int]:
         """The numbers of those that open bundles: not of one that waits behind another to be called."""
-        found = self.children()
-        return found[:1] + [number for number in found[1:] if not waits(number)]
+        children = self.children()
+        return children[:1] + [number for number in children[1:] if not waits(number)]
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
@@ -89,10 +93,15 @@ def check_inference(server: Server, bundle: Path, path: str = INFER) -> dict[str
 
 def waits(number: int) -> bool:
     """Whether a process was started as a spare one that opens no bundle until it is called."""
+    return b"\0--wait\0process\0" in command_line(number)
+
+
+def command_line(number: int) -> bytes:
+    """The arguments of a process, each before a zero byte; empty if it has ended."""
     try:
-        return b"\0--wait\0process\0" in Path(f"/proc/{number}/cmdline").read_bytes()
+        return Path(f"/proc/{number}/cmdline").read_bytes()
     except OSError:
-        return False
+        return b""
 
 
 @contextlib.contextmanager

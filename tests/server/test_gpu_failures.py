@@ -100,7 +100,7 @@ def test_the_worker_is_replaced(fake_driver_path: Path, unchecked: Path, spare: 
 def test_a_request_that_breaks_the_gpu_again_and_again_is_refused(
     fake_driver_path: Path, unchecked: Path
 ) -> None:
-    """Beside others, which are answered, or asked to come again."""
+    """Beside another client, whose request fails only if it runs in the moment of a death."""
     with serving(unchecked, env=served(fake_driver_path)) as server:
         stop, statuses = threading.Event(), list[int]()
 
@@ -113,13 +113,14 @@ def test_a_request_that_breaks_the_gpu_again_and_again_is_refused(
 
         thread = threading.Thread(target=ask)
         thread.start()
-        found = []
-        while 422 not in found:
-            found.append(server.ask("POST", INFER, tensors(1, 100, 3))[0])
+        deadly = list[int]()
+        while 422 not in deadly:
+            deadly.append(server.ask("POST", INFER, tensors(1, 100, 3))[0])
             time.sleep(0.05)
         stop.set()
         thread.join()
-        assert found.count(500) == 2 and set(found) <= {500, 503, 422}
-        assert set(statuses) <= {200, 503} and statuses.count(200) > 0
+        assert deadly.count(500) == 2 and set(deadly) <= {500, 503, 422}
+        assert set(statuses) <= {200, 500, 503} and statuses.count(200) > 0
+        assert statuses.count(500) <= 2
         assert server.ask("POST", INFER, tensors(4, 5))[0] == 200
         assert server.end() == 0 and server.err.count("ended with 4") == 2
