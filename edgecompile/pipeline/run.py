@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +44,8 @@ class Run:
     def stage(self, title: str, action: Callable[[StepHandle], T]) -> T:
         """The result of ``action``, which shows its progress on the step that it is given."""
         start = time.perf_counter()
-        with self.progress.step(title) as step:
+        with self.progress.step(title) as step, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch's to itself
             result = action(step)
         self.seconds[title] = time.perf_counter() - start
         return result
