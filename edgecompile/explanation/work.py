@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from edgecompile.backends import ops
 from edgecompile.explanation.program import LoweredProgram, is_own, node_name
 from edgecompile.explanation.report import ModuleTime, RunFigures
+from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import without_fast_path
 from edgecompile.export.workcount import FORMULAS, byte_size, storage_of, tensors_in
 from edgecompile.targets.profile import TargetProfile
@@ -73,6 +74,7 @@ def count_graph(gm: GraphModule, inputs: Mapping[str, torch.Tensor]) -> tuple[No
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
     runner = _Runner(gm, counter)
     with (
+        quiet_torch(),
         torch.no_grad(),
         without_fast_path(),
         torch.backends.mkldnn.flags(enabled=False),
