@@ -146,9 +146,7 @@ def test_a_plan_is_made_saved_and_built(tmp_path: Path) -> None:
 def test_an_explanation(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        explanation = edgecompile.explain(
-            Tiny(), example_inputs=EXAMPLE, axes=AXES, max_length=16
-        )
+        explanation = edgecompile.explain(Tiny(), example_inputs=EXAMPLE, axes=AXES, max_length=16)
     assert not any(item.category is UserWarning for item in shown), "torch gives one of oneDNN"
     assert explanation.verdict == "dynamic" and explanation.summary in repr(explanation)
     assert "<table>" in explanation._repr_html_()
