@@ -153,7 +153,7 @@ def to_spec(value: object, subject: str, options: LoadOptions) -> ModelSpec:
 
 def _spec_of_dict(value: Mapping[Any, Any], subject: str, options: LoadOptions) -> ModelSpec:
     names = [item.name for item in fields(ModelSpec)]
-    problems, known = [], {key: item for key, item in value.items() if key in names}
+    problems, arguments = [], {key: item for key, item in value.items() if key in names}
     for key, item in value.items():
         if key not in names:
             close = get_close_matches(str(key), names, n=1)
@@ -161,31 +161,31 @@ def _spec_of_dict(value: Mapping[Any, Any], subject: str, options: LoadOptions) 
                 f"it has the unknown key {key!r}" + (f": did you mean {close[0]}?" if close else "")
             )
             for name in close:  # the rest is looked at as if it had been written so
-                known.setdefault(name, item)
-    missing = [key for key in ("module", "inputs") if key not in known]
+                arguments.setdefault(name, item)
+    missing = [key for key in ("module", "inputs") if key not in arguments]
     problems += [f"it has no '{key}'" for key in missing]
     if problems and not missing:
-        problems += find_problems(ModelSpec(**known), options)
+        problems += find_problems(ModelSpec(**arguments), options)
     if problems:
         raise ModelError(
             f"{subject} a dict that can't be used: " + "; ".join(problems),
             hint="keys: " + ", ".join(names),
         )
-    return ModelSpec(**known)
+    return ModelSpec(**arguments)
 
 
 def _import_file(path: Path) -> ModuleType:
     path = path.expanduser()
     name = f"edgecompile_factory_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    if module_spec is None or module_spec.loader is None:
         raise ModelError(f"'{path}' isn't a Python file")
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(module_spec)
     # Registered before it runs: dataclasses and pickling look their module up by name.
     sys.modules[name] = module
     try:
         with _on_path(path.resolve().parent):
-            found.loader.exec_module(module)
+            module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as exc:
         del sys.modules[name]
         raise ModelError(_readable(exc, f"'{path}' can't be imported")) from exc
@@ -208,10 +208,10 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _find(module: ModuleType, factory: str, spec: str) -> Callable[[], Any]:
-    found: Any = module
+    target: Any = module
     for part in factory.split("."):
-        found = getattr(found, part, None)
-    if found is None:
+        target = getattr(target, part, None)
+    if target is None:
         functions = sorted(
             name
             for name, value in vars(module).items()
@@ -221,14 +221,14 @@ def _find(module: ModuleType, factory: str, spec: str) -> Callable[[], Any]:
             f"'{spec}': there is no function {factory}",
             hint="it has " + (", ".join(functions[:10]) or "no functions"),
         )
-    if isinstance(found, nn.Module):  # which can be called, but with inputs
+    if isinstance(target, nn.Module):  # which can be called, but with inputs
         raise ModelError(
-            f"'{spec}' is a module ({type(found).__name__}), not a function",
+            f"'{spec}' is a module ({type(target).__name__}), not a function",
             hint=f"name a function that returns it; {_FORMS}",
         )
-    if not callable(found):
-        raise ModelError(f"'{spec}' isn't a function, but {type(found).__name__}")
-    made: Callable[[], Any] = found
+    if not callable(target):
+        raise ModelError(f"'{spec}' isn't a function, but {type(target).__name__}")
+    made: Callable[[], Any] = target
     return made
 
 

@@ -112,24 +112,24 @@ class _Checked:
         return module
 
     def _examples(self) -> dict[str, torch.Tensor]:
-        given: Any = self.spec.inputs
+        inputs: Any = self.spec.inputs
         accepted = None if self.module is None else _parameters(self.module)
-        if isinstance(given, (torch.Tensor, np.ndarray)):
-            given = (given,)
-        if isinstance(given, Sequence) and not isinstance(given, str):
+        if isinstance(inputs, (torch.Tensor, np.ndarray)):
+            inputs = (inputs,)
+        if isinstance(inputs, Sequence) and not isinstance(inputs, str):
             if accepted is None:
                 return {}
             names = [name for name in accepted if not name.startswith("*")]
-            if len(given) > len(names):
+            if len(inputs) > len(names):
                 self.problems.append(
-                    f"{len(given)} example inputs, but forward takes {', '.join(names) or 'none'}"
+                    f"{len(inputs)} example inputs, but forward takes {', '.join(names) or 'none'}"
                 )
-            given = dict(zip(names, given, strict=False))
-        if not isinstance(given, Mapping) or not given:
+            inputs = dict(zip(names, inputs, strict=False))
+        if not isinstance(inputs, Mapping) or not inputs:
             self.problems.append("inputs is no dict of example tensors by argument name")
             return {}
-        found = {str(name): self._tensor(str(name), value) for name, value in given.items()}
-        result = {name: tensor for name, tensor in found.items() if tensor is not None}
+        tensors = {str(name): self._tensor(str(name), value) for name, value in inputs.items()}
+        result = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         if accepted is not None:
             self._check_arguments(result, accepted)
         return result
@@ -208,31 +208,31 @@ class _Checked:
             self.problems.append(f'{problem}: axes={{"{first}": {{0: "batch"}}}} names one')
         result = {}
         for axis in names:
-            given, asked = limits.get(axis), self.options.batch if axis == BATCH else None
-            found = AxisLimits(1, 1 if axis == BATCH else None) if given is None else _span(given)
-            if found is None:
+            pair, asked = limits.get(axis), self.options.batch if axis == BATCH else None
+            span = AxisLimits(1, 1 if axis == BATCH else None) if pair is None else _span(pair)
+            if span is None:
                 self.problems.append(
-                    f"the limits of {axis} are {given!r}, not (lowest, highest) from 1"
+                    f"the limits of {axis} are {pair!r}, not (lowest, highest) from 1"
                 )
-                found = AxisLimits(1)
+                span = AxisLimits(1)
             if asked is not None:
-                inside = found.lo <= asked[0] and asked[1] <= (found.hi or asked[1])
-                if given is not None and not inside:
-                    self.problems.append(f"the batch {asked[0]}..{asked[1]} isn't within {found}")
-                found = AxisLimits(*asked)
-            result[axis] = found
+                inside = span.lo <= asked[0] and asked[1] <= (span.hi or asked[1])
+                if pair is not None and not inside:
+                    self.problems.append(f"the batch {asked[0]}..{asked[1]} isn't within {span}")
+                span = AxisLimits(*asked)
+            result[axis] = span
         return result
 
     def _length_axis(self) -> str | None:
-        given = self.spec.length_axis
-        if given is not None and given not in self.axes:
-            self.problems.append(f"length_axis is {given!r}, which no input has")
+        name = self.spec.length_axis
+        if name is not None and name not in self.axes:
+            self.problems.append(f"length_axis is {name!r}, which no input has")
             return None
         others = [axis for axis in self.axes if axis != BATCH]
-        if given is None and LENGTH not in others and len(others) > 1:
+        if name is None and LENGTH not in others and len(others) > 1:
             self.problems.append(f"length_axis must say which of {', '.join(others)} it is")
         # Where nothing else varies, what varies with traffic is how much comes at once.
-        return given or (LENGTH if LENGTH in others else next(iter([*others, *self.axes]), None))
+        return name or (LENGTH if LENGTH in others else next(iter([*others, *self.axes]), None))
 
     def _limit_length(self) -> None:
         if self.options.max_context is not None:

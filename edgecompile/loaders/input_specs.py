@@ -114,26 +114,26 @@ def with_pads(inputs: tuple[InputSpec, ...], options: LoadOptions) -> tuple[Inpu
 
 
 def _check_bounds(
-    name: str, dtype: str, tensor: torch.Tensor, given: Any, problems: list[str]
+    name: str, dtype: str, tensor: torch.Tensor, bounds: Any, problems: list[str]
 ) -> tuple[Number, Number] | None:
-    if given is None:
+    if bounds is None:
         return None
     ok = (
-        isinstance(given, Sequence)
-        and len(given) == 2
-        and all(_fits(dtype, value) for value in given)
-        and given[0] <= given[1]
+        isinstance(bounds, Sequence)
+        and len(bounds) == 2
+        and all(_fits(dtype, value) for value in bounds)
+        and bounds[0] <= bounds[1]
     )
     if not ok:
-        problems.append(f"the bounds {given!r} of '{name}' aren't (lowest, highest)")
+        problems.append(f"the bounds {bounds!r} of '{name}' aren't (lowest, highest)")
         return None
     low, high = float(tensor.min()), float(tensor.max())
-    if low < given[0] or high > given[1]:
+    if low < bounds[0] or high > bounds[1]:
         problems.append(
             f"the example '{name}' has values {low:g}..{high:g}, outside its bounds "
-            f"{given[0]}..{given[1]}"
+            f"{bounds[0]}..{bounds[1]}"
         )
-    return given[0], given[1]
+    return bounds[0], bounds[1]
 
 
 def _fits(dtype: str, value: Any) -> bool:

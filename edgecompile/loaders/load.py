@@ -39,11 +39,11 @@ def load_model(
         # Only the last stage of a build reads it.
         raise ModelError(f"{loaded.name}: there is no tokenizer '{loaded.tokenizer}'")
     if loaded.generation is None:
-        given = ["`max_context`"] if options.max_context is not None else []
-        given += [f'`task="{options.task}"`'] if options.task in (CAUSAL_LM, SEQ2SEQ_LM) else []
-        if given:
+        names = ["`max_context`"] if options.max_context is not None else []
+        names += [f'`task="{options.task}"`'] if options.task in (CAUSAL_LM, SEQ2SEQ_LM) else []
+        if names:
             raise ModelError(
-                f"{', '.join(given)}: for language models that generate, which {loaded.name} isn't",
+                f"{', '.join(names)}: for language models that generate, which {loaded.name} isn't",
                 hint="leave it out; `max_length` bounds the lengths of other models",
             )
         problem = batch_problem(loaded.axes, options.batch)
@@ -68,11 +68,11 @@ def check_model(spec: str | Path | object, options: LoadOptions) -> None:
     if isinstance(spec, (str, Path)):
         check_form(spec)
         named, folder = f"'{spec}'", Path(spec).expanduser().is_dir()
-    given = [name for name in options.to_json() if name != "max_context"]
-    generates = given == ["task"] and options.task in (CAUSAL_LM, SEQ2SEQ_LM)
-    if given and not folder and not generates:
+    arguments = [name for name in options.to_json() if name != "max_context"]
+    generates = arguments == ["task"] and options.task in (CAUSAL_LM, SEQ2SEQ_LM)
+    if arguments and not folder and not generates:
         raise UsageError(
-            ", ".join(f"`{name}`" for name in given)
+            ", ".join(f"`{name}`" for name in arguments)
             + f": for folders in Hugging Face layout, which {named} isn't",
             hint="leave it out; what another model computes is up to its code",
         )

@@ -66,8 +66,8 @@ def load_program_object(
     # Sizes of the example inputs, for which the program surely works.
     args, kwargs = program.example_inputs or ((), {})
     examples = zip((item.name for item in inputs), [*args, *kwargs.values()], strict=True)
-    known = axis_sizes(inputs, dict(examples))
-    outputs, copied = probe_model(module, inputs, axes, name, known)
+    sizes = axis_sizes(inputs, dict(examples))
+    outputs, copied = probe_model(module, inputs, axes, name, sizes)
     return LoadedModel(
         name=name,
         module=module,
@@ -133,24 +133,24 @@ def _read_signature(
     inputs = with_pads(own, options)
     axes = {}
     for symbol, axis in symbols.items():
-        found = [r for e, r in program.range_constraints.items() if str(e) == symbol]
-        if not found:
+        ranges = [r for e, r in program.range_constraints.items() if str(e) == symbol]
+        if not ranges:
             raise ModelError(
                 f"'{spec}': a size is computed from others ({symbol}), which isn't supported",
                 hint="export it with one Dim per size that varies",
             )
-        upper = upper_limit(found[0])
+        upper = upper_limit(ranges[0])
         if axis == "length" and options.max_length is not None:
             upper = min(upper or options.max_length, options.max_length)
-        lower = max(1, int(found[0].lower))
+        lower = max(1, int(ranges[0].lower))
         if axis == "batch":
-            wanted = options.batch or (lower, lower)
-            if wanted[0] < lower or (upper is not None and wanted[1] > upper):
+            batch = options.batch or (lower, lower)
+            if batch[0] < lower or (upper is not None and batch[1] > upper):
                 raise ModelError(
-                    f"'{spec}': the batch {wanted[0]}..{wanted[1]} isn't within the program's "
+                    f"'{spec}': the batch {batch[0]}..{batch[1]} isn't within the program's "
                     f"{AxisLimits(lower, upper)}"
                 )
-            lower, upper = wanted
+            lower, upper = batch
         axes[axis] = AxisLimits(lower, upper)
     return inputs, axes, positional
 
@@ -175,19 +175,19 @@ def _arguments(
 
 
 def _name_symbols(values: Sequence[Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    axes: dict[str, str] = {}
     others = 0
     for value in values:
         for dim, size in enumerate(value.shape):
             symbol = None if isinstance(size, int) else str(size)
-            if symbol is None or symbol in found:
+            if symbol is None or symbol in axes:
                 continue
-            if dim == 0 and value.dim() > 1 and "batch" not in found.values():
-                found[symbol] = "batch"
+            if dim == 0 and value.dim() > 1 and "batch" not in axes.values():
+                axes[symbol] = "batch"
             else:
                 others += 1
-                found[symbol] = "length" if others == 1 else f"axis{others}"
-    return found
+                axes[symbol] = "length" if others == 1 else f"axis{others}"
+    return axes
 
 
 def _input_spec(name: str, value: torch.Tensor, symbols: dict[str, str]) -> InputSpec:

@@ -76,10 +76,10 @@ class LoadOptions:
         They travel in a bundle, so that what is compared with it is loaded the same way.
         """
         plain = LoadOptions()
-        found = {name: getattr(self, name) for name in _SHAPING}
+        values = {name: getattr(self, name) for name in _SHAPING}
         if self.image_size is not None:
-            found["image_size"] = [list(span) for span in self.image_size]
-        return {name: value for name, value in found.items() if value != getattr(plain, name)}
+            values["image_size"] = [list(span) for span in self.image_size]
+        return {name: value for name, value in values.items() if value != getattr(plain, name)}
 
     @classmethod
     def from_json(cls, value: object) -> LoadOptions:

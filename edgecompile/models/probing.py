@@ -21,7 +21,7 @@ def probe_model(
     inputs: Sequence[InputSpec],
     axes: Mapping[str, AxisLimits],
     name: str,
-    known: Mapping[str, int] | None = None,
+    working_sizes: Mapping[str, int] | None = None,
 ) -> tuple[tuple[OutputSpec, ...], tuple[str, ...]]:
     """Runs ``module`` at a first size, then at two other sizes of each axis.
 
@@ -33,7 +33,7 @@ def probe_model(
         module: takes inputs by name; its ``copied`` is set, if it has that.
         inputs, axes: what it takes.
         name: what to call the model in errors.
-        known: sizes for which the model is known to work; default: small ones.
+        working_sizes: those for which the model is known to work; default: small ones.
 
     Returns:
         The outputs, and a note for each input that is copied.
@@ -41,7 +41,7 @@ def probe_model(
     Raises:
         ModelError: the model fails at the first sizes, or returns what no array can hold.
     """
-    start = known or {axis: _first(limits) for axis, limits in axes.items()}
+    start = working_sizes or {axis: _first(limits) for axis, limits in axes.items()}
     example = make_example(inputs, start, seed=1)
     watch = WriteWatch(example, values=True)
     first = run_module(module, example, name)
@@ -57,8 +57,8 @@ def probe_model(
         # A step that is too small for a strided convolution changes nothing, a large one does.
         usual = start[axis]
         tries = ((usual + 2, usual - 1, usual + 1), (2 * usual, usual // 2))
-        found = [_vary(module, inputs, start, axis, limits, name, sizes) for sizes in tries]
-        others = [other for other in found if other is not None]
+        runs = [_vary(module, inputs, start, axis, limits, name, sizes) for sizes in tries]
+        others = [other for other in runs if other is not None]
         for key, tensor in first.items():
             for dim, size in enumerate(tensor.shape):
                 if not others:
@@ -72,7 +72,7 @@ def probe_model(
                 ]
                 if all(varied == size for _, varied in pairs):
                     continue
-                same = size == usual and all(varied == given for given, varied in pairs)
+                same = size == usual and all(varied == axis_size for axis_size, varied in pairs)
                 shapes[key][dim] = axis if same and shapes[key][dim] is not None else None
     outputs = tuple(
         OutputSpec(key, str(tensor.dtype).removeprefix("torch."), tuple(shapes[key]))
@@ -153,8 +153,8 @@ class WriteWatch:
         old = self._tensors.get(name)
         if old is None or (tensor is old and _version(tensor) != self._versions[name]):
             return True
-        kept = self._copies[name]
-        return tensor is not kept and not (tensor.shape == kept.shape and torch.equal(tensor, kept))
+        copy = self._copies[name]
+        return tensor is not copy and not (tensor.shape == copy.shape and torch.equal(tensor, copy))
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -81,14 +81,14 @@ def text_samples(
     encoded = []
     # Some may not fit: as many are tried as there are until enough do.
     for line in spread(lines, 4 * count):
-        found = encoder.encode(line.lower() if lower else line)
-        if shortest <= len(found.ids) <= longest:
-            encoded.append(found)
+        encoding = encoder.encode(line.lower() if lower else line)
+        if shortest <= len(encoding.ids) <= longest:
+            encoded.append(encoding)
     encoded = spread(encoded, count)
     if not encoded:
         return None
-    made = tuple(_inputs(model, found) for found in encoded)
-    lengths = tuple(len(found.ids) for found in encoded)
+    made = tuple(_inputs(model, encoding) for encoding in encoded)
+    lengths = tuple(len(encoding.ids) for encoding in encoded)
     return Samples(made, lengths, f"{len(made)} texts of {texts.file.name}", real=True)
 
 

@@ -37,13 +37,13 @@ def read_chat(folder: Path) -> bytes | None:
         template = named.get("default", {}).get("template")
     if not isinstance(template, str):
         return None
-    known = {
+    settings = {
         **optional_object(folder / "special_tokens_map.json", "the special tokens"),
         **config,
     }
     tokens = {}
     for name in (f"{kind}_token" for kind in _TOKENS):
-        token = known.get(name)
+        token = settings.get(name)
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             tokens[name] = token

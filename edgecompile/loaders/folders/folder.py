@@ -81,10 +81,10 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         softmax=options.softmax,
     )
     outputs, copied = probe_model(module, inputs, made.axes, name)
-    kept = keep_outputs(task, outputs)
-    if kept is not None:
-        module = NamedModule(module, [spec.name for spec in inputs], only=kept).eval()
-        outputs = tuple(spec for spec in outputs if spec.name in kept)
+    task_outputs = keep_outputs(task, outputs)
+    if task_outputs is not None:
+        module = NamedModule(module, [spec.name for spec in inputs], only=task_outputs).eval()
+        outputs = tuple(spec for spec in outputs if spec.name in task_outputs)
     if options.softmax and not any(spec.name.endswith("scores") for spec in outputs):
         raise ModelError(
             f"`softmax`: {type(transformer).__name__} has no logits, only "

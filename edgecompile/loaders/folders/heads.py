@@ -49,13 +49,13 @@ class Scores(nn.Module):
         self.independent = independent
 
     def forward(self, **inputs: Any) -> dict[str, torch.Tensor]:
-        found = name_outputs(self.model(**inputs))
+        outputs = name_outputs(self.model(**inputs))
         mask = inputs.get("attention_mask")
         return {
             name.replace("logits", "scores"): self._score(name, value, mask)
             if name.endswith("logits")
             else value
-            for name, value in found.items()
+            for name, value in outputs.items()
         }
 
     def _score(self, name: str, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -115,7 +115,7 @@ def assemble(
         encoder = SentenceEncoder(model, pooling, steps, "attention_mask" in accepted)
         return NamedModule(encoder.eval(), names).eval()
     always = {"use_cache": False, "return_dict": True}
-    known = {key: value for key, value in always.items() if key in accepted}
+    flags = {key: value for key, value in always.items() if key in accepted}
     if softmax:
         kind = getattr(model.config, "problem_type", None)
         if kind == "regression":
@@ -126,14 +126,14 @@ def assemble(
         single = len(getattr(model.config, "id2label", None) or {}) == 1
         independent = kind == "multi_label_classification" or (kind is None and single)
         model = Scores(model, independent=independent)
-    return NamedModule(model, names, constants={**known, **constants}).eval()
+    return NamedModule(model, names, constants={**flags, **constants}).eval()
 
 
 def keep_outputs(task: Task, outputs: Sequence[OutputSpec]) -> tuple[str, ...] | None:
     """Names of those that the task is about; None where that is all of them."""
-    wanted = _KEPT.get(task.name)
-    kept = tuple(spec.name for spec in outputs if wanted is None or spec.name in wanted)
-    return kept if kept and len(kept) < len(outputs) else None
+    relevant = _KEPT.get(task.name)
+    names = tuple(spec.name for spec in outputs if relevant is None or spec.name in relevant)
+    return names if names and len(names) < len(outputs) else None
 
 
 def label_names(config: Any, outputs: Sequence[OutputSpec]) -> dict[str, tuple[str, ...]]:

@@ -118,10 +118,10 @@ def text_inputs(
     if "attention_mask" in accepted or pooled:
         specs.append(InputSpec("attention_mask", "int64", shape, 0, (0, 1), (1, 1)))
     types = int(config.get("type_vocab_size") or 0) if "token_type_ids" in accepted else 0
-    wanted = options.token_type_ids
-    if wanted and types < 1:
+    token_types = options.token_type_ids
+    if token_types and types < 1:
         raise ModelError(f"'{folder}': {type(model).__name__} takes no token_type_ids")
-    if wanted or (wanted is None and task.name == "question-answering" and types > 1):
+    if token_types or (token_types is None and task.name == "question-answering" and types > 1):
         specs.append(InputSpec("token_type_ids", "int64", shape, 0, (0, types - 1)))
     usual = optional_object(
         folder / "sentence_bert_config.json", "the sentence encoder's configuration"
@@ -201,8 +201,8 @@ def _wants_mask(model: Any, folder: Path) -> tuple[bool, str]:
     """Whether the model is to be given a mask, as its feature extractor's file says."""
     if "attention_mask" not in inspect.signature(model.forward).parameters:
         return False, f"{type(model).__name__} takes no mask"
-    found = optional_object(folder / _PROCESSOR, "the feature extractor's configuration")
-    said = found.get("return_attention_mask")
+    config = optional_object(folder / _PROCESSOR, "the feature extractor's configuration")
+    said = config.get("return_attention_mask")
     if isinstance(said, bool):
         return said, f"{_PROCESSOR} asks for {'a' if said else 'no'} mask"
     # wav2vec 2.0 with group norm was trained on zeros behind the content, without a mask.
@@ -265,10 +265,10 @@ def image_inputs(model: Any, folder: Path, options: LoadOptions) -> FolderInputs
 
 def _processed(folder: Path) -> tuple[int, int] | None:
     """Height and width of what the folder's image processor gives."""
-    found = optional_object(folder / _PROCESSOR, "the image processor's configuration")
-    if found.get("do_center_crop"):
-        return _pair(found.get("crop_size")) or _pair(found.get("size"))
-    return _pair(found.get("size"))
+    config = optional_object(folder / _PROCESSOR, "the image processor's configuration")
+    if config.get("do_center_crop"):
+        return _pair(config.get("crop_size")) or _pair(config.get("size"))
+    return _pair(config.get("size"))
 
 
 def _pair(value: Any) -> tuple[int, int] | None:
@@ -302,24 +302,24 @@ def limit_length(hard: int | None, usual: object, lo: int, options: LoadOptions)
     Raises:
         ModelError: what was asked for is outside of what the model can do.
     """
-    wanted = options.max_length
-    if wanted is not None and hard is not None and wanted > hard:
+    max_length = options.max_length
+    if max_length is not None and hard is not None and max_length > hard:
         raise ModelError(
-            f"the maximum length {wanted} is over the model's {hard} positions",
+            f"the maximum length {max_length} is over the model's {hard} positions",
             hint=f"give a maximum length of {hard} or less",
         )
-    if wanted is not None and wanted < lo:
+    if max_length is not None and max_length < lo:
         raise ModelError(
-            f"the maximum length {wanted} is under {lo}, the least that the model takes"
+            f"the maximum length {max_length} is under {lo}, the least that the model takes"
         )
-    chosen = wanted or (usual if isinstance(usual, int) and usual >= lo else None) or hard
+    chosen = max_length or (usual if isinstance(usual, int) and usual >= lo else None) or hard
     return AxisLimits(lo, min(chosen, hard) if chosen and hard else chosen)
 
 
 def _pad_token(folder: Path, config: Mapping[str, Any], vocabulary: int) -> int:
     tokenizer = optional_object(folder / "tokenizer.json", "the tokenizer").get("padding") or {}
-    found = [config.get("pad_token_id"), tokenizer.get("pad_id"), config.get("eos_token_id")]
-    for value in found:
+    tokens = [config.get("pad_token_id"), tokenizer.get("pad_id"), config.get("eos_token_id")]
+    for value in tokens:
         if isinstance(value, int) and 0 <= value < vocabulary:
             return value
     return 0

@@ -41,12 +41,12 @@ def import_transformers() -> Any:
 def main_input(config: Mapping[str, Any]) -> str:
     """The main input of the model that config.json describes, such as ``pixel_values``."""
     transformers = import_transformers()
-    found = _named_class(transformers, config)
-    if found is None:
+    model_class = _named_class(transformers, config)
+    if model_class is None:
         names = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES
         name = names.get(config.get("model_type"), "")
-        found = getattr(transformers, name if isinstance(name, str) else name[0], None)
-    return str(getattr(found, "main_input_name", "input_ids"))
+        model_class = getattr(transformers, name if isinstance(name, str) else name[0], None)
+    return str(getattr(model_class, "main_input_name", "input_ids"))
 
 
 def load_pretrained(
@@ -117,16 +117,16 @@ def drop_pooler(model: Any) -> bool:
 
 def _named_class(transformers: Any, config: Mapping[str, Any]) -> Any:
     """The class that config.json names; None where it means something else or isn't there."""
-    found = getattr(transformers, architecture_of(config), None)
-    kind = getattr(getattr(found, "config_class", None), "model_type", None)
-    return found if kind is not None and kind == config.get("model_type") else None
+    model_class = getattr(transformers, architecture_of(config), None)
+    kind = getattr(getattr(model_class, "config_class", None), "model_type", None)
+    return model_class if kind is not None and kind == config.get("model_type") else None
 
 
 def _choose_class(
     transformers: Any, config: Mapping[str, Any], task: Task
 ) -> tuple[Any, list[str]]:
     name = architecture_of(config)
-    found = _named_class(transformers, config)
+    model_class = _named_class(transformers, config)
     headed = re.search(r"For[A-Z]\w*$|LMHead\w*$", name) is not None
     if config.get("is_encoder_decoder") and not (task.auto or _has_encoder_head(name)):
         # T5 and its kin have a class for the encoder alone, whose weights may lie alone, too.
@@ -134,15 +134,15 @@ def _choose_class(
         return getattr(transformers, short, None) or transformers.AutoModel, []
     if task.name == SEQ2SEQ_LM:
         # Those that read sound have an automatic class of their own; each names itself.
-        generates = found is not None and found.can_generate()
-        return (found, []) if generates else (getattr(transformers, task.auto), [])
+        generates = model_class is not None and model_class.can_generate()
+        return (model_class, []) if generates else (getattr(transformers, task.auto), [])
     if task.auto and not task.names_head(name):
         return getattr(transformers, task.auto), [
             f"{name or 'the model'} is loaded for {task.name}"
         ]
-    if found is None or name.endswith("ForPreTraining") or (task.bare and headed):
+    if model_class is None or name.endswith("ForPreTraining") or (task.bare and headed):
         return transformers.AutoModel, []
-    return found, [f"Task: {task.name.replace('-', ' ')} (from config.json: {name})."]
+    return model_class, [f"Task: {task.name.replace('-', ' ')} (from config.json: {name})."]
 
 
 def _has_encoder_head(name: str) -> bool:

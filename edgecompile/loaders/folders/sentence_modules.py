@@ -146,19 +146,19 @@ def _read_modes(path: Path) -> tuple[str, ...]:
     config = read_object(path / "config.json", "the pooling's configuration")
     chosen = config.get("pooling_mode")
     if chosen is not None:  # how newer versions write it
-        wanted = {chosen} if isinstance(chosen, str) else set(chosen)
+        modes = {chosen} if isinstance(chosen, str) else set(chosen)
     else:
-        wanted = {mode for flag, mode in _FLAGS.items() if config.get(flag)}
+        modes = {mode for flag, mode in _FLAGS.items() if config.get(flag)}
         strange = [key for key in config if key.startswith("pooling_mode_") and key not in _FLAGS]
-        wanted |= {key for key in strange if config[key]}
-    unknown = sorted(wanted - set(POOLING_MODES))
-    if unknown or not wanted:
+        modes |= {key for key in strange if config[key]}
+    unknown = sorted(modes - set(POOLING_MODES))
+    if unknown or not modes:
         raise ModelError(
             f"'{path / 'config.json'}' "
             + (f"asks for unknown pooling: {', '.join(unknown)}" if unknown else "chooses none"),
             hint="supported: " + ", ".join(POOLING_MODES),
         )
-    return tuple(mode for mode in POOLING_MODES if mode in wanted)
+    return tuple(mode for mode in POOLING_MODES if mode in modes)
 
 
 def _read_dense(path: Path) -> nn.Module:

@@ -66,8 +66,7 @@ def _check_tokenizer(path: Path) -> None:
             f"'{path}' has {size} bytes, a bundle takes a tokenizer of {MAX_TOKENIZER_BYTES} at most",
             hint="`keep_tokenizer=False` leaves it out",
         )
-    found = read_object(path, "the tokenizer")
-    if not isinstance(found.get("model"), dict):
+    if not isinstance(read_object(path, "the tokenizer").get("model"), dict):
         raise ModelError(
             f"'{path}' is no tokenizer: it has no model",
             hint="AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes one; or "
@@ -84,16 +83,16 @@ def _steps(folder: Path) -> tuple[str, ...]:
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str | None, tuple[str, ...]]:
     """The prompts of a sentence-transformers pipeline, which one is the default, and notes."""
-    found = optional_object(
+    settings = optional_object(
         folder / "config_sentence_transformers.json", "the sentence encoder's configuration"
     )
-    given: Any = found.get("prompts")
+    entries: Any = settings.get("prompts")
     prompts = {
         name: text
-        for name, text in (given.items() if isinstance(given, dict) else ())
+        for name, text in (entries.items() if isinstance(entries, dict) else ())
         if isinstance(name, str) and isinstance(text, str)
     }
-    default = found.get("default_prompt_name")
+    default = settings.get("default_prompt_name")
     if not prompts:
         return {}, None, ()
     pooled = [optional_object(p, "a module") for p in sorted(folder.glob("*Pooling/config.json"))]

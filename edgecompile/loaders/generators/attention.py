@@ -209,7 +209,7 @@ def greedy_of(model: Any, spec: GenerationSpec) -> Callable[..., list[int]]:
     """
 
     def greedy(
-        prompt: Sequence[int], most: int, given: Mapping[str, Tensor] | None = None
+        prompt: Sequence[int], most: int, encoder_inputs: Mapping[str, Tensor] | None = None
     ) -> list[int]:
         transformers = import_transformers()
         plain = transformers.GenerationConfig(
@@ -228,8 +228,8 @@ def greedy_of(model: Any, spec: GenerationSpec) -> Callable[..., list[int]]:
         )
         begun = torch.tensor([list(prompt)])
         inputs = {"input_ids": begun, "attention_mask": torch.ones_like(begun)}
-        if given is not None:
-            inputs = {**given, "decoder_input_ids": begun}
+        if encoder_inputs is not None:
+            inputs = {**encoder_inputs, "decoder_input_ids": begun}
         # generate() fills what a configuration leaves open from the model's own.
         before, model.generation_config = model.generation_config, plain
         # Whisper's own method is about recordings of any length; this is what it calls.

@@ -66,14 +66,14 @@ class WrittenCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Writes [1, heads, length, width]; gives the whole buffers as [1, heads, context, width]."""
-        found = []
+        buffers = []
         for buffer, states in zip(self._pairs[layer_idx], (key_states, value_states), strict=True):
             rows = states[0].transpose(0, 1)
             if self._place.real is not None:
                 rows = rows[self._place.real]
             buffer.index_copy_(0, self._place.rows, rows)
-            found.append(buffer.transpose(0, 1)[None])
-        return found[0], found[1]
+            buffers.append(buffer.transpose(0, 1)[None])
+        return buffers[0], buffers[1]
 
     def __len__(self) -> int:
         return len(self._pairs)

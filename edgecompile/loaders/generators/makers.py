@@ -293,11 +293,11 @@ def _source_inputs(
 
 def _source_rows(encoder: LoadedModel) -> str | int:
     """The first dimension of what the encoder gives: the axis of sources, or a fixed size."""
-    found = {spec.shape[0] for spec in encoder.outputs}
-    rows = next(iter(found))
-    if len(found) == 1 and rows == LENGTH:
+    sizes = {spec.shape[0] for spec in encoder.outputs}
+    rows = next(iter(sizes))
+    if len(sizes) == 1 and rows == LENGTH:
         return SOURCE
-    if len(found) == 1 and isinstance(rows, int):
+    if len(sizes) == 1 and isinstance(rows, int):
         return rows
     raise ModelError(
         f"{encoder.name} gives another number of rows than it is given tokens",
@@ -327,8 +327,8 @@ def _start(model: Any, vocabulary: int, notes: list[str]) -> tuple[int, ...]:
 
 def _defaults(model: Any, begun: int) -> Mapping[str, Any]:
     """How the author wants to sample; a limit for the whole text becomes one for the new tokens."""
-    found = dict(sampling_defaults(model))
+    defaults = dict(sampling_defaults(model))
     most = getattr(getattr(model, "generation_config", None), "max_length", None)
     if isinstance(most, int) and most > begun:
-        found.setdefault("max_new_tokens", most - begun)
-    return found
+        defaults.setdefault("max_new_tokens", most - begun)
+    return defaults

@@ -53,8 +53,8 @@ def refuse_unused(options: LoadOptions, served: str, *, without: str) -> None:
     Raises:
         ModelError: lists all of them.
     """
-    given = [name for name in options.to_json() if name not in ("task", "max_context")]
-    problems = [f"`{name}`" for name in given if getattr(options, name)]
+    names = [name for name in options.to_json() if name not in ("task", "max_context")]
+    problems = [f"`{name}`" for name in names if getattr(options, name)]
     problems += [f"a pad value for {name}" for name in options.pad if name != INPUT]
     wrong, hints = [], []
     if problems:
@@ -70,28 +70,28 @@ def refuse_unused(options: LoadOptions, served: str, *, without: str) -> None:
         raise ModelError("; ".join(wrong), hint="; ".join(hints))
 
 
-def context_limit(own: int | None, wanted: int | None, notes: list[str]) -> int:
+def context_limit(own: int | None, max_context: int | None, notes: list[str]) -> int:
     """Rows of the context: as many as are asked for, else what the model has, up to a default.
 
     Args:
         own: the model's positions; None: any number.
-        wanted: what was asked for.
+        max_context: what was asked for.
         notes: gets what a person may want to know.
 
     Raises:
         ModelError: more are asked for than there are.
     """
-    if wanted is not None and own is not None and wanted > own:
+    if max_context is not None and own is not None and max_context > own:
         raise ModelError(
-            f"a context of {wanted} tokens was asked for, but the model has {own} positions",
+            f"a context of {max_context} tokens was asked for, but the model has {own} positions",
             hint=f"`max_context` may be {own} or less",
         )
-    if wanted is None and (own is None or own > DEFAULT_CONTEXT):
+    if max_context is None and (own is None or own > DEFAULT_CONTEXT):
         allowed = "any length" if own is None else f"{own} tokens"
         notes.append(
             f"the context is {DEFAULT_CONTEXT} tokens, as none is asked for; the model allows {allowed}"
         )
-    return wanted or min(own or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    return max_context or min(own or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 
 
 def step_inputs(
@@ -119,8 +119,8 @@ def step_inputs(
 
 def generation_setting(model: Any, name: str) -> Any:
     """The setting of the generation configuration, else the model's."""
-    found = getattr(getattr(model, "generation_config", None), name, None)
-    return getattr(model.config, name, None) if found is None else found
+    value = getattr(getattr(model, "generation_config", None), name, None)
+    return getattr(model.config, name, None) if value is None else value
 
 
 def unheeded_settings(model: Any, also: Sequence[str] = ()) -> list[str]:
@@ -130,12 +130,12 @@ def unheeded_settings(model: Any, also: Sequence[str] = ()) -> list[str]:
         model: a transformers model.
         also: further settings that aren't honoured, whatever their value.
     """
-    found = [
+    texts = [
         f"{name} {value}"
         for name, nothing in {**_UNHEEDED, **{name: ([],) for name in also}}.items()
         if (value := generation_setting(model, name)) is not None and value not in nothing
     ]
-    return [f"what generation_config.json says isn't done: {', '.join(found)}"] if found else []
+    return [f"what generation_config.json says isn't done: {', '.join(texts)}"] if texts else []
 
 
 def token_or_none(value: Any, vocabulary: int) -> int | None:
@@ -154,8 +154,8 @@ def tokens_of(model: Any, name: str, vocabulary: int) -> tuple[int, ...]:
 def pad_token(model: Any, options: LoadOptions, vocabulary: int) -> int:
     """The token that pads a run: as asked for, else the model's own, else one that ends a text."""
     asked = options.pad.get(INPUT)
-    found = asked if asked is not None else generation_setting(model, "pad_token_id")
-    token = token_or_none(found, vocabulary)
+    value = asked if asked is not None else generation_setting(model, "pad_token_id")
+    token = token_or_none(value, vocabulary)
     return (
         token if token is not None else next(iter(tokens_of(model, "eos_token_id", vocabulary)), 0)
     )
@@ -164,7 +164,7 @@ def pad_token(model: Any, options: LoadOptions, vocabulary: int) -> int:
 def sampling_defaults(model: Any) -> Mapping[str, Any]:
     """How the model's author wants to sample, as far as transformers' files say and it is sane."""
     config = getattr(model, "generation_config", None)
-    known: Mapping[str, Callable[[Any], bool]] = {
+    checks: Mapping[str, Callable[[Any], bool]] = {
         "do_sample": lambda v: isinstance(v, bool),
         "temperature": lambda v: v >= 0,
         "top_k": lambda v: v >= 0 and v == int(v),
@@ -173,7 +173,7 @@ def sampling_defaults(model: Any) -> Mapping[str, Any]:
         "max_new_tokens": lambda v: v >= 1,
     }
     result: dict[str, Any] = {}
-    for name, good in known.items():
+    for name, good in checks.items():
         value = getattr(config, name, None)
         if isinstance(value, (bool, int, float)) and good(value):
             result[name] = value

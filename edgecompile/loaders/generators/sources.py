@@ -54,8 +54,8 @@ class SourceEncoder(nn.Module):
         self._outputs = pair_names("cross", len(projections.pairs))
         self.forward = named_forward(tuple(names), self._run)
 
-    def _run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        hidden = self.encoder(**given, return_dict=True).last_hidden_state
+    def _run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        hidden = self.encoder(**inputs, return_dict=True).last_hidden_state
         parts = zip(self._outputs, self.projections, self._shapes, strict=True)
         return {name: project(hidden).unflatten(2, shape)[0] for name, project, shape in parts}
 
@@ -79,8 +79,7 @@ def find_projections(model: Any, own: str, hidden: Tensor, start: int) -> Projec
     seen: list[tuple[nn.Linear, Tensor]] = []
 
     def note(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        given = inputs[0] if inputs else None
-        if isinstance(module, nn.Linear) and given is hidden:
+        if isinstance(module, nn.Linear) and inputs and inputs[0] is hidden:
             seen.append((module, output))
 
     hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Linear)]
@@ -109,9 +108,9 @@ def find_projections(model: Any, own: str, hidden: Tensor, start: int) -> Projec
             hook.remove()
 
 
-def _maker(seen: Sequence[tuple[nn.Linear, Tensor]], kept: Tensor) -> nn.Linear:
-    """The layer whose output ``kept`` [1, heads, source, width] is."""
-    want = kept.transpose(1, 2).flatten(2)
+def _maker(seen: Sequence[tuple[nn.Linear, Tensor]], cached: Tensor) -> nn.Linear:
+    """The layer whose output ``cached`` [1, heads, source, width] is."""
+    want = cached.transpose(1, 2).flatten(2)
     for module, output in seen:
         if output.shape == want.shape and torch.equal(output, want):
             return module

@@ -105,11 +105,11 @@ class GenerationStep(nn.Module):
         self._accepted = set(inspect.signature(model.forward).parameters)
         self.forward = named_forward(self.names, self._step)
 
-    def _step(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        tokens = given[INPUT]
-        own, source = _pairs(given, self.caches), _pairs(given, self.cross)
+    def _step(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        tokens = inputs[INPUT]
+        own, source = _pairs(inputs, self.caches), _pairs(inputs, self.cross)
         context = own[0][0].shape[0]
-        place = find_place(tokens.shape[1], context, given[POSITION], given[LAST])
+        place = find_place(tokens.shape[1], context, inputs[POSITION], inputs[LAST])
         cache: Any = WrittenCache(own, place)
         kind = "decoder_" if source else ""
         optional: dict[str, Any] = {
@@ -120,21 +120,21 @@ class GenerationStep(nn.Module):
         }
         if self.way.mask:
             optional[f"{kind}attention_mask"] = torch.ones(1, context, dtype=torch.int64)
-        known = {name: value for name, value in optional.items() if name in self._accepted}
+        arguments = {name: value for name, value in optional.items() if name in self._accepted}
         if source:
             from transformers.modeling_outputs import BaseModelOutput
 
             cache = SourceCache(cache, source)
             # Of the encoder's result only the length is looked at: its projections are there.
             states = source[0][0].new_zeros(1, source[0][0].shape[0], 1)
-            known["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
-        known[f"{kind}input_ids"] = tokens
+            arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
+        arguments[f"{kind}input_ids"] = tokens
         with placed(place, source=bool(source)):
-            found = self.model(past_key_values=cache, use_cache=True, **known)
-        logits = found.logits if "logits_to_keep" in known else found.logits[:, place.last]
+            outputs = self.model(past_key_values=cache, use_cache=True, **arguments)
+        logits = outputs.logits if "logits_to_keep" in arguments else outputs.logits[:, place.last]
         return {"logits": logits[:, 0]}
 
 
-def _pairs(given: Mapping[str, Tensor], names: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-    tensors = [given[name] for name in names]
+def _pairs(inputs: Mapping[str, Tensor], names: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
+    tensors = [inputs[name] for name in names]
     return list(zip(tensors[::2], tensors[1::2], strict=True))
