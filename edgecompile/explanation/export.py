@@ -192,11 +192,11 @@ class _Climber:
         attempt = replace(attempt, right=right, max_error=check.max_error)
         if not check.failed:
             return attempt
-        known = "" if tried.also else attempt.text
+        problem = "" if tried.also else attempt.text
         return replace(
             attempt,
             outcome="wrong" if attempt.outcome == "accepted" else attempt.outcome,
-            text="; ".join(filter(None, (known, f"wrong {check.describe()}"))),
+            text="; ".join(filter(None, (problem, f"wrong {check.describe()}"))),
             wrong=tuple(check.failed[:_MOST_WRONG]),
         )
 

@@ -100,29 +100,29 @@ class _Runner(Interpreter):
         if n.op == "call_module" and n.target == "_guards_fn":
             return None  # conditions on sizes, which were chosen to meet them
         before = int(self._counter.get_total_flops())
-        given = {node: list(tensors_in(self.env.get(node))) for node in n.all_input_nodes}
+        reads = {node: list(tensors_in(self.env.get(node))) for node in n.all_input_nodes}
         own = ops.IMPLEMENTATIONS.get(node_name(n)) if is_own(n) else None
         # The parts of an operator of ours, since the counter sees nothing within it.
         result = super().run_node(n) if own is None else own(*self.fetch_args_kwargs_from_env(n)[0])
         work = NodeWork(n, int(self._counter.get_total_flops()) - before)
         made = list(tensors_in(result))
         places = {storage_of(tensor) for tensor in made} - {0}  # tensors without elements have none
-        source = next((g for g, ts in given.items() if any(storage_of(t) in places for t in ts)), n)
+        source = next((g for g, ts in reads.items() if any(storage_of(t) in places for t in ts)), n)
         self._owners[n] = self._owners.get(source, source)
         fresh = sum(map(byte_size, made)) if source is n else 0
         if n.op in ("placeholder", "get_attr"):
             self._stored.add(n)
         elif work.flops or own is not None:
-            self._count_kernel(work, given, fresh)
+            self._count_kernel(work, reads, fresh)
         elif fresh or n.op == "output":
-            self._count_fused(work, given, fresh, n.op == "output")
+            self._count_fused(work, reads, fresh, n.op == "output")
         self.work.append(work)
         return result
 
     def _count_kernel(
-        self, work: NodeWork, given: Mapping[Node, list[torch.Tensor]], fresh: int
+        self, work: NodeWork, reads: Mapping[Node, list[torch.Tensor]], fresh: int
     ) -> None:
-        for node, tensors in given.items():
+        for node, tensors in reads.items():
             self._count_read(work, node, sum(map(byte_size, tensors)))
             owner = self._owners[node]
             if owner not in self._stored:  # fused code has to write it for the kernel
@@ -134,11 +134,11 @@ class _Runner(Interpreter):
     def _count_fused(
         self,
         work: NodeWork,
-        given: Mapping[Node, list[torch.Tensor]],
+        reads: Mapping[Node, list[torch.Tensor]],
         fresh: int,
         output: bool,
     ) -> None:
-        for node, tensors in given.items():
+        for node, tensors in reads.items():
             owner, size = self._owners[node], sum(map(byte_size, tensors))
             if output:
                 work.moved += 0 if owner in self._stored else size

@@ -205,10 +205,10 @@ def _shrink(
     return result
 
 
-def _finish(loaded: LoadedModel, part: Attempt, known: Sequence[str]) -> ExportedModel:
+def _finish(loaded: LoadedModel, part: Attempt, effect_notes: Sequence[str]) -> ExportedModel:
     program, strategy, result = part.program, part.strategy, part.result
     assert program is not None and result is not None
-    notes = list(known)
+    notes = list(effect_notes)
     for spec, node in zip(loaded.inputs, input_nodes(program), strict=True):
         if not node.users:
             notes.append(f"the input '{spec.name}' has no influence on the outputs")

@@ -219,11 +219,11 @@ def _size_range(program: torch.export.ExportedProgram, size: Any) -> tuple[int, 
     return 1, 0  # a size computed from others: no range of its own
 
 
-def upper_limit(found: Any) -> int | None:
+def upper_limit(constraint: Any) -> int | None:
     """The upper end of a range constraint; None if it has none."""
     try:
         # torch's own infinity for integers refuses this, sympy's does too.
-        value = int(found.upper)
+        value = int(constraint.upper)
     except (OverflowError, TypeError, ValueError, AttributeError):
         return None
     return value if value < 2**31 else None

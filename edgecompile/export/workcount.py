@@ -86,14 +86,14 @@ def count_work(
 
 
 def _other_sizes(
-    model: LoadedModel, lengths: Sequence[int], given: Mapping[str, int]
+    model: LoadedModel, lengths: Sequence[int], axis_sizes: Mapping[str, int]
 ) -> dict[str, int]:
     """The sizes of all axes but the length axis."""
     axis = model.length_axis
     assert axis is not None
     problems = [] if lengths else ["no length is given"]
     sizes = {name: limits.lo for name, limits in model.axes.items() if name != axis}
-    for name, size in given.items():
+    for name, size in axis_sizes.items():
         if name in sizes:
             sizes[name] = size
         elif name == axis:
@@ -237,9 +237,9 @@ class _WatchedFunctions(TorchFunctionMode):
         return result
 
 
-def _fresh_bytes(given: Any, result: Any) -> int:
+def _fresh_bytes(arguments: Any, result: Any) -> int:
     """Bytes of the results that aren't views of what was given, nor that itself."""
-    places = {storage_of(tensor) for tensor in tensors_in(given)}
+    places = {storage_of(tensor) for tensor in tensors_in(arguments)}
     fresh = {
         storage_of(tensor): tensor
         for tensor in tensors_in(result)

@@ -242,7 +242,7 @@ class _Trials:
             count += max(1, count // 2)
         return self._try(pure, 0)
 
-    def _try(self, precision: Precision, kept: int) -> Trial:
+    def _try(self, precision: Precision, wider_count: int) -> Trial:
         """Builds the program in a precision, runs the samples, and compares."""
         self.tell(f"building {precision}")
         path = self._bundle(precision)
@@ -267,7 +267,7 @@ class _Trials:
             deviation,
             None,
             self._holds(precision.name, deviation),
-            kept,
+            wider_count,
             weights.stat().st_size,
         )
 

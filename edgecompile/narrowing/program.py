@@ -54,7 +54,7 @@ class NarrowedProgram:
         model: tells what is right.
         exported: its program for sizes that hold all samples; a static one is given them padded.
         samples: inputs.
-        wanted: eager's outputs for each of them.
+        expected: eager's outputs for each of them.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class NarrowedProgram:
         model: LoadedModel,
         exported: ExportedModel,
         samples: Sequence[Mapping[str, npt.NDArray[np.generic]]],
-        wanted: Sequence[Mapping[str, npt.NDArray[np.generic]]],
+        expected: Sequence[Mapping[str, npt.NDArray[np.generic]]],
     ) -> None:
         self._model = model
         self._axis = model.length_axis
         self._width = exported.ranges[self._axis][1] if self._axis and exported.static else None
         self._samples = [self._fit(item) for item in samples]
-        self._wanted = wanted
+        self._expected = expected
         self._module = exported.program.module()
         report = lower_graph(self._module)
         self._exact: dict[str, Tensor] = {}
@@ -193,7 +193,7 @@ class NarrowedProgram:
             self._narrow(attr, of(names), rounded)
         error, cosines = 0.0, []
         with torch.no_grad():
-            for inputs, answers in zip(self._samples, self._wanted, strict=True):
+            for inputs, answers in zip(self._samples, self._expected, strict=True):
                 outputs = self._module(**inputs)
                 for key, expected in answers.items():
                     # What stands at padded positions doesn't count.

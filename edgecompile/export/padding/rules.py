@@ -47,9 +47,9 @@ RULES: dict[str, Rule] = {}
 def rule(names: str) -> Callable[[Rule], Rule]:
     """Makes a function the rule of these operators."""
 
-    def keep(found: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names.split(), found))
-        return found
+    def keep(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names.split(), function))
+        return function
 
     return keep
 

@@ -95,8 +95,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result if weights else tree_map(_known, result)
         if func._schema.is_mutable:
             return self._change(func, name, args, kwargs)
-        result, known = self._apply(func, name, args, kwargs)
-        self._note(name, known, coded, result)
+        result, has_rule = self._apply(func, name, args, kwargs)
+        self._note(name, has_rule, coded, result)
         return result
 
     def _apply(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, bool]:
@@ -184,9 +184,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             form = getattr(plain, func._overloadname, None)
             if form is None or not name.endswith("_"):
                 raise Stop(name, f"nothing is known of what the operator {name} writes")
-            result, known = self._apply(form, name.removesuffix("_"), args, kwargs)
+            result, has_rule = self._apply(form, name.removesuffix("_"), args, kwargs)
             self._note(
-                name.removesuffix("_"), known, [a for a in args if isinstance(a, Coded)], result
+                name.removesuffix("_"), has_rule, [a for a in args if isinstance(a, Coded)], result
             )
         if not isinstance(target, Coded):
             if not unknown_of(result).any():
@@ -204,7 +204,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         target.source = result.source if isinstance(result, Coded) else target.source
         return target
 
-    def _note(self, name: str, known: bool, coded: list[Coded], result: Any) -> None:
+    def _note(self, name: str, has_rule: bool, coded: list[Coded], result: Any) -> None:
         tensors = [item for item in tree_flatten(result)[0] if isinstance(item, Coded)]
         if self.records is None or not tensors:
             return
@@ -213,7 +213,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         number = len(self.records)
         sources = tuple(item.source for item in coded if item.source >= 0)
-        self.records.append(Record(name, known, _place(), sources, torch.unique(codes)))
+        self.records.append(Record(name, has_rule, _place(), sources, torch.unique(codes)))
         for item in tensors:
             item.source = number
 
