@@ -124,8 +124,8 @@ class Precision:
 
     def of(self, weights: Iterable[str]) -> str:
         """The precision of one product that these weights make up: the widest of theirs."""
-        kept = dict(self.kept)
-        return widest(kept.get(weight, self.name) for weight in weights)
+        by_weight = dict(self.kept)
+        return widest(by_weight.get(weight, self.name) for weight in weights)
 
     def __str__(self) -> str:
         if not self.kept:
@@ -150,10 +150,10 @@ class Precision:
         Raises:
             CompileError: it isn't one.
         """
-        name, kept = value.get("name"), value.get("kept", {})
-        if not isinstance(name, str) or not isinstance(kept, dict):
+        name, by_weight = value.get("name"), value.get("kept", {})
+        if not isinstance(name, str) or not isinstance(by_weight, dict):
             raise CompileError(f"{value!r} is no precision")
-        pairs = tuple((str(weight), str(wider)) for weight, wider in kept.items())
+        pairs = tuple((str(weight), str(wider)) for weight, wider in by_weight.items())
         return cls(name, pairs, rounded)
 
 

@@ -217,7 +217,7 @@ def _judge(
 
 def _compile_here(
     tasks: Sequence[ProgramTask],
-    known: Sequence[Artifact | None],
+    cached: Sequence[Artifact | None],
     backend: InductorCpuBackend | InductorTorchBackend,
     folder: Path,
     jobs: int | None,
@@ -225,7 +225,7 @@ def _compile_here(
     """Yields known programs, and compiles the rest in threads, in the order of the tasks."""
     with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
         try:
-            yield from pool.map(lambda task, a: a or backend.compile_program(task), tasks, known)
+            yield from pool.map(lambda task, a: a or backend.compile_program(task), tasks, cached)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -233,7 +233,7 @@ def _compile_here(
 
 def _compile_on_ray(
     tasks: Sequence[ProgramTask],
-    known: Sequence[Artifact | None],
+    cached: Sequence[Artifact | None],
     backend: InductorCpuBackend | InductorTorchBackend,
     folder: Path,
     jobs: int | None,
@@ -241,9 +241,9 @@ def _compile_on_ray(
     """As :func:`_compile_here`, on a cluster, which is asked only where something isn't known."""
     from edgecompile.backends.remote import compile_on_ray
 
-    new = [task for task, a in zip(tasks, known, strict=True) if a is None]
+    new = [task for task, a in zip(tasks, cached, strict=True) if a is None]
     with closing(compile_on_ray(new, backend, folder, jobs)) as results:
-        for artifact in known:
+        for artifact in cached:
             yield artifact or next(results)
 
 

@@ -88,7 +88,7 @@ def judge_drift(
     # Another bundle may have refused what this one serves.
     told = traffic.runs if same else traffic.calls
     served = _within(traffic.demand(outside=not same), plan) if told else None
-    known = _within(shipped.lengths, plan)
+    in_range = _within(shipped.lengths, plan)
     # The planner counts longer inputs as the longest served.
     planned = _within(shipped.lengths.clip(plan.max_length)[0], plan)
     return DriftReport(
@@ -97,7 +97,7 @@ def judge_drift(
         traffic=traffic,
         thresholds=thresholds or Thresholds(),
         refused=traffic.calls - (0 if served is None else served.n),
-        planned_refused_share=1.0 - (0 if known is None else known.n) / shipped.lengths.n,
+        planned_refused_share=1.0 - (0 if in_range is None else in_range.n) / shipped.lengths.n,
         shift=_shift(shipped, traffic) if traffic.calls else None,
         cost=_cost(plan, planned, served, modes, max_buckets),
         buckets=_buckets(plan, planned, served, traffic if same else None),

@@ -172,20 +172,20 @@ class DriftReport:
         """Why a new plan pays, in sentences; empty if it doesn't, or nothing can be told."""
         if not self.enough:
             return ()
-        found = []
+        reasons = []
         limits = self.thresholds
         if self.cost is not None and self.cost.excess > limits.tolerance:
-            found.append(
+            reasons.append(
                 f"the buckets cost {_percent(self.cost.excess)} more than the best for this "
                 f"traffic would ({_percent(limits.tolerance)} are tolerated)"
             )
         allowed = self.planned_refused_share + limits.max_refused
         if self.refused_share > allowed:
-            found.append(
+            reasons.append(
                 f"{_percent(self.refused_share)} of the calls were refused for their sizes "
                 f"({_percent(allowed)} are tolerated)"
             )
-        return tuple(found)
+        return tuple(reasons)
 
     @property
     def verdict(self) -> str:

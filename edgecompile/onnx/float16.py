@@ -41,25 +41,25 @@ class Narrowed:
     kept: tuple[KeptNode, ...]
 
 
-def narrow(graph: OnnxGraph, kept: Mapping[str, str], fills: Mapping[str, Fill]) -> Narrowed:
-    """Makes every float32 value float16 but those of the nodes in ``kept``.
+def narrow(graph: OnnxGraph, reasons: Mapping[str, str], fills: Mapping[str, Fill]) -> Narrowed:
+    """Makes every float32 value float16 but those of the nodes that ``reasons`` names.
 
     Args:
         graph: in float32; isn't changed.
-        kept: reasons by node's name.
+        reasons: for what stays float32, by node's name.
         fills: constants to cut down, from :func:`edgecompile.onnx.fills.find_fills`.
     """
-    return _Narrowing(graph, kept, fills).run()
+    return _Narrowing(graph, reasons, fills).run()
 
 
 class _Narrowing:
     """One pass over the nodes in their order."""
 
     def __init__(
-        self, graph: OnnxGraph, kept: Mapping[str, str], fills: Mapping[str, Fill]
+        self, graph: OnnxGraph, reasons: Mapping[str, str], fills: Mapping[str, Fill]
     ) -> None:
         self.old = graph
-        self.kept = kept
+        self.reasons = reasons
         self.fills = fills
         self.dtypes = graph.dtypes()
         self.result = graph.without_nodes({})
@@ -76,10 +76,10 @@ class _Narrowing:
         for old in self.old.nodes:
             node = copy.deepcopy(old)
             floats = [n for n in (*old.input, *old.output) if self.dtypes.get(n) == "float32"]
-            stays = old.name in self.kept and bool(floats)
+            stays = old.name in self.reasons and bool(floats)
             if stays:
                 place = self.old.place(old.name)
-                kept_nodes.append(KeptNode(old.name, old.op_type, place, self.kept[old.name]))
+                kept_nodes.append(KeptNode(old.name, old.op_type, place, self.reasons[old.name]))
             self._take(node, stays)
             self._give(node, stays)
             self.result.nodes.append(node)

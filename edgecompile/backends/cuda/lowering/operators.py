@@ -179,18 +179,18 @@ def _bagged(
     return _joined(torch.embedding(w, ids), mask, list(factors), mode)
 
 
-def _joined(rows: Tensor, kept: Tensor, factors: list[Tensor], mode: int) -> Tensor:
-    """The rows [.., L, D] that are ``kept`` [B, L] as one of each bag; zeros of an empty one."""
+def _joined(rows: Tensor, mask: Tensor, factors: list[Tensor], mode: int) -> Tensor:
+    """The rows [.., L, D] in ``mask`` [B, L] as one of each bag; zeros of an empty one."""
     if mode == 2:
-        most = torch.where(kept[..., None], rows, float("-inf")).amax(1)
-        return torch.where(kept.any(1)[:, None], most, 0.0).to(rows.dtype)
+        most = torch.where(mask[..., None], rows, float("-inf")).amax(1)
+        return torch.where(mask.any(1)[:, None], most, 0.0).to(rows.dtype)
     wide = rows.to(torch.float32)
     for factor in factors:
         wide = wide * factor[..., None]
     # Not a product with zeros: rows of other bags, or of padding, may be infinite or no numbers.
-    total = torch.where(kept[..., None], wide, 0.0).sum(1)
+    total = torch.where(mask[..., None], wide, 0.0).sum(1)
     if mode == 1:
-        total = total / kept.sum(1).clamp(min=1)[:, None]
+        total = total / mask.sum(1).clamp(min=1)[:, None]
     return total.to(rows.dtype)
 
 

@@ -112,7 +112,7 @@ def read_template(source: str) -> Template | None:
 def with_tile(source: str, tile: Tile) -> str:
     """A product's source with another tile."""
     sizes = {"M": tile.m, "N": tile.n, "K": tile.k}
-    return _BLOCK.sub(lambda found: f"{found[1]}{sizes[found[2]]}", source)
+    return _BLOCK.sub(lambda match: f"{match[1]}{sizes[match[2]]}", source)
 
 
 #: A size, or a constant, that a kernel begins with.
