@@ -40,13 +40,13 @@ def hash_tree(path: Path) -> dict[str, str]:
     """
     if not path.is_dir():
         return {path.name: file_sha256(path)}
-    found = {}
+    hashes = {}
     for file in sorted(_files(path)):
         try:
-            found[file.relative_to(path).as_posix()] = file_sha256(file)
+            hashes[file.relative_to(path).as_posix()] = file_sha256(file)
         except (PermissionError, FileNotFoundError):
-            found[file.relative_to(path).as_posix()] = "can't be read"
-    return found
+            hashes[file.relative_to(path).as_posix()] = "can't be read"
+    return hashes
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -20,7 +20,7 @@ def installation_id() -> str:
     Every installed package counts by its version, since models may use any of them, every file of
     edgecompile by its content, and the environment's variables that torch reads but for folders.
     """
-    packages = {f"{found.metadata['Name']} {found.version}" for found in metadata.distributions()}
+    packages = {f"{dist.metadata['Name']} {dist.version}" for dist in metadata.distributions()}
     variables = {
         name: text
         for name, text in os.environ.items()

@@ -207,8 +207,9 @@ def build(
 
     sources = find_sources(model, lengths, texts, tokenizer, stats)
     subject = find_subject(model, example_inputs, axes, load_options, batch=batch)
-    given = {"plan": read_plan(plan), "quick": quick}
-    options = plan_request(max_length, precision, plan_options, build_options, **given)
+    options = plan_request(
+        max_length, precision, plan_options, build_options, plan=read_plan(plan), quick=quick
+    )
     listener = listen(progress)
     with requested(
         subject,

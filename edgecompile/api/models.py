@@ -209,8 +209,8 @@ def kept_state(model: Any) -> Iterator[None]:
 
 def _refuse(example_inputs: Any, axes: Any, reason: str) -> None:
     """Refuses example inputs and axes of a model that has its own."""
-    given = {"example_inputs": example_inputs, "axes": axes}
-    names = " and ".join(f"`{name}`" for name, value in given.items() if value is not None)
+    arguments = {"example_inputs": example_inputs, "axes": axes}
+    names = " and ".join(f"`{name}`" for name, value in arguments.items() if value is not None)
     if names:
         raise UsageError(
             f"{names}: for an nn.Module; {reason} what goes in and what varies",

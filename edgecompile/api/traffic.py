@@ -181,9 +181,9 @@ def _own_tokenizer(model: Any) -> Path:
     if _is_path(model):
         from edgecompile.loaders.kinds import check_form, find_tokenizer
 
-        found = find_tokenizer(os.fsdecode(model))
-        if found is not None:
-            return found
+        tokenizer = find_tokenizer(os.fsdecode(model))
+        if tokenizer is not None:
+            return tokenizer
         check_form(os.fsdecode(model))
     raise UsageError(
         "`texts` need a `tokenizer`: the model is not a folder that has one",

@@ -101,18 +101,18 @@ class BucketLimits:
     cost: BucketCost = field(default_factory=BucketCost)
     max_memory: int | None = None
 
-    def most(self, max_buckets: int | None, wanted: int | None = None) -> int | None:
+    def most(self, max_buckets: int | None, buckets: int | None = None) -> int | None:
         """The largest number of buckets that every constraint allows, None without any bound.
 
         Args:
             max_buckets: a direct bound.
-            wanted: a number of buckets that is asked for; it must be allowed.
+            buckets: a number of buckets that is asked for; it must be allowed.
 
         Raises:
-            PlanError: a bound leaves no room for one bucket (or for ``wanted``); names every such
+            PlanError: a bound leaves no room for one bucket (or for ``buckets``); names every such
                 bound and what it lacks.
         """
-        needed = 1 if wanted is None else wanted
+        needed = 1 if buckets is None else buckets
         problems = []
         if needed < 1:
             problems.append(f"{needed} buckets are asked for, but a plan has one at least")

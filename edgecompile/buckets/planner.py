@@ -141,10 +141,10 @@ def _size_problems(
     return problems
 
 
-def _lower_bound(problem: Problem, found: float) -> float | None:
+def _lower_bound(problem: Problem, cost: float) -> float | None:
     """The least cost of any buckets, at most that of the plan found; None where that is the optimum."""
     # Rounding may put the bound above.
-    return None if len(problem.axes) == 1 else min(cover_bound(problem), found)
+    return None if len(problem.axes) == 1 else min(cover_bound(problem), cost)
 
 
 def _orders(problem: Problem) -> tuple[int, ...]:

@@ -148,10 +148,10 @@ def _padding_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _gpu_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     """A line on a bundle's programs for a GPU and the checks that they passed; none where there are none."""
-    found = [item["gpu"] for item in manifest["variants"] if item.get("gpu")]
-    if not found:
+    gpus = [item["gpu"] for item in manifest["variants"] if item.get("gpu")]
+    if not gpus:
         return []
-    gpu = found[0]  # that of another architecture's host has the same kernels
+    gpu = gpus[0]  # that of another architecture's host has the same kernels
     code = ["machine code for " + ", ".join(gpu["compute_capabilities"])]
     code += [f"PTX from {gpu['ptx']} on"] if gpu["ptx"] else []
     checks = ", ".join(gpu.get("checks", ())) or "nothing"

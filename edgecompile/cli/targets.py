@@ -139,8 +139,8 @@ def _show_table(profile: TargetProfile) -> RenderableType:
     from edgecompile.cli.terminal.tables import facts, heading, stack, table
 
     peaks = ", ".join(f"{precision} {peak:g}" for precision, peak in profile.peak_gflops)
-    known = profile.bandwidth_gbs is not None
-    bandwidth = f"{profile.bandwidth_gbs:g} GB/s" if known else "bandwidth not known"
+    gbs = profile.bandwidth_gbs
+    bandwidth = "bandwidth not known" if gbs is None else f"{gbs:g} GB/s"
     rows = [
         ("name", profile.name),
         ("description", profile.description),

@@ -134,10 +134,10 @@ def pack_bundle(
     manifest = manifest._replace(built_by={**manifest.built_by, "verified": report.summary})
     if contents.server is not None:
         step.update(text="measuring batches")
-        found = measure_server(
+        serving = measure_server(
             contents.server, writer.staging, manifest, lambda text: step.update(text=text)
         )
-        manifest = manifest._replace(plan={**manifest.plan, "server": found})
+        manifest = manifest._replace(plan={**manifest.plan, "server": serving})
     for name, data in _reports(manifest, contents, report).items():
         writer.add_bytes(data, f"reports/{name}")
     writer.write_manifest(manifest)

@@ -269,10 +269,10 @@ def _check_model(preflight: Preflight, request: BuildRequest, profile: TargetPro
             )
             usual = load.max_length or settings.get("max_seq_length")
             limits = [stored_positions(config, shapes), usual if isinstance(usual, int) else None]
-            known = [limit for limit in limits if limit is not None]
+            least = min((limit for limit in limits if limit is not None), default=None)
             if request.plan.lengths is not None:
                 name = folder.resolve().name
-                longest_served(name, min(known, default=None), request.plan)
+                longest_served(name, least, request.plan)
     return weights
 
 
@@ -332,14 +332,14 @@ def _check_space(preflight: Preflight, needed: int, output: Path, work: Path) ->
     places = {output.parent: needed, work: needed}
     disks = {place: nearest_folder(place).stat().st_dev for place in places}
     for place in places:
-        wanted = sum(size for other, size in places.items() if disks[other] == disks[place])
+        required = sum(size for other, size in places.items() if disks[other] == disks[place])
         free = free_space(place)
-        if free < wanted:
+        if free < required:
             what = "the bundle" if place == output.parent else "the work"
             preflight.problems.append(
                 DiskFullError(
-                    f"{place}: too little space for {what} (needs {format_bytes(wanted)} or more, "
-                    f"has {format_bytes(free)})",
+                    f"{place}: too little space for {what} (needs {format_bytes(required)} or "
+                    f"more, has {format_bytes(free)})",
                     hint="free some space there, or name another `output`, `work_dir` or TMPDIR",
                 )
             )

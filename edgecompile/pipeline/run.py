@@ -63,15 +63,15 @@ def work_folder(named: Path | None, source: ModelSource) -> Iterator[Path]:
         yield named
         return
     folder = Path(tempfile.mkdtemp(prefix="edgecompile-work-"))
-    kept = False
+    keep = False
     try:
         yield folder
     except BundleWriteError as error:
-        kept = error.destination is not None and source.lasting
-        if kept:
+        keep = error.destination is not None and source.lasting
+        if keep:
             hint = f'the work is kept: `work_dir="{folder}"` goes on from it'
             error.hint = f"{error.hint}; {hint}" if error.hint else hint
         raise
     finally:
-        if not kept:
+        if not keep:
             shutil.rmtree(folder, ignore_errors=True)

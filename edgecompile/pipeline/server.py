@@ -105,24 +105,24 @@ def measure_server(
         result["padding"] = server.padding
     if server.variant is None:
         return result
-    found = bench_serving(bundle, server.threads, server.variant, tell)
+    measurement = bench_serving(bundle, server.threads, server.variant, tell)
     axis = str(manifest.length_axis)
     lengths = manifest.axes[axis]
     most = max(extent.hi for name, extent in manifest.axes.items() if name != axis)
     try:
-        costs = read_costs(found, most_rows=most, longest=lengths.hi, shortest=lengths.lo)
+        costs = read_costs(measurement, most_rows=most, longest=lengths.hi, shortest=lengths.lo)
     except ValueError as error:
         raise VerificationError(f"the runtime's measurement makes no sense: {error}") from None
     traffic = {int(n): server.percentiles.count(n) for n in set(server.percentiles)}
-    streams = plan_streams(costs, found["cpus"], traffic)
+    streams = plan_streams(costs, measurement["cpus"], traffic)
     return {
         **result,
-        "cpus": found["cpus"],
-        "cpu": found["host"].get("cpu"),
-        "date": found["date"],
-        "variant": found["variant"],
+        "cpus": measurement["cpus"],
+        "cpu": measurement["host"].get("cpu"),
+        "date": measurement["date"],
+        "variant": measurement["variant"],
         "streams": streams.count,
         "threads": streams.threads,
         "rows_per_second": round(streams.rows_per_second, 3),
-        "points": found["points"],
+        "points": measurement["points"],
     }

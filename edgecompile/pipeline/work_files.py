@@ -46,14 +46,14 @@ def find_exports(plan: BucketPlan, work: Path) -> tuple[Path, ...]:
     Raises:
         ExportError: a bucket hasn't been exported.
     """
-    known: dict[str, Path] = {}
+    exports: dict[str, Path] = {}
     marks = sorted(
         (work / "exported").glob("*/done.json"), key=lambda path: path.stat().st_mtime_ns
     )
     for mark in marks:
         with suppress(ValueError):
-            known[_canonical(json.loads(mark.read_text(encoding="utf-8")))] = mark.parent
-    folders = [known.get(_canonical(bucket.program_json())) for bucket in plan.buckets]
+            exports[_canonical(json.loads(mark.read_text(encoding="utf-8")))] = mark.parent
+    folders = [exports.get(_canonical(bucket.program_json())) for bucket in plan.buckets]
     missing = [
         f"{bucket.lo}..{bucket.hi}"
         for bucket, folder in zip(plan.buckets, folders, strict=True)

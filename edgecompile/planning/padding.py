@@ -78,7 +78,7 @@ def with_padding(
         if limits is None or extent.lo < limits.lo or extent.hi > (limits.hi or extent.hi):
             raise PlanError(
                 f"the plan pads {name} {extent.lo} to {extent.hi}, but {model.name} takes "
-                + ", ".join(f"{axis} {known}" for axis, known in model.axes.items()),
+                + ", ".join(f"{axis} {span}" for axis, span in model.axes.items()),
                 hint="make the plan with the model",
             )
     padding = require_paddable(model, axes, assume=assume or plan.padding == ASSUMED)

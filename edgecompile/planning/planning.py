@@ -115,10 +115,10 @@ def plan_model(
     return _planned(subject, plan, precision, cost, scope)
 
 
-def _given(subject: Subject, given: BucketPlan, precision: Precision) -> Planned:
+def _given(subject: Subject, requested: BucketPlan, precision: Precision) -> Planned:
     """The plan of the request, which has to fit."""
     scope, model = subject.scope, subject.model
-    plan, note = without_foreign_costs(given, subject.made_for(precision))
+    plan, note = without_foreign_costs(requested, subject.made_for(precision))
     plan = with_padding(plan, model, assume=subject.request.assume_paddable)
     if model.generation is None:
         _note_refused_lengths(subject, plan.max_length)

@@ -130,10 +130,10 @@ class PlanRequest(PlanOptions, BuildOptions):
                 f"Target {profile.name} has a GPU: `profile` server is for CPUs",
                 hint="leave it out",
             )
-        known: tuple[str, ...] = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
+        precisions: tuple[str, ...] = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
         if profile.gpu is not None and self.backend in (TRITON, BOTH):
             of_triton = profile.gpu.triton_precisions
-            known = of_triton if self.backend == TRITON else BOTH_PRECISIONS
+            precisions = of_triton if self.backend == TRITON else BOTH_PRECISIONS
             _ = profile.gpu.facts
         if self.alternatives and self.backend not in (TRITON, BOTH):
             raise UsageError(
@@ -142,7 +142,7 @@ class PlanRequest(PlanOptions, BuildOptions):
             )
         of_torch = self.runtime != NATIVE and not gpu
         for option, value, choices in (
-            ("precision", precision, (FP32.name,) if of_torch else known),
+            ("precision", precision, (FP32.name,) if of_torch else precisions),
             ("runtime", self.runtime, (NATIVE,) if gpu else RUNTIMES),
             ("jetpack", self.jetpack, (None, *profile.jetpacks)),
             ("backend", self.backend, BACKENDS if gpu else (AUTO,)),

@@ -69,11 +69,12 @@ def _compare(model: LoadedModel, axis: str, least: int, sizes: Mapping[str, int]
         alone = model.run({name: tensor[at : at + least] for name, tensor in batch.items()})
         for name, want in alone.items():
             got = together[name][at : at + least]
-            found = compare_arrays(got.numpy(), want.numpy(), TOLERANCES["fp32"])
-            if not found.ok:
+            agreement = compare_arrays(got.numpy(), want.numpy(), TOLERANCES["fp32"])
+            if not agreement.ok:
                 shape = ", ".join(f"{key} {size}" for key, size in sizes.items())
                 return (
-                    f"row {at} of a batch ({shape}) isn't what it is alone: {name} {found.reason}"
+                    f"row {at} of a batch ({shape}) isn't what it is alone: {name} "
+                    f"{agreement.reason}"
                 )
     return ""
 

@@ -91,8 +91,8 @@ def longest_served(
         LengthsError: lengths of the sample, or ``max_length``, are over the limit.
     """
     longest = int(request.traffic.max)
-    wanted = request.max_length
-    if wanted is None and fixed:
+    max_length = request.max_length
+    if max_length is None and fixed:
         shortest = request.traffic.min
         if (shortest, longest) != (limit, limit):
             raise LengthsError(
@@ -101,14 +101,14 @@ def longest_served(
                 hint="leave them out: there is nothing to plan; or name the dimension that varies "
                 'in the model\'s axes: "axes": {"x": {1: "length"}}',
             )
-    if wanted is not None:
-        if limit is not None and wanted > limit:
+    if max_length is not None:
+        if limit is not None and max_length > limit:
             raise LengthsError(
-                f"`max_length` is {wanted}, but {name} takes "
+                f"`max_length` is {max_length}, but {name} takes "
                 + ("inputs of one size only" if fixed else f"at most {limit}"),
                 hint="leave `max_length` out" if fixed else f"`max_length` may be {limit} or less",
             )
-        return wanted
+        return max_length
     if limit is None:
         return longest
     if longest > limit and not request.cut:
@@ -152,15 +152,15 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> PlanScope:
                 f"{', '.join(axes)}",
                 hint="name the column after the axis, or leave it out",
             )
-        known = model.axes[second]
+        extent = model.axes[second]
         top = joint.max(second)
-        if joint.min(second) < known.lo or top > (known.hi or top):
+        if joint.min(second) < extent.lo or top > (extent.hi or top):
             raise LengthsError(
                 f"{second} in the sample is {joint.min(second)} to {top}, but {model.name} takes "
-                f"{known}",
+                f"{extent}",
                 hint="give a range that holds the sample, such as a `batch` of (smallest, largest)",
             )
-        axes[second] = AxisRange(known.lo, known.hi or top, joint.marginal(second).quantile(0.5))
+        axes[second] = AxisRange(extent.lo, extent.hi or top, joint.marginal(second).quantile(0.5))
         joint, _ = joint.clip(axis, longest)
     return PlanScope(served, tuple(axes.items()), joint)
 

@@ -125,9 +125,9 @@ def _without_the_whole(
         if less and less[0].startswith(scope.axis):
             hints.insert(0, f"it can be exported for {', '.join(less)}: cut the lengths to that")
     if 1 < len(traffic.lengths) <= _FEW_LENGTHS:
-        known = ", ".join(map(str, traffic.lengths))
+        lengths = ", ".join(map(str, traffic.lengths))
         hints.append(
-            f"the traffic has {len(traffic.lengths)} different lengths ({known}): a bundle for "
+            f"the traffic has {len(traffic.lengths)} different lengths ({lengths}): a bundle for "
             "each alone (its length as both limits of the axis) needs neither"
         )
     raise PlanError(f"{reason}; and {unpaddable}", hint="; ".join(hints)) from error

@@ -55,9 +55,9 @@ class JetPack:
         least, below = version_pair(self.tensorrt_least), version_pair(self.tensorrt_below)
         return least <= version_pair(tensorrt) < below
 
-    def releases(self, known: Sequence[str]) -> tuple[str, ...]:
+    def releases(self, versions: Sequence[str]) -> tuple[str, ...]:
         """Those of some TensorRT releases (major.minor) that may finish a bundle."""
-        return tuple(name for name in known if self.takes(name))
+        return tuple(name for name in versions if self.takes(name))
 
 
 #: Of a machine that is no Jetson: whoever runs it installs what TensorRT they like. The bounds are

@@ -302,11 +302,11 @@ def _names(folders: Iterable[Path]) -> tuple[str, ...]:
     return tuple(sorted({path.stem for folder in folders for path in folder.glob("*.toml")}))
 
 
-def _suggest(name: str, known: Sequence[str], what: str) -> str:
-    return f"{_did_you_mean(name, known)}known {what}: {', '.join(known) or 'none'}"
+def _suggest(name: str, names: Sequence[str], what: str) -> str:
+    return f"{_did_you_mean(name, names)}known {what}: {', '.join(names) or 'none'}"
 
 
-def _did_you_mean(name: str, known: Sequence[str]) -> str:
+def _did_you_mean(name: str, names: Sequence[str]) -> str:
     """Up to three names that what was written is short for, or near to, as a question."""
 
     def is_short_for(full: str) -> bool:
@@ -314,9 +314,9 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str:
         return all(letter in letters for letter in plain)  # in this order
 
     plain = re.sub("[^a-z0-9]", "", name.lower())
-    short = [full for full in known if len(plain) > 2 and is_short_for(full)]
+    short = [full for full in names if len(plain) > 2 and is_short_for(full)]
     short.sort(key=lambda full: len(full))
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     suggestions = list(dict.fromkeys([*short, *close]))[:3]
     return f"did you mean {' or '.join(suggestions)}? " if suggestions else ""
 

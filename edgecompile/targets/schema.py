@@ -53,9 +53,9 @@ class Key:
     required: bool = True
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, names: Sequence[str]) -> str:
     """`` (did you mean x?)`` where a known name is near, else an empty string."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

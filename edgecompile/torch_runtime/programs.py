@@ -112,21 +112,21 @@ class TorchProgram:
             self._weights = None
 
     def _bind(self, container: Container, weights: Weights) -> None:
-        known = {item.name: item for item in weights.constants}
+        constants = {item.name: item for item in weights.constants}
         missing, wrong, pairs = [], [], []
-        for wanted in container.constants():
-            stored = known.get(wanted.key)
+        for constant in container.constants():
+            stored = constants.get(constant.key)
             if stored is None:
-                missing.append(wanted.key)
+                missing.append(constant.key)
                 continue
             rounded = (stored.nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-            if stored.type.code != wanted.dtype or rounded != wanted.nbytes:
-                wrong.append(f"{wanted.key} ({stored.type.name}, {stored.nbytes} bytes)")
+            if stored.type.code != constant.dtype or rounded != constant.nbytes:
+                wrong.append(f"{constant.key} ({stored.type.name}, {stored.nbytes} bytes)")
                 continue
             address = weights.address + stored.offset
             handle = container.borrow(address, stored.type.code, stored.shape)
             self._constants.append(handle)
-            pairs.append((wanted.name, handle))
+            pairs.append((constant.name, handle))
         problems = [f"missing constants: {', '.join(missing)}"] if missing else []
         problems += [f"misfitting constants: {', '.join(wrong)}"] if wrong else []
         if problems:

@@ -26,7 +26,7 @@ def test_every_broken_bound_is_named_with_what_it_lacks() -> None:
     cost = BucketCost(base_size=900, bucket_size=200, bucket_build_s=8.0)
     limits = BucketLimits(max_size=1000, max_build_s=10.0, cost=cost)
     with pytest.raises(PlanError) as caught:
-        limits.most(1, wanted=2)
+        limits.most(1, buckets=2)
     message = caught.value.message
     assert "2 buckets are asked for, `max_buckets` is 1" in message
     assert "`max_size` allows 1.00 kB, but 2 buckets need 1.30 kB" in message

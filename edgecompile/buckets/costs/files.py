@@ -96,7 +96,7 @@ def _read_rows(text: str, kind: CostKind, name: str) -> CostGrid:
         )
     else:
         names = list(_COLUMNS[:3])
-    used, further = ([n for n in names if (n in _COLUMNS) is known] for known in (True, False))
+    used, further = ([n for n in names if (n in _COLUMNS) is fixed] for fixed in (True, False))
     named = [(number, dict(zip(names, cells, strict=False))) for number, cells in rows]
     # A single further column is a second axis if lengths repeat.
     lengths = [row.get(_LENGTH) for _, row in named]

@@ -99,14 +99,14 @@ def command(
         )
     serving = read_serving(bundle, costs)
     longest = serving.costs.longest
-    lengths, given = serving.lengths, tuple[Request, ...]()
+    lengths, recorded = serving.lengths, tuple[Request, ...]()
     if trace is not None:
-        given = tuple(Request(at, length) for at, length in read_trace(trace))
-        lengths = count_lengths(given)
+        recorded = tuple(Request(at, length) for at, length in read_trace(trace))
+        lengths = count_lengths(recorded)
     elif traffic:
         read = traffic.read(max_length=longest).lengths
         lengths = dict(zip(map(int, read.lengths), map(int, read.counts), strict=True))
-    workload = Workload(lengths, given, tuple(rates), requests, seed)
+    workload = Workload(lengths, recorded, tuple(rates), requests, seed)
     over = workload.longer_than(longest)
     if over:
         total = sum(lengths.values())

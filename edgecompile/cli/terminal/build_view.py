@@ -27,7 +27,7 @@ _DEFAULT = re.compile(r"(?:Default:|\[default:)\s+(.+?)[.\]]*$")
 
 def show_options(
     console: Console,
-    known: Mapping[str, object] = MappingProxyType({}),
+    preset: Mapping[str, object] = MappingProxyType({}),
     *,
     everything: bool = False,
 ) -> None:
@@ -35,20 +35,20 @@ def show_options(
 
     Args:
         console: where.
-        known: options that are shown with these values, whether they were given or not.
+        preset: options that are shown with these values, whether they were given or not.
         everything: show the defaults, too.
     """
     context = click.get_current_context()
     shown: dict[str, object] = {}
     for parameter in context.command.params:
         name = str(parameter.name)
-        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if not (given or everything or name == "target" or name in known):
+        explicit = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if not (explicit or everything or name == "target" or name in preset):
             continue
-        value = known.get(name, context.params.get(name))
+        value = preset.get(name, context.params.get(name))
         if isinstance(parameter, click.Option):
             if parameter.is_flag and not parameter.secondary_opts:
-                value = given
+                value = explicit
             default = _DEFAULT.search(parameter.help or "")
             value = default[1] if value is None and default else value
         shown[max(parameter.opts, key=len).lstrip("-")] = value

@@ -135,21 +135,21 @@ class Calibration:
                 f"{self.source}: measured along {self.length_axis}, not along {axis}",
                 hint=CALIBRATION_HINT,
             )
-        wanted = next(iter(self.slices)) if at is None else tuple(sorted(at.items()))
-        if wanted not in self.slices:
-            known = "; ".join(spell_sizes(others) for others in self.slices)
+        sizes = next(iter(self.slices)) if at is None else tuple(sorted(at.items()))
+        if sizes not in self.slices:
+            measured = "; ".join(spell_sizes(others) for others in self.slices)
             raise CostError(
-                f"{self.source}: nothing was measured at {spell_sizes(wanted)}",
-                hint=f"it has points at: {known}",
+                f"{self.source}: nothing was measured at {spell_sizes(sizes)}",
+                hint=f"it has points at: {measured}",
             )
         exact = [
             CostPoint(point.size(self.length_axis), point.ms, None, point.spread_ms)
-            for point in self.slices[wanted]
+            for point in self.slices[sizes]
             if point.mode == "exact"
         ]
         pad = [
             CostPoint(point.size(self.length_axis), None, point.ms, pad_spread_ms=point.spread_ms)
-            for point in self.slices[wanted]
+            for point in self.slices[sizes]
             if point.mode == "pad"
         ]
         provenance = {
@@ -161,8 +161,8 @@ class Calibration:
             "date": self.date,
             "edgecompile": self.edgecompile or "unknown",
         }
-        if wanted:
-            provenance["at"] = spell_sizes(wanted)
+        if sizes:
+            provenance["at"] = spell_sizes(sizes)
         for mode, points in (("exact", exact), ("pad", pad)):
             if points:
                 provenance[f"{mode}_measured_at"] = ", ".join(str(p.length) for p in points)
@@ -199,14 +199,13 @@ def check_calibration(
     Raises:
         CostError: tells every difference.
     """
-    found = calibration
     problems = []
-    if found.structure is None:
+    if calibration.structure is None:
         problems.append("it doesn't say of which model: the bundle recorded no structure")
-    elif found.structure != structure:
+    elif calibration.structure != structure:
         problems.append(
-            f"it is of another model, {found.model}: its structure is {found.structure}, this "
-            f"model's {structure}"
+            f"it is of another model, {calibration.model}: its structure is {calibration.structure}"
+            f", this model's {structure}"
         )
     variants = {variant.name: variant.arch for variant in target.variants}
     if target.gpu is not None:
@@ -216,38 +215,38 @@ def check_calibration(
             # These are called after the host; a GPU of the same code costs much the same.
             variants = {f"{TRITON}-{arch}": arch for arch in target.archs}
             served = target.gpu.cubins or (target.gpu.compute_capability,)
-            if found.capability not in served:
+            if calibration.capability not in served:
                 problems.append(
-                    f"it is of a GPU of compute capability {found.capability or 'unknown'}, the "
-                    f"target's code is for {', '.join(served)}"
+                    f"it is of a GPU of compute capability {calibration.capability or 'unknown'}, "
+                    f"the target's code is for {', '.join(served)}"
                 )
-        if found.mode != PLANNED:
+        if calibration.mode != PLANNED:
             # Others launch kernels where the plan replays graphs, or pad what it doesn't.
             problems.append(
-                f"it was measured in the mode {found.mode or 'unknown'}, not in {PLANNED} "
+                f"it was measured in the mode {calibration.mode or 'unknown'}, not in {PLANNED} "
                 "(EDGECOMPILE_MODE)"
             )
-    if variants.get(found.variant) != found.arch:
-        known = ", ".join(f"{name} ({arch})" for name, arch in variants.items())
+    if variants.get(calibration.variant) != calibration.arch:
+        names = ", ".join(f"{name} ({arch})" for name, arch in variants.items())
         problems.append(
-            f"it is of another machine: it ran {found.variant} ({found.arch}), the target "
-            f"{target.name} has {known}"
+            f"it is of another machine: it ran {calibration.variant} ({calibration.arch}), the "
+            f"target {target.name} has {names}"
         )
-    if found.edgecompile != edgecompile_version:
+    if calibration.edgecompile != edgecompile_version:
         problems.append(
-            f"it is of another version: edgecompile {found.edgecompile or 'unknown'}, this is "
-            f"{edgecompile_version}"
+            f"it is of another version: edgecompile {calibration.edgecompile or 'unknown'}, this "
+            f"is {edgecompile_version}"
         )
-    if threads is not None and found.threads != threads:
-        problems.append(f"it was measured with {found.threads} threads, not {threads}")
+    if threads is not None and calibration.threads != threads:
+        problems.append(f"it was measured with {calibration.threads} threads, not {threads}")
     # A GPU's float32 weights have a name of their own.
-    if found.precision.removesuffix("-gpu") != precision:
-        problems.append(f"it was measured in {found.precision}, not in {precision}")
-    if found.length_axis != length_axis:
-        problems.append(f"it was measured along {found.length_axis}, not along {length_axis}")
+    if calibration.precision.removesuffix("-gpu") != precision:
+        problems.append(f"it was measured in {calibration.precision}, not in {precision}")
+    if calibration.length_axis != length_axis:
+        problems.append(f"it was measured along {calibration.length_axis}, not along {length_axis}")
     if problems:
         raise CostError(
-            f"{found.source}: this calibration can't be used: " + "; ".join(problems),
+            f"{calibration.source}: this calibration can't be used: " + "; ".join(problems),
             hint=CALIBRATION_HINT,
         )
 

@@ -139,8 +139,8 @@ def _static_lengths(scope: PlanScope, *, alone: bool) -> list[int]:
         chosen |= {scope.traffic.min, round((extent.lo * extent.hi) ** 0.5)}
     lengths = sorted({min(max(length, extent.lo), extent.hi) for length in chosen})
     # Lengths that hardly differ cost the same: of such neighbours the longer one stays.
-    kept = [a for a, b in pairwise(lengths) if b >= 1.25 * a and b > a + 1]
-    return [*kept, lengths[-1]]
+    distinct = [a for a, b in pairwise(lengths) if b >= 1.25 * a and b > a + 1]
+    return [*distinct, lengths[-1]]
 
 
 def build_calibration_bundle(
@@ -209,9 +209,9 @@ def _cost(
     sizes = [artifact.library.stat().st_size for artifact in programs]
     native = sum(runtime.path.stat().st_size for runtime in compiled.natives.values())
     total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    wanted, built = len(profile.variants), len(compiled.variants)
+    variants, built = len(profile.variants), len(compiled.variants)
     return BucketCost(
-        base_size=total - sum(sizes) + round(native * (wanted - built) / built),
-        bucket_size=round(wanted * sum(sizes) / len(sizes)),
+        base_size=total - sum(sizes) + round(native * (variants - built) / built),
+        bucket_size=round(variants * sum(sizes) / len(sizes)),
         bucket_build_s=build_s,
     )

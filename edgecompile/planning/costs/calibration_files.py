@@ -113,7 +113,7 @@ def _milliseconds(field: Field) -> float:
 
 
 def _read_points(field: Field, axis: str) -> tuple[CalibratedPoint, ...]:
-    found: list[CalibratedPoint] = []
+    points: list[CalibratedPoint] = []
     seen: dict[tuple[object, ...], str] = {}
     last: dict[tuple[object, ...], int] = {}
     axes: set[str] | None = None
@@ -140,7 +140,7 @@ def _read_points(field: Field, axis: str) -> tuple[CalibratedPoint, ...]:
         assert bucket is not None and mode is not None and ms is not None and samples is not None
         pairs = tuple(sorted(sizes.items()))
         point = CalibratedPoint(bucket, cast(Mode, mode), pairs, float(ms), spread, samples)
-        found.append(point)
+        points.append(point)
         other = seen.setdefault((mode, pairs), entry.where)
         if other != entry.where:
             entry.refuse(_RULE, f"repeats {other}: {mode} at {spell_sizes(pairs)}")
@@ -152,4 +152,4 @@ def _read_points(field: Field, axis: str) -> tuple[CalibratedPoint, ...]:
         if length < last.get(ladder, 0):
             entry.refuse(_RULE, f"the {axis} {length} comes after {last[ladder]}")
         last[ladder] = length
-    return tuple(found)
+    return tuple(points)

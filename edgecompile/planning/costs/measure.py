@@ -169,10 +169,10 @@ def measured_costs(
                 hint="calibrate with a bundle that was made from a joint histogram",
             )
         lines[sizes[second]] = _named(calibration.curve(at=sizes), kind)
-    known = {size: line for size, line in lines.items() if len(line.modes) == 2}
-    if known:
+    complete = {size: line for size, line in lines.items() if len(line.modes) == 2}
+    if complete:
         lines = {
-            size: line if size in known else _fill_padded(size, line, known)
+            size: line if size in complete else _fill_padded(size, line, complete)
             for size, line in lines.items()
         }
     common = set.intersection(*(set(line.lengths) for line in lines.values()))
@@ -185,16 +185,16 @@ def measured_costs(
     return CostGrid.join((calibration.length_axis, second), rows, provenance)
 
 
-def _fill_padded(size: int, curve: CostGrid, known: dict[int, CostGrid]) -> CostGrid:
-    """``curve`` with padded costs by the ratio of the modes at the known sizes around ``size``."""
-    sizes = sorted(known)
+def _fill_padded(size: int, curve: CostGrid, complete: dict[int, CostGrid]) -> CostGrid:
+    """``curve`` with padded costs by the ratio of the modes at the complete sizes around it."""
+    sizes = sorted(complete)
     below = max((s for s in sizes if s < size), default=sizes[0])
     above = min((s for s in sizes if s > size), default=sizes[-1])
     share = (size - below) / (above - below) if above > below else 0.0
     points = []
     for point in curve.points:
         ratios = [
-            known[s].cost(point.length, "pad") / known[s].cost(point.length, "exact")
+            complete[s].cost(point.length, "pad") / complete[s].cost(point.length, "exact")
             for s in (below, above)
         ]
         ratio = ratios[0] + share * (ratios[1] - ratios[0])

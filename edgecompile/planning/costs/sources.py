@@ -83,19 +83,22 @@ def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_S
     serving, variant = subject.serving, subject.runnable[-1]
     spec = choose_calibration(serving.scope, serving.modes)
     key = cost_key(subject, spec, variant, precision)
-    known = None if key is None or subject.request.measure_again else find_kept(key, spec)
+    calibration = None if key is None or subject.request.measure_again else find_kept(key, spec)
     subject.notes.add(serving.note)
-    if known is None:
+    if calibration is None:
         document, cost = _measure(subject, spec, variant, precision, step)
         if key is not None:
             keep_costs(key, document, cost)
-        known = parse_calibration({**document, "bucket_cost": cost.to_json()}, "the measurement")
+        calibration = parse_calibration(
+            {**document, "bucket_cost": cost.to_json()}, "the measurement"
+        )
     else:
         subject.notes.add(
-            f"costs that were measured here on {known.date} are used, as long as nobody asks to measure again"
+            f"costs that were measured here on {calibration.date} are used, as long as nobody asks "
+            "to measure again"
         )
-    model = measured_costs(known, "measured", second=serving.scope.second)
-    return Costs(model, serving.scope, known.bucket_cost, spec)
+    model = measured_costs(calibration, "measured", second=serving.scope.second)
+    return Costs(model, serving.scope, calibration.bucket_cost, spec)
 
 
 def _measured_there(subject: Subject, precision: Precision, step: StepHandle) -> Costs | None:
