@@ -134,7 +134,7 @@ class Suspects:
     """The supervisor's side: the requests that ran in workers when they died."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[int, float]] = {}
+        self._deaths: dict[bytes, tuple[int, float]] = {}
         self._version = 0
 
     def new_file(self) -> int:
@@ -149,26 +149,26 @@ class Suspects:
         noted = os.pread(file, _SLOTS * _DIGEST, _RUNNING)
         keys = {noted[at : at + _DIGEST] for at in range(0, len(noted), _DIGEST)} - {_FREE}
         for key in keys:
-            self._known[key] = (min(self._known.pop(key, (0, now))[0] + 1, 255), now)
-        while len(self._known) > _MOST_SUSPECTS:
-            del self._known[next(iter(self._known))]
-        return sum(self._known[key][0] >= MOST_DEATHS for key in keys if key in self._known)
+            self._deaths[key] = (min(self._deaths.pop(key, (0, now))[0] + 1, 255), now)
+        while len(self._deaths) > _MOST_SUSPECTS:
+            del self._deaths[next(iter(self._deaths))]
+        return sum(self._deaths[key][0] >= MOST_DEATHS for key in keys if key in self._deaths)
 
     def clear(self, key: bytes) -> None:
         """It ran well."""
-        self._known.pop(key, None)
+        self._deaths.pop(key, None)
 
     def expire(self, now: float) -> bool:
         """Forgets what was suspected long enough; whether there was any."""
-        old = [key for key, (_, at) in self._known.items() if now - at > HOLD_S]
+        old = [key for key, (_, at) in self._deaths.items() if now - at > HOLD_S]
         for key in old:
-            del self._known[key]
+            del self._deaths[key]
         return bool(old)
 
     def write(self, *files: int) -> None:
         """Tells workers by their files."""
         self._version += 1
-        entries = [_ENTRY.pack(key, deaths) for key, (deaths, _) in self._known.items()]
+        entries = [_ENTRY.pack(key, deaths) for key, (deaths, _) in self._deaths.items()]
         for file in files:
             os.pwrite(file, b"".join(entries), _HEAD.size)
             os.pwrite(file, _HEAD.pack(self._version, len(entries)), 0)

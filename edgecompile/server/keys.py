@@ -13,10 +13,10 @@ class Keys:
     """The keys of which a request has to bring one; false where there are none, and anybody may ask."""
 
     def __init__(self, keys: Collection[bytes]) -> None:
-        self._known = [_digest(key) for key in keys]
+        self._digests = [_digest(key) for key in keys]
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self._digests)
 
     def check(self, authorization: bytes) -> None:
         """Compares what a request has under ``authorization``; call it where there are keys.
@@ -27,7 +27,7 @@ class Keys:
         scheme, _, key = authorization.partition(b" ")
         # Every key is compared, and each in a time that doesn't depend on how much of it was right.
         digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._known]
+        matches = [hmac.compare_digest(digest, stored) for stored in self._digests]
         if scheme.lower() != b"bearer" or not any(matches):
             raise Unauthorized("needs authorization: Bearer KEY, with a key of this server")
 

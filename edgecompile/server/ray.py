@@ -48,7 +48,7 @@ class Options:
         return (self.backlog_ms or self.slo_ms / 4 or 100.0) / 1e3
 
 
-def read_options(given: Mapping[str, Any]) -> Options:
+def read_options(arguments: Mapping[str, Any]) -> Options:
     """Options from the arguments of ``serve run`` or of a configuration file.
 
     Raises:
@@ -56,14 +56,14 @@ def read_options(given: Mapping[str, Any]) -> Options:
     """
     kinds: dict[str, type] = {"str": str, "int": int, "float": float}
     types = {item.name: kinds[str(item.type)] for item in fields(Options)}
-    problems = [f"there is no option {name!r:.40}" for name in given if name not in types]
+    problems = [f"there is no option {name!r:.40}" for name in arguments if name not in types]
     values = {}
     for name, kind in types.items():
-        if name in given:
+        if name in arguments:
             try:
-                values[name] = kind(given[name])
+                values[name] = kind(arguments[name])
             except (TypeError, ValueError):
-                problems.append(f"{name}={given[name]!r:.40} isn't of type {kind.__name__}")
+                problems.append(f"{name}={arguments[name]!r:.40} isn't of type {kind.__name__}")
     if not values.get("bundle"):
         problems.append("bundle=FOLDER is missing")
     if not problems:

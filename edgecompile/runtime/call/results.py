@@ -48,7 +48,7 @@ class ResultMaker:
         self._specs = manifest.outputs
         self._dtypes = [np.dtype(spec.dtype) for spec in manifest.outputs]
         # Where a size follows from nothing that is known before a run, native code tells it.
-        self._known = all(dim is not None for spec in self._specs for dim in spec.shape)
+        self._predictable = all(dim is not None for spec in self._specs for dim in spec.shape)
 
     def shapes(self, sizes: Mapping[str, int]) -> List[Shape]:
         """The shape of each output for inputs of these sizes; None where it isn't known before."""
@@ -84,7 +84,7 @@ class ResultMaker:
             else:
                 for result, array in zip(results, program.run(arrays, shapes)):
                     result[...] = array
-        elif program.runs_into and self._known:
+        elif program.runs_into and self._predictable:
             results = [
                 np.empty(cast("Tuple[int, ...]", shape), dtype=dtype)
                 for shape, dtype in zip(shapes, self._dtypes)

@@ -11,13 +11,13 @@ from ..text.encoder import Text, TextOutputs
 _SHOWN = 4  # numbers of a row, and labels of a text
 
 
-def read_texts(given: Sequence[str], path: Optional[str]) -> List[str]:
+def read_texts(arguments: Sequence[str], path: Optional[str]) -> List[str]:
     """The texts of the options: those given, then the lines of a file ("-": standard input).
 
     Raises:
         InputError: there are none, or the file isn't UTF-8 text that can be read.
     """
-    texts = list(given)
+    texts = list(arguments)
     if path is not None:
         try:
             if path == "-":

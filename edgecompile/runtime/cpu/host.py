@@ -188,7 +188,7 @@ def _refusal(variants: Sequence[Variant], refused: Mapping[str, List[str]]) -> U
 def choose_variant(
     manifest: Manifest,
     host: Host,
-    wanted: Optional[str] = None,
+    variant_name: Optional[str] = None,
     without: Optional[Mapping[str, str]] = None,
 ) -> Tuple[Variant, Dict[str, List[str]]]:
     """The variant of the highest rank that ``host`` can run, the first of equals.
@@ -196,15 +196,15 @@ def choose_variant(
     Args:
         manifest: the bundle's manifest.
         host: the machine.
-        wanted: the name of the variant to take instead.
+        variant_name: the name of the variant to take instead.
         without: backends, or variants by their names, that can't be used, each with the reason.
 
     Returns:
         The variant, and for each one that can't run here the reasons.
 
     Raises:
-        UnsupportedHostError: none can run, or ``wanted`` can't or doesn't exist; names what each
-            variant lacks.
+        UnsupportedHostError: none can run, or ``variant_name`` can't or doesn't exist; names what
+            each variant lacks.
     """
     refused = {}
     fitting = []
@@ -216,17 +216,19 @@ def choose_variant(
             refused[variant.name] = reasons
         else:
             fitting.append(variant)
-    if wanted is not None:
+    if variant_name is not None:
         for variant in fitting:
-            if variant.name == wanted:
+            if variant.name == variant_name:
                 return variant, refused
         names = ", ".join(item.name for item in manifest.variants)
-        if wanted not in refused:
+        if variant_name not in refused:
             raise UnsupportedHostError(
-                "there is no variant {!r}".format(wanted), "the bundle has: " + names
+                "there is no variant {!r}".format(variant_name), "the bundle has: " + names
             )
-        text = "the variant {} can't run here: {}".format(wanted, "; ".join(refused[wanted]))
-        error = _refusal([x for x in manifest.variants if x.name == wanted], refused)
+        text = "the variant {} can't run here: {}".format(
+            variant_name, "; ".join(refused[variant_name])
+        )
+        error = _refusal([x for x in manifest.variants if x.name == variant_name], refused)
         if type(error) is UnsupportedHostError:
             error.hint = "leave the choice to the loader, or build for this machine"
         raise type(error)(text, error.hint)

@@ -236,12 +236,12 @@ class Field:
         """Notes that ``rule`` is broken here."""
         self.problems.add(rule, self.where, text)
 
-    def _typed(self, kinds: Tuple[type, ...], wanted: str) -> bool:
+    def _typed(self, kinds: Tuple[type, ...], description: str) -> bool:
         value = self.value
         if isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds):
             return True
         if self:
-            self.refuse("key-type", "must be {}, not {}".format(wanted, json_type(value)))
+            self.refuse("key-type", "must be {}, not {}".format(description, json_type(value)))
         return False
 
     def find(self, key: str) -> "Field":

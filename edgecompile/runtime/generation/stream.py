@@ -93,23 +93,23 @@ def make_request(manifest: Manifest, input_ids: Any, options: Options) -> Reques
     return Request(prompt, int(count), sampling, ends, stops)
 
 
-def begin_text(spec: GenerationSpec, given: Any) -> Any:
+def begin_text(spec: GenerationSpec, tokens: Any) -> Any:
     """The start of a text behind a source.
 
-    As in transformers: ``given`` with the first start token in front, if it isn't there; the start
+    As in transformers: ``tokens`` with the first start token in front, if it isn't there; the start
     tokens after the first, which are forced, only where nothing else follows it.
     """
     start = list(spec.start)
-    if given is None:
+    if tokens is None:
         return start
     try:
-        array = as_array(given)
+        array = as_array(tokens)
     except Exception:  # whatever an object's __array__ raises; told with the other problems
-        return given
+        return tokens
     if array.ndim == 2 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        return given
+        return tokens
     ids = array.tolist()
     ids = ids if ids[0] == start[0] else start[:1] + ids
     return ids if len(ids) > 1 else start

@@ -93,7 +93,7 @@ class GpuProgram:
         self._changed = [i for i, spec in enumerate(self._specs) if spec.name in inner]
         self._most_graphs, self._graph_after = most_graphs, graph_after
         # Of shapes that came often, the one that was used last at the end; how often others came.
-        self._kept: OrderedDict[Tuple[Sizes, ...], _Shaped] = OrderedDict()
+        self._graphs: OrderedDict[Tuple[Sizes, ...], _Shaped] = OrderedDict()
         self._seen: Dict[Tuple[Sizes, ...], int] = {}
         self._now: Optional[_Shaped] = None  # what the context is set to
         # Held while the buffers are in use; always taken before the lane's.
@@ -134,7 +134,7 @@ class GpuProgram:
     def graphs(self) -> int:
         """Of how many shapes the runs replay a graph."""
         fixed = self._now is not None and self._now.executable != 0
-        return len(self._kept) or int(fixed)
+        return len(self._graphs) or int(fixed)
 
     def _reshape(self, shapes: Dict[str, Sizes]) -> Dict[str, Sizes]:
         outputs = self._context.reshape({**shapes, **self._there})
@@ -222,7 +222,7 @@ class GpuProgram:
                 raise GpuError("{}: the program is closed".format(self.label))
             self._lane.check()
             try:
-                shaped = self._kept.get(input_shapes) or self._now
+                shaped = self._graphs.get(input_shapes) or self._now
                 if shaped is None or input_shapes != shaped.shapes:
                     shaped = self._change(input_shapes)
                 for view, array in zip(shaped.sources, arrays):
@@ -264,7 +264,7 @@ class GpuProgram:
     def _keep(self, shapes: Tuple[Sizes, ...], shaped: _Shaped) -> None:
         """After a run: makes a graph of its shapes where they came often enough."""
         if shaped.executable:
-            self._kept.move_to_end(shapes)
+            self._graphs.move_to_end(shapes)
             return
         count = self._seen.get(shapes, 0) + 1
         if count < (self._graph_after if shapes == self._largest else GRAPH_AFTER):
@@ -281,9 +281,9 @@ class GpuProgram:
                 self._lane.settle(error)
                 self._most_graphs = 0
                 return
-            self._kept[shapes] = shaped
-            if len(self._kept) > self._most_graphs:
-                oldest = self._kept.popitem(last=False)[1]
+            self._graphs[shapes] = shaped
+            if len(self._graphs) > self._most_graphs:
+                oldest = self._graphs.popitem(last=False)[1]
                 executable, oldest.executable = oldest.executable, 0
                 self._cuda.destroy_executable(executable)
 
@@ -315,9 +315,9 @@ class GpuProgram:
         Raises:
             GpuError: the first failure; all the rest was tried too.
         """
-        graphs = {x.executable for x in (*self._kept.values(), self._now) if x is not None}
+        graphs = {x.executable for x in (*self._graphs.values(), self._now) if x is not None}
         buffers, self._buffers = self._buffers, None
-        self._kept, self._now = OrderedDict(), None
+        self._graphs, self._now = OrderedDict(), None
         failed: List[EdgecompileError] = []
         for executable in graphs - {0}:
             attempt(failed, lambda executable=executable: self._cuda.destroy_executable(executable))

@@ -67,7 +67,7 @@ class App(State):
         super().__init__(repository, settings)
         self._keys = Keys(settings.keys)
         self._routes = make_routes(self)
-        self._found: dict[bytes, tuple[str, Mapping[str, Handler], list[str]]] = {}
+        self._by_path: dict[bytes, tuple[str, Mapping[str, Handler], list[str]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the application's life where the server speaks of it."""
@@ -135,11 +135,11 @@ class App(State):
     def _find(self, request: Request, scope: Scope) -> tuple[str, Handler]:
         path = request.path
         raw = scope.get("raw_path") or path.encode()
-        route = self._found.get(raw)
+        route = self._by_path.get(raw)
         if route is None:
             route = self._look_up(path, raw)
-            if len(self._found) < _KEPT_PATHS:
-                self._found[raw] = route
+            if len(self._by_path) < _KEPT_PATHS:
+                self._by_path[raw] = route
         name, methods, request.parts = route
         if self._keys and path not in _OPEN:
             self._keys.check(request.headers.get(b"authorization", b""))

@@ -34,7 +34,7 @@ class _Cycle(RequestResponseCycle):
     body: Any = b""
     transport: Any  # a limited.Gathered
     _event: asyncio.Event | None = None
-    _given = False  # the whole body was
+    _delivered = False  # the whole body was
 
     def __init__(self, protocol: HttpTools, keep_alive: bool) -> None:
         self.scope, self.keep_alive = protocol.scope, keep_alive
@@ -71,9 +71,9 @@ class _Cycle(RequestResponseCycle):
 
     async def receive(self) -> Any:
         """As uvicorn's."""
-        if self.more_body or self._given or self.disconnected or self.response_complete:
+        if self.more_body or self._delivered or self.disconnected or self.response_complete:
             return await super().receive()
-        self._given, body, self.body = True, self.body, b""
+        self._delivered, body, self.body = True, self.body, b""
         self.waiting_for_100_continue = False  # it didn't wait
         return {"type": "http.request", "body": bytes(body), "more_body": False}
 

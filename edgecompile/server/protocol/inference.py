@@ -16,7 +16,7 @@ from edgecompile.server.serving import ServedModel
 async def infer(
     model: ServedModel,
     inputs: Mapping[str, NDArray[Any]],
-    wanted: Sequence[str] | None,
+    outputs: Sequence[str] | None,
     *,
     deadline: float | None,
     priority: int,
@@ -27,7 +27,7 @@ async def infer(
     Args:
         model: runs it.
         inputs: by name; of BYTES they hold strings.
-        wanted: names of outputs; None: all.
+        outputs: names of outputs; None: all.
         deadline, priority: as in ``ServedModel.infer``.
         most: texts.
 
@@ -36,11 +36,11 @@ async def infer(
     """
     texts = check_texts(inputs, most)
     if texts is None:
-        answer = await model.infer(inputs, outputs=wanted, deadline=deadline, priority=priority)
+        answer = await model.infer(inputs, outputs=outputs, deadline=deadline, priority=priority)
         return answer, answer.outputs
-    model.check_outputs(wanted)
+    model.check_outputs(outputs)
     text_answer = await model.encode(texts, deadline=deadline, priority=priority)
-    names = wanted or [item.name for item in model.model.manifest.outputs]
+    names = outputs or [item.name for item in model.model.manifest.outputs]
     return text_answer, {name: stack(text_answer, name) for name in names}
 
 

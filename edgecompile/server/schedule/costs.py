@@ -175,23 +175,23 @@ class Speed:
 
     WEIGHT = 0.05
 
-    def __init__(self, *, known: bool = True) -> None:
-        """``known``: whether the costs are; else the first run tells the factor by itself."""
+    def __init__(self, *, measured: bool = True) -> None:
+        """``measured``: whether the costs are; else the first run tells the factor by itself."""
         self.factor = 1.0
-        self._known = known
+        self._measured = measured
         self._spread = 0.0
 
     def see(self, predicted: float, took: float) -> None:
         """Learns from one run; a single one counts for ten times as slow at most."""
-        if not self._known:
-            self._known, self.factor = True, took / predicted
+        if not self._measured:
+            self._measured, self.factor = True, took / predicted
         ratio = min(max(took / predicted, self.factor / 10), self.factor * 10)
         self._spread += self.WEIGHT * (abs(ratio - self.factor) - self._spread)
         self.factor += self.WEIGHT * (ratio - self.factor)
 
     def forget(self) -> None:
         """Forgets all runs seen; the next run tells the factor by itself."""
-        self.factor, self._known, self._spread = 1.0, False, 0.0
+        self.factor, self._measured, self._spread = 1.0, False, 0.0
 
     @property
     def bound(self) -> float:

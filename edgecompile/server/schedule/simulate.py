@@ -173,7 +173,7 @@ def make_plain_queue(cpus: int, least: int, limit: int, cores: Cores | None = No
     """
     # One cost for all: it tells how long the queue is, once a run was seen.
     flat = CostTable([(n, 1, 1, cpus / n) for n in range(least, cpus + 1)])
-    speed, alone = Speed(known=False), OneByOne(cpus, least)
+    speed, alone = Speed(measured=False), OneByOne(cpus, least)
     return Queue(flat, cpus, alone, speed=speed, limit=limit, cores=cores)
 
 

@@ -99,21 +99,21 @@ class ShortSizes:
 
     def __init__(self, limit: float = LIMIT_S) -> None:
         self._limit = limit
-        self._known: dict[tuple[int, ...], Plan] = {}
+        self._plans: dict[tuple[int, ...], Plan] = {}
 
     def get(self, sizes: Mapping[str, int]) -> Plan | None:
         """How these sizes ran, if the last run of them was short; of every axis, in the manifest's order."""
-        return self._known.get((*sizes.values(),))
+        return self._plans.get((*sizes.values(),))
 
     def see(self, sizes: Mapping[str, int], took: float, plan: Plan) -> None:
         """A run of these sizes took so many seconds."""
         key = (*sizes.values(),)
         if took >= self._limit:
-            self._known.pop(key, None)
-        elif key not in self._known:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            self._known[key] = plan
+            self._plans.pop(key, None)
+        elif key not in self._plans:
+            if len(self._plans) >= _KEPT:
+                self._plans.clear()
+            self._plans[key] = plan
 
 
 def rest(took: float) -> float:

@@ -198,7 +198,7 @@ def test_cpus_are_divided_by_what_comes() -> None:
 
 def test_runs_that_take_longer_than_their_costs_are_too_long_sooner() -> None:
     for ratio, threads in ((1.0, 1), (1.2, 2)):
-        speed = Speed(known=False)
+        speed = Speed(measured=False)
         speed.see(0.01, 0.01 * ratio)
         division = Division(HALVING, 2, plan_streams(HALVING, 2, {256: 1}), speed)
         for _ in range(Division.SEEN):
@@ -213,7 +213,7 @@ def test_speed_follows_what_is_seen() -> None:
     assert speed.factor == pytest.approx(1.3, rel=1e-3) and speed.bound >= speed.factor
     speed.see(0.01, 1e6)  # a suspended machine counts for ten times as slow at most
     assert speed.factor < 2
-    unknown = Speed(known=False)
+    unknown = Speed(measured=False)
     unknown.see(1.0, 0.004)
     assert unknown.factor == pytest.approx(0.004)
 

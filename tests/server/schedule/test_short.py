@@ -36,7 +36,7 @@ def test_it_remembers_so_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     short = ShortSizes()
     for length in range(100):
         short.see({"length": length}, 0.0, PLAN)
-        assert short.get({"length": length}) and len(short._known) <= 8
+        assert short.get({"length": length}) and len(short._plans) <= 8
 
 
 def watch(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
