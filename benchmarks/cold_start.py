@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
         if isinstance(item, str):
             item = find_baseline(item, options.model, manifest, settings, cache)
         baselines.append(item)
-    found: dict[str, list[float]] = {name: [] for name in (C_PROGRAM, *(b.name for b in baselines))}
+    times: dict[str, list[float]] = {name: [] for name in (C_PROGRAM, *(b.name for b in baselines))}
     command = [str(build_program()), str(bundle), str(golden)]
     with NULL_PROGRESS.step("start") as step:
         for number in range(options.runs + 1):  # the first, which reads the files, doesn't count
@@ -100,8 +100,8 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
             took[C_PROGRAM] = time_program(command, options.threads)
             if number > 0:
                 for name, seconds in took.items():
-                    found[name].append(seconds)
-    return found
+                    times[name].append(seconds)
+    return times
 
 
 def main() -> int:
@@ -109,14 +109,14 @@ def main() -> int:
     options = parse_arguments()
     load = load_average()[0]
     try:
-        found = measure(options)
+        times = measure(options)
     except EdgecompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(f"| | median ms | p90 ms | of {options.against.split(',')[0]}'s |")
     print("|---|---:|---:|---:|")
-    base = found[options.against.split(",")[0]]
-    for name, seconds in found.items():
+    base = times[options.against.split(",")[0]]
+    for name, seconds in times.items():
         ratio = statistics.median(a / b for a, b in zip(seconds, base, strict=True))
         p90 = np.quantile(seconds, 0.9, method="lower")
         print(
@@ -129,7 +129,7 @@ def main() -> int:
             "threads": options.threads,
             "load_average": load,
             "machine": describe_machine(),
-            "seconds": found,
+            "seconds": times,
         }
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0

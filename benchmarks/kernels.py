@@ -73,8 +73,8 @@ def march_flags(march: str) -> list[str]:
     if not variant.is_file():
         return [f"-march={march}"]
     # Strings and lists of strings are JSON as well; tomllib came with Python 3.11.
-    found = re.findall(r"^(march|extra_flags) = (.+)$", variant.read_text(), re.MULTILINE)
-    values = {key: json.loads(value) for key, value in found}
+    pairs = re.findall(r"^(march|extra_flags) = (.+)$", variant.read_text(), re.MULTILINE)
+    values = {key: json.loads(value) for key, value in pairs}
     return [f"-march={values['march']}", *values.get("extra_flags", [])]
 
 
@@ -139,7 +139,7 @@ def time_torch(r: dict[str, Any], rounds: int, seconds: float) -> dict[str, floa
         x, weight = x[:, :, 0], weight[:, :, 0]
     stride, padding = (r[name][-dims:] for name in ("stride", "padding"))
     zeros, ones = [0] * dims, [1] * dims
-    found = {}
+    times_us = {}
     for order in ("channels first", "channels last"):
         if order == "channels last":
             x = x.movedim(1, -1).contiguous().movedim(-1, 1)
@@ -162,8 +162,8 @@ def time_torch(r: dict[str, Any], rounds: int, seconds: float) -> dict[str, floa
                 for _ in range(calls):
                     run()
                 best = min(best, (time.perf_counter() - start) / calls)
-        found[order] = 1e6 * best
-    return found
+        times_us[order] = 1e6 * best
+    return times_us
 
 
 def compare(results: list[dict[str, Any]]) -> Iterator[str]:

@@ -100,8 +100,8 @@ def _versions(python: str) -> dict[str, str]:
         raise MissingDependencyError(
             f"{python} has no ExecuTorch: {_reason(done.stderr)}", hint=_INSTALL
         )
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    versions: dict[str, str] = json.loads(done.stdout)
+    return versions
 
 
 def _reason(stderr: str) -> str:

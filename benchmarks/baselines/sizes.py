@@ -59,14 +59,14 @@ def _normal(name: str) -> str:
 
 
 def _requirements(distribution: metadata.Distribution) -> list[str]:
-    found = []
+    names = []
     for line in distribution.requires or []:
         requirement, _, marker = line.partition(";")
         match = _NAME.match(requirement)
         # Requirements for other systems aren't installed here, so markers need no evaluation.
         if match is not None and "extra" not in marker:
-            found.append(_normal(match.group()))
-    return found
+            names.append(_normal(match.group()))
+    return names
 
 
 def _file_bytes(distribution: metadata.Distribution) -> Iterable[int]:

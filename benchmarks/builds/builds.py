@@ -121,7 +121,7 @@ def run_again(model: Path, folder: Path) -> dict[str, float]:
 
 def measure(model: Path) -> dict[str, Any]:
     """All scenarios, and the ratios that the marks are about."""
-    found: dict[str, Any] = {}
+    builds: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="edgecompile-build-") as base:
         folder = Path(base)
         for number, item in enumerate(scenarios()):
@@ -129,13 +129,13 @@ def measure(model: Path) -> dict[str, Any]:
                 folder = Path(base) / f"{number}"
                 folder.mkdir()
             print(f"== {item.name}", file=sys.stderr, flush=True)
-            found[item.name] = run_build(item, model, folder)
+            builds[item.name] = run_build(item, model, folder)
         print("== edgecompile build, twice", file=sys.stderr, flush=True)
         again = run_again(model, folder)
-    one, grid, same, changed = found.values()
+    one, grid, same, changed = builds.values()
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "builds": found,
+        "builds": builds,
         "command": again,
         "ratios": {
             "grid_over_one": grid["wall_s"] / one["wall_s"],
@@ -147,11 +147,11 @@ def measure(model: Path) -> dict[str, Any]:
     }
 
 
-def render(found: Mapping[str, Any]) -> str:
+def render(record: Mapping[str, Any]) -> str:
     """The record for people."""
-    ratio, again = found["ratios"]["grid_over_one"], found["command"]["again_s"]
+    ratio, again = record["ratios"]["grid_over_one"], record["command"]["again_s"]
     rows = []
-    for name, item in found["builds"].items():
+    for name, item in record["builds"].items():
         stages = item["seconds"]
         cells = [f"{stages[key]:.1f}" for key in _STAGES]
         inside = [f"{item['inside'].get(key, 0.0):.1f}" for key in _INSIDE]
@@ -161,12 +161,12 @@ def render(found: Mapping[str, Any]) -> str:
     columns += [f"of compile: {key}" for key in _INSIDE]
     rule = ["---", *["---:"] * (len(columns) - 1)]
     table = "\n".join("| " + " | ".join(row) + " |" for row in (columns, rule, *rows))
-    changed = ", ".join(found["builds"]["one bucket changed"]["programs"])
-    return f"""# Building, {found["started"][:10]}
+    changed = ", ".join(record["builds"]["one bucket changed"]["programs"])
+    return f"""# Building, {record["started"][:10]}
 
 Six buckets for two variants take **{ratio:.2f}** of the time of one bucket for one variant (mark
 {GRID_MARK:g}). `edgecompile build` with nothing changed takes **{again:.1f} s** (mark {AGAIN_MARK:g};
-the first time {found["command"]["first_s"]:.1f} s). One changed bucket made again: {changed or "nothing"}.
+the first time {record["command"]["first_s"]:.1f} s). One changed bucket made again: {changed or "nothing"}.
 
 {table}
 
@@ -174,8 +174,8 @@ Seconds of one run each; a build is a process of its own, its start and imports 
 adds up what ran side by side. The first two builds start from empty caches and an empty work
 folder, the others from what the one before left.
 
-- machine: {", ".join(f"{key} {value}" for key, value in found["machine"].items())}
-- edgecompile {found["edgecompile"]}, started {found["started"]}
+- machine: {", ".join(f"{key} {value}" for key, value in record["machine"].items())}
+- edgecompile {record["edgecompile"]}, started {record["started"]}
 """
 
 
@@ -190,12 +190,12 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=REPOSITORY / "docs" / "benchmarks")
     parser.add_argument("--name", default="build", help="of the record, behind the date")
     options = parser.parse_args()
-    found = measure((options.model or find_model()).resolve())
+    record = measure((options.model or find_model()).resolve())
     options.output.mkdir(parents=True, exist_ok=True)
-    stem = options.output / f"{found['started'][:10]}-{options.name}"
-    stem.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(render(found))
-    print(json.dumps({"record": f"{stem}.md", **found["ratios"], **found["command"]}, indent=1))
+    stem = options.output / f"{record['started'][:10]}-{options.name}"
+    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(render(record))
+    print(json.dumps({"record": f"{stem}.md", **record["ratios"], **record["command"]}, indent=1))
     return 0
 
 

@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 def descriptions(work: Path) -> dict[str, int]:
     """``variant/bucket-N`` -> when it was made."""
-    found = (work / "artifacts").glob("*/bucket-*.json")
-    return {f"{path.parent.name}/{path.stem}": path.stat().st_mtime_ns for path in found}
+    files = (work / "artifacts").glob("*/bucket-*.json")
+    return {f"{path.parent.name}/{path.stem}": path.stat().st_mtime_ns for path in files}
 
 
 def objects() -> int:

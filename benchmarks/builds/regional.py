@@ -53,8 +53,8 @@ class Encoder(torch.nn.Module):
         self.bert = BertModel(config, add_pooling_layer=False)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        found = self.bert(input_ids=input_ids, attention_mask=attention_mask)
-        return found.last_hidden_state
+        output = self.bert(input_ids=input_ids, attention_mask=attention_mask)
+        return output.last_hidden_state
 
 
 def block(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class Clock:
     """Seconds of each step, by name."""
 
     def __init__(self) -> None:
-        self.found: dict[str, dict[str, float]] = {}
+        self.seconds: dict[str, dict[str, float]] = {}
 
     def run(self, name: str, action: Callable[[], T]) -> T:
         """Runs ``action`` and notes what it took."""
@@ -92,7 +92,7 @@ class Clock:
         result = action()
         wall = time.perf_counter() - begun
         user = sum(resource.getrusage(x).ru_utime for x in who) - sum(before)
-        self.found[name] = {"user_s": user, "wall_s": wall}
+        self.seconds[name] = {"user_s": user, "wall_s": wall}
         print(f"  {name}: {user:.1f} s", file=sys.stderr, flush=True)
         return result
 
@@ -127,7 +127,7 @@ def measure(layers: int, folder: Path) -> dict[str, Any]:
     )
     compile_parts(clock, generated, variant, folder / f"cache-{layers}")
     return {
-        "steps": clock.found,
+        "steps": clock.seconds,
         "kernels": len(re.findall(r'^extern "C"', generated.kernels, re.MULTILINE)),
         "wrapper_lines": generated.wrapper.count("\n"),
         "kernel_lines": generated.kernels.count("\n"),
@@ -171,43 +171,43 @@ def try_regions() -> str:
         program = torch.export.export(Regions(4).eval(), (), {"x": x}, strict=True)
         graph = program.module()
         calls = [n for n in graph.graph.nodes if "invoke_subgraph" in str(n.target)]
-        found = f"exported with {len(calls)} calls of a region; "
+        outcome = f"exported with {len(calls)} calls of a region; "
         generate_cpp(
             graph,
             {"x": x},
             variant,
             shared=set(program.state_dict),
         )
-        return found + "C++ was generated"
+        return outcome + "C++ was generated"
     except CompileError as error:
-        return found + f"no C++: {error.message.splitlines()[0]}"
+        return outcome + f"no C++: {error.message.splitlines()[0]}"
     except Exception as error:  # torch raises whatever its tracer raises
         return f"not exported: {type(error).__name__}: {str(error).splitlines()[0]}"
 
 
-def render(found: Mapping[str, Any]) -> str:
+def render(record: Mapping[str, Any]) -> str:
     """The record for people."""
-    counts = list(found["layers"])
-    names = list(next(iter(found["layers"].values()))["steps"])
+    counts = list(record["layers"])
+    names = list(next(iter(record["layers"].values()))["steps"])
     rows = [
-        [name, *(f"{found['layers'][n]['steps'][name]['user_s']:.1f}" for n in counts)]
+        [name, *(f"{record['layers'][n]['steps'][name]['user_s']:.1f}" for n in counts)]
         for name in names
     ]
     rows += [
-        [key.replace("_", " "), *(str(found["layers"][n][key]) for n in counts)]
+        [key.replace("_", " "), *(str(record["layers"][n][key]) for n in counts)]
         for key in ("kernels", "wrapper_lines", "kernel_lines")
     ]
     columns = ["user seconds", *(f"{n} layers" for n in counts)]
     rule = ["---", *["---:"] * len(counts)]
     table = "\n".join("| " + " | ".join(row) + " |" for row in (columns, rule, *rows))
-    return f"""# What equal layers cost to build, {found["started"][:10]}
+    return f"""# What equal layers cost to build, {record["started"][:10]}
 
 {table}
 
-`nested_compile_region`: {found["regions"]}.
+`nested_compile_region`: {record["regions"]}.
 
-- machine: {", ".join(f"{key} {value}" for key, value in found["machine"].items())}
-- edgecompile {found["edgecompile"]}, torch {found["torch"]}, started {found["started"]}
+- machine: {", ".join(f"{key} {value}" for key, value in record["machine"].items())}
+- edgecompile {record["edgecompile"]}, torch {record["torch"]}, started {record["started"]}
 """
 
 
@@ -219,7 +219,7 @@ def main() -> int:
     parser.add_argument("--name", default="regional-figures", help="of the record, behind the date")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "layers": {},
     }
@@ -228,15 +228,15 @@ def main() -> int:
         measure(1, Path(base))
         for layers in options.layers:
             print(f"== {layers} layers", file=sys.stderr, flush=True)
-            found["layers"][str(layers)] = measure(layers, Path(base))
-        found["regions"] = try_regions()
-    found["machine"] = describe_machine()
-    found["edgecompile"], found["torch"] = edgecompile.__version__, str(torch.__version__)
+            record["layers"][str(layers)] = measure(layers, Path(base))
+        record["regions"] = try_regions()
+    record["machine"] = describe_machine()
+    record["edgecompile"], record["torch"] = edgecompile.__version__, str(torch.__version__)
     options.output.mkdir(parents=True, exist_ok=True)
-    stem = options.output / f"{found['started'][:10]}-{options.name}"
-    stem.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(render(found))
-    print(json.dumps({"record": f"{stem}.md", "regions": found["regions"]}, indent=1))
+    stem = options.output / f"{record['started'][:10]}-{options.name}"
+    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(render(record))
+    print(json.dumps({"record": f"{stem}.md", "regions": record["regions"]}, indent=1))
     return 0
 
 

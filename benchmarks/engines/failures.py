@@ -84,12 +84,12 @@ def ended(process: subprocess.Popen[str], begun: float) -> dict[str, Any]:
 
 def workers() -> list[int]:
     """Numbers of the processes that build or test."""
-    found = []
+    numbers = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if _WORKER in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+                numbers.append(int(path.parent.name))
+    return numbers
 
 
 @contextlib.contextmanager

@@ -92,10 +92,10 @@ def build_one(folder: Path, name: str, batch: int) -> dict[str, Any]:
     return line
 
 
-def build_all(folder: Path, results: Path, processes: int, wanted: list[str]) -> None:
+def build_all(folder: Path, results: Path, processes: int, chosen: list[str]) -> None:
     """All engines, or those that are wanted; those of several profiles first: they take longest."""
-    known = engines(read_edges(folder))
-    names = sorted(wanted or known, key=lambda name: -len(known[name]))
+    profiles = engines(read_edges(folder))
+    names = sorted(chosen or profiles, key=lambda name: -len(profiles[name]))
     pairs = [(name, str(batch)) for name in names for batch in BATCHES]
 
     def start(pair: tuple[str, str]) -> None:

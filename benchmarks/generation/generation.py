@@ -120,8 +120,8 @@ class Contender:
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith('{"tokens"'):
-                found: dict[str, Any] = json.loads(line)
-                return found
+                result: dict[str, Any] = json.loads(line)
+                return result
         raise RuntimeError(f"{self.kind} ended with {self._process.wait()}")
 
     def close(self) -> None:
@@ -160,18 +160,18 @@ def main() -> int:
     try:
         for number in range(options.rounds + 1):
             for prompt in prompts:
-                wanted: list[int] | None = None
+                expected: list[int] | None = None
                 # Nobody goes first in every round.
                 shift = number % len(contenders)
                 for contender in contenders[shift:] + contenders[:shift]:
-                    found = contender.generate(prompt, options.tokens)
-                    wanted = wanted or found["tokens"]
-                    if found["tokens"] != wanted:
+                    result = contender.generate(prompt, options.tokens)
+                    expected = expected or result["tokens"]
+                    if result["tokens"] != expected:
                         differing.append(f"{contender.kind} behind {len(prompt)} tokens")
                     if number:  # the first round compiles, and warms up
                         key = contender.kind, len(prompt)
-                        steps.setdefault(key, []).extend(found["step_ms"])
-                        firsts.setdefault(key, []).append(found["first_ms"])
+                        steps.setdefault(key, []).extend(result["step_ms"])
+                        firsts.setdefault(key, []).append(result["first_ms"])
             print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
     finally:
         for contender in contenders:

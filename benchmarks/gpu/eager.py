@@ -27,12 +27,12 @@ def main(spec: str, folder: Path, goldens: list[Path]) -> None:
         model.module.to(device, dtype)
         for path in goldens:
             with np.load(path, allow_pickle=False) as arrays:
-                given = {
+                tensors = {
                     key[3:]: torch.from_numpy(arrays[key]).to(device)
                     for key in arrays.files
                     if key.startswith("in.")
                 }
-            inputs = {k: t.to(dtype) if t.is_floating_point() else t for k, t in given.items()}
+            inputs = {k: t.to(dtype) if t.is_floating_point() else t for k, t in tensors.items()}
             with torch.no_grad():
                 outputs = model.run(inputs)
             made = {k: t.float() if t.is_floating_point() else t for k, t in outputs.items()}

@@ -112,17 +112,17 @@ def smoke(path: str) -> dict[str, Any]:
     report: dict[str, Any] = {"modes": {}, "differing": [], "runs": 0}
     for mode in MODES:
         try:
-            found = run_selftest(path, mode=mode)
+            result = run_selftest(path, mode=mode)
         except EdgecompileError as error:
             # A bundle may not allow its buckets to be padded.
             report["modes"][mode] = {"ok": isinstance(error, ModeError), "error": str(error)}
             continue
         cases = [
             {key: case.get(key) for key in ("bucket", "case", "ok", "max_abs_error", "cosine")}
-            for case in found["cases"]
+            for case in result["cases"]
         ]
         report["modes"][mode] = {
-            "ok": found["ok"], "tolerance": found["tolerance"], "cases": cases,
+            "ok": result["ok"], "tolerance": result["tolerance"], "cases": cases,
         }  # fmt: skip
     with open_bundle(path, mode=DEFAULT) as model:
         report["info"] = model.info

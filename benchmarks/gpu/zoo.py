@@ -56,7 +56,7 @@ def torch_engines(name: str, arrays: dict[str, np.ndarray], compiled: bool) -> d
     spec = ENTRIES[name].make()
     module = spec.module.half().cuda().eval()
     tensors = {key: torch.from_numpy(array).cuda() for key, array in arrays.items()}
-    given = {key: x.half() if x.is_floating_point() else x for key, x in tensors.items()}
+    inputs = {key: x.half() if x.is_floating_point() else x for key, x in tensors.items()}
     named = isinstance(spec.inputs, Mapping)
     models = {"eager": module}
     if compiled:
@@ -67,7 +67,7 @@ def torch_engines(name: str, arrays: dict[str, np.ndarray], compiled: bool) -> d
 
         def run(model: Any = model) -> None:
             with torch.no_grad():
-                model(**given) if named else model(*given.values())
+                model(**inputs) if named else model(*inputs.values())
             torch.cuda.synchronize()
 
         for _ in range(3):

@@ -23,11 +23,11 @@ def union_of_programs(
         plans: the buckets of each.
         key: gives equal texts for buckets that one program serves.
     """
-    found: dict[str, Bucket] = {}
+    union: dict[str, Bucket] = {}
     for buckets in plans:
         for bucket in buckets:
-            found.setdefault(key(bucket), bucket)
-    return found
+            union.setdefault(key(bucket), bucket)
+    return union
 
 
 def pick_programs(union: CompiledModel, places: Sequence[int]) -> CompiledModel:

@@ -63,7 +63,7 @@ def run_round(job, models, number):
     manifest = models[names[0]].manifest
     seed = 1000 * (job["seed"] + 1 + number)
     inputs = [make_inputs(manifest, sizes_of(job, n), seed + i) for i, n in enumerate(order)]
-    found = {}
+    nanoseconds = {}
     for name in names:
         run = models[name].run
         for i in range(job["lead_in"]):
@@ -73,8 +73,8 @@ def run_round(job, models, number):
             started = time.perf_counter_ns()
             run(item)
             times.append(time.perf_counter_ns() - started)
-        found[name] = times
-    say(round=number, lengths=order, ns=found)
+        nanoseconds[name] = times
+    say(round=number, lengths=order, ns=nanoseconds)
 
 
 def main(path):

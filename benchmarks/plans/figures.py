@@ -230,15 +230,15 @@ def pool_programs(
 
     Dynamic programs of different ranges are thrown together.
     """
-    found: dict[tuple[Mode, int], list[int]] = {}
+    samples: dict[tuple[Mode, int], list[int]] = {}
     for name, buckets in policies.items():
         for item in rounds[name]:
             for length, ns in zip(item.lengths, item.ns, strict=True):
                 bucket = next(b for b in buckets if b.lo <= length <= b.hi)
-                found.setdefault((bucket.mode, bucket.run_length(length)), []).append(ns)
+                samples.setdefault((bucket.mode, bucket.run_length(length)), []).append(ns)
     return tuple(
         ProgramFigures(mode, length, curve.cost(length, mode), statistics.median(ns) / 1e6, len(ns))
-        for (mode, length), ns in sorted(found.items())
+        for (mode, length), ns in sorted(samples.items())
     )
 
 

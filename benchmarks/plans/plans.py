@@ -305,10 +305,10 @@ def main() -> int:
 
 
 @contextmanager
-def _folder(given: Path | None, name: str) -> Iterator[Path]:
+def _folder(named: Path | None, name: str) -> Iterator[Path]:
     """A folder for programs: kept if somebody named one, else removed in the end."""
-    if given is not None:
-        folder = given / name
+    if named is not None:
+        folder = named / name
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
         return

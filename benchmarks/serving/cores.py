@@ -191,7 +191,7 @@ def alone(bundle: str, lengths: dict[int, int], core: int, seconds: float) -> No
 def render(rows: Sequence[Any]) -> str:
     """Medians of the rounds, and how often the first number's they are."""
     ways = [*rows[0]["texts_per_s"]]
-    found = {
+    rates = {
         (cores, way): statistics.median(
             row["texts_per_s"][way] for row in rows if row["cores"] == cores
         )
@@ -204,7 +204,7 @@ def render(rows: Sequence[Any]) -> str:
         own = [row for row in rows if row["cores"] == cores]
         plans = sorted({f"{row['streams']} x {row['threads']}" for row in own})
         cells = [
-            f"{found[cores, way]:.0f} ({found[cores, way] / found[least, way]:.2f})" for way in ways
+            f"{rates[cores, way]:.0f} ({rates[cores, way] / rates[least, way]:.2f})" for way in ways
         ]
         rounds = ", ".join(f"{row['texts_per_s']['planned']:.0f}" for row in own)
         loop = f"{statistics.median(row['loop_cpus'] for row in own):.2f}"

@@ -98,10 +98,10 @@ def run_hey(hey: str, url: str, body: Any, *, requests: int, clients: int) -> Sa
         file.flush()
         command = [hey, "-n", str(requests), "-c", str(clients), "-m", "POST"]
         said = run_tool([*command, "-T", "application/json", "-D", file.name, url])
-    found = dict(re.findall(r"^ +\[(\d+)\]\s+(\d+) responses$", said, re.MULTILINE))
+    counts = dict(re.findall(r"^ +\[(\d+)\]\s+(\d+) responses$", said, re.MULTILINE))
     (per_s,) = re.findall(r"Requests/sec:\s+([\d.]+)", said)
     marks = [re.findall(rf" {percent}% in ([\d.]+) secs", said) for percent in (50, 99)]
-    return Said(int(found.get("200", 0)), float(per_s), *(float(mark) * 1e3 for (mark,) in marks))
+    return Said(int(counts.get("200", 0)), float(per_s), *(float(mark) * 1e3 for (mark,) in marks))
 
 
 def count_requests(port: int) -> dict[tuple[str, str], int]:
@@ -153,21 +153,21 @@ def main() -> None:
                 hey, f"{base}/v1/embeddings", embedding, **how
             ),
         }
-        found: dict[tuple[str, str], list[Said]] = {way: [] for way in ways}
+        results: dict[tuple[str, str], list[Said]] = {way: [] for way in ways}
         for _ in range(options.rounds):
             for way, ask in ways.items():
                 before = count_requests(port).get((way[1], "200"), 0)
-                found[way].append(ask())
+                results[way].append(ask())
                 counted = count_requests(port)[way[1], "200"] - before
-                if not counted == found[way][-1].answered == options.requests:
-                    raise SystemExit(f"{way[0]}: the server counts {counted}, {found[way][-1]}")
+                if not counted == results[way][-1].answered == options.requests:
+                    raise SystemExit(f"{way[0]}: the server counts {counted}, {results[way][-1]}")
         refused = {key: n for key, n in count_requests(port).items() if key[1] != "200"}
-    print(render(found))
+    print(render(results))
     print(f"\n{options.clients} clients; not answered with 200: {refused or 'none'}.")
     print(f"Load average {os.getloadavg()[0]:.1f}.")
 
 
-def render(found: Mapping[tuple[str, str], Sequence[Said]]) -> str:
+def render(results: Mapping[tuple[str, str], Sequence[Said]]) -> str:
     """Medians of the rounds."""
 
     def middle(said: Sequence[Said], key: str) -> float:
@@ -181,7 +181,7 @@ def render(found: Mapping[tuple[str, str], Sequence[Said]]) -> str:
             f"{middle(said, 'p50_ms'):.2f}",
             f"{middle(said, 'p99_ms'):.2f}",
         ]
-        for (name, _), said in found.items()
+        for (name, _), said in results.items()
     ]
     return table(["way", "answered", "per second", "p50, ms", "p99, ms"], lines)
 

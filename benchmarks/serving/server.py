@@ -84,14 +84,14 @@ async def open_load(port: int, request: bytes, rate: float, seconds: float) -> l
 async def idle_load(port: int, request: bytes, count: int) -> list[float]:
     """Requests far apart, over one connection."""
     connection = await connect(port)
-    found = []
+    latencies = []
     for _ in range(count):
         await asyncio.sleep(0.004)
         started = time.perf_counter()
         await connection.ask(request)
-        found.append(time.perf_counter() - started)
+        latencies.append(time.perf_counter() - started)
     connection.transport.close()
-    return found
+    return latencies
 
 
 def make_asks(name: str, inputs: dict[str, np.ndarray]) -> list[Ask]:
@@ -183,8 +183,8 @@ def report(bundle: Path, options: argparse.Namespace) -> None:
                 generator = (time.process_time() - own) / options.requests
                 ask.latencies += asyncio.run(idle_load(port, ask.request, options.requests // 10))
                 for rate in options.rates:
-                    found = asyncio.run(open_load(port, ask.request, rate, 1.0))
-                    opened.setdefault((ask.name, rate), []).extend(found)
+                    latencies = asyncio.run(open_load(port, ask.request, rate, 1.0))
+                    opened.setdefault((ask.name, rate), []).extend(latencies)
         restarts = [kill_worker(server, asks[0].request) for _ in range(5)]
     run_cpu, run_p50 = np.median(own_cpu), np.median(own_times)
     rows = [["`run`", f"{run_cpu * 1e6:.0f}", "", f"{run_p50 * 1e3:.3f}", ""]]
@@ -205,10 +205,10 @@ def report(bundle: Path, options: argparse.Namespace) -> None:
         f"at most {max(restarts):.2f} s (5 times).\n"
     )
     rows = []
-    for (name, rate), found in opened.items():
-        ordered = sorted(found)
+    for (name, rate), latencies in opened.items():
+        ordered = sorted(latencies)
         marks = [ordered[math.ceil(q * len(ordered)) - 1] * 1e3 for q in (0.5, 0.99)]
-        rows.append([f"{name}, {rate:g}/s", str(len(found)), *(f"{m:.2f}" for m in marks)])
+        rows.append([f"{name}, {rate:g}/s", str(len(latencies)), *(f"{m:.2f}" for m in marks)])
     print(table(["open load", "requests", "p50, ms", "p99, ms"], rows))
 
 

@@ -33,18 +33,18 @@ CLIENTS, SAMPLES, CHUNK = 8, 50, 1000
 
 def draw_requests(name: str, input_name: str, longest: int, run: Any) -> list[Any]:
     """Requests with the status and the output that they have to get; None where there is none."""
-    path, found = f"/v2/models/{name}/infer", list[Any]()
+    path, requests = f"/v2/models/{name}/infer", list[Any]()
     draws = np.random.default_rng(7)
     for length in {1, 2, 3, 5, 8, 13, 21, 34, longest} - {0}:
         length = min(length, longest)
         for _ in range(4):
             ids = draws.integers(0, 1000, (1, length))
-            wanted = next(iter(run({input_name: ids}).values()))
+            expected = next(iter(run({input_name: ids}).values()))
             entry = {"name": input_name, "shape": [1, length], "datatype": "INT64"}
             data = json.dumps({"inputs": [{**entry, "data": ids.ravel().tolist()}]}).encode()
-            found.append((http_request(path, data), 200, wanted))
+            requests.append((http_request(path, data), 200, expected))
             binary = [(input_name, ids.shape, "INT64", ids.tobytes())]
-            found.append((binary_request(path, binary), 200, wanted))
+            requests.append((binary_request(path, binary), 200, expected))
     entry = {"name": input_name, "shape": [1, 2], "datatype": "INT64"}
     bad = [
         (path, b"{", 400),
@@ -55,8 +55,8 @@ def draw_requests(name: str, input_name: str, longest: int, run: Any) -> list[An
         ("/v2/models/absent/infer", b"{}", 404),
         ("/v2/nowhere", b"{}", 404),
     ]
-    share = len(found) // (9 * len(bad)) + 1
-    return found + [(http_request(p, body), status, None) for p, body, status in bad] * share
+    share = len(requests) // (9 * len(bad)) + 1
+    return requests + [(http_request(p, body), status, None) for p, body, status in bad] * share
 
 
 def memory_of(process: int) -> dict[str, int]:
@@ -76,14 +76,14 @@ async def load(port: int, requests: list[Any], count: int, draws: random.Random)
     async def run() -> None:
         client = await connect(port)
         for _ in range(count // CLIENTS):
-            request, status, wanted = draws.choice(requests)
+            request, status, expected = draws.choice(requests)
             got, body = await client.ask(request)
             seen[str(got)] += 1
             if got != status:
                 seen["wrong"] += 1
-            elif wanted is not None:
+            elif expected is not None:
                 output = json.loads(body)["outputs"][0]
-                right = np.allclose(output["data"], wanted.ravel(), atol=1e-4)
+                right = np.allclose(output["data"], expected.ravel(), atol=1e-4)
                 seen["wrong"] += not right
         client.transport.close()
 
@@ -97,11 +97,11 @@ async def counted(port: int) -> Counter[str]:
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     text = (await reader.read()).decode()
     writer.close()
-    found = Counter[str]()
+    counts = Counter[str]()
     for line in text.splitlines():
         if line.startswith("edgecompile_requests_total{") and "/metrics" not in line:
-            found[line.partition('status="')[2][:3]] += int(line.rpartition(" ")[2])
-    return found
+            counts[line.partition('status="')[2][:3]] += int(line.rpartition(" ")[2])
+    return counts
 
 
 def main() -> int:
@@ -134,14 +134,14 @@ def soak(bundle: Path, count: int) -> int:
             print(told, file=sys.stderr, flush=True)
         counts = asyncio.run(counted(port))
     wrong = seen.pop("wrong", 0)
-    kept = [(n, own["private"]) for n, own, _ in samples[len(samples) // 10 :]]
-    slope = np.polyfit(*zip(*kept, strict=True), 1)[0] * kept[-1][0] if len(kept) > 2 else 0.0
+    later = [(n, own["private"]) for n, own, _ in samples[len(samples) // 10 :]]
+    slope = np.polyfit(*zip(*later, strict=True), 1)[0] * later[-1][0] if len(later) > 2 else 0.0
     kinds = ("private", "PSS", "RSS")
     shown = samples[:: max(1, len(samples) // 10)]
     if shown[-1] is not samples[-1]:
         shown.append(samples[-1])
     rows = [
-        [f"{n}", *(f"{found[kind] / 2**20:.2f}" for found in both for kind in kinds)]
+        [f"{n}", *(f"{memory[kind] / 2**20:.2f}" for memory in both for kind in kinds)]
         for n, *both in shown
     ]
     print(f"{sum(seen.values())} requests in {time.perf_counter() - started:.0f} s: {dict(seen)}\n")

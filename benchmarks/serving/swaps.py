@@ -43,7 +43,7 @@ class Clients:
         with open_bundle(bundle, threads=1) as model:
             self._path = f"/v2/models/{model.manifest.name}/infer"
             item = model.manifest.inputs[0]
-            self._known = [
+            self._examples = [
                 (item.name, ids, next(iter(model.run({item.name: ids}).values())).ravel())
                 for ids in (draws.integers(0, 1000, (1, n)) for n in range(1, 65))
             ]
@@ -61,13 +61,13 @@ class Clients:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         while not self._stop.is_set():
             turn += 1
-            name, ids, wanted = self._known[turn * 7 % len(self._known)]
+            name, ids, expected = self._examples[turn * 7 % len(self._examples)]
             entry = {"name": name, "shape": ids.shape, "datatype": "INT64"}
             body = json.dumps({"inputs": [{**entry, "data": ids.ravel().tolist()}]})
             try:
                 connection.request("POST", self._path, body)
                 answer = connection.getresponse()
-                found = json.loads(answer.read())
+                document = json.loads(answer.read())
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 with self._lock:
@@ -76,8 +76,8 @@ class Clients:
             with self._lock:
                 self.seen[answer.status] += 1
                 if answer.status == 200:
-                    self.versions[found["model_version"]] += 1
-                    right = np.allclose(found["outputs"][0]["data"], wanted, atol=1e-4)
+                    self.versions[document["model_version"]] += 1
+                    right = np.allclose(document["outputs"][0]["data"], expected, atol=1e-4)
                     self.wrong += not right
         connection.close()
 

@@ -29,9 +29,9 @@ class _Session:
         }
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        given = tuple(torch.from_numpy(inputs[name]) for name in self._inputs)
+        tensors = tuple(torch.from_numpy(inputs[name]) for name in self._inputs)
         # The outputs are in the program's own memory until the next run.
-        outputs = self._program.run_method("forward", given, clone_outputs=False)
+        outputs = self._program.run_method("forward", tensors, clone_outputs=False)
         return {name: value.numpy() for name, value in zip(self._names, outputs, strict=True)}
 
 

@@ -26,8 +26,8 @@ class _Session:
         self.facts = {"version": onnxruntime.__version__, "threads": options.intra_op_num_threads}
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        given = {name: value for name, value in inputs.items() if name in self._taken}
-        return dict(zip(self._names, self._session.run(None, given), strict=True))
+        taken = {name: value for name, value in inputs.items() if name in self._taken}
+        return dict(zip(self._names, self._session.run(None, taken), strict=True))
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ class _Session:
         }
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        given = {name: value for name, value in inputs.items() if name in self._taken}
-        results = self._request.infer(given, share_inputs=True, share_outputs=True)
+        taken = {name: value for name, value in inputs.items() if name in self._taken}
+        results = self._request.infer(taken, share_inputs=True, share_outputs=True)
         return {name: results[i] for i, name in enumerate(self._names)}
 
 

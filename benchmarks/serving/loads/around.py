@@ -31,8 +31,8 @@ class AroundOnnx:
 
     def run(self, inputs: Mapping[str, Any], *, threads: int = 0) -> dict[str, Any]:
         """A batch; ``threads`` are the session's own, whatever is asked for."""
-        found = self._engine.run_filled(inputs["input_ids"], inputs["attention_mask"])
-        return {self._output: found}
+        embeddings = self._engine.run_filled(inputs["input_ids"], inputs["attention_mask"])
+        return {self._output: embeddings}
 
 
 def open_onnx(model: Model, file: Path) -> AroundOnnx:

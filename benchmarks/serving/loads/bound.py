@@ -43,12 +43,12 @@ class Batch(NamedTuple):
 def classes(lengths: Mapping[int, int]) -> list[tuple[int, float]]:
     """Mean length and share of each class, ascending."""
     every = [length for length in sorted(lengths) for _ in range(lengths[length])]
-    found: list[tuple[int, float]] = []
+    groups: list[tuple[int, float]] = []
     if len(lengths) <= CLASSES:
         return [(length, lengths[length] / len(every)) for length in sorted(lengths)]
     for part in np.array_split(every, CLASSES):
-        found.append((round(float(part.mean())), len(part) / len(every)))
-    return found
+        groups.append((round(float(part.mean())), len(part) / len(every)))
+    return groups
 
 
 def bound(
@@ -101,8 +101,8 @@ def bound(
         total[0, first + j] = 1
     goal = np.zeros(last + 1)
     goal[last] = -1
-    found = linprog(goal, limits.tocsr(), right, total.tocsr(), [0.0], method="highs")
-    return float(-found.fun)
+    solution = linprog(goal, limits.tocsr(), right, total.tocsr(), [0.0], method="highs")
+    return float(-solution.fun)
 
 
 def main() -> None:

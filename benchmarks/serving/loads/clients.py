@@ -165,8 +165,8 @@ class Texts:
             ids = {key: random.integers(1000, 30000, (1, key[0])) for key in set(self._drawn)}
             named = {n: {"input_ids": a, "attention_mask": np.ones_like(a)} for n, a in ids.items()}
             self._answers = {
-                n: next(iter(model.run(given).values())).ravel().copy()
-                for n, given in named.items()
+                n: next(iter(model.run(arrays).values())).ravel().copy()
+                for n, arrays in named.items()
             }
             path = f"/v2/models/{model.manifest.name}/infer"
         self.patient = self._requests(path, named, {})
@@ -174,16 +174,16 @@ class Texts:
 
     def _requests(self, path: str, named: Any, parameters: dict[str, Any]) -> list[bytes]:
         made = {}
-        for key, given in named.items():
-            inputs = [(name, x.shape, "INT64", x.tobytes()) for name, x in given.items()]
+        for key, arrays in named.items():
+            inputs = [(name, x.shape, "INT64", x.tobytes()) for name, x in arrays.items()]
             made[key] = binary_request(path, inputs, binary_data_output=True, **parameters)
         return [made[key] for key in self._drawn]
 
-    def error(self, kept: Sequence[tuple[int, bytes]]) -> float:
+    def error(self, answers: Sequence[tuple[int, bytes]]) -> float:
         """The largest difference of an answer from ``run``'s, of the largest magnitude of that."""
         worst = 0.0
-        for index, body in kept:
-            wanted = self._answers[self._drawn[index]]
-            found = np.frombuffer(body[-wanted.nbytes :], wanted.dtype)
-            worst = max(worst, float(abs(found - wanted).max() / abs(wanted).max()))
+        for index, body in answers:
+            expected = self._answers[self._drawn[index]]
+            answer = np.frombuffer(body[-expected.nbytes :], expected.dtype)
+            worst = max(worst, float(abs(answer - expected).max() / abs(expected).max()))
         return worst

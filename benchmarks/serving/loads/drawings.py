@@ -54,7 +54,7 @@ def draw_record(panels: Panels, stem: Path, slo_ms: float) -> None:
                 ]
             )
         # A page may be dark: the drawing is a file of its own and can't follow it. A hundredth of a unit is enough.
-        short = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found.group()):.2f}", made.svg)
+        short = re.sub(r"\d+\.\d{3,}", lambda match: f"{float(match.group()):.2f}", made.svg)
         head, sign, rest = short.partition(">")
         paper = f'{head}{sign}<rect width="100%" height="100%" fill="{PAPER}"/>{rest}\n'
         stem.with_name(f"{stem.name}-{kind}.svg").write_text(paper)
@@ -83,10 +83,10 @@ def _draw_latency(plot: Any, lines: Any, looks: Any, slo_ms: float) -> None:
     for name, line in lines.items():
         colour, marker = looks[name]
         for key, how in (("p99", "-"), ("p50", ":")):
-            found = [(point.load, getattr(point, key)) for point in line if getattr(point, key)]
+            points = [(point.load, getattr(point, key)) for point in line if getattr(point, key)]
             plot.plot(
-                [load for load, _ in found],
-                [statistics.median(values) for _, values in found],
+                [load for load, _ in points],
+                [statistics.median(values) for _, values in points],
                 color=colour, marker=marker, markersize=4, linewidth=1.4, linestyle=how,
             )  # fmt: skip
     canvas.set_log_axis(plot)

@@ -163,8 +163,8 @@ def predict(
         trace = [Request(at, item.length) for at, item in zip(dues, drawn, strict=True)]
         # Without deadlines our rule is one of those that know none.
         policy = "patient" if options.patient else "by-cost"
-        found = simulate(trace, queue(), cpus, policy=policy, slo=options.slo, noise=NOISE)
-        shares.setdefault(shape, {})[str(load)] = found.goodput / most
+        outcome = simulate(trace, queue(), cpus, policy=policy, slo=options.slo, noise=NOISE)
+        shares.setdefault(shape, {})[str(load)] = outcome.goodput / most
     return {"texts_per_s": most, "shares": shares}
 
 
@@ -274,13 +274,13 @@ def turn(
     at: tuple[int, int], texts: Texts, options: argparse.Namespace, number: int
 ) -> Iterator[dict[str, Any]]:
     """What a server can, and all loads."""
-    found = measure(at, texts, options, None)
-    most = found["answered_per_s"]
-    yield {"shape": "", "load": None, "share": found["in_time_per_s"] / most, **found}
+    result = measure(at, texts, options, None)
+    most = result["answered_per_s"]
+    yield {"shape": "", "load": None, "share": result["in_time_per_s"] / most, **result}
     for shape, load in options.loads:
         dues = draw_times(shape, load * most, options.seconds, seed=100 * number)
-        found = measure(at, texts, options, dues)
-        yield {"shape": shape, "load": load, "share": found["in_time_per_s"] / most, **found}
+        result = measure(at, texts, options, dues)
+        yield {"shape": shape, "load": load, "share": result["in_time_per_s"] / most, **result}
 
 
 if __name__ == "__main__":

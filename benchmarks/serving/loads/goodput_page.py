@@ -38,13 +38,13 @@ def write_drawings(result: Mapping[str, Any], path: Path) -> None:
 
 def panels(result: Mapping[str, Any], bundle: str) -> dict[str, dict[str, list[Point]]]:
     """What is drawn of a bundle: by traffic and by shape, points in order of the load; a step has one alone."""
-    found: dict[str, dict[str, list[Point]]] = {}
+    by_traffic: dict[str, dict[str, list[Point]]] = {}
     for head, rows in grouped(result["rows"]):
         name, traffic, shape, load = head
         if name == bundle and load is not None:
-            lines = found.setdefault(traffic, {})
+            lines = by_traffic.setdefault(traffic, {})
             lines.setdefault(shape, []).append(Point.of(load, rows))
-    return found
+    return by_traffic
 
 
 def grouped(rows: Sequence[Mapping[str, Any]]) -> list[tuple[tuple[Any, ...], list[Any]]]:
@@ -56,7 +56,7 @@ def grouped(rows: Sequence[Mapping[str, Any]]) -> list[tuple[tuple[Any, ...], li
         return tuple(row[name] for name in keys)
 
     ordered = sorted(rows, key=lambda row: order[key(row)])
-    return [(head, [*found]) for head, found in groupby(ordered, key)]
+    return [(head, [*group]) for head, group in groupby(ordered, key)]
 
 
 def render(result: Mapping[str, Any]) -> str:

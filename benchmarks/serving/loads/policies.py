@@ -89,10 +89,11 @@ class Bench:
         """How far an answer is from that of its text alone, of the largest magnitude of that."""
         key = (length, index % DIFFERENT)
         if key not in self.answers:
-            found = self.model.run(self.request(length, index))
-            self.answers[key] = next(iter(found.values())).copy()
-        wanted = self.answers[key]
-        return float(abs(next(iter(answer.outputs.values())) - wanted).max() / abs(wanted).max())
+            outputs = self.model.run(self.request(length, index))
+            self.answers[key] = next(iter(outputs.values())).copy()
+        expected = self.answers[key]
+        output = next(iter(answer.outputs.values()))
+        return float(abs(output - expected).max() / abs(expected).max())
 
     def scheduler(self, policy: str, lengths: Mapping[int, int], slo: float | None) -> Scheduler:
         """A fresh one."""
@@ -301,19 +302,19 @@ def main() -> None:
                 order = random.Random(round_).sample(order, len(order))
                 for policy in order:
                     few = count // 2 if policy in ("tei", AROUND) and name == "mixed" else count
-                    found = (
+                    outcome = (
                         bench.offline(lengths, few, 1)
                         if policy == OFFLINE
                         else asyncio.run(bench.saturate(policy, lengths, few, 1))
                     )
                     result["saturated"].append(
-                        {"traffic": name, "policy": policy, "round": round_, **found}
+                        {"traffic": name, "policy": policy, "round": round_, **outcome}
                     )
                     print(
                         round_,
                         name,
                         policy,
-                        round(found["texts_per_s"], 1),
+                        round(outcome["texts_per_s"], 1),
                         f"{time.perf_counter() - began:.0f} s",
                         flush=True,
                     )
@@ -347,14 +348,14 @@ def measure_loads(
             # Of the others' backlog longer loads only make more.
             seconds = options.seconds * (0.5 if rule != "by-cost" else 1.0)
             rate = load * capacities[name]
-            found = asyncio.run(bench.load(rule, traffics[name][0], rate, seconds, 7 + round_))
+            outcome = asyncio.run(bench.load(rule, traffics[name][0], rate, seconds, 7 + round_))
             row = {"traffic": name, "policy": rule, "factor": load, "round": round_}
-            row |= {"capacity": capacities[name], **found}
+            row |= {"capacity": capacities[name], **outcome}
             result["load"].append(row)
-            share = found["goodput_per_s"] / capacities[name]
+            share = outcome["goodput_per_s"] / capacities[name]
             print(
-                name, rule, load, "goodput/capacity", round(share, 3), "p99", found["p99_ms"],
-                "refused", found["refused"], "expired", found["expired"], flush=True,
+                name, rule, load, "goodput/capacity", round(share, 3), "p99", outcome["p99_ms"],
+                "refused", outcome["refused"], "expired", outcome["expired"], flush=True,
             )  # fmt: skip
         options.output.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -31,13 +31,13 @@ def render(result: Mapping[str, Any]) -> str:
         rows = [
             [
                 policy,
-                f"{statistics.median(found):.1f}",
-                " ".join(f"{x:.1f}" for x in found),
-                tell_ratios(ours, found),
+                f"{statistics.median(per_s):.1f}",
+                " ".join(f"{x:.1f}" for x in per_s),
+                tell_ratios(ours, per_s),
                 f"{predicted[policy]:.1f}" if policy in predicted else "-",
                 f"{max(errors[policy]):.0e}" if policy in errors else "-",
             ]
-            for policy, found in sorted(rates.items(), key=lambda pair: -statistics.median(pair[1]))
+            for policy, per_s in sorted(rates.items(), key=lambda pair: -statistics.median(pair[1]))
         ]
         columns = ["rule", "texts/s", "rounds", "ours / it", "predicted", "largest difference"]
         parts += [f"## {traffic}: all requests at once", table(columns, rows)]
@@ -46,8 +46,8 @@ def render(result: Mapping[str, Any]) -> str:
         columns = ["rule", "load", "offered/s", "in time/s", "of capacity", "p50 ms", "p99 ms"]
         columns += ["refused", "given up", "CPUs", "the loop's"]
         rows = [
-            _load_cells(policy, load, found)
-            for (name, policy, load), found in grouped(result["load"]).items()
+            _load_cells(policy, load, group)
+            for (name, policy, load), group in grouped(result["load"]).items()
             if name == traffic
         ]
         parts += [
@@ -60,12 +60,12 @@ def render(result: Mapping[str, Any]) -> str:
 
 def grouped(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, float], list[Any]]:
     """Rows of all rounds by traffic, rule and load, ascending in the load."""
-    found: dict[tuple[str, str, float], list[Any]] = {}
+    groups: dict[tuple[str, str, float], list[Any]] = {}
     for row in sorted(rows, key=lambda row: float(row["factor"])):
         share = row["goodput_per_s"] / row["capacity"]
         key = row["traffic"], row["policy"], row["factor"]
-        found.setdefault(key, []).append({**row, "share": share})
-    return found
+        groups.setdefault(key, []).append({**row, "share": share})
+    return groups
 
 
 def write_drawings(result: Mapping[str, Any], path: Path) -> None:

@@ -32,7 +32,7 @@ class Engine:
 
     def run_filled(self, ids: Any, mask: Any) -> Any:
         """The same of ids and masks that are filled up, [texts, longest]."""
-        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
         return self._session.run(
-            [self._output], {name: array for name, array in given.items() if name in self._names}
+            [self._output], {name: array for name, array in inputs.items() if name in self._names}
         )[0]

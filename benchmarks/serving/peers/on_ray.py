@@ -34,8 +34,8 @@ def make(path: str, instances: int, threads: int, most: int) -> Any:
         @serve.batch(max_batch_size=most, batch_wait_timeout_s=0.005)  # type: ignore[untyped-decorator]
         async def embed(self, bodies: list[bytes]) -> list[bytes]:
             texts = [np.frombuffer(body, np.int64) for body in bodies]
-            found = await asyncio.to_thread(self.engine.run, texts)
-            return [row.tobytes() for row in found]
+            embeddings = await asyncio.to_thread(self.engine.run, texts)
+            return [row.tobytes() for row in embeddings]
 
         async def __call__(self, request: Request) -> Response:
             return Response(await self.embed(await request.body()))

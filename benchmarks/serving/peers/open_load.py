@@ -90,14 +90,14 @@ def wait_until_idle(port: int, request: bytes) -> None:
     asyncio.run(asyncio.wait_for(wait(), PATIENCE))
 
 
-def describe(system: System, load: Load, took: float, options: Any, wanted: Any) -> dict[str, Any]:
+def describe(system: System, load: Load, took: float, options: Any, answers: Any) -> dict[str, Any]:
     """What a load's clients saw; ``wanted``: the texts' answers. A percentile is None where it never came."""
     unanswered = load.asked - sum(load.statuses.values())
     late = np.quantile(
         [*load.latencies, *[np.inf] * unanswered] or [0.0], (0.5, 0.99), method="higher"
     )
     p50, p99 = (float(x) * 1e3 if np.isfinite(x) else None for x in late)
-    bodies, expected = [body for _, body in load.kept], [wanted[i] for i, _ in load.kept]
+    bodies, expected = [body for _, body in load.kept], [answers[i] for i, _ in load.kept]
     return {
         "system": str(system),
         "statuses": {str(status): n for status, n in sorted(load.statuses.items())},
@@ -117,14 +117,14 @@ def turn(
     onnx, short = options.onnx.resolve(), drawn["queries"][0][0]
     python = options.pythons[system.name]
     with serving(system, short, python, options, onnx, folder) as port:
-        for traffic, (texts, wanted) in drawn.items():
+        for traffic, (texts, answers) in drawn.items():
             patient = [make_request(system.name, ids) for ids in texts]
             ask(port, patient, None, options.seconds / 2, 64, options.slo)
             load, took = ask(port, patient, None, options.seconds, 64, options.slo)
             rate = load.statuses[200] / took
             if system.name == "ours":
                 most[traffic] = rate
-            row = describe(system, load, took, options, wanted)
+            row = describe(system, load, took, options, answers)
             yield {"traffic": traffic, "load": None, **row}
             timed = [make_request(system.name, ids, options.slo) for ids in texts]
             for factor in options.factors:
@@ -132,7 +132,7 @@ def turn(
                 dues = draw_times("poisson", rate, options.seconds, 100 * number + 1)
                 load, took = ask(port, timed, dues, options.seconds, 512, options.slo)
                 # Answers after the last request was due are no sooner for coming in a longer time.
-                row = describe(system, load, max(options.seconds, dues[-1]), options, wanted)
+                row = describe(system, load, max(options.seconds, dues[-1]), options, answers)
                 share = row["in_time_per_s"] / most[traffic]
                 yield {"traffic": traffic, "load": factor, "share": share, **row}
                 wait_until_idle(port, make_request(system.name, short))

@@ -93,15 +93,15 @@ def systems(cores: int, only: Sequence[str]) -> list[System]:
 
 def make_environment(name: str, folder: Path, python: str) -> str:
     """The Python of a system, made if it is missing or its versions changed."""
-    wanted = "\n".join(REQUIREMENTS[name])
-    place = folder / f"{name}-{hashlib.sha256((python + wanted).encode()).hexdigest()[:8]}"
-    found = place / "bin" / "python"
+    requirements = "\n".join(REQUIREMENTS[name])
+    place = folder / f"{name}-{hashlib.sha256((python + requirements).encode()).hexdigest()[:8]}"
+    binary = place / "bin" / "python"
     if not (place / "done").exists():
         subprocess.run([python, "-m", "venv", "--clear", str(place)], check=True)
-        command = [str(found), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        command = [str(binary), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         subprocess.run([*command, *REQUIREMENTS[name]], check=True)
         (place / "done").touch()
-    return str(found)
+    return str(binary)
 
 
 def make_request(system: str, ids: Any, timeout: float | None = None) -> bytes:
@@ -210,8 +210,8 @@ def serving(
 
 def compare(bodies: Sequence[bytes], system: str, expected: Sequence[Any]) -> float:
     """The largest difference from ``run``, of the largest magnitude of its answer."""
-    found = (read_answer(system, body) for body in bodies)
-    pairs = zip(found, expected, strict=True)
+    answers = (read_answer(system, body) for body in bodies)
+    pairs = zip(answers, expected, strict=True)
     return max(float(abs(one - other).max() / abs(other).max()) for one, other in pairs)
 
 
@@ -223,8 +223,8 @@ def draw_texts(model: Model, lengths: dict[int, int], count: int) -> tuple[list[
     ]
     answers = []
     for ids in texts:
-        given = {"input_ids": ids[None], "attention_mask": np.ones_like(ids[None])}
-        answers.append(next(iter(model.run(given).values())).ravel().copy())
+        inputs = {"input_ids": ids[None], "attention_mask": np.ones_like(ids[None])}
+        answers.append(next(iter(model.run(inputs).values())).ravel().copy())
     return texts, answers
 
 
@@ -236,17 +236,17 @@ def render(rows: Sequence[dict[str, Any]], traffics: Sequence[str]) -> str:
         for row in rows:
             if row["traffic"] == traffic:
                 by.setdefault(row["system"], []).append(row)
-        rates = {name: [row["texts_per_s"] for row in found] for name, found in by.items()}
+        rates = {name: [row["texts_per_s"] for row in group] for name, group in by.items()}
         ours = rates.get(str(System("ours")), [])
         lines = []
-        for name, found in sorted(rates.items(), key=lambda pair: -statistics.median(pair[1])):
+        for name, per_s in sorted(rates.items(), key=lambda pair: -statistics.median(pair[1])):
             # Of one round each: the machine may have been another in the next one.
-            ratios = [a / b for a, b in zip(ours, found, strict=False)]
+            ratios = [a / b for a, b in zip(ours, per_s, strict=False)]
             lines.append(
                 [
-                    name.partition(",")[0] if found is ours else name,
-                    f"{statistics.median(found):.0f}",
-                    ", ".join(f"{rate:.0f}" for rate in found),
+                    name.partition(",")[0] if per_s is ours else name,
+                    f"{statistics.median(per_s):.0f}",
+                    ", ".join(f"{rate:.0f}" for rate in per_s),
                     f"{statistics.median(ratios):.2f}" if ratios else "",
                     f"{max(row['error'] for row in by[name]):.1e}",
                 ]

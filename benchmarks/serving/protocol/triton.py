@@ -147,13 +147,13 @@ def ask(port: int, case: Case) -> tuple[int, Any]:
         body = answer.read()
         length = answer.headers.get(LENGTH)
         try:
-            found = json.loads(body[: int(length)] if length else body)
+            document = json.loads(body[: int(length)] if length else body)
         except ValueError:
             return answer.status, None
         if length:
             tensor = np.frombuffer(body[int(length) :], np.float32)
-            found["outputs"][0]["data"] = tensor.tolist()
-        return answer.status, found
+            document["outputs"][0]["data"] = tensor.tolist()
+        return answer.status, document
     finally:
         connection.close()
 
@@ -161,12 +161,12 @@ def ask(port: int, case: Case) -> tuple[int, Any]:
 def differences(ours: Any, theirs: Any, at: str = "") -> list[str]:
     """Where two answers differ; texts of errors, names of programs and versions may."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        found = [f"{at}{key}: ours alone" for key in ours if key not in theirs]
-        found += [f"{at}{key}: Triton's alone" for key in theirs if key not in ours]
+        lines = [f"{at}{key}: ours alone" for key in ours if key not in theirs]
+        lines += [f"{at}{key}: Triton's alone" for key in theirs if key not in ours]
         free = {"error", "name", "version", "versions", "model_version", "platform", "extensions"}
         for key in ours.keys() & theirs.keys() - (free if not at else set()):
-            found += differences(ours[key], theirs[key], f"{at}{key}.")
-        return found
+            lines += differences(ours[key], theirs[key], f"{at}{key}.")
+        return lines
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         if all(isinstance(item, int | float) for item in ours + theirs):
             same = np.allclose(ours, theirs, atol=1e-6)
@@ -203,7 +203,7 @@ def serve_peer(bundle: str) -> None:
     def dims(item: Any) -> tuple[int, ...]:
         return tuple(size if isinstance(size, int) else -1 for size in item.shape)
 
-    (given,), (made,) = model.manifest.inputs, model.manifest.outputs
+    (ids,), (embedding,) = model.manifest.inputs, model.manifest.outputs
 
     def run(requests: Any) -> Any:
         return [model.run({"input_ids": item["input_ids"]}) for item in requests]
@@ -216,8 +216,8 @@ def serve_peer(bundle: str) -> None:
         triton.bind(
             model_name=MODEL,
             infer_func=run,
-            inputs=[Tensor(name="input_ids", dtype=np.int64, shape=dims(given))],
-            outputs=[Tensor(name="embedding", dtype=np.float32, shape=dims(made))],
+            inputs=[Tensor(name="input_ids", dtype=np.int64, shape=dims(ids))],
+            outputs=[Tensor(name="embedding", dtype=np.float32, shape=dims(embedding))],
             config=ModelConfig(batching=False),
         )
         triton.run()

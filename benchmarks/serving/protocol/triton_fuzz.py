@@ -45,13 +45,13 @@ VALUES: list[Any] = [
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The way to every value of a document, but for its shapes."""
-    found = [at] if at else []
+    ways = [at] if at else []
     items: Any = ()
     if isinstance(value, dict):
         items = [(key, item) for key, item in value.items() if key != "shape"]
     elif isinstance(value, list):
         items = enumerate(value)
-    return found + [place for key, item in items for place in places(item, (*at, key))]
+    return ways + [place for key, item in items for place in places(item, (*at, key))]
 
 
 def change(document: Any, draws: random.Random) -> None:
@@ -141,8 +141,8 @@ def compare(servers: Servers, count: int, seed: int) -> int:
         random.Random(seed),
         Case("", "POST", PATH + "/infer", json.dumps({"inputs": [entry()]}).encode()),
     )
-    status, wanted = ask(servers.ours, good)
-    assert status == 200, wanted
+    status, expected = ask(servers.ours, good)
+    assert status == 200, expected
     seen, first = Counter[tuple[str, str]](), dict[tuple[str, str], str]()
     reasons = Counter[tuple[str, str, str]]()
     bad, ended = 0, 0
@@ -160,7 +160,7 @@ def compare(servers: Servers, count: int, seed: int) -> int:
         elif "taken" in key:
             reasons[(*key, reason(one if key[0] != "taken" else other))] += 1
         status, again = ask(servers.ours, good)
-        wrong |= status != 200 or again["outputs"] != wanted["outputs"]
+        wrong |= status != 200 or again["outputs"] != expected["outputs"]
         if wrong:
             bad += 1
             print(f"{mine} and {theirs}: {case.headers} {case.body!r}")
