@@ -104,9 +104,9 @@ def make_generative(folder: Path, module: Any) -> None:
             shape = (rows, d.KV_HEADS, d.HEAD_DIM)
             inputs[name] = random.standard_normal(shape, dtype=np.float32)
         # Copies: the module changes what it is given.
-        given = {name: torch.from_numpy(array.copy()) for name, array in inputs.items()}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in inputs.items()}
         with torch.no_grad():
-            outputs = {"logits": module(**given)["logits"].numpy()}
+            outputs = {"logits": module(**tensors)["logits"].numpy()}
         name = f"golden/{bucket}-inside.npz"
         files[name] = write_case(inputs, outputs)
         document["golden"].append({"bucket": bucket, "case": "inside", "file": name})

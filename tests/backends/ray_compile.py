@@ -106,8 +106,8 @@ def hide(pack: Any) -> Any:
 
 
 def other_versions(pack: Any) -> Any:
-    def others(*given: Any) -> Iterator[remote.Parcel]:
-        for parcel in pack(*given):
+    def others(*arguments: Any) -> Iterator[remote.Parcel]:
+        for parcel in pack(*arguments):
             parcel.like["torch"] = "0.1"
             yield parcel
 
@@ -136,30 +136,30 @@ def cancelled(folder: Path) -> list[str]:
 
 def main(work: Path) -> dict[str, Any]:
     (work / "models.py").write_text(MODELS)
-    found: dict[str, Any] = {"local": results(work, "local", Steps())}
+    outcomes: dict[str, Any] = {"local": results(work, "local", Steps())}
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    found["ray"] = results(work, "ray", Steps())
-    found["again"] = results(work, "ray", Steps())
-    found["failures"] = [failure(work, "local-x"), failure(work, "ray-x")]
+    outcomes["ray"] = results(work, "ray", Steps())
+    outcomes["again"] = results(work, "ray", Steps())
+    outcomes["failures"] = [failure(work, "local-x"), failure(work, "ray-x")]
     pack = remote._pack
     remote._pack = hide(pack)
-    found["ray-apart"] = results(work, "ray-apart", Steps())
-    found["failures"].append(failure(work, "ray-x-apart"))
+    outcomes["ray-apart"] = results(work, "ray-apart", Steps())
+    outcomes["failures"].append(failure(work, "ray-x-apart"))
     remote._pack = other_versions(pack)
     try:
         results(work, "ray-others", Steps())
     except ClusterError as error:
-        found["others"] = str(error)
+        outcomes["others"] = str(error)
     remote._pack = pack
     (work / "cancelled").mkdir()
-    found["cancelled"] = cancelled(work / "cancelled")
+    outcomes["cancelled"] = cancelled(work / "cancelled")
     ray.shutdown()
     os.environ["RAY_ADDRESS"] = "127.0.0.1:9"
     try:
         results(work, "ray-nowhere", Steps())
     except ClusterError as error:
-        found["nowhere"] = str(error)
-    return found
+        outcomes["nowhere"] = str(error)
+    return outcomes
 
 
 if __name__ == "__main__":

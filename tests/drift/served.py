@@ -69,8 +69,8 @@ def write_bundle(
     spans: dict[str, dict[str, int]] = {}
     for bucket in plan.buckets:
         for name, span in bucket.axes:
-            known = spans.setdefault(name, {"lo": span.lo, "hi": span.hi})
-            known.update(lo=min(known["lo"], span.lo), hi=max(known["hi"], span.hi))
+            limits = spans.setdefault(name, {"lo": span.lo, "hi": span.hi})
+            limits.update(lo=min(limits["lo"], span.lo), hi=max(limits["hi"], span.hi))
     bundle.document["axes"] = spans
     bundle.document["buckets"] = [
         {

@@ -102,8 +102,8 @@ def generate(module: nn.Module, prompt: list[int], new: int) -> list[int]:
 def logits_of(module: nn.Module, ids: list[int]) -> Tensor:
     """Logits [61] behind a text, computed from nothing."""
     with torch.no_grad():
-        given = (torch.tensor([ids]), torch.tensor([0]), torch.tensor([len(ids) - 1]))
-        return module(*given, *make_caches(len(ids)))["logits"][0]
+        inputs = (torch.tensor([ids]), torch.tensor([0]), torch.tensor([len(ids) - 1]))
+        return module(*inputs, *make_caches(len(ids)))["logits"][0]
 
 
 @seeded

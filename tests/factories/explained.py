@@ -55,8 +55,8 @@ class Picked(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x[x[..., 0] > 0.5]
         heads = rows.view(-1, 2, WIDTH // 2).transpose(0, 1)
-        found = nn.functional.scaled_dot_product_attention(heads, heads, heads)
-        return x + found.sum((0, 1)).repeat(2)
+        attended = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return x + attended.sum((0, 1)).repeat(2)
 
 
 def _tokens(module: nn.Module) -> dict[str, Any]:

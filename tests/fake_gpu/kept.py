@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
-def make_once(kept: Path, paths: Sequence[Path], make: Callable[[], object]) -> None:
+def make_once(folder: Path, paths: Sequence[Path], make: Callable[[], object]) -> None:
     """Brings paths to what ``make`` leaves there: it runs for the first test, later ones get copies.
 
     Args:
-        kept: a folder of its own for everything that bears on the result.
+        folder: one of its own for everything that bears on the result.
         paths: files and folders of different names, which aren't there yet.
         make: makes them; one that it doesn't make isn't there later, either.
     """
-    if not kept.exists():
+    if not folder.exists():
         make()
-        partial = kept.with_suffix(".partial")
+        partial = folder.with_suffix(".partial")
         partial.mkdir(parents=True)
         for path in paths:
             _copy(path, partial / path.name)
-        partial.rename(kept)
+        partial.rename(folder)
         return
     for path in paths:
-        _copy(kept / path.name, path)
+        _copy(folder / path.name, path)
 
 
 def _copy(source: Path, target: Path) -> None:

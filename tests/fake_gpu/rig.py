@@ -99,8 +99,8 @@ class Rig:
             said.write_text(text.replace(str(self.folder), "FOLDER"))
 
         # Beside the folders of the tests.
-        kept = self.folder.parent / f"finished-{self._key()}"
-        make_once(kept, [self.cache, self.log, said], finish)
+        folder = self.folder.parent / f"finished-{self._key()}"
+        make_once(folder, [self.cache, self.log, said], finish)
         return Finished(*json.loads(said.read_text().replace("FOLDER", str(self.folder))))
 
     def _key(self) -> str:

@@ -101,7 +101,7 @@ def main(options: argparse.Namespace) -> int:
     report: dict[str, Any] = {"gpu_check_version": 1, **describe(), "attempts": []}
     report["options"] = {k: v for k, v in vars(options).items() if k not in ("child", "task")}
     models = choose_models(options, models, report)
-    found = None
+    working = None
     for kind in kinds:
         for model in models:
             left = options.budget - (time.monotonic() - began)
@@ -115,16 +115,16 @@ def main(options: argparse.Namespace) -> int:
             report["attempts"].append(attempt)
             say(f"{kind}, {model}: {summarise(attempt)}")
             if works(attempt):
-                found = found or attempt
+                working = working or attempt
                 break
-        if found and not options.all:
+        if working and not options.all:
             break
     if options.budget - (time.monotonic() - began) > 30:
         report["sticky"] = run_child(options, "eager", models[-1], "sticky", 60)
-    report["works"] = None if found is None else [found["kind"], found["model"]]
+    report["works"] = None if working is None else [working["kind"], working["model"]]
     report["seconds"] = round(time.monotonic() - began, 1)
     print(json.dumps(report, indent=1))
-    return 0 if found else 1
+    return 0 if working else 1
 
 
 def choose_models(

@@ -48,8 +48,8 @@ class Layer(nn.Module):
         parts = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
         scores = q @ k.transpose(-1, -2) * (width // self.heads) ** -0.5 + hidden
-        found = torch.softmax(scores, dim=-1) @ v
-        x = self.norms[0](x + self.out(found.transpose(1, 2).reshape(batch, length, width)))
+        attended = torch.softmax(scores, dim=-1) @ v
+        x = self.norms[0](x + self.out(attended.transpose(1, 2).reshape(batch, length, width)))
         return self.norms[1](x + self.down(nn.functional.gelu(self.up(x))))
 
 
@@ -86,8 +86,8 @@ class Encoder(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         states = self.body(input_ids, attention_mask)
-        kept = attention_mask.to(torch.float32)[..., None]
-        mean = (states.to(torch.float32) * kept).sum(1) / kept.sum(1).clamp(min=1.0)
+        mask = attention_mask.to(torch.float32)[..., None]
+        mean = (states.to(torch.float32) * mask).sum(1) / mask.sum(1).clamp(min=1.0)
         # What is behind the end of a text means nothing; so padded and unpadded runs agree.
         return mean, states * attention_mask.to(states.dtype)[..., None]
 

@@ -128,20 +128,20 @@ class Check:
         device = self.cuda.device()
         self.memory_before = self.cuda.memory()
         self.memory: CudaMemory | FakeMemory
-        found = {"path": self.cuda.path, **device.to_json(), "memory": self.memory_before}
+        facts = {"path": self.cuda.path, **device.to_json(), "memory": self.memory_before}
         if self.settings.fake:
             import ctypes
 
             self.library = ctypes.CDLL(self.cuda.path)
             self.memory = FakeMemory(self.library)
-            return found
+            return facts
         self.memory = CudaMemory()
         torch.cuda.init()
-        known = torch.cuda.get_device_properties(0)
-        wanted = (known.name, f"{known.major}.{known.minor}", known.multi_processor_count)
-        assert (device.name, device.compute_capability, device.sm_count) == wanted, wanted
-        assert device.integrated == bool(known.is_integrated), known
-        return found
+        props = torch.cuda.get_device_properties(0)
+        expected = (props.name, f"{props.major}.{props.minor}", props.multi_processor_count)
+        assert (device.name, device.compute_capability, device.sm_count) == expected, expected
+        assert device.integrated == bool(props.is_integrated), props
+        return facts
 
     def make_model(self) -> Any:
         """The encoder, and what eager makes of every length."""
@@ -205,9 +205,9 @@ class Check:
         errors: dict[str, Any] = {}
         try:
             for length in (*self.settings.lengths, *reversed(self.settings.lengths)):
-                found = runner.run(self.inputs[length])
+                outputs = runner.run(self.inputs[length])
                 for key, want in self.wants[length].items():
-                    agreement = compare_arrays(found[key], want, self.manifest.tolerance)
+                    agreement = compare_arrays(outputs[key], want, self.manifest.tolerance)
                     entry = errors.setdefault(str(length), {})
                     entry[key] = max(entry.get(key, 0.0), agreement.max_abs_error)
                     assert agreement.ok, f"length {length}, {key}: {agreement.to_json()}"
@@ -247,9 +247,9 @@ class Check:
             try:
                 for _ in range(50):
                     length = chosen.choice(self.settings.lengths)
-                    found = runner.run(self.inputs[length])
+                    outputs = runner.run(self.inputs[length])
                     for key, want in self.wants[length].items():
-                        agreement = compare_arrays(found[key], want, self.manifest.tolerance)
+                        agreement = compare_arrays(outputs[key], want, self.manifest.tolerance)
                         assert agreement.ok, f"length {length}, {key}: {agreement.to_json()}"
             except BaseException as error:
                 failures.append(f"{type(error).__name__}: {error}")
@@ -329,8 +329,8 @@ class Check:
             runner.programs.close()
         self.runners = {}
         gc.collect()
-        found = {"memory_before": self.memory_before, "memory_after": self.cuda.memory()}
+        memory = {"memory_before": self.memory_before, "memory_after": self.cuda.memory()}
         if self.settings.fake:
-            found["live"] = int(self.library.fake_cudart_live())
-            assert found["live"] == 0 and self.library.fake_cudart_misuses() == 0
-        return found
+            memory["live"] = int(self.library.fake_cudart_live())
+            assert memory["live"] == 0 and self.library.fake_cudart_misuses() == 0
+        return memory

@@ -69,16 +69,16 @@ def probe(settings: Settings, output: Path) -> dict[str, Any]:
         inputs = [torch.ones((1, s.edges[0]), dtype=torch.int64, device=device) for _ in range(2)]
         with torch.no_grad():
             for _ in range(3):
-                wanted = model(*inputs)
+                eager = model(*inputs)
             if s.fake:
                 return {}
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                found = model(*inputs)
+                replayed = model(*inputs)
             graph.replay()
             torch.cuda.synchronize()
-        error = max(float((a - b).abs().max()) for a, b in zip(wanted, found, strict=True))
+        error = max(float((a - b).abs().max()) for a, b in zip(eager, replayed, strict=True))
         return {"max_abs_error": error}
 
     return _guarded(work)

@@ -65,7 +65,7 @@ class FakeMemory:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        self._kept: list[Any] = []
+        self._callbacks: list[Any] = []
         self.failures: list[BaseException] = []
 
     def view(self, address: int, shape: Sizes, dtype: str) -> torch.Tensor:
@@ -85,8 +85,8 @@ class FakeMemory:
                 self.failures.append(error)
                 self._library.fake_cudart_fault(719)
 
-        self._kept.append(self._type(call))
-        self._library.fake_cudart_host_call(ctypes.c_void_p(stream), self._kept[-1], None)
+        self._callbacks.append(self._type(call))
+        self._library.fake_cudart_host_call(ctypes.c_void_p(stream), self._callbacks[-1], None)
 
 
 class TorchEngine:

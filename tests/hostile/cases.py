@@ -147,8 +147,8 @@ class _Draft:
         manifest = render(self.document).encode("utf-8", "surrogatepass")
         for edit in self.edits:
             manifest = edit(manifest)
-        found = {name: item for name, item in self.files.items() if item != Special("missing")}
-        return Case({MANIFEST: manifest, **found}, self.done)
+        present = {name: item for name, item in self.files.items() if item != Special("missing")}
+        return Case({MANIFEST: manifest, **present}, self.done)
 
 
 def to_tree_copy(tree: Any) -> Any:
@@ -208,8 +208,8 @@ def _values_but_files(draft: _Draft) -> None:
 
     def change(tree: Members) -> None:
         files = find(tree, "files")
-        kept = [pair for pair in tree if pair[1] is not files]
-        part = Members(kept)
+        others = [pair for pair in tree if pair[1] is not files]
+        part = Members(others)
         for _ in range(draft.rng.choice((1, 1, 2))):
             mutate(draft.rng, part)
         tree[:] = [*part, ["files", files]]

@@ -105,7 +105,7 @@ def hostile_value(rng: random.Random) -> Any:
 
 def places(tree: Any) -> list[Any]:
     """(container, index) of every value below the root; a pair of an object is a container too."""
-    found: list[Any] = []
+    pairs: list[Any] = []
     waiting = [tree]
     while waiting:
         item = waiting.pop()
@@ -115,9 +115,9 @@ def places(tree: Any) -> list[Any]:
             children = [(item, index) for index in range(len(item))]
         else:
             continue
-        found += children
+        pairs += children
         waiting += [container[index] for container, index in children]
-    return found
+    return pairs
 
 
 def _set(rng: random.Random, tree: Any) -> None:
@@ -222,8 +222,8 @@ def _change_list(rng: random.Random, tree: Any) -> None:
 
 
 def _move(rng: random.Random, tree: Any) -> None:
-    found = places(tree)
-    (source, i), (target, j) = rng.choice(found), rng.choice(found)
+    pairs = places(tree)
+    (source, i), (target, j) = rng.choice(pairs), rng.choice(pairs)
     # A copy by way of text: no tree may hold itself.
     text = Raw(render(source[i]))
     if rng.random() < 0.5:

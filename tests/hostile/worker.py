@@ -170,9 +170,9 @@ def install(watch: Watch) -> None:
         if "/" in soname:
             watch.accuse(f"looks for {soname!r}, a path")
         active, watch.active = watch.active, False
-        found = find_loaded(soname)
+        loaded = find_loaded(soname)
         watch.active = active
-        return found
+        return loaded
 
     os.open = opening
     files.hash_descriptor = hashing
@@ -236,8 +236,8 @@ def attempt(watch: Watch, path: str) -> dict[str, Any]:
 def read_kib(key: str) -> int:
     """VmRSS or VmHWM of this process: its resident memory, and the most it ever was."""
     with open("/proc/self/status") as stream:
-        found = re.search(key + r":\s*([0-9]+)", stream.read())
-    return int(found.group(1)) if found else 0
+        match = re.search(key + r":\s*([0-9]+)", stream.read())
+    return int(match.group(1)) if match else 0
 
 
 def forget_peak() -> None:

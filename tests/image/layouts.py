@@ -29,9 +29,9 @@ def refusal(*words: object) -> dict[str, Any]:
 
 def blob(layout: Path, digest: str) -> bytes:
     """A blob of a layout, once its hash was compared."""
-    found = (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
-    assert f"sha256:{hashlib.sha256(found).hexdigest()}" == digest
-    return found
+    data = (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
+    assert f"sha256:{hashlib.sha256(data).hexdigest()}" == digest
+    return data
 
 
 def document(layout: Path, digest: str) -> dict[str, Any]:

@@ -32,15 +32,17 @@ def run_zoo(work: Path) -> dict[str, Any]:
     code = zoo.main(
         ["--on", "ray", "--upto", "load", "--work", str(work), "--only", "mlp", "text_cnn"]
     )
-    found = {path.stem: json.loads(path.read_text()) for path in (work / "results").glob("*.json")}
+    results = {
+        path.stem: json.loads(path.read_text()) for path in (work / "results").glob("*.json")
+    }
     keep = ("name", "status", "stage", "group")
     again = zoo.main(
         ["--on", "ray", "--upto", "load", "--work", str(work), "--resume", "--only", "mlp"]
     )
     return {
         "codes": [code, again],
-        "results": {n: {k: f.get(k) for k in keep} for n, f in found.items()},
-        "machines": sorted({f["machine"] for f in found.values()}),
+        "results": {n: {k: f.get(k) for k in keep} for n, f in results.items()},
+        "machines": sorted({f["machine"] for f in results.values()}),
     }
 
 
@@ -79,14 +81,14 @@ def main(work: Path) -> dict[str, Any]:
         address="local", num_cpus=2, include_dashboard=False, log_to_driver=False,
         resources={remote.target_resource(TARGET): 1},
     )  # fmt: skip
-    found = {
+    outcomes = {
         "zoo": run_zoo(work / "zoo"),
         "calibration": calibrate(work / "plan"),
         "failure": fail(work),
         "has": [remote.Cluster(ray).has(remote.target_resource(name)) for name in (TARGET, "x")],
     }
     ray.shutdown()
-    return found
+    return outcomes
 
 
 if __name__ == "__main__":

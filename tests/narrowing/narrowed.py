@@ -21,7 +21,7 @@ def narrowed_program(
     others = {name: AxisRange(a.lo, a.lo, a.lo) for name, a in model.axes.items()}
     axes = {**others, model.length_axis: AxisRange(1, longest, 9)}
     bucket = Bucket("pad" if mode == "pad" else "exact", tuple(axes.items()))
-    wanted = [
+    expected = [
         {
             name: tensor.detach().numpy()
             for name, tensor in model.run(
@@ -31,4 +31,4 @@ def narrowed_program(
         for inputs in samples.inputs
     ]
     exported = ExportStore(model, folder).get(bucket)
-    return NarrowedProgram(model, exported, samples.inputs, wanted)
+    return NarrowedProgram(model, exported, samples.inputs, expected)

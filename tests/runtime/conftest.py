@@ -50,9 +50,9 @@ def native_bundle(request: pytest.FixtureRequest) -> str:
 
     Where torch isn't installed there is no builder, so only the variable helps there.
     """
-    given = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
-    if given:
-        return given
+    path = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
+    if path:
+        return path
     try:
         return str(request.getfixturevalue("tiny_bundle"))
     except pytest.FixtureLookupError:

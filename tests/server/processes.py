@@ -83,12 +83,12 @@ def check_inference(server: Server, bundle: Path, path: str = INFER) -> dict[str
     status, answer = server.ask("POST", path, tensor(5, 6, 7))
     assert status == 200, answer
     with open_bundle(bundle) as model:
-        wanted = model.run({"input_ids": np.array([[5, 6, 7]])})
-    assert [item["name"] for item in answer["outputs"]] == list(wanted)
+        expected = model.run({"input_ids": np.array([[5, 6, 7]])})
+    assert [item["name"] for item in answer["outputs"]] == list(expected)
     for output in answer["outputs"]:
-        np.testing.assert_allclose(output["data"], wanted[output["name"]].ravel(), atol=1e-5)
-    found: dict[str, Any] = answer
-    return found
+        np.testing.assert_allclose(output["data"], expected[output["name"]].ravel(), atol=1e-5)
+    body: dict[str, Any] = answer
+    return body
 
 
 def waits(number: int) -> bool:
@@ -143,11 +143,11 @@ class Load:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         with open_bundle(bundle) as model:
-            self._known = []
+            self._examples = []
             for index in range(clients * 8):
                 ids = [1 + (index * 7 + k * (index + 1)) % 38 for k in range(3 + index % 9)]
-                wanted = model.run({"input_ids": np.array([ids])})["pooler_output"]
-                self._known.append((ids, wanted.ravel().copy()))
+                expected = model.run({"input_ids": np.array([ids])})["pooler_output"]
+                self._examples.append((ids, expected.ravel().copy()))
         self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(clients)]
 
     def __enter__(self) -> Load:
@@ -167,7 +167,7 @@ class Load:
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         turn = 0
         while not self._stop.is_set():
-            ids, wanted = self._known[(number * 8 + turn % 8)]
+            ids, expected = self._examples[(number * 8 + turn % 8)]
             turn += 1
             request = {**tensor(*ids), "id": f"{number}-{turn}"}
             started = time.perf_counter()
@@ -186,8 +186,8 @@ class Load:
                 self.seconds.append(time.perf_counter() - started)
                 self.answered += 1
                 if answer.status == 200:
-                    found = next(o for o in body["outputs"] if o["name"] == "pooler_output")
-                    right = np.allclose(found["data"], wanted, atol=1e-5)
+                    output = next(o for o in body["outputs"] if o["name"] == "pooler_output")
+                    right = np.allclose(output["data"], expected, atol=1e-5)
                     self.wrong += not right or body["id"] != request["id"]
         connection.close()
 

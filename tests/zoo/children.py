@@ -124,10 +124,10 @@ def _fork(
         os.dup2(output, 2)
         # Whoever replaced Python's own streams (a test runner, say) did so for the parent.
         sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-        found = action(name)
-        found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        result = action(name)
+        result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         partial = answer.with_suffix(".partial")
-        partial.write_text(json.dumps(found))
+        partial.write_text(json.dumps(result))
         os.replace(partial, answer)
         code = 0
     except BaseException:
@@ -160,8 +160,8 @@ def run_there(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and what became of them, in their order; with the machine, and the key of what it ran."""
     asked = [(name, options.upto, options.memory) for name in todo]
-    with open_cluster() as cluster, closing(cluster.map(_run, asked, options.jobs)) as found:
-        yield from zip(todo, found, strict=True)
+    with open_cluster() as cluster, closing(cluster.map(_run, asked, options.jobs)) as results:
+        yield from zip(todo, results, strict=True)
 
 
 def _run(asked: tuple[str, str, int]) -> dict[str, Any]:

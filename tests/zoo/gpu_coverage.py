@@ -93,24 +93,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for child in run_children(
         todo, action, options.work / "logs", jobs=options.jobs, limits=limits
     ):
-        found = child.result or {"status": "crashed", "reason": child.death}
-        if found["status"] == "unknown":
+        result = child.result or {"status": "crashed", "reason": child.death}
+        if result["status"] == "unknown":
             continue
-        models[child.name] = found
+        models[child.name] = result
         record = {
             "sm": archs,
             "precision": options.precision,
             "of": len(ENTRIES),
             "tried": len(models),
-            "counts": dict(Counter(found["status"] for found in models.values())),
+            "counts": dict(Counter(outcome["status"] for outcome in models.values())),
             "missing": dict(Counter(m for f in models.values() for m in f.get("missing", ()))),
             "models": dict(sorted(models.items())),
         }
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, record)
-        line = f"[{len(models)}/{len(ENTRIES)}] {child.name} {found['status']}"
-        print(line, found.get("reason", "")[:200], file=sys.stderr, flush=True)
-    counts = Counter(found["status"] for found in models.values())
+        line = f"[{len(models)}/{len(ENTRIES)}] {child.name} {result['status']}"
+        print(line, result.get("reason", "")[:200], file=sys.stderr, flush=True)
+    counts = Counter(outcome["status"] for outcome in models.values())
     print(json.dumps({key: record.get(key) for key in ("tried", "of", "counts", "missing")}))
     tried = len(models) - counts["unexported"]
     return 0 if tried and counts["compiled"] + counts["right"] >= 0.9 * tried else 1
@@ -143,33 +143,33 @@ def cover(
         exported, bucket, exports = run._export(model)
     except Exception as error:
         return {"status": "unexported", "reason": str(error)[:500]}
-    found: dict[str, Any] = {"mode": bucket.mode, "cpu_s": {"load and export": _busy()}}
+    facts: dict[str, Any] = {"mode": bucket.mode, "cpu_s": {"load and export": _busy()}}
     keys = [exports.key(bucket)]
     try:
         programs = compile_for_gpu(
             [exported], [bucket], profile, precision, work / "artifacts", keys=keys
         )
         (artifacts,) = programs.artifacts.values()
-        found["cpu_s"]["compile"] = round(_busy() - found["cpu_s"]["load and export"], 1)
-        found["kernels"] = len(artifacts[0].lowering["kernels"])
-        found["lowering"] = {k: v for k, v in artifacts[0].lowering["counts"].items() if v}
-        found["checks"] = artifacts[0].lowering["checks"]
-        found["bytes"] = artifacts[0].library.stat().st_size
+        facts["cpu_s"]["compile"] = round(_busy() - facts["cpu_s"]["load and export"], 1)
+        facts["kernels"] = len(artifacts[0].lowering["kernels"])
+        facts["lowering"] = {k: v for k, v in artifacts[0].lowering["counts"].items() if v}
+        facts["checks"] = artifacts[0].lowering["checks"]
+        facts["bytes"] = artifacts[0].library.stat().st_size
         if bundles is None:
-            return found | {"status": "compiled"}
+            return facts | {"status": "compiled"}
         bundle = _pack(model, exported, bucket, keys, programs, profile, work, bundles / name)
-        return found | _run_on_gpu(bundle)
+        return facts | _run_on_gpu(bundle)
     except MissingKernelError as error:
         lines = error.message.splitlines()[1:]
         names = [line.split(",")[0].strip() for line in lines]
-        return found | {"status": "missing", "missing": names, "reason": "; ".join(lines)[:800]}
+        return facts | {"status": "missing", "missing": names, "reason": "; ".join(lines)[:800]}
     except VerificationError as error:
-        return found | {"status": "wrong", "reason": error.message[:800]}
+        return facts | {"status": "wrong", "reason": error.message[:800]}
     except EdgecompileError as error:
-        return found | {"status": "failed", "reason": error.message[:800]}
+        return facts | {"status": "failed", "reason": error.message[:800]}
     except Exception as error:
         text = f"{type(error).__name__}: {error}"[:800]
-        return found | {"status": "failed", "reason": text, "trace": traceback.format_exc()[-3000:]}
+        return facts | {"status": "failed", "reason": text, "trace": traceback.format_exc()[-3000:]}
 
 
 def _pack(

@@ -85,7 +85,7 @@ def _record(results: Mapping[str, Result], passed: int, total: int) -> dict[str,
     import torch
     import transformers
 
-    kept = (
+    keys = (
         *("group", "status", "stage", "reason", "facts", "seconds", "wall_s", "peak_mb", "upto"),
         "commit",
     )
@@ -101,7 +101,7 @@ def _record(results: Mapping[str, Result], passed: int, total: int) -> dict[str,
                 key: {k: v for k, v in result[key].items() if k not in ("traceback", "details")}
                 if key == "facts"
                 else result[key]
-                for key in kept
+                for key in keys
                 if key in result
             }
             for name, result in results.items()

@@ -250,8 +250,8 @@ class _Run:
         errors = [
             r.max_abs_error / r.scale if r.scale > 0 else r.max_abs_error for r in report.results
         ]
-        known = float(self.facts.get("error_of_scale", 0.0))
-        self.facts["error_of_scale"] = max([known, *(e for e in errors if e == e)])
+        earlier = float(self.facts.get("error_of_scale", 0.0))
+        self.facts["error_of_scale"] = max([earlier, *(e for e in errors if e == e)])
 
 
 _HANDLES = re.compile(
@@ -274,8 +274,8 @@ def _smallest(model: LoadedModel) -> dict[str, int]:
 def _five(lo: int, hi: int) -> list[int]:
     """Five lengths of a range, odd and even ones, the longest among them; fewer if there are."""
     span = hi - lo
-    wanted = [lo + round(span * part) for part in (0.12, 0.31, 0.5, 0.77)]
-    return sorted({*wanted, hi})
+    lengths = [lo + round(span * part) for part in (0.12, 0.31, 0.5, 0.77)]
+    return sorted({*lengths, hi})
 
 
 def _cases(model: LoadedModel, bucket: Bucket, lengths: Sequence[int]) -> list[Case]:

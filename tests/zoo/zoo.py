@@ -36,26 +36,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code, commit = _code_key(), _commit()
     chosen = _choose(options)
     keys = {name: _key(ENTRIES[name], options.upto, code) for name in chosen}
-    known = read_results(results)
-    fresh = {n for n in chosen if known.get(n, {}).get("key") == keys[n]}
+    stored = read_results(results)
+    fresh = {n for n in chosen if stored.get(n, {}).get("key") == keys[n]}
     todo = [n for n in chosen if not ((options.resume or options.report) and n in fresh)]
     print(f"{len(chosen)} architectures, {len(chosen) - len(todo)} known", file=sys.stderr)
     if options.report:
-        latest = _earlier(options.earlier) | {n: known[n] for n in chosen if n in fresh}
+        latest = _earlier(options.earlier) | {n: stored[n] for n in chosen if n in fresh}
         return _report(latest, options)
     started = time.perf_counter()
     run = run_there if options.on == "ray" else _run_here
-    for number, (name, found) in enumerate(run(todo, options), 1):
-        if found.setdefault("key", keys[name]) != keys[name]:
+    for number, (name, result) in enumerate(run(todo, options), 1):
+        if result.setdefault("key", keys[name]) != keys[name]:
             raise SystemExit(
-                f"error: {found['machine']} of the cluster has other sources than this one"
+                f"error: {result['machine']} of the cluster has other sources than this one"
             )
-        found |= {"name": name, "group": ENTRIES[name].group, "upto": options.upto}
-        found |= {"commit": commit}
-        _write(results / f"{name}.json", found)
+        result |= {"name": name, "group": ENTRIES[name].group, "upto": options.upto}
+        result |= {"commit": commit}
+        _write(results / f"{name}.json", result)
         spent = time.perf_counter() - started
-        print(f"[{number}/{len(todo)} {spent:5.0f} s] {summary_line(found)}", file=sys.stderr)
-    latest = {name: found for name, found in read_results(results).items() if name in chosen}
+        print(f"[{number}/{len(todo)} {spent:5.0f} s] {summary_line(result)}", file=sys.stderr)
+    latest = {name: result for name, result in read_results(results).items() if name in chosen}
     return _report(_earlier(options.earlier) | latest, options)
 
 
@@ -80,8 +80,8 @@ def _run_here(
     limits = Limits(memory=options.memory << 30)
     jobs = options.jobs or 1
     for child in run_children(todo, action, options.work / "logs", jobs=jobs, limits=limits):
-        found: dict[str, Any] = child.result or {"status": "crashed", "reason": child.death}
-        yield child.name, found | {"wall_s": round(child.seconds, 1)}
+        result: dict[str, Any] = child.result or {"status": "crashed", "reason": child.death}
+        yield child.name, result | {"wall_s": round(child.seconds, 1)}
 
 
 def _report(results: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> int:
@@ -126,14 +126,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _choose(options: argparse.Namespace) -> list[str]:
-    wanted: Sequence[str] = options.only or list(ENTRIES)
+    names: Sequence[str] = options.only or list(ENTRIES)
     groups = {entry.group for entry in ENTRIES.values()}
-    unknown = [name for name in wanted if name not in ENTRIES and name not in groups]
+    unknown = [name for name in names if name not in ENTRIES and name not in groups]
     if unknown:
         raise SystemExit(f"error: the zoo has no {', '.join(unknown)}; --list names them")
     if options.only:
         # In the order in which they are named.
-        return list(dict.fromkeys(n for w in wanted for n in _named(w)))
+        return list(dict.fromkeys(n for w in names for n in _named(w)))
     return list(ENTRIES)
 
 

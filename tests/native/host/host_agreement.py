@@ -103,11 +103,11 @@ def assert_agree(
     """The answers of C and Python. Each case is a bundle for this machine, and the same for the one that Python runs on."""
     levels = {"auto": 0, "fast": 1, "full": 2}
     told = ask_c(machine, program, [path for path, _ in cases.values()], levels[verify])
-    wanted = [ask_python(path, verify) for _, path in cases.values()]
+    expected = [ask_python(path, verify) for _, path in cases.values()]
     wrong = {
         name: f"C says {ours}, Python says {theirs}"
-        for name, ours, theirs in zip(cases, told, wanted, strict=True)
+        for name, ours, theirs in zip(cases, told, expected, strict=True)
         if not agree(theirs, ours)
     }
     assert wrong == {}
-    return told, wanted
+    return told, expected

@@ -26,9 +26,9 @@ def copy_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     With libraries of their own content: what other tests have loaded of that bundle, in Python, isn't
     what this library loads, but for the runtime, whose SONAME is the same.
     """
-    given = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
+    bundle = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
     folder = tmp_path_factory.mktemp("host") / "tiny.ecb"
-    shutil.copytree(given or request.getfixturevalue("tiny_bundle"), folder)
+    shutil.copytree(bundle or request.getfixturevalue("tiny_bundle"), folder)
     change_libraries(folder)
     return str(folder)
 

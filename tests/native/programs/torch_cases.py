@@ -108,14 +108,14 @@ def ours(name: str, *arguments: Any, results: int = 1) -> list[Tensor]:
 def both(name: str, *arguments: Any, results: int = 1) -> list[tuple[Tensor, Tensor]]:
     """Our result beside torch's, for each result; sizes, strides and dtypes are compared here."""
     got = ours(name, *arguments, results=results)
-    wanted = call(load_torch_shim(), name, *arguments, results=results)
-    for mine, theirs in zip(got, wanted, strict=True):
+    expected = call(load_torch_shim(), name, *arguments, results=results)
+    for mine, theirs in zip(got, expected, strict=True):
         assert (mine.shape, mine.stride(), mine.dtype) == (
             theirs.shape,
             theirs.stride(),
             theirs.dtype,
         )
-    return list(zip(got, wanted, strict=True))
+    return list(zip(got, expected, strict=True))
 
 
 def random_tensor(seed: int, dtype: torch.dtype, shape: Sequence[int] | None = None) -> Tensor:

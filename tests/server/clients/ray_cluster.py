@@ -118,10 +118,10 @@ def main(bundle: str) -> None:
     wrong = 0
     with open_bundle(bundle) as model:
         for row, answer in zip(rows, answers, strict=True):
-            wanted = model.run({"input_ids": np.array([row])})
+            expected = model.run({"input_ids": np.array([row])})
             for output in answer["outputs"]:
-                found = np.array(output["data"]).reshape(output["shape"])
-                wrong += not np.allclose(found, wanted[output["name"]], atol=1e-4)
+                values = np.array(output["data"]).reshape(output["shape"])
+                wrong += not np.allclose(values, expected[output["name"]], atol=1e-4)
     with urllib.request.urlopen(server + "/metrics") as answer:
         metrics = answer.read().decode()
     told = {

@@ -32,7 +32,7 @@ def main(bundle: str) -> None:
     ids = np.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % 10
     x = (ids / 10).astype(np.float32)
     with open_bundle(bundle, threads=1) as model:
-        wanted = model.run({"ids": ids, "x": x})["sum"]
+        expected = model.run({"ids": ids, "x": x})["sum"]
     inputs = [
         {"name": name, "datatype": datatype, "shape": array.shape, "data": array.ravel().tolist()}
         for name, datatype, array in (("ids", "INT64", ids), ("x", "FP32", x))
@@ -45,9 +45,9 @@ def main(bundle: str) -> None:
             request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request) as answer:
                 (output,) = json.load(answer)["outputs"]
-            found = np.array(output["data"]).reshape(output["shape"])
+            values = np.array(output["data"]).reshape(output["shape"])
             with lock:
-                seen["right" if np.allclose(found, wanted, atol=1e-3) else "wrong"] += 1
+                seen["right" if np.allclose(values, expected, atol=1e-3) else "wrong"] += 1
 
     threads = [threading.Thread(target=work) for _ in range(CLIENTS)]
     for thread in threads:

@@ -54,8 +54,8 @@ def main(address: str) -> None:
     texts = triton.InferInput("text", [2], "BYTES")
     texts.set_data_from_numpy(np.array(["the cat sat", "the"], object))
     pooled = triton.InferRequestedOutput("pooler_output")
-    found = client.infer("tiny", [texts], outputs=[pooled]).as_numpy("pooler_output")
-    told["texts"] = found.tolist()
+    embeddings = client.infer("tiny", [texts], outputs=[pooled]).as_numpy("pooler_output")
+    told["texts"] = embeddings.tolist()
     told["config"] = client.get_model_config("tiny", as_json=True)
     told["statistics"] = client.get_inference_statistics("tiny", as_json=True)
     refusals = {}

@@ -45,7 +45,7 @@ async def call(
 ) -> Reply:
     """One request; ``body`` that isn't bytes goes as JSON, in chunks."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    given = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
+    pairs = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
     pieces = [data[at : at + chunk] for at in range(0, len(data), chunk)] or [b""]
     messages = [
         {"type": "http.request", "body": piece, "more_body": index + 1 < len(pieces)}
@@ -72,7 +72,7 @@ async def call(
         "method": method,
         "path": unquote(path),
         "raw_path": raw,
-        "headers": given,
+        "headers": pairs,
     }
     await app(scope, receive, send)
     return reply

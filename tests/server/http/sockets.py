@@ -106,23 +106,23 @@ def counts(served: Served) -> Counter[str]:
 
 def read_all(client: socket.socket) -> bytes:
     """Reads until the other side closes."""
-    found = b""
+    received = b""
     try:
         while data := client.recv(65536):
-            found += data
+            received += data
     except ConnectionResetError:
         pass
-    return found
+    return received
 
 
 def read_answer(client: socket.socket) -> tuple[int, bytes]:
     """One answer with a length: its status and body."""
-    found = b""
-    while b"\r\n\r\n" not in found:
+    received = b""
+    while b"\r\n\r\n" not in received:
         data = client.recv(65536)
-        assert data, found
-        found += data
-    head, _, body = found.partition(b"\r\n\r\n")
+        assert data, received
+        received += data
+    head, _, body = received.partition(b"\r\n\r\n")
     length = next(
         int(line.split(b":")[1])
         for line in head.lower().split(b"\r\n")

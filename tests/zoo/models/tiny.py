@@ -108,11 +108,11 @@ def tiny_config(model_type: str, changes: Mapping[str, Any]) -> Any:
 
     kind = CONFIG_MAPPING[model_type]
     default = kind()
-    known = {*default.to_dict(), *getattr(kind, "attribute_map", {})}
+    settings = {*default.to_dict(), *getattr(kind, "attribute_map", {})}
     small = {
         name: size
         for name, size in _SIZES.items()
-        if name in known and _is_size(getattr(default, name, None))
+        if name in settings and _is_size(getattr(default, name, None))
     }
     return kind(**{**small, **changes})
 

@@ -184,13 +184,13 @@ class FeaturePyramid(nn.Module):
         self.leave = nn.Conv2d(16, 4, 3, padding=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        found = []
+        features = []
         for step in self.steps:
             images = step(images)
-            found.append(images)
-        x = self.sides[2](found[2])
-        x = F.interpolate(x, scale_factor=2.0, mode="nearest") + self.sides[1](found[1])
-        x = F.interpolate(x, scale_factor=2.0, mode="bilinear") + self.sides[0](found[0])
+            features.append(images)
+        x = self.sides[2](features[2])
+        x = F.interpolate(x, scale_factor=2.0, mode="nearest") + self.sides[1](features[1])
+        x = F.interpolate(x, scale_factor=2.0, mode="bilinear") + self.sides[0](features[0])
         return self.leave(x)
 
 

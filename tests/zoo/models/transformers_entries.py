@@ -31,8 +31,8 @@ class First(nn.Module):
 
     def call(self, **inputs: Tensor) -> Tensor:
         """The output for inputs by name."""
-        found = self.model(**inputs, **self.constants)
-        return found if isinstance(found, Tensor) else found[self.pick]
+        output = self.model(**inputs, **self.constants)
+        return output if isinstance(output, Tensor) else output[self.pick]
 
 
 class Text(First):

@@ -172,8 +172,8 @@ class Builder:
 
     def create_network(self, flags: int = 0) -> INetworkDefinition:
         called("create_network")
-        wanted = 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-        require(flags == wanted, "a network that isn't strongly typed")
+        strongly_typed = 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        require(flags == strongly_typed, "a network that isn't strongly typed")
         return INetworkDefinition(self)
 
     def create_builder_config(self) -> IBuilderConfig:
@@ -344,9 +344,9 @@ class OnnxParser:
             if item.domain == "" and item.version > self._last_opset:
                 text = f"opset {item.version} is newer than {self._last_opset}"
                 self._errors.append(ParserError(-1, None, text))
-        known = {item.name for item in loaded.graph.initializer}
+        initializers = {item.name for item in loaded.graph.initializer}
         graph = loaded.graph
-        self._network._inputs = [_tensor(i) for i in graph.input if i.name not in known]
+        self._network._inputs = [_tensor(i) for i in graph.input if i.name not in initializers]
         self._network._outputs = [_tensor(item) for item in graph.output]
         self._network._model = loaded
         return not self._errors

@@ -50,12 +50,12 @@ class Runtime:
         self._logger = logger
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
-        found = None if called("deserialize_cuda_engine") else unpack_plan(bytes(serialized_engine))
-        if found is None:
+        plan = None if called("deserialize_cuda_engine") else unpack_plan(bytes(serialized_engine))
+        if plan is None:
             text = "The engine plan file is not compatible with this version or device"
             self._logger.log(ILogger.ERROR, text)
             return None
-        return self._engine_type(self._logger, *found)
+        return self._engine_type(self._logger, *plan)
 
 
 class ICudaEngine:
@@ -127,8 +127,8 @@ class ICudaEngine:
         self,
         strategy: ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy.STATIC,
     ) -> IExecutionContext | None:
-        wanted = ExecutionContextAllocationStrategy.USER_MANAGED
-        require(strategy == wanted, "a context with memory of its own")
+        user_managed = ExecutionContextAllocationStrategy.USER_MANAGED
+        require(strategy == user_managed, "a context with memory of its own")
         if called("create_execution_context"):
             self._say("Error Code 2: OutOfMemory (a fake failure)")
             return None
@@ -182,16 +182,16 @@ class IExecutionContext:
         require(self._profile is not None, "no profile was chosen")
         require(self._chosen[0], "nobody waited for the profile to be chosen")
         require(name in self._engine._inputs, f"there is no input {name}")
-        wanted = tuple(shape)
-        if called("set_input_shape", f"{name} {wanted}"):
+        sizes = tuple(shape)
+        if called("set_input_shape", f"{name} {sizes}"):
             return False
-        if not self._within(name, wanted):
-            text = f"{name}: {wanted} does not satisfy any optimization profile's range"
+        if not self._within(name, sizes):
+            text = f"{name}: {sizes} does not satisfy any optimization profile's range"
             self._engine._say(f"Error Code 3: API Usage Error ({text})")
             return False
-        if self._shapes.get(name) != wanted:
+        if self._shapes.get(name) != sizes:
             self._results, self._settled = {}, False
-        self._shapes[name] = wanted
+        self._shapes[name] = sizes
         return True
 
     def _within(self, name: str, shape: tuple[int, ...]) -> bool:

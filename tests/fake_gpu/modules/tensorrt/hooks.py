@@ -59,8 +59,8 @@ def called(name: str, details: str = "") -> bool:
     note(f"{name} {details}".rstrip())
     _pause(name, number)
     for item in filter(None, os.environ.get("FAKE_TRT_FAIL", "").split(",")):
-        wanted, which, how = [*item.split(":"), "", ""][:3]
-        if wanted != name or which not in ("*", str(number)):
+        function, which, how = [*item.split(":"), "", ""][:3]
+        if function != name or which not in ("*", str(number)):
             continue
         note(f"fails: {item}")
         if how == "raise":
@@ -88,9 +88,9 @@ def _count(name: str) -> int:
 
 
 def _pause(name: str, number: int) -> None:
-    wanted, _, rest = os.environ.get("FAKE_TRT_PAUSE", "").partition(":")
+    function, _, rest = os.environ.get("FAKE_TRT_PAUSE", "").partition(":")
     which, _, file = rest.partition(":")
-    if wanted == name and which == str(number):
+    if function == name and which == str(number):
         path = Path(file)
         path.with_suffix(".tmp").write_text(str(os.getpid()))
         path.with_suffix(".tmp").rename(path)

@@ -142,8 +142,8 @@ class IBuilderConfig(builder.IBuilderConfig):
 class Builder(builder.Builder):
     def create_network(self, flags: int = 0) -> INetworkDefinition:
         called("create_network")
-        wanted = 1 << int(NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
-        require(flags == wanted, "a network without an explicit batch")
+        explicit_batch = 1 << int(NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+        require(flags == explicit_batch, "a network without an explicit batch")
         return INetworkDefinition(self)
 
     def create_builder_config(self) -> IBuilderConfig:

@@ -117,9 +117,9 @@ else:
     ) -> Any:
         assert not kwargs, f"nobody reads {kwargs}"
         assert use_explicit_typing and optimization_level == 3
-        wanted = os.environ["FAKE_TORCH_TENSORRT_PRECISION"]
+        precision = os.environ["FAKE_TORCH_TENSORRT_PRECISION"]
         assert disable_tf32, "float32 would be computed in TF32"
         assert (enable_autocast, low_precision_type) == (
-            (True, torch.float16) if wanted == "fp16" else (False, None)
+            (True, torch.float16) if precision == "fp16" else (False, None)
         )
         return _convert(exported_program, arg_inputs, kwarg_inputs, timing_cache_path)
