@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from edgecompile.buckets.ranges import AxisRange, Bucket
@@ -10,6 +11,7 @@ from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.lengths.traffic import missing_lengths
 from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.specs import BATCH
 from edgecompile.planning.request import PlanRequest
 from edgecompile.units import format_share
 
@@ -125,7 +127,8 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> PlanScope:
     """The scope of a plan: the traffic and the range of every axis, the length axis first.
 
     Raises:
-        PlanError: the model has no length axis, or lacks the second axis of the sample.
+        PlanError: the model has no length axis, lacks the second axis of the sample, or has another
+            axis without an upper limit.
         LengthsError: the sizes don't fit the model.
     """
     axis = model.length_axis
@@ -162,7 +165,21 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> PlanScope:
             )
         axes[second] = AxisRange(extent.lo, extent.hi or top, joint.marginal(second).quantile(0.5))
         joint, _ = joint.clip(axis, longest)
+    _refuse_unlimited(model, {axis, BATCH, *(() if joint is None else joint.axes)})
     return PlanScope(served, tuple(axes.items()), joint)
+
+
+def _refuse_unlimited(model: LoadedModel, settled: Collection[str]) -> None:
+    """Raises a PlanError if nothing says up to which size an axis has to be served."""
+    open_ended = [name for name, a in model.axes.items() if a.hi is None and name not in settled]
+    if open_ended:
+        first = open_ended[0]
+        raise PlanError(
+            f"{model.name} has no upper limit for {' and '.join(open_ended)}, and `lengths` counts "
+            f"{model.length_axis} alone",
+            hint=f'give it one, such as 512: "limits": {{"{first}": (1, 512)}} beside "axes" in a '
+            "ModelSpec or what a factory returns, `max` of its torch.export.Dim in a saved program",
+        )
 
 
 def with_traffic(request: PlanRequest, model: LoadedModel) -> PlanRequest:

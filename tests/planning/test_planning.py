@@ -434,3 +434,26 @@ def test_a_padded_plan_needs_a_model_that_bears_it(tmp_path: Path) -> None:
     given = BucketPlan("length", (replace(ONE_EXACT, mode="pad"),))
     with pytest.raises(PlanError, match="can't run in padded buckets"):
         plan_with(load(Mean()), tmp_path, "cpu-x86-64", plan=given)
+
+
+class Pair(nn.Module):
+    def forward(self, query: Tensor, passage: Tensor) -> Tensor:
+        return query @ passage.transpose(1, 2)
+
+
+def test_an_axis_that_no_length_counts_needs_a_limit() -> None:
+    spec: dict[str, Any] = {
+        "module": Pair(),
+        "inputs": {"query": torch.ones(1, 5, 4), "passage": torch.ones(1, 9, 4)},
+        "axes": {"query": {0: "batch", 1: "query_length"}, "passage": {0: "batch", 1: "length"}},
+    }
+    request = PlanRequest(LengthDistribution.from_samples([3, 9]))
+    with pytest.raises(PlanError, match="has no upper limit for query_length") as caught:
+        plan_scope(load_model(spec), request)
+    assert '"limits": {"query_length": (1, 512)}' in str(caught.value.hint)
+    limited = plan_scope(load_model({**spec, "limits": {"query_length": (1, 7)}}), request)
+    assert dict(limited.axes)["query_length"] == AxisRange(1, 7, 1)
+    # A sample of both says how large it gets.
+    joint = JointDistribution(("length", "query_length"), ((3, 2), (9, 5)), (1, 1))
+    both = plan_scope(load_model(spec), replace(request, joint=joint))
+    assert dict(both.axes)["query_length"].hi == 5
