@@ -95,14 +95,20 @@ def mark_reductions(kernels: str) -> str:
 _KERNEL = re.compile(r'^extern "C"', re.MULTILINE)
 _VECTOR = re.compile(r"\bauto (tmp\d+) = at::vec::Vectorized<float>|\b(tmp_acc\w*_vec)\b")
 
+_ONE = re.compile(
+    r"auto (tmp\d+) = static_cast<float>\(1\.0\);\s+auto (tmp\d+) = at::vec::Vectorized<float>\(\1\);"
+)
+
 
 def computes_in_vectors(kernels: str) -> bool:
     """Whether generated kernels calculate with vectors of floats.
 
     False for a model of linear layers and table look-ups alone, whose kernels (if there are any)
-    only copy: nothing can be said then about how they were compiled.
+    only copy: nothing can be said then about how they were compiled. Times 1 is a copy, too.
     """
     for kernel in _KERNEL.split(kernels):
+        if ones := "|".join({one[2] for one in _ONE.finditer(kernel)}):
+            kernel = re.sub(rf"\w+ [*/] (?:{ones})\b|\b(?:{ones}) \* \w+", "", kernel)
         names = {name for pair in _VECTOR.findall(kernel) for name in pair if name}
         if not names:
             continue

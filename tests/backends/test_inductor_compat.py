@@ -37,6 +37,18 @@ class Sums(nn.Module):
         return y.sum(), x.norm(), (x * y).sum(0)
 
 
+class TimesOne(nn.Module):
+    """A linear layer and what the C++ compiler drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.f(x) * 1.0 / 1.0
+        return result
+
+
 SHARED = ("ecpack_f_weight", "f.bias", "shift")
 
 
@@ -117,6 +129,19 @@ def test_code_for_another_architecture() -> None:
     assert "static_cast<int64_t>(4" in result.kernels
     assert "at::vec::Vectorized<float>" in result.kernels
     assert computes_in_vectors(result.kernels)
+
+
+def test_a_product_with_one_is_no_arithmetic_to_look_for() -> None:
+    result = generated("x86-64-v3", 256, ("ecpack_f_weight", "f.bias"), kind=TimesOne)
+    assert " * tmp" in result.kernels
+    assert not computes_in_vectors(result.kernels)
+    scaled = result.kernels.replace("<float>(1.0)", "<float>(1.5)")
+    assert computes_in_vectors(scaled)
+
+
+def test_warnings_of_torch_about_itself_reach_nobody(recwarn: pytest.WarningsRecorder) -> None:
+    generated("x86-64-v3", 256)
+    assert not [w for w in recwarn if "LeafSpec" in str(w.message)]
 
 
 def test_sse_gets_scalar_code_and_says_so() -> None:
