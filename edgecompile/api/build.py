@@ -40,6 +40,10 @@ class Bundle(Shown):
         """Its folder."""
         return self.details.bundle_path
 
+    def __fspath__(self) -> str:
+        """Its folder, so that it may be given wherever the path of a bundle is asked for."""
+        return str(self.path)
+
     @property
     def size_bytes(self) -> int:
         """The size of all its files together."""

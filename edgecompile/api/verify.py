@@ -92,7 +92,7 @@ def verify(
     and never loads torch; the model runs in this process.
 
     Args:
-        bundle: its path.
+        bundle: its path, or what :func:`edgecompile.build` gave.
         model: run eagerly and compared on fresh inputs, see :func:`edgecompile.build`; None: the
             bundle's golden vectors are compared with.
         example_inputs, axes: of an ``nn.Module``.

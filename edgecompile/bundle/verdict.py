@@ -217,18 +217,19 @@ def _plain(variant: str, reason: str) -> str:
     return f"this CPU has no {' and no '.join(dict.fromkeys(names))}"
 
 
-def check_report(report: VerifyReport, *, reused: bool = False, unrun: bool = False) -> None:
+def check_report(report: VerifyReport, *, reused: bool = False, packing: bool = False) -> None:
     """Raises VerificationError unless the report is clean; names every failing bucket.
 
     Args:
         report: of :func:`verify_bundle`.
         reused: whether programs of an earlier build were used again.
-        unrun: whether a bundle will do of which this host can run nothing, with reasons why.
+        packing: whether the bundle isn't written yet. One of which this host can run nothing will
+            do then, with reasons why.
 
     Raises:
         VerificationError: a case failed, nothing could be run, or torch was loaded.
     """
-    if report.ok or (unrun and not report.results and report.not_executed):
+    if report.ok or (packing and not report.results and report.not_executed):
         return
     if report.torch_loaded and not report.torch_wanted:
         raise VerificationError("torch was loaded in the process that verifies the bundle")
@@ -253,7 +254,12 @@ def check_report(report: VerifyReport, *, reused: bool = False, unrun: bool = Fa
     if len(failed) > 20:
         lines.append(f"  … and {len(failed) - 20} more")
     hint = "no bundle was written; keep the work folder with `work_dir` and report the model"
-    if reused:
+    if not packing:
+        hint = (
+            "is this the model that the bundle was built from, with the same weights? `edgecompile "
+            "selftest` tells whether this machine reproduces the bundle's own golden vectors"
+        )
+    elif reused:
         hint = (
             "no bundle was written; programs of an earlier build in the work folder were used again: "
             "delete that folder or name another `work_dir`, and build once more"

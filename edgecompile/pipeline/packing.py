@@ -233,7 +233,7 @@ def _verify(
         report = with_gpu(report, gpu, tested)
     if contents.programs is not None:
         report = with_programs(report, manifest)
-    check_report(report, reused=contents.compiled.reused, unrun=True)
+    check_report(report, reused=contents.compiled.reused, packing=True)
     return report
 
 

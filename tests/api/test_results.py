@@ -86,7 +86,7 @@ def test_results_show_themselves(bundle: edgecompile.Bundle) -> None:
 def test_verify_against_the_module_and_the_golden_vectors(
     bundle: edgecompile.Bundle, module: Tiny, tmp_path: Path
 ) -> None:
-    golden = edgecompile.verify(bundle.path)
+    golden = edgecompile.verify(bundle)
     fresh = bundle.verify(module, example_inputs=EXAMPLE, axes=AXES, seed=7)
     assert golden.ok and fresh.ok and len(fresh.report.results) > len(golden.report.results)
     assert repr(fresh).startswith("<Verification of tiny.ecb: agrees, ")
@@ -96,8 +96,9 @@ def test_verify_against_the_module_and_the_golden_vectors(
         fresh.write_report(tmp_path / "missing" / "page.html")
     torch.manual_seed(5)
     other = Tiny()
-    with pytest.raises(VerificationError):
-        bundle.verify(other, example_inputs=EXAMPLE, axes=AXES)
+    with pytest.raises(VerificationError) as caught:
+        edgecompile.verify(bundle, other, example_inputs=EXAMPLE, axes=AXES)
+    assert "with the same weights?" in str(caught.value.hint)
     wrong = bundle.verify(other, example_inputs=EXAMPLE, axes=AXES, check=False)
     assert not wrong.ok and "DIFFERS" in repr(wrong) and not wrong.to_json()["ok"]
 

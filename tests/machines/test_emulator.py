@@ -99,7 +99,7 @@ def test_a_wrong_result_is_seen(made: BuildResult) -> None:
     report = verify_bundle(made.bundle_path, [wrong], ["aarch64-dotprod"], made.verify.tolerance)
     assert not report.ok and [r.ok for r in report.results] == [False]
     with pytest.raises(VerificationError, match="aarch64-dotprod, bucket 0, lower"):
-        check_report(report, unrun=True)
+        check_report(report, packing=True)
 
 
 def test_what_fails_there_is_said(made: BuildResult, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_lesser_emulated_cpu_isn_t_asked(
     assert "is for aarch64" in report.not_executed["aarch64-dotprod"]
     with pytest.raises(VerificationError, match="no variant of the bundle can run"):
         check_report(report)
-    check_report(report, unrun=True)
+    check_report(report, packing=True)
 
 
 def test_avx512_has_no_emulator() -> None:
