@@ -75,10 +75,13 @@ def _is_document(head: bytes, axes: Sequence[str] | None) -> bool:
     text = head.lstrip()
     if not text.startswith(b"{"):
         return text.startswith(b"[")
+    first, _, rest = text.partition(b"\n")
     try:
-        value = json.loads(text.split(b"\n", 1)[0])
+        value = json.loads(first)
     except (ValueError, RecursionError):
         return True  # an object that goes on over the next lines
     if isinstance(value.get("axes"), list):
         return True
+    if rest.lstrip().startswith(b"{"):
+        return False  # rows, whatever they lack
     return LENGTH not in value and choose_columns(list(value), axes) is None

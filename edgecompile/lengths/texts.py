@@ -16,6 +16,7 @@ from edgecompile.lengths.tables import open_source
 # A line longer than this is no text of one request, but a file without line ends.
 MAX_LINE_BYTES = 16 << 20
 _BATCH = 1024
+_JSON = (".json", ".jsonl", ".ndjson")
 _MAX_LISTED = 10
 
 
@@ -32,10 +33,15 @@ def read_text_lengths(source: str | Path, tokenizer: Path) -> LengthDistribution
         The distribution of the numbers of tokens.
 
     Raises:
-        LengthsError: the file can't be read, isn't UTF-8 text or holds no text.
+        LengthsError: the file can't be read, isn't UTF-8 text, holds no text, or is JSON by its name.
         ModelError: the tokenizer can't be read.
         MissingDependencyError: the package tokenizers isn't installed.
     """
+    if Path(source).suffix.lower() in _JSON:
+        raise LengthsError(
+            f"{source}: a file of JSON, whose brackets and keys would count as tokens",
+            hint="write the texts themselves, one per line, into a file with another ending",
+        )
     encoder = load_tokenizer(tokenizer)
     lower = wants_lower_case(tokenizer.parent)
     counts: Counter[int] = Counter()

@@ -125,6 +125,7 @@ BAD: dict[str, tuple[bytes | str, list[str]]] = {
     "JSON huge": (f"[{'9' * 4000}]", ["element 0", "over the largest length"]),
     "JSON too many digits": (f"[{'9' * 5000}]", ["not valid JSON"]),
     "JSON cut off": ("[12, 7", ["not valid JSON"]),
+    "JSON rows of texts": ('{"text": "a"}\n{"text": "b"}\n', ["line 1", "line 2", "has no length"]),
     "JSON twice": ("[12]\n[7]\n", ["not valid JSON"]),
     "JSON deep": ("[" * 100_000, ["nested too deep"]),
     "JSON repeated key": ('{"12": 1, "12": 2}', ["repeated keys", '"12"']),

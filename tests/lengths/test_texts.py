@@ -52,6 +52,17 @@ def test_blank_lines_line_ends_and_byte_order_marks_do_not_count(
     assert (found.lengths, found.counts) == ((4, 5), (1, 1))
 
 
+@pytest.mark.parametrize("name", ["texts.jsonl", "texts.JSON"])
+def test_json_is_not_counted_as_if_it_were_the_texts(
+    tmp_path: Path, tokenizer: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text('{"text": "the cat"}\n')
+    with pytest.raises(LengthsError, match="brackets and keys") as caught:
+        read_text_lengths(path, tokenizer)
+    assert "one per line" in str(caught.value.hint)
+
+
 def test_standard_input(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))
     found = read_text_lengths("-", tokenizer)
