@@ -10,6 +10,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,8 +112,10 @@ def span(name: str, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     sizes = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    ok = len(sizes) == 2 and not any(size is None for size in sizes)
-    low, high = (whole(name, size) or 0 for size in sizes) if ok else (0, 0)
+    low = high = 0
+    if len(sizes) == 2:
+        with suppress(UsageError):
+            low, high = (whole(name, size) or 0 for size in sizes)
     if not 1 <= low <= high:
         raise UsageError(
             f"`{name}` is {value!r}", hint="give a size from 1 up, or (smallest, largest)"

@@ -51,7 +51,7 @@ from edgecompile.runtime.format.schema import CAUSAL_LM
 
 _FORMS = (
     "a factory returns a dict with the keys module, inputs, axes and perhaps others, the same as "
-    "an edgecompile.loaders.factory_specs.ModelSpec, or a tuple (module, inputs, axes): "
+    "an edgecompile.ModelSpec, or a tuple (module, inputs, axes): "
     'return {"module": Net(), "inputs": {"x": torch.randn(1, 16, 8)}, "axes": {"x": {1: "length"}}}'
 )
 

@@ -46,7 +46,7 @@ def build_model(
     if checked.module is None or checked.problems:
         raise ModelError(
             f"'{source.spec}' can't be used: " + "; ".join(checked.problems),
-            hint="what a factory returns is described in edgecompile.loaders.factory_specs.ModelSpec",
+            hint="what a factory returns is described in edgecompile.ModelSpec",
         )
     inputs, axes, examples = checked.inputs, checked.axes, checked.examples
     plain = _to_plain(checked.module, checked.notes)
@@ -102,6 +102,10 @@ class _Checked:
             kind = module.__name__ if isinstance(module, type) else f"a {type(module).__name__}"
             self.problems.append(f"module is {kind}, not a torch.nn.Module (an instance)")
             return None
+        if isinstance(module, torch.jit.ScriptModule):
+            self.problems.append(
+                "module is TorchScript, which isn't exported: give the torch.nn.Module behind it"
+            )
         state = [*module.named_parameters(), *module.named_buffers()]
         away = {name: t.device.type for name, t in state if t.device.type != "cpu"}
         if away:
@@ -188,7 +192,9 @@ class _Checked:
             for dim, axis in dims.items():
                 rank = len(shapes[name])
                 if not isinstance(dim, int) or not -rank <= dim < rank:
-                    self.problems.append(f"'{name}' has {rank} dimensions, but axes names {dim!r}")
+                    self.problems.append(
+                        f"axes names dimension {dim!r} of '{name}', which has {rank}, the first one 0"
+                    )
                 elif not isinstance(axis, str) or not _NAME.fullmatch(axis):
                     self.problems.append(f"{axis!r} isn't a name for an axis")
                 else:
@@ -350,7 +356,8 @@ class ModelSpec:
         axes: for each input, which dimensions vary: dimension → axis name. Dimensions that share
             a name always have the same size. Where nothing varies, the examples' size is the plan.
         limits: smallest and largest size per axis; None as largest: no limit. Default: from 1 on;
-            ``batch`` has 1 unless a batch range is asked for.
+            ``batch`` has 1 unless a batch range is asked for. A plan needs the largest size of every
+            axis that its lengths don't count.
         max_length: shorthand for the upper limit of the length axis.
         length_axis: the axis that varies with traffic; default: the one called ``length``, or the
             only one that isn't ``batch``.

@@ -148,7 +148,8 @@ def _read_signature(
             if batch[0] < lower or (upper is not None and batch[1] > upper):
                 raise ModelError(
                     f"'{spec}': the batch {batch[0]}..{batch[1]} isn't within the program's "
-                    f"{AxisLimits(lower, upper)}"
+                    f"{AxisLimits(lower, upper)}",
+                    hint="give a `batch` within them, a size or (smallest, largest)",
                 )
             lower, upper = batch
         axes[axis] = AxisLimits(lower, upper)

@@ -164,7 +164,7 @@ def test_all_mistakes_of_a_factory_are_listed_at_once() -> None:
     for part in (
         "forward takes no 'mask'",
         "no example input for attention_mask",
-        "'x' has 3 dimensions, but axes names 5",
+        "axes names dimension 5 of 'x', which has 3, the first one 0",
         "max_length is 0",
         "length is 12 in the example 'x' and 11 in 'mask'",
         "pad names inputs that don't exist: y",
