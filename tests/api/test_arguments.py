@@ -48,7 +48,11 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (Tiny(), {"axes": {}}, "no dimension of Tiny's inputs varies"),
         (Tiny(), {"axes": {"x": {}}}, "no dimension of Tiny's inputs varies"),
         (Tiny(), {"axes": {"y": {1: "length"}}}, "names the input 'y', which doesn't exist"),
-        (Tiny(), {"axes": {"x": {3: "length"}}}, "names dimension 3 of 'x', which has 3, the first"),
+        (
+            Tiny(),
+            {"axes": {"x": {3: "length"}}},
+            "names dimension 3 of 'x', which has 3, the first",
+        ),
         (Tiny(), {"axes": {"x": {1: 5}}}, "5 isn't a name for an axis"),
         (Tiny(), {"axes": "length"}, "axes isn't of the form"),
         (Tiny(), {"example_inputs": 5}, "no dict of example tensors"),

@@ -93,7 +93,9 @@ def test_a_static_program_has_an_axis_of_one_size(tmp_path: Path) -> None:
 
 
 def test_options_outside_the_program_are_refused(saved: Path) -> None:
-    with pytest.raises(ModelError, match=r"batch 1\.\.9 isn't within the program's 1\.\.4") as caught:
+    with pytest.raises(
+        ModelError, match=r"batch 1\.\.9 isn't within the program's 1\.\.4"
+    ) as caught:
         load_model(saved, batch=(1, 9))
     assert "`batch` within them" in str(caught.value.hint)
     with pytest.raises(ModelError, match="inputs that don't exist: y"):
