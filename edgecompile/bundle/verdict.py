@@ -262,7 +262,8 @@ def check_report(report: VerifyReport, *, reused: bool = False, packing: bool = 
     elif reused:
         hint = (
             "no bundle was written; programs of an earlier build in the work folder were used again: "
-            "delete that folder or name another `work_dir`, and build once more"
+            "delete that folder or name another `work_dir`, and build once more; a factory has to make the "
+            "same weights each time"
         )
     elif report.min_cosine is not None:
         hint = 'no bundle was written; `precision="auto"` keeps the layers wider that need it'

@@ -104,3 +104,10 @@ def test_costs_that_are_none(tmp_path: Path, change: dict[str, Any], says: str) 
     made.write()
     result = run("simulate", str(tmp_path / "tiny.ecb"))
     assert result.exit_code != 0 and says in result.stderr and "--profile server" in result.stderr
+
+
+def test_a_bundle_that_no_costs_would_help_is_not_sent_to_measure_them(tmp_path: Path) -> None:
+    DummyBundle(tmp_path / "tiny.ecb").write()
+    result = run("simulate", str(tmp_path / "tiny.ecb"))
+    assert result.exit_code == 44 and "can share a run" in result.stderr
+    assert "--profile server" in result.stderr and "--serving" not in result.stderr

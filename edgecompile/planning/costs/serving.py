@@ -54,13 +54,10 @@ def read_serving(bundle: str | os.PathLike[str], costs: Path | None = None) -> S
         document, _ = read_object(costs, CostError, max_bytes=64 << 20, hint=_HINT)
         plan = {**plan, **{key: document.get(key) for key in ("cpus", "points")}}
     layout = Batches(manifest, plan)
+    if not layout.joins:
+        raise CostError(f"{bundle}: nothing says that requests can share a run", hint=_BUILD)
     if "points" not in plan or manifest.length_axis is None:
         raise CostError(f"{source}: has no costs of batches", hint=_HINT)
-    if not layout.joins:
-        raise CostError(
-            f"{bundle}: nothing says that requests can share a run",
-            hint=_BUILD,
-        )
     extent = manifest.axes[manifest.length_axis]
     cpus, steps = plan.get("cpus"), plan.get("length_percentiles") or [extent.lo, extent.hi]
     try:
