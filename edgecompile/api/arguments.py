@@ -18,7 +18,8 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 Model: TypeAlias = (
     "PathLike | torch.nn.Module | torch.export.ExportedProgram | ModelSpec | Mapping[str, Any]"
 )
-#: A file, one length for each run, a histogram {length: count}, or pairs (batch, length).
+#: A file or the object of a JSON one, one length for each run, a histogram {length: count}, or pairs
+#: (batch, length).
 Lengths: TypeAlias = "PathLike | Mapping[Any, int] | Iterable[Any]"
 Texts: TypeAlias = "PathLike | Iterable[str]"
 Callback: TypeAlias = Callable[[ProgressEvent], object] | Progress

@@ -164,7 +164,9 @@ def build(
 
         lengths: lengths of real inputs in elements of the length axis (tokens, frames): one for each
             run (any iterable, or an integer array of shape [runs]), a histogram {length: count},
-            pairs (batch, length), or the path of a file. Leave it out where only the batch varies.
+            pairs (batch, length), sizes of two other axes ``{"axes": ["length", "width"],
+            "sizes": [[9, 2], ...], "counts": [3, ...]}``, or the path of a file. Leave it out where only
+            the batch varies.
         texts: typical texts, or a file with one on each line, in place of ``lengths``; they are
             tokenized, and the bundle is verified with them, too.
         tokenizer: path of the ``tokenizer.json`` for ``texts``; None: the model folder's.

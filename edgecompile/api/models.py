@@ -84,13 +84,15 @@ class Subject:
         Raises:
             UsageError: names the axes that there are.
         """
+        from edgecompile.lengths.joint import both_axes_hint
         from edgecompile.loaders.factory_specs import ModelSpec
 
         if isinstance(self.model, ModelSpec) and second not in self._axes:
             raise UsageError(
                 f"`lengths` are pairs of {second} and length, but {self.name} has the axes "
                 + ", ".join(sorted(self._axes)),
-                hint="name the dimension in `axes`, or give the lengths alone",
+                hint="name the dimension in `axes`, or give the lengths alone"
+                + both_axes_hint(sorted(self._axes)),
             )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from edgecompile.lengths.distribution import (
     read_only,
 )
 from edgecompile.lengths.documents import CountedSizes
-from edgecompile.lengths.rows import Sizes
+from edgecompile.lengths.rows import LENGTH, Sizes
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,16 @@ class JointDistribution(CountedSamples):
             "counts": list(self.counts),
             "source": self.source,
         }
+
+
+def both_axes_hint(axes: Iterable[str], length_axis: str = LENGTH) -> str:
+    """How to give sizes on the length axis and another one of ``axes`` than the batch; empty if there is
+    none."""
+    other = next((axis for axis in axes if axis not in (length_axis, "batch")), None)
+    if other is None:
+        return ""
+    example = f'{{"axes": ["{LENGTH}", "{other}"], "sizes": [[9, 2], [7, 5]]}}'
+    return f"; pairs are (batch, length): for {length_axis} and {other} give {example}"
 
 
 def distribution_of(counted: CountedSizes) -> LengthDistribution | JointDistribution:

@@ -11,7 +11,7 @@ import numpy as np
 from edgecompile.checks import describe
 from edgecompile.errors import LengthsError, UsageError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.lengths.documents import count_array, count_elements
+from edgecompile.lengths.documents import count_array, count_document, count_elements
 from edgecompile.lengths.files import read_sizes
 from edgecompile.lengths.joint import JointDistribution, distribution_of
 from edgecompile.lengths.rows import LENGTH
@@ -41,6 +41,8 @@ def read_traffic(
             - the path of a lengths file, or ``"-"`` for standard input;
             - lengths, one per sample: any iterable of whole numbers, or an array of shape [samples];
             - a histogram: a mapping from length to number of samples;
+            - the object of a JSON file, as ``json.load`` gives it
+              (:mod:`edgecompile.lengths.documents` has the forms);
             - pairs (batch, length), in the order of an input's shape: an iterable, an array of
               shape [samples, 2], or a mapping from pair to number of samples;
             - a distribution, which is returned as it is.
@@ -59,6 +61,8 @@ def read_traffic(
     if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
         raise UsageError(f"`lengths` is {describe(source)}", hint=_HINT)
     if isinstance(source, Mapping):
+        if source and all(isinstance(key, str) for key in source):
+            return distribution_of(count_document(dict(source), "lengths", axes))
         return _count(list(source.items()), axes)
     try:
         array = np.asarray(source if isinstance(source, np.ndarray) else list(source))

@@ -25,7 +25,7 @@ def read_plan(path: Path) -> BucketPlan:
     Raises:
         PlanError: there is none, or the file holds something else.
     """
-    cure = f'edgecompile plan writes one with `work_dir="{path.parent}"`'
+    cure = "edgecompile plan --output FILE writes one"
     try:
         return BucketPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import LengthsError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.lengths.joint import JointDistribution
+from edgecompile.lengths.joint import JointDistribution, both_axes_hint
 from edgecompile.lengths.traffic import missing_lengths
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import BATCH
@@ -149,11 +149,12 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> PlanScope:
     joint = request.joint
     if joint is not None:
         second = joint.axes[1]
+        others = both_axes_hint(model.axes, axis) if second == BATCH else ""
         if second not in axes or second == axis:
             raise PlanError(
                 f"the sample has the axis {second}, but the axes of {model.name} are "
                 f"{', '.join(axes)}",
-                hint="name the column after the axis, or leave it out",
+                hint="name the column after the axis, or leave it out" + others,
             )
         extent = model.axes[second]
         top = joint.max(second)
@@ -161,7 +162,8 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> PlanScope:
             raise LengthsError(
                 f"{second} in the sample is {joint.min(second)} to {top}, but {model.name} takes "
                 f"{extent}",
-                hint="give a range that holds the sample, such as a `batch` of (smallest, largest)",
+                hint="give a range that holds the sample, such as a `batch` of (smallest, largest)"
+                + others,
             )
         axes[second] = AxisRange(extent.lo, extent.hi or top, joint.marginal(second).quantile(0.5))
         joint, _ = joint.clip(axis, longest)
@@ -183,14 +185,18 @@ def _refuse_unlimited(model: LoadedModel, settled: Collection[str]) -> None:
 
 
 def with_traffic(request: PlanRequest, model: LoadedModel) -> PlanRequest:
-    """The request with lengths: where none are given, every batch size once.
+    """The request with lengths, on axes named as the model's; every batch size once if there are none.
 
     Raises:
         UsageError: the model's lengths vary, so that they are needed.
     """
-    if request.lengths is not None:
-        return request
     axis = model.length_axis
+    if request.lengths is not None:
+        joint = request.joint
+        if joint is not None and axis is not None and axis not in joint.axes:
+            # A sample's "length" is the length axis, whatever its name.
+            request = replace(request, joint=replace(joint, axes=(axis, joint.axes[1])))
+        return request
     limits = None if axis is None else model.axes[axis]
     if limits is None or (axis != "batch" and limits.lo != limits.hi):
         raise missing_lengths()

@@ -118,6 +118,15 @@ def test_arguments_that_make_no_sense(model: Any, changes: dict[str, Any], messa
     assert isinstance(caught.value, EdgecompileError)
 
 
+def test_pairs_of_other_axes_than_batch_and_length() -> None:
+    axes = {"x": {1: "length", 2: "width"}}
+    with pytest.raises(UsageError, match="are pairs of batch and length") as caught:
+        edgecompile.build(Tiny(), **{**GIVEN, "axes": axes, "lengths": [(2, 3)]})
+    assert 'for length and width give {"axes": ["length", "width"], "sizes": [' in str(
+        caught.value.hint
+    )
+
+
 def test_paths_that_are_none() -> None:
     """What no file system can have as a name."""
     for text in ("a\0b", "\ud800", ""):

@@ -125,6 +125,9 @@ def test_a_plan_that_is_none_ends_a_build_at_its_start(files: Path, tiny_model: 
     for file, says in (("plan.json", "plan.json"), ("absent.json", "there is no plan absent.json")):
         result = run("build", str(tiny_model), "--lengths", "lengths.txt", "--plan", file)
         assert result.exit_code == 34 and says in result.stderr and result.stdout == ""
+    (files / "bad.csv").write_text("length,count")
+    result = run("build", str(tiny_model), "--lengths", "lengths.txt", "--plan", "bad.csv")
+    assert "hint: edgecompile plan --output FILE writes one" in result.stderr
 
 
 def test_a_quick_build_and_a_build_from_a_plan(files: Path, tiny_model: Path) -> None:

@@ -25,6 +25,8 @@ PAIRS = JointDistribution(("length", "batch"), ((7, 1), (12, 4)), (1, 3), "pairs
         [np.int64(12), 7, 12.0, 12],
         {12: 3, 7: 1},
         {np.int64(12): np.int32(3), 7: 1},
+        {"12": 3, "7": 1},
+        {"lengths": [12, 7], "counts": [3, 1]},
         LENGTHS,
     ],
 )
@@ -43,6 +45,13 @@ def test_lengths_in_every_form(source: Any) -> None:
 )
 def test_pairs_of_batch_and_length(source: Any) -> None:
     assert read_traffic(source) == PAIRS
+
+
+def test_the_object_of_a_json_file_has_axes_of_any_name() -> None:
+    source = {"axes": ["width", "length"], "sizes": [[4, 12], [1, 7]], "counts": [3, 1]}
+    pairs = read_traffic(source)
+    assert isinstance(pairs, JointDistribution)
+    assert pairs.axes == ("length", "width") and pairs.sizes == PAIRS.sizes
 
 
 def test_files_of_one_and_two_axes(tmp_path: Path) -> None:
@@ -73,6 +82,8 @@ def test_files_of_one_and_two_axes(tmp_path: Path) -> None:
         ([(1, 2), 3], "don't have one shape"),
         ({(1, 2): 1, 3: 1}, "isn't a pair"),
         ({True: 1}, "isn't a number"),
+        ({"1.5": 1}, '"1.5" isn\'t a number'),
+        ({"3": 1, 4: 1}, '"3" isn\'t a number'),
         ([(1, 2, 3)], "shape"),
         ([(4, 0)], "sizes start at 1"),
         ([{}], "type object"),

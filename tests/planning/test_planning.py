@@ -17,7 +17,7 @@ from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
-from edgecompile.errors import PlanError, UsageError
+from edgecompile.errors import LengthsError, PlanError, UsageError
 from edgecompile.export.store import ExportStore, export_bucket
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
@@ -28,7 +28,7 @@ from edgecompile.planning import planning, subject
 from edgecompile.planning.padding import require_paddable, with_padding
 from edgecompile.planning.planning import Planned, noise_price, plan_model
 from edgecompile.planning.request import PlanRequest
-from edgecompile.planning.scope import plan_scope
+from edgecompile.planning.scope import plan_scope, with_traffic
 from edgecompile.planning.serving_modes import find_serving_mode
 from edgecompile.planning.subject import make_subject
 from edgecompile.precision import FP32, Precision
@@ -457,3 +457,21 @@ def test_an_axis_that_no_length_counts_needs_a_limit() -> None:
     joint = JointDistribution(("length", "query_length"), ((3, 2), (9, 5)), (1, 1))
     both = plan_scope(load_model(spec), replace(request, joint=joint))
     assert dict(both.axes)["query_length"].hi == 5
+    # Pairs without names are (batch, length), which may not be what was meant.
+    unnamed = replace(request, joint=JointDistribution(("length", "batch"), ((3, 2),), (1,)))
+    with pytest.raises(LengthsError, match="batch in the sample is 2 to 2") as wrong:
+        plan_scope(load_model({**spec, "limits": {"query_length": (1, 7)}}), unnamed)
+    assert 'give {"axes": ["length", "query_length"], "sizes": [' in str(wrong.value.hint)
+
+
+def test_length_stands_for_the_length_axis_whatever_its_name() -> None:
+    x = torch.ones(2, 5, 4)
+    model = load_model(
+        {"module": nn.ReLU(), "inputs": {"input": x}, "axes": {"input": {0: "batch", 1: "frames"}}}
+    )
+    request = PlanRequest(
+        LengthDistribution.from_samples([3, 9]),
+        joint=JointDistribution(("length", "batch"), ((3, 1), (9, 1)), (1, 1)),
+    )
+    scope = plan_scope(model, with_traffic(request, model))
+    assert scope.joint is not None and scope.joint.axes == ("frames", "batch")
