@@ -180,7 +180,7 @@ def _refuse_unlimited(model: LoadedModel, settled: Collection[str]) -> None:
             f"{model.name} has no upper limit for {' and '.join(open_ended)}, and `lengths` counts "
             f"{model.length_axis} alone",
             hint=f'give it one, such as 512: "limits": {{"{first}": (1, 512)}} beside "axes" in a '
-            "ModelSpec or what a factory returns, `max` of its torch.export.Dim in a saved program",
+            "ModelSpec or what a factory returns, max of its torch.export.Dim in a saved program",
         )
 
 
