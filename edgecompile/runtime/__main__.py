@@ -156,7 +156,8 @@ def make_parser(
         "--inputs",
         metavar="FILE",
         required=True,
-        help="read the inputs: .npz with an array for each, .npy for a model with one, .json object",
+        help="read the inputs: .npz with an array for each, .npy for one if the others have defaults, "
+        ".json object",
     )
     run.add_argument("--output", metavar="FILE", help="write the outputs as .npz")
     encode = add("encode", _encode, "Run texts, with the bundle's tokenizer.", "auto")

@@ -60,6 +60,23 @@ def test_run_reads_a_file_and_writes_another(toy: Path, tmp_path: Path, form: st
         np.testing.assert_array_equal(written["states"], np.float32(told["states"]["values"]))
 
 
+def test_run_takes_one_array_where_the_others_have_defaults(tmp_path: Path) -> None:
+    if find_compiler() is None:
+        pytest.skip("needs a C compiler")
+    bundle = make_toy_bundle(tmp_path / "toy.ecb", build_libraries())
+    bundle.document["inputs"][1]["default"] = 1
+    bundle.write()
+    np.save(tmp_path / "ids.npy", IDS)
+    np.savez(tmp_path / "both.npz", **INPUTS)  # type: ignore[arg-type]
+    alone, both = (
+        json.loads(run("run", str(tmp_path / "toy.ecb"), "--inputs", str(file), "--json").stdout)[
+            "outputs"
+        ]
+        for file in (tmp_path / "ids.npy", tmp_path / "both.npz")
+    )
+    assert alone == both and alone
+
+
 def zipped(value: Any) -> bytes:
     stream = io.BytesIO()
     np.save(stream, value, allow_pickle=True)
@@ -100,7 +117,7 @@ HUGE = b"{'descr': '<f8', 'fortran_order': False, 'shape': (100000000000000,), }
     [
         ("x.npz", b"", "x.npz"),
         ("x.npz", b"PK\3\4", "x.npz"),
-        ("x.npy", zipped(np.ones(3)), "the model takes input_ids, attention_mask"),
+        ("x.npy", zipped(np.ones(3)), "the model needs input_ids, attention_mask"),
         ("x.npy", zipped(np.array([{}], object)), "allow_pickle"),
         ("x.json", b"[1]", "isn't an object of inputs"),
         ("x.json", b"{", "x.json"),

@@ -34,8 +34,8 @@ def run_file(
 
     Args:
         bundle: its path.
-        inputs: a .npz archive with an array for each input, a .npy file for a model with one
-            input, or a .json object of nested lists.
+        inputs: a .npz archive with an array for each input, a .npy file for the only one or the only
+            one without a default, or a .json object of nested lists.
         output: a .npz file to write the outputs to; None: they are in the report.
         how: threads, variant and verify of ``open_bundle``.
 
@@ -78,10 +78,11 @@ def read_inputs(path: str, manifest: "Manifest") -> "Arrays":
         MemoryLimitError: its arrays take more memory than there is, or its header says so.
     """
     specs = {item.name: np.dtype(item.dtype) for item in manifest.inputs}
+    needed = [item.name for item in manifest.inputs if item.default is None] or list(specs)
     shown = shorten(path, 1024)
     try:
         with memory_for("reading " + shown):
-            return _read_arrays(path, specs)
+            return _read_arrays(path, specs, needed)
     except MemoryError:
         raise
     except OSError as error:
@@ -91,7 +92,7 @@ def read_inputs(path: str, manifest: "Manifest") -> "Arrays":
         raise InputError("{}: {}".format(shown, shorten(error, 200)), hint) from None
 
 
-def _read_arrays(path: str, specs: "Dict[str, np.dtype[Any]]") -> "Arrays":
+def _read_arrays(path: str, specs: "Dict[str, np.dtype[Any]]", needed: List[str]) -> "Arrays":
     if path.endswith(".json"):
         with open(path, "rb") as text:
             document = json.load(text)
@@ -105,9 +106,9 @@ def _read_arrays(path: str, specs: "Dict[str, np.dtype[Any]]") -> "Arrays":
         return arrays
     loaded = np.load(path, allow_pickle=False)
     if isinstance(loaded, np.ndarray):
-        if len(specs) != 1:
-            raise ValueError("has one array, the model takes " + ", ".join(specs))
-        return {next(iter(specs)): loaded}
+        if len(needed) != 1:
+            raise ValueError("has one array, the model needs " + ", ".join(needed))
+        return {needed[0]: loaded}
     with loaded:
         return {name: loaded[name] for name in loaded.files}
 

@@ -236,7 +236,10 @@ def _read_prompt(
         return []
     if array.ndim == 2 and array.shape[0] == 1:
         array = array[0]
-    if array.ndim != 1 or array.size == 0:
+    if array.size == 0:
+        problems.append("input_ids: is empty, must have at least one token id")
+        return []
+    if array.ndim != 1:
         text = "input_ids: has shape {}, must be that of one text: [length] or [1, length]"
         problems.append(text.format(list(array.shape)))
         return []

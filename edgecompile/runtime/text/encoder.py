@@ -102,7 +102,8 @@ def open_tokenizer(model: Bundle) -> Any:
             "{}: texts need the Python package tokenizers, which isn't installed here".format(
                 model.manifest.name
             ),
-            "pip install tokenizers; or tokenize elsewhere and give token ids to run()",
+            "pip install tokenizers; or tokenize elsewhere and give token ids to "
+            + _ids_taker(model),
         ) from None
     with os.fdopen(model.open_file(spec.tokenizer), "rb") as stream:
         data = stream.read()
@@ -125,9 +126,14 @@ def _spec(model: Bundle) -> TextSpec:
         raise TokenizerError(
             "{}: the bundle holds no tokenizer".format(model.manifest.name),
             "build it from a folder with a tokenizer.json, and keep the tokenizer; or give token "
-            "ids to run()",
+            "ids to " + _ids_taker(model),
         )
     return spec
+
+
+def _ids_taker(model: Bundle) -> str:
+    generates = model.manifest.generation is not None
+    return "generate(), on the command line as --ids" if generates else "run()"
 
 
 class TextEncoder(Unique):

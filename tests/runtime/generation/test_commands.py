@@ -171,7 +171,8 @@ def test_the_command_takes_texts_and_gives_texts(
 
 def test_texts_need_a_tokenizer(decoder_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(decoder_bundle), "--text", "the cat"]) == 13
-    assert "holds no tokenizer" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "holds no tokenizer" in told and "--ids" in told
 
 
 def test_a_model_says_what_it_is(decoder_bundle: Path) -> None:

@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(model: Model) -> None
 
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [
-    ([], {}, "has shape [0]"),
+    ([], {}, "input_ids: is empty"),
     ([[1], [2]], {}, "has shape [2, 1], must be that of one text"),
     ([1.0], {}, "has dtype float64, must be integers"),
     ([1, 61, -1], {}, "2 of 3 values lie outside 0..60, the first is 61 at [1]"),
