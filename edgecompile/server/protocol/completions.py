@@ -8,7 +8,7 @@ from typing import Any
 
 from edgecompile.server.errors import BadRequest, Unprocessable
 from edgecompile.server.generation import Generation
-from edgecompile.server.protocol.documents import dump, kind, load_object
+from edgecompile.server.protocol.documents import dump, kind, load_object, required
 from edgecompile.server.protocol.openai import read_model
 from edgecompile.server.protocol.texts import number, read_ids
 
@@ -45,9 +45,8 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
     extra = document.get("stream_options") or {}
     if not isinstance(stream, bool) or not isinstance(extra, dict):
         raise BadRequest("stream must be true or false, stream_options an object")
-    prompt = (
-        _read_messages(document.get("messages")) if chat else _read_prompt(document.get("prompt"))
-    )
+    given = required(document, "messages" if chat else "prompt")
+    prompt = _read_messages(given) if chat else _read_prompt(given)
     most = document.get("max_completion_tokens", document.get("max_tokens"))
     if most is None and not chat:
         most = 16

@@ -37,6 +37,18 @@ def load_object(body: bytes | memoryview) -> dict[str, Any]:
     return value
 
 
+def required(document: Mapping[str, Any], key: str) -> Any:
+    """The value of a key.
+
+    Raises:
+        BadRequest: it is missing, or null.
+    """
+    value = document.get(key)
+    if value is None:
+        raise BadRequest(f"{key} is missing")
+    return value
+
+
 def _loads(body: bytes) -> Any:
     return json.loads(body.decode("utf-8"), parse_constant=_refuse, parse_float=_read_float)
 

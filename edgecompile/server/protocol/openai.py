@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgecompile.server.errors import BadRequest
-from edgecompile.server.protocol.documents import dump, load_object
+from edgecompile.server.protocol.documents import dump, load_object, required
 from edgecompile.server.protocol.texts import Item, number, read_items
 
 MAX_DIMENSIONS = 65536
@@ -36,7 +36,7 @@ def read_model(document: dict[str, Any]) -> str:
     Raises:
         BadRequest: there is none.
     """
-    model = document.get("model")
+    model = required(document, "model")
     if not isinstance(model, str) or not model:
         raise BadRequest("model must be the name of a model")
     return model
@@ -49,7 +49,7 @@ def read_embeddings(body: bytes, most: int) -> EmbeddingsRequest:
         BadRequest, TooLarge: something is wrong with it.
     """
     document = load_object(body)
-    items, _ = read_items(document.get("input"), "input", most)
+    items, _ = read_items(required(document, "input"), "input", most)
     encoding = document.get("encoding_format")
     if encoding not in (None, "float", "base64"):
         raise BadRequest(f"encoding_format {encoding!r:.50} must be float or base64")

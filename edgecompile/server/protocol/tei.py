@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgecompile.runtime.text.encoder import Text
 from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
-from edgecompile.server.protocol.documents import dump, kind, load_object
+from edgecompile.server.protocol.documents import dump, kind, load_object, required
 from edgecompile.server.protocol.openai import MAX_DIMENSIONS
 from edgecompile.server.protocol.texts import Item, number, read_items
 
@@ -58,7 +58,7 @@ def read_embed(body: bytes, most: int) -> EmbedRequest:
         BadRequest, TooLarge, Unprocessable: something is wrong with it.
     """
     document = load_object(body)
-    items, _ = read_items(document.get("inputs"), "inputs", most)
+    items, _ = read_items(required(document, "inputs"), "inputs", most)
     prompt = document.get("prompt_name")
     if prompt is not None and not isinstance(prompt, str):
         raise BadRequest(f"prompt_name must be a string, not a {kind(prompt)}")
@@ -74,7 +74,7 @@ def read_embed(body: bytes, most: int) -> EmbedRequest:
 def read_rerank(body: bytes, most: int) -> RerankRequest:
     """As ``read_embed``."""
     document = load_object(body)
-    query, texts = document.get("query"), document.get("texts")
+    query, texts = required(document, "query"), required(document, "texts")
     if not isinstance(query, str):
         raise BadRequest(f"query must be a text, not a {kind(query)}")
     if not isinstance(texts, list) or not texts or any(not isinstance(t, str) for t in texts):
@@ -93,7 +93,7 @@ def read_rerank(body: bytes, most: int) -> RerankRequest:
 def read_predict(body: bytes, most: int) -> PredictRequest:
     """As ``read_embed``. A list of two texts is a pair; of lists, each is a text or a pair."""
     document = load_object(body)
-    value = document.get("inputs")
+    value = required(document, "inputs")
     single = isinstance(value, str) or (isinstance(value, list) and _are_texts(value))
     if single:
         texts = [_pair(value, "inputs")]

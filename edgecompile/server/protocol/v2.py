@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgecompile.runtime.format.schema import Manifest, TensorSpec
 from edgecompile.server.errors import BadRequest, Unprocessable
 from edgecompile.server.protocol.datatypes import BYTES, DATATYPES, DTYPES, NAMES
-from edgecompile.server.protocol.documents import dump, kind, load_object
+from edgecompile.server.protocol.documents import dump, kind, load_object, required
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
 
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration", "statistics")
@@ -99,7 +99,7 @@ def _read_head(document: Mapping[str, Any], most: int) -> _Head:
     identity = document.get("id")
     if identity is not None and not isinstance(identity, str):
         raise BadRequest(f"id must be a string, not a {kind(identity)}")
-    tensors = _read_tensors(document.get("inputs"), most)
+    tensors = _read_tensors(required(document, "inputs"), most)
     flag = timeout = None
     priority = 0
     if parameters:

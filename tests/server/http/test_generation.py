@@ -113,7 +113,8 @@ def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
     ("change", "status", "message"),
     [
         ({"prompt": ""}, 400, "no tokens"),
-        ({"prompt": None}, 400, "prompt must be"),
+        ({"prompt": None}, 400, "prompt is missing"),
+        ({"prompt": 5}, 400, "prompt must be"),
         ({"prompt": [99]}, 400, "99"),
         ({"prompt": ["a", "b"]}, 422, "one text a request"),
         ({"prompt": [1] * 500}, 400, "context"),
