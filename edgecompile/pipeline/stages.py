@@ -76,8 +76,13 @@ def make_plan(
     run: Run, subject: Subject, precision: Precision = FP32, *, compare: bool = False
 ) -> Planned:
     """The costs and the plan, which is left in ``plan.json``."""
+    asked, title = subject.request, "measure and plan"
+    if run.profile.gpu is not None or asked.plan is not None:
+        title = "plan"
+    elif asked.quick:
+        title = "export and plan"  # what the bundle can serve, the whole model's export tells
     planned = run.stage(
-        "plan" if run.profile.gpu is not None else "measure and plan",
+        title,
         lambda step: plan_model(subject, precision, compare=compare, step=step),
     )
     write_json(subject.work / "plan.json", planned.plan.to_json())
