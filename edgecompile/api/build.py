@@ -11,7 +11,7 @@ from edgecompile.api.models import find_subject
 from edgecompile.api.options import BuildOptions, LoadOptions, PlanOptions
 from edgecompile.api.plan import Plan, read_plan
 from edgecompile.api.progress import listen
-from edgecompile.api.shown import Shown
+from edgecompile.api.shown import Shown, count_notes
 from edgecompile.api.traffic import find_sources
 from edgecompile.units import format_bytes, format_duration
 
@@ -107,7 +107,8 @@ class Bundle(Shown):
         programs = len(self.plan.buckets)
         return (
             f"<Bundle {self.path}: {format_bytes(self.size_bytes)}, {programs} "
-            f"program{'' if programs == 1 else 's'}, verified in {self.cases} cases>"
+            f"program{'' if programs == 1 else 's'}, verified in {self.cases} "
+            f"cases{count_notes(self.notes)}>"
         )
 
     def _section(self) -> Section:

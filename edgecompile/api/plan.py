@@ -10,7 +10,7 @@ from edgecompile import checks
 from edgecompile.api.models import find_subject
 from edgecompile.api.options import BuildOptions, LoadOptions, PlanOptions
 from edgecompile.api.progress import listen
-from edgecompile.api.shown import Shown
+from edgecompile.api.shown import Shown, count_notes
 from edgecompile.api.traffic import find_sources
 from edgecompile.files import write_document, write_text
 from edgecompile.units import format_ms
@@ -57,7 +57,8 @@ class Plan(Shown):
         ranges = ", ".join(f"{b.lo}–{b.hi} {b.mode}" for b in self.buckets[:4])
         more = f", and {len(self.buckets) - 4} more" if len(self.buckets) > 4 else ""
         mean = "" if self.expected_ms is None else f"; mean run {format_ms(self.expected_ms)} ms"
-        return f"<Plan of {self.details.length_axis} {ranges}{more}{mean}>"
+        notes = count_notes(self.notes)
+        return f"<Plan of {self.details.length_axis} {ranges}{more}{mean}{notes}>"
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``edgecompile plan --json`` prints."""

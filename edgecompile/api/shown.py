@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from edgecompile.report.page import Drawing, Section, Table
@@ -16,6 +17,11 @@ class Shown:
 
     def _repr_html_(self) -> str:
         return section_html(self._section())
+
+
+def count_notes(notes: Sequence[str]) -> str:
+    """How many there are, as a ``repr`` ends with it; empty without."""
+    return f", {len(notes)} note{'' if len(notes) == 1 else 's'}" if notes else ""
 
 
 def section_html(section: Section) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 import edgecompile
 from edgecompile.errors import VerificationError
+from edgecompile.units import sentence
 from tests.api.tiny import AXES, EXAMPLE, Tiny, program
 
 TARGET = "cpu-x86-64-v3"
@@ -68,6 +70,7 @@ def test_progress_is_told(
 ) -> None:
     steps = list(dict.fromkeys(event.step for event in events))
     assert steps[:2] == ["read the lengths", "check what is needed"] and "export" in steps
+    assert "export and plan" in steps, "a quick build measures nothing"
     for step in steps:
         kinds = [event.kind for event in events if event.step == step]
         assert kinds[0] == "start" and kinds[-1] == "end"
@@ -76,10 +79,13 @@ def test_progress_is_told(
 
 def test_results_show_themselves(bundle: edgecompile.Bundle) -> None:
     assert repr(bundle).startswith(f"<Bundle {bundle.path}: ")
-    assert "1 program, verified in" in repr(bundle)
+    count = len(bundle.notes)
+    assert "1 program, verified in" in repr(bundle) and count > 0
+    assert repr(bundle).endswith(f" cases, {count} note{'s' * (count > 1)}>")
     assert repr(bundle.plan) == "<Plan of length 1–16 exact>"
     page = bundle._repr_html_()
     assert "<table>" in page and "1–16" in page and "<html" not in page
+    assert all(escape(sentence(note)) in page for note in bundle.notes)
     assert json.loads(json.dumps(bundle.to_json()))["sha256"] == bundle.sha256
 
 
@@ -136,6 +142,7 @@ def test_a_plan_is_made_saved_and_built(tmp_path: Path) -> None:
     assert plan.buckets[-1].hi == 16 and plan.expected_ms and plan.judgement is not None
     assert "mean run" in repr(plan) and "<svg" in plan._repr_html_()
     assert plan.to_json()["policies"] and plan.notes
+    assert f", {len(plan.notes)} note" in repr(plan)
     file = plan.save(tmp_path / "plan.json")
     assert plan.write_report(tmp_path / "plan.html").is_file()
     bundle = edgecompile.build(

@@ -42,10 +42,12 @@ class Failure:
 
     def to_json(self, exc: BaseException) -> dict[str, Any]:
         """The document that ``--json`` prints in place of the result; ``exc`` is the error."""
+        # click's classes for what is wrong with a command line are of no use outside.
+        usage = isinstance(exc, click.UsageError)
         return {
             "error": {
                 "code": self.exit_code,
-                "class": type(exc).__name__,
+                "class": "UsageError" if usage else type(exc).__name__,
                 "message": self.message,
                 "hint": self.hint,
             }

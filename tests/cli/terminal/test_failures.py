@@ -136,7 +136,8 @@ def test_a_bundle_that_is_there_is_not_replaced(files: Path) -> None:
         (("targets", "show", "cpu-x68"), 31, "TargetError"),
         (("build", "m.onnx", "--texts", "x"), 32, "ModelError"),
         (("lengths",), 2, "UsageError"),
-        (("lengths", "--no-such-option"), 2, "NoSuchOption"),
+        (("lengths", "--no-such-option"), 2, "UsageError"),
+        (("bench",), 2, "UsageError"),
     ],
 )
 def test_a_script_reads_the_failure_on_stdout(
