@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import warnings
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -183,10 +182,7 @@ def generate_cpp(
         equal_sizes_copied(),
         _overflow_heeded() as overflows,
         torch.no_grad(),
-        warnings.catch_warnings(),
     ):
-        # torch's own use of its own tree specs, which nobody who builds can do anything about.
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         try:
             files: Any = torch._inductor.aot_compile(
                 gm, (), dict(kwargs), options=_options(variant, cxx)

@@ -139,11 +139,6 @@ def test_a_product_with_one_is_no_arithmetic_to_look_for() -> None:
     assert computes_in_vectors(scaled)
 
 
-def test_warnings_of_torch_about_itself_reach_nobody(recwarn: pytest.WarningsRecorder) -> None:
-    generated("x86-64-v3", 256)
-    assert not [w for w in recwarn if "LeafSpec" in str(w.message)]
-
-
 def test_sse_gets_scalar_code_and_says_so() -> None:
     before = cpu_vec_isa.valid_vec_isa_list
     result = generated("x86-64-v2", 128)
