@@ -57,7 +57,7 @@ from types import CodeType, ModuleType  # noqa: E402
 from typing import Any, Dict, List, NoReturn, Optional  # noqa: E402
 
 # The exit codes of errors.BundleError, DamagedBundleError and FilePermissionError.
-MALFORMED, DAMAGED, NOT_PERMITTED = 20, 22, 71
+USAGE, MALFORMED, DAMAGED, NOT_PERMITTED = 2, 20, 22, 71
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -192,6 +192,8 @@ def main(arguments: List[str]) -> None:
         sys.argv = arguments[1:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     elif arguments and arguments[0].endswith(".py"):
+        if not os.path.isfile(arguments[0]):
+            refuse(USAGE, arguments[0] + ": there is no such program", "check the path")
         sys.argv = arguments
         folder = os.path.dirname(os.path.abspath(sys.argv[0]))
         if not _inside(folder):

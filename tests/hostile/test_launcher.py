@@ -95,6 +95,8 @@ def test_a_program_imports_what_was_compared(bundle: DummyBundle, tmp_path: Path
     assert code == 0, told
     code, told = start(bundle.folder, "-m", "edgecompile.export.export")
     assert code == 1 and "edgecompile.export isn't in" in told
+    code, told = start(bundle.folder, "absent.py")
+    assert (code, told.splitlines()[0]) == (2, "error: absent.py: there is no such program")
 
 
 def plant_bytecode(toy: Toy, folder: Path) -> None:
