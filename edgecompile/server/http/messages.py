@@ -74,7 +74,8 @@ class Request:
         """
         coding = self.headers.get(b"content-encoding", b"identity").lower()
         if coding not in (b"", b"identity"):
-            raise WrongMedia(f"Content-Encoding {coding!r:.50}: bodies aren't to be compressed")
+            name = coding.decode("latin-1")
+            raise WrongMedia(f"Content-Encoding {name!r:.50}: bodies aren't to be compressed")
         declared = self.headers.get(b"content-length", b"0")
         announced = int(declared) if declared.isdigit() else 0
         if announced > most and b"expect" in self.headers:

@@ -16,6 +16,19 @@ DONE = b"data: [DONE]\n\n"
 _MAX_STOPS = 16
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_TOKENS = 1 << 31
+#: What would change the text and isn't done here, with the value that asks for nothing.
+_PLAIN: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+    "suffix": None,
+    "tools": [],
+    "functions": [],
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +49,7 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
         Unprocessable: it asks for what isn't done here.
     """
     document = load_object(body)
-    for key, plain in (("n", 1), ("best_of", 1), ("echo", False), ("suffix", None), ("tools", [])):
+    for key, plain in _PLAIN.items():
         if document.get(key) not in (None, plain):
             raise Unprocessable(f"{key} isn't supported")
     if document.get("logprobs") not in (None, False, 0):

@@ -75,7 +75,7 @@ def number(document: Mapping[str, Any], key: str, lo: float, hi: float, whole: b
         return None
     if (type(value) is not int and (whole or type(value) is not float)) or not lo <= value <= hi:
         name = "an integer" if whole else "a number"
-        raise BadRequest(f"{key} is {value!s:.50}, must be {name} in {lo}..{hi}")
+        raise BadRequest(f"{key} is {value!r:.50}, must be {name} in {lo}..{hi}")
     return value
 
 

@@ -215,6 +215,7 @@ def test_what_the_server_says_of_itself(tiny_bundle: Path, decoder_bundle: Path)
             "base64",
         ),
         ("POST", EMBEDDINGS, {**EMBEDDED, "dimensions": 0}, 400, "must be an integer in 1.."),
+        ("POST", EMBEDDINGS, {**EMBEDDED, "dimensions": "4"}, 400, "dimensions is '4', must be"),
         ("POST", EMBEDDINGS, {**EMBEDDED, "dimensions": 17}, 400, "has 16"),
         ("POST", EMBEDDINGS, {**EMBEDDED, "dimensions": 65537}, 400, "must be an integer in 1.."),
         ("POST", EMBEDDINGS, {**EMBEDDED, "dimensions": 4.0}, 400, "must be an integer in 1.."),
@@ -249,7 +250,8 @@ def test_large_bodies_are_refused_while_they_arrive(tiny_bundle: Path) -> None:
                 )
                 assert reply.status == 413
             headers = {"content-encoding": "gzip"}
-            assert (await call(app, "POST", INFER, b"", headers)).status == 415
+            reply = await call(app, "POST", INFER, b"", headers)
+            assert reply.status == 415 and "Content-Encoding 'gzip'" in reply.error
             assert (await call(app, "POST", INFER, tensor(1, 2, 3), chunk=10)).status == 200
 
     run(ask())

@@ -121,11 +121,15 @@ def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
         ({"max_tokens": 0}, 400, "max_tokens is 0"),
         ({"max_tokens": 10_000}, 400, "context"),
         ({"temperature": -1}, 400, "temperature is -1"),
-        ({"temperature": "hot"}, 400, "temperature is hot"),
+        ({"temperature": "hot"}, 400, "temperature is 'hot', must be a number"),
         ({"top_p": 0}, 400, "top_p is 0"),
         ({"stop": [""]}, 400, "stop must be"),
         ({"stop": ["x"] * 17}, 400, "stop must be"),
         ({"n": 2}, 422, "n isn't supported"),
+        ({"frequency_penalty": 0.5}, 422, "frequency_penalty isn't"),
+        ({"presence_penalty": -1}, 422, "presence_penalty isn't"),
+        ({"logit_bias": {"5": -100}}, 422, "logit_bias isn't"),
+        ({"response_format": {"type": "json_object"}}, 422, "response_format isn't"),
         ({"logprobs": 3}, 422, "logprobs"),
         ({"stream": "yes"}, 400, "stream must be"),
         ({"model": "other"}, 404, "no model"),
@@ -139,6 +143,23 @@ def test_refusals(speaking_bundle: Path, change: dict[str, Any], status: int, me
                 reply = await call(app, "POST", "/v1/completions", asked)
                 assert (reply.status, message in reply.error) == (status, True), reply.body
             assert (await call(app, "POST", "/v1/completions", body())).status == 200
+
+    run(ask())
+
+
+def test_what_asks_for_nothing_special_is_taken(speaking_bundle: Path) -> None:
+    plain = {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "functions": None,
+    }
+
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+            asked = {**body(), **plain}
+            assert (await call(app, "POST", "/v1/completions", asked)).status == 200
 
     run(ask())
 
