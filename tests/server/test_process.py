@@ -48,6 +48,7 @@ def test_it_serves_until_it_is_told_to_end(tiny_bundle: Path, words: list[str]) 
 def test_what_is_wrong_is_told_before_anything_serves(tiny_bundle: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# none\n")
+    stats = tmp_path / "stats-{pid}.json"
     damaged = tmp_path / "damaged.ecb"
     shutil.copytree(tiny_bundle, damaged)
     (damaged / "weights.fp32").write_bytes(b"x") if (damaged / "weights.fp32").exists() else (
@@ -58,13 +59,34 @@ def test_what_is_wrong_is_told_before_anything_serves(tiny_bundle: Path, tmp_pat
         for arguments, code, message in (
             (["absent.ecb", "--slo", "-1"], 24, "--slo is -1.0"),
             (["absent.ecb"], 24, "absent.ecb isn't a bundle's folder"),
+            ([tiny_bundle, "--max-queue", "0"], 24, "--max-queue is 0, must be over 0"),
+            ([tiny_bundle, "--idle-timeout", "0"], 24, "--idle-timeout is 0.0, must be over 0"),
+            ([tiny_bundle, "--drain-delay", "-1"], 24, "--drain-delay is -1.0, must be from 0 on"),
+            ([tiny_bundle, "--host", "host.invalid", "--port", "0"], 50, "hint: see --host"),
+            (["--help"], 0, "(default: 1024)"),
+            (
+                [f"a={tiny_bundle}", f"b={tiny_bundle}", "--port", "0", "--stats", stats],
+                3,
+                "two models would write the same file",
+            ),
             ([tiny_bundle, "--api-keys", keys], 24, "holds no key"),
             ([tiny_bundle, "--port", port], 50, f"can't listen on 127.0.0.1 port {port}"),
             ([damaged, "--port", "0"], 3, "error: "),
         ):
             command = [sys.executable, "-m", "edgecompile.server", *map(str, arguments)]
             done = subprocess.run(command, capture_output=True, text=True)
-            assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+            told = done.stdout + done.stderr
+            assert (done.returncode, message in told) == (code, True), told
+
+
+def test_costs_of_another_build_are_named(tiny_bundle: Path, tmp_path: Path) -> None:
+    own, other = tmp_path / "own.json", tmp_path / "other.json"
+    write_costs(own, tiny_bundle, COSTS)
+    other.write_text(json.dumps({**COSTS, "manifest_sha256": "0" * 64}))
+    options = ("--costs", own, "--costs", other, "--spare", "none")
+    with serving(tiny_bundle, *options) as server:
+        assert server.end() == 0
+    assert f"--costs {other} isn't used" in server.err and str(own) not in server.err
 
 
 def expect_other_answers(bundle: Path) -> None:

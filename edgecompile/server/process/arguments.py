@@ -90,7 +90,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0,
         metavar="SECONDS",
-        help="look every SECONDS whether a bundle was replaced, and serve the new one; SIGHUP does so at once",
+        help="look every SECONDS (0: never) whether a bundle was replaced, and serve the new one; "
+        "SIGHUP does so at once",
     )
     add(
         "--spare",
@@ -122,12 +123,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     defaults = Limits()
     for name, (metavar, text) in _LIMITS.items():
         value = getattr(defaults, name)
-        option = (
-            "--max-" + name.replace("_", "-")
-            if isinstance(value, int)
-            else f"--{name[:-2]}-timeout"
-        )
-        add(option, dest=name, type=type(value), default=value, metavar=metavar, help=text)
+        add(_flag(name), dest=name, type=type(value), default=value, metavar=metavar, help=text)
+    for action in parser._actions:
+        if action.default not in (None, [], argparse.SUPPRESS):
+            action.help = f"{action.help} (default: {action.default})"
+
+
+def _flag(name: str) -> str:
+    """The option of a setting."""
+    if name in _LIMITS:
+        whole = isinstance(getattr(Limits, name), int)
+        name = f"max-{name}" if whole else f"{name[:-2]}-timeout"
+    return "--" + name.replace("_", "-")
 
 
 def read_arguments(options: argparse.Namespace) -> Arguments:
@@ -140,9 +147,9 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
     values: dict[str, Any] = {name: getattr(options, name) for name in _LIMITS}
     for name in (*_LIMITS, "drain_delay", "drain_timeout", "stuck_after", "watch"):
         value = getattr(options, name)
-        least = 0 if name in ("drain_delay", "drain_timeout", "watch") else 1e-3
-        if not least <= value < float("inf"):
-            problems.append(f"--{name.replace('_', '-')} is {value}, must be over 0")
+        zero = name in ("drain_delay", "drain_timeout", "watch")
+        if not (0 if zero else 1e-3) <= value < float("inf"):
+            problems.append(f"{_flag(name)} is {value}, must be {'from 0 on' if zero else 'over 0'}")
     if options.pending_bytes < options.body_bytes:
         problems.append(
             f"--max-pending-bytes is {options.pending_bytes}, less than the {options.body_bytes} of "

@@ -7,6 +7,7 @@ A spare worker takes the place of one that dies: it has its packages loaded, or 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import logging
@@ -199,7 +200,9 @@ class Supervisor:
                 item.setblocking(False)
         except OSError as error:
             text = f"can't listen on {host} port {port}: {error.strerror or error}"
-            raise StartError(text, "choose another --port, or end what uses it") from None
+            used = error.errno == errno.EADDRINUSE
+            hint = "choose another --port, or end what uses it" if used else "see --host and --port"
+            raise StartError(text, hint) from None
 
     def _close_sockets(self) -> None:
         for item in self._sockets:

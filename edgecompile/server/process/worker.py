@@ -104,10 +104,13 @@ class Worker:
         # Probes are answered from the beginning, once all bundles are open and their names known.
         cpus = settings.threads or len(os.sched_getaffinity(0))
         cores = Cores(cpus)
+        costs = {path: read_document(path) for path in settings.costs}
+        counted: set[str] = set()
         for name, path in self._asked.bundles:
             model = open_bundle(path, threads=settings.threads, concurrency=cpus)
-            costs = [read_document(path) for path in settings.costs]
-            own = (x for x in costs if x["manifest_sha256"] == model.info["manifest_sha256"])
+            own = (
+                x for x in costs.values() if x["manifest_sha256"] == model.info["manifest_sha256"]
+            )
             served = ServedModel(
                 model,
                 name,
@@ -118,8 +121,16 @@ class Worker:
             )
             if settings.stats is not None:
                 path = settings.stats.replace("{model}", quote(served.name, safe=""))
+                if path in counted:
+                    text = f"--stats {settings.stats}: two models would write the same file"
+                    raise StartError(text, "put {model} into its name, and give each another NAME=")
+                counted.add(path)
                 served.scheduler.traffic.schedule(path, _STATS_EVERY)
             self._repository.add(served)
+        builds = {served.model.info["manifest_sha256"] for served in self._repository}
+        for path, document in costs.items():
+            if document["manifest_sha256"] not in builds:
+                _log.warning("--costs %s isn't used: it was measured with another build", path)
         listener = Listener(self.app)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end.set)
