@@ -149,7 +149,9 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
         value = getattr(options, name)
         zero = name in ("drain_delay", "drain_timeout", "watch")
         if not (0 if zero else 1e-3) <= value < float("inf"):
-            problems.append(f"{_flag(name)} is {value}, must be {'from 0 on' if zero else 'over 0'}")
+            problems.append(
+                f"{_flag(name)} is {value}, must be {'from 0 on' if zero else 'over 0'}"
+            )
     if options.pending_bytes < options.body_bytes:
         problems.append(
             f"--max-pending-bytes is {options.pending_bytes}, less than the {options.body_bytes} of "
