@@ -147,8 +147,14 @@ class TextEncoder(Unique):
         """
         self._spec = _spec(model)
         self._layout = _Layout(model.manifest, self._spec)
-        self._tokenizer = open_tokenizer(model)
-        self._tokenizer.enable_truncation(self._spec.max_length)
+        # Who has tokens already needs no package: that it is missing is told once there is a text.
+        self._missing: Optional[Tuple[str, Optional[str]]] = None
+        try:
+            self._tokenizer = open_tokenizer(model)
+        except TokenizersMissingError as error:
+            self._missing = (error.message, error.hint)
+        else:
+            self._tokenizer.enable_truncation(self._spec.max_length)
 
     def tokenize(
         self, texts: Iterable[Text], prompt: Optional[str] = None, truncate: bool = True
@@ -162,9 +168,14 @@ class TextEncoder(Unique):
         Raises:
             InputError: what was given isn't text, or is too long and isn't to be cut; nothing is left of
                 one, or there is no such prompt.
+            TokenizersMissingError: see ``open_tokenizer``.
         """
         prepared = [self._prepare(i, text, prompt) for i, text in enumerate(_listed(texts))]
-        result = []
+        result: List[TokenizedText] = []
+        if not prepared:
+            return result
+        if self._missing is not None:
+            raise TokenizersMissingError(*self._missing)
         for encoding in self._tokenizer.encode_batch(prepared):
             cut = bool(encoding.overflowing)
             ids, types = tuple(encoding.ids), tuple(encoding.type_ids)
