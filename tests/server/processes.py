@@ -104,6 +104,20 @@ def command_line(number: int) -> bytes:
         return b""
 
 
+def freeze(number: int) -> None:
+    """Stops a process, and waits until none of its threads runs: on busy CPUs some go on for a while."""
+    os.kill(number, signal.SIGSTOP)
+    while any(map(_goes_on, Path(f"/proc/{number}/task").iterdir())):
+        time.sleep(0.001)
+
+
+def _goes_on(thread: Path) -> bool:
+    try:
+        return not (thread / "stat").read_text().rpartition(") ")[2].startswith("T")
+    except OSError:  # it ended
+        return False
+
+
 @contextlib.contextmanager
 def serving(*arguments: str | Path, **how: Any) -> Iterator[Server]:
     server = Server(*arguments, **how)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgecompile.runtime import open_bundle
 from tests.server.http.asgi import tensor
-from tests.server.processes import INFER, Server, customized, serving, write_costs
+from tests.server.processes import INFER, Server, customized, freeze, serving, write_costs
 from tests.server.schedule.test_scheduler import COSTS
 
 #: Connections, each with a request under way, and how often all of them ask.
@@ -111,7 +111,7 @@ def test_requests_that_run_together_have_their_own_answers(
         for _ in range(TURNS):
             chosen = order.permutation(len(texts))[:CLIENTS].tolist()
             # All are there when it looks: else a fast one answers each before the next comes.
-            os.kill(worker, signal.SIGSTOP)
+            freeze(worker)
             for client, index in zip(clients, chosen, strict=True):
                 client.request("POST", INFER, *requests[index])
             os.kill(worker, signal.SIGCONT)

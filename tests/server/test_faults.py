@@ -19,7 +19,7 @@ import pytest
 
 from edgecompile.runtime import open_bundle
 from tests.server.http.asgi import tensor
-from tests.server.processes import INFER, Load, Server, customized, serving
+from tests.server.processes import INFER, Load, Server, customized, freeze, serving
 
 pytestmark = pytest.mark.slow
 
@@ -158,7 +158,7 @@ def test_a_worker_that_freezes_for_a_while(tiny_bundle: Path) -> None:
     with serving(tiny_bundle) as server, Load(server.port, tiny_bundle) as load:
         workers = server.workers()
         load.wait(50)
-        os.kill(workers[0], signal.SIGSTOP)
+        freeze(workers[0])
         frozen = time.monotonic()
         for _ in range(2):
             connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=1)
@@ -179,7 +179,7 @@ def test_who_waits_for_a_frozen_worker_is_answered_by_the_next(tiny_bundle: Path
     """Nothing had begun: the worker is killed before it has taken any of these connections."""
     with serving(tiny_bundle) as server, open_bundle(tiny_bundle) as model:
         (worker,) = server.workers()
-        os.kill(worker, signal.SIGSTOP)
+        freeze(worker)
         clients = []
         for n in range(40):
             client = http.client.HTTPConnection("127.0.0.1", server.port)

@@ -26,6 +26,7 @@ from tests.server.processes import (
     Load,
     check_inference,
     customized,
+    freeze,
     serving,
     waits,
     write_costs,
@@ -311,7 +312,7 @@ def test_a_bad_new_version_changes_nothing(tiny_bundle: Path, tmp_path: Path, wa
 def test_a_stopped_worker_is_replaced_and_its_life_sign_fails_meanwhile(tiny_bundle: Path) -> None:
     with serving(tiny_bundle) as server:
         (worker,) = server.workers()
-        os.kill(worker, signal.SIGSTOP)
+        freeze(worker)
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=2)
         connection.request("GET", "/v2/health/live")
         with pytest.raises(TimeoutError):

@@ -47,7 +47,7 @@ _BEAT = 0.5
 #: Seconds in which requests that are in may end once nothing runs any more: they only need their answers.
 _BROKEN_S = 2.0
 #: A connection of gRPC may be so old, of the time that a worker has to end, and one second at least.
-_AGE = 0.8
+_AGE = 0.6
 #: Seconds between two writings of a stats file.
 _STATS_EVERY = 60.0
 _log = logging.getLogger("edgecompile.server")

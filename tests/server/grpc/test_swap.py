@@ -18,7 +18,7 @@ import pytest
 
 from edgecompile.runtime import open_bundle
 from edgecompile.server.grpc.messages import SERVICE, message
-from tests.server.processes import serving
+from tests.server.processes import freeze, serving
 
 #: What docs/deploy.md advises clients to have.
 RETRIES = {
@@ -177,7 +177,7 @@ def free_port() -> int:
 def test_another_worker_takes_over(tiny_bundle: Path) -> None:
     """Nothing is lost: of clients that wait for each answer, of those that don't, nor of new ones."""
     port = free_port()
-    serve = serving(f"tiny={tiny_bundle}", "--grpc-port", str(port), "--drain-timeout", "3")
+    serve = serving(f"tiny={tiny_bundle}", "--grpc-port", str(port), "--drain-timeout", "6")
     with (
         serve as server,
         Calls(port, tiny_bundle, clients=2) as calls,
@@ -236,7 +236,7 @@ def test_calls_that_no_worker_has_read_outlive_it(tiny_bundle: Path) -> None:
         ExitStack() as channels,
     ):
         (worker,) = server.workers()
-        os.kill(worker, signal.SIGSTOP)
+        freeze(worker)
         waiting = []
         for _ in range(16):
             method = infer(channels.enter_context(calls.connect()))
