@@ -63,6 +63,7 @@ def test_what_is_wrong_is_told_before_anything_serves(tiny_bundle: Path, tmp_pat
             ([tiny_bundle, "--max-queue", "0"], 24, "--max-queue is 0, must be over 0"),
             ([tiny_bundle, "--idle-timeout", "0"], 24, "--idle-timeout is 0.0, must be over 0"),
             ([tiny_bundle, "--drain-delay", "-1"], 24, "--drain-delay is -1.0, must be from 0 on"),
+            ([tiny_bundle, "--host", "", "--port", "0"], 24, "--host is empty"),
             ([tiny_bundle, "--host", "host.invalid", "--port", "0"], 50, "hint: see --host"),
             (["--help"], 0, "(default: 1024)"),
             (

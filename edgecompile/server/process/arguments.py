@@ -157,6 +157,8 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
             f"--max-pending-bytes is {options.pending_bytes}, less than the {options.body_bytes} of "
             "--max-body-bytes"
         )
+    if not options.host:
+        problems.append("--host is empty; 0.0.0.0 listens on all addresses")
     if not 0 <= options.port < 65536:
         problems.append(f"--port is {options.port}, must be in 0..65535")
     if options.grpc_port is not None:

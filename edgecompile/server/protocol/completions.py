@@ -97,6 +97,7 @@ def _read_prompt(value: Any) -> str | tuple[int, ...]:
 def _read_messages(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise BadRequest("messages must be a list of at least one message")
+    messages = []
     for index, item in enumerate(value):
         if not isinstance(item, dict) or not isinstance(item.get("role"), str):
             raise BadRequest(f"messages[{index}] must be an object with a role")
@@ -105,10 +106,24 @@ def _read_messages(value: Any) -> list[dict[str, Any]]:
             raise BadRequest(
                 f"messages[{index}]: the role {item['role']!r:.80} isn't one of {roles}"
             )
-        if not isinstance(item.get("content"), str):
-            type_name = kind(item.get("content"))
-            raise BadRequest(f"messages[{index}]: content must be a text, not a {type_name}")
-    return value
+        messages.append({**item, "content": _read_content(item.get("content"), index)})
+    return messages
+
+
+def _read_content(value: Any, index: int) -> str:
+    """A message's text; the texts of a list of parts stand below each other."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise BadRequest(f"messages[{index}]: content must be a text, not a {kind(value)}")
+    parts = [part if isinstance(part, dict) else {} for part in value]
+    if other := [part["type"] for part in parts if part.get("type", "text") != "text"]:
+        raise Unprocessable(
+            f"messages[{index}]: no content of type {other[0]!r:.80} here, text alone"
+        )
+    if not all(isinstance(part.get("text"), str) for part in parts):
+        raise BadRequest(f"messages[{index}]: a part of the content must be an object with a text")
+    return "\n".join(part["text"] for part in parts)
 
 
 def _read_stop(value: Any) -> tuple[str, ...]:

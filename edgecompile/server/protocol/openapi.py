@@ -100,7 +100,11 @@ _COMPLETION: dict[str, Any] = {
     "stop": {"anyOf": [{"type": ["string", "null"]}, {**_TEXTS, "minItems": 0, "maxItems": 16}]},
     "stream": _FLAG,
 }
-_MESSAGE = _object(("role", "content"), role={"type": "string"}, content={"type": "string"})
+_PART = _object(
+    ("type", "text"), type={"type": "string", "enum": ["text"]}, text={"type": "string"}
+)
+_CONTENT = {"oneOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]}
+_MESSAGE = _object(("role", "content"), role={"type": "string"}, content=_CONTENT)
 _ANY = {"type": "object"}
 
 

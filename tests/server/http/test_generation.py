@@ -182,7 +182,10 @@ def test_a_chat_goes_through_its_template(chatting_bundle: Path) -> None:
     async def ask() -> None:
         async with serving(chatting_bundle) as app:
             path = "/v1/chat/completions"
-            messages = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w1"}]
+            messages: list[dict[str, Any]] = [
+                {"role": "user", "content": "w1"},
+                {"role": "assistant", "content": "w1"},
+            ]
             plain = await call(app, "POST", "/v1/completions", body(prompt="w3 w1 w4 w1 w4 w5"))
             asked = {**body(), "messages": messages}
             reply = await call(app, "POST", path, asked)
@@ -191,6 +194,8 @@ def test_a_chat_goes_through_its_template(chatting_bundle: Path) -> None:
             wanted = {"role": "assistant", "content": plain.json["choices"][0]["text"]}
             assert choice["message"] == wanted
             assert reply.json["usage"] == plain.json["usage"]
+            messages[0]["content"] = [{"type": "text", "text": "w1"}]
+            assert (await call(app, "POST", path, asked)).json["usage"] == plain.json["usage"]
             found = events(await call(app, "POST", path, {**asked, "stream": True}))
             deltas = [item["choices"][0]["delta"] for item in found]
             assert deltas[0]["role"] == "assistant"
@@ -199,7 +204,13 @@ def test_a_chat_goes_through_its_template(chatting_bundle: Path) -> None:
                 ([{"role": "tool", "content": "w1"}], 400, "no tools here"),
                 ([{"role": "king", "content": "w1"}], 400, "the role 'king' isn't one of system"),
                 ([{"role": "user", "content": "\ud800"}], 400, "surrogate"),
-                ([{"role": "user", "content": [1]}], 400, "content must be a text"),
+                ([{"role": "user", "content": 1}], 400, "content must be a text, not a number"),
+                ([{"role": "user", "content": [1]}], 400, "must be an object with a text"),
+                (
+                    [{"role": "user", "content": [{"type": "image_url"}]}],
+                    422,
+                    "no content of type 'image_url'",
+                ),
                 ([], 400, "at least one message"),
             ):
                 reply = await call(app, "POST", path, {**asked, "messages": messages})
