@@ -198,10 +198,9 @@ class DriftReport:
         moved = "the lengths have moved" if self.moved else "the lengths haven't moved"
         if self.act:
             return f"plan again: {'; '.join(self.reasons)}; {moved}"
-        if self.cost is None and self.moved:
-            return f"{moved}; what the buckets cost can't be told: plan again to compare"
         if self.cost is None:
-            return f"nothing to do: {moved}; what the buckets cost can't be told"
+            untold = f"{moved}; what the buckets cost can't be told"
+            return f"{untold}: plan again to compare" if self.moved else f"nothing to do: {untold}"
         over = max(0.0, self.cost.excess)
         joint = "but" if self.moved else "and"
         return f"nothing to do: {moved}, {joint} the buckets cost {_percent(over)} over the best"

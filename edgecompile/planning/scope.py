@@ -198,7 +198,7 @@ def with_traffic(request: PlanRequest, model: LoadedModel) -> PlanRequest:
             request = replace(request, joint=replace(joint, axes=(axis, joint.axes[1])))
         return request
     limits = None if axis is None else model.axes[axis]
-    if limits is None or (axis != "batch" and limits.lo != limits.hi):
+    if limits is None or (axis != BATCH and limits.lo != limits.hi):
         raise missing_lengths()
     sizes = range(limits.lo, (limits.hi or limits.lo) + 1)
     source = "every batch size once" if len(sizes) > 1 else "the one size that there is"

@@ -183,6 +183,7 @@ def test_a_process_that_ends_says_why(tmp_path: Path) -> None:
 def test_a_process_that_hangs() -> None:
     with WorkerProcess(idle(), 1) as worker:
         os.kill(worker.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
         with pytest.raises(BenchError, match=r"it didn't open within 0\.2 seconds"):
             worker.open(workload(), timeout=0.2)
 

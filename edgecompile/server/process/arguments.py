@@ -59,7 +59,12 @@ class Arguments:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """All options, and the bundles."""
-    add = parser.add_argument
+
+    def add(*names: str, **how: Any) -> None:
+        action = parser.add_argument(*names, **how)
+        if action.default not in (None, []):
+            action.help = f"{action.help} (default: {action.default})"
+
     add("bundles", metavar="BUNDLE", nargs="+", help="a bundle's folder, or NAME=FOLDER")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="listen on ADDRESS (0.0.0.0: all)")
     add("--port", type=int, default=8000, metavar="N", help="listen on port N (0: any free one)")
@@ -124,9 +129,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, (metavar, text) in _LIMITS.items():
         value = getattr(defaults, name)
         add(_flag(name), dest=name, type=type(value), default=value, metavar=metavar, help=text)
-    for action in parser._actions:
-        if action.default not in (None, [], argparse.SUPPRESS):
-            action.help = f"{action.help} (default: {action.default})"
 
 
 def _flag(name: str) -> str:

@@ -120,12 +120,12 @@ class Worker:
                 cores=cores,
             )
             if settings.stats is not None:
-                path = settings.stats.replace("{model}", quote(served.name, safe=""))
-                if path in counted:
+                file = settings.stats.replace("{model}", quote(served.name, safe=""))
+                if file in counted:
                     text = f"--stats {settings.stats}: two models would write the same file"
                     raise StartError(text, "put {model} into its name, and give each another NAME=")
-                counted.add(path)
-                served.scheduler.traffic.schedule(path, _STATS_EVERY)
+                counted.add(file)
+                served.scheduler.traffic.schedule(file, _STATS_EVERY)
             self._repository.add(served)
         builds = {served.model.info["manifest_sha256"] for served in self._repository}
         for path, document in costs.items():

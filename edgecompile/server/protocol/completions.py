@@ -58,8 +58,8 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
     extra = document.get("stream_options") or {}
     if not isinstance(stream, bool) or not isinstance(extra, dict):
         raise BadRequest("stream must be true or false, stream_options an object")
-    given = required(document, "messages" if chat else "prompt")
-    prompt = _read_messages(given) if chat else _read_prompt(given)
+    value = required(document, "messages" if chat else "prompt")
+    prompt = _read_messages(value) if chat else _read_prompt(value)
     most = document.get("max_completion_tokens", document.get("max_tokens"))
     if most is None and not chat:
         most = 16
