@@ -22,6 +22,8 @@ from edgecompile.server.http.app import App
 _log = logging.getLogger("edgecompile.server")
 #: Seconds between two looks at all connections.
 _SWEEP = 1.0
+#: Seconds that a new connection has for its first request once the listener closes.
+_FIRST_REQUEST = 0.5
 #: Files that a worker may need beside its connections: statistics, the moment in which one is refused.
 _OTHER_FILES = 24
 
@@ -117,6 +119,8 @@ class Listener:
     async def close(self, patience: float) -> bool:
         """Closes idle connections and waits until requests under way are answered.
 
+        A connection that has just come is about to send its first request, which nobody sends again.
+
         Args:
             patience: seconds to wait at most.
 
@@ -125,12 +129,18 @@ class Listener:
         """
         self.stop_listening()
         loop = asyncio.get_running_loop()
-        end = loop.time() + patience
-        for connection in list(self._state.connections):
-            connection.shutdown()
-        while (self._state.connections or self._state.tasks) and loop.time() < end:
-            await asyncio.sleep(0.02)
-        whole = not self._state.connections and not self._state.tasks
+        now = loop.time()
+        end, silent = now + patience, now + min(patience, _FIRST_REQUEST)
+        while True:
+            open_ones: list[Any] = list(self._state.connections)
+            for connection in open_ones:
+                if connection.cycle is not None or now >= silent:
+                    connection.shutdown()
+            await asyncio.sleep(0.02)  # whoever was accepted in this moment is a connection then
+            now = loop.time()
+            whole = not self._state.connections and not self._state.tasks
+            if whole or now >= end:
+                break
         for connection in list(self._state.connections):
             connection.transport.abort()
         for task in list(self._state.tasks):

@@ -46,6 +46,8 @@ BROKEN = 4
 _BEAT = 0.5
 #: Seconds in which requests that are in may end once nothing runs any more: they only need their answers.
 _BROKEN_S = 2.0
+#: Seconds for requests that are being sent then: kept connections close with their next answer.
+_SENT_S = 0.1
 #: A connection of gRPC may be so old, of the time that a worker has to end, and one second at least.
 _AGE = 0.6
 #: Seconds between two writings of a stats file.
@@ -150,16 +152,15 @@ class Worker:
         self._tell("ready")
         await self._end.wait()
         broken = self.app.broken()
-        patience = settings.drain_s
+        delay, patience = settings.drain_delay_s, settings.drain_s
         self.app.draining = True
         if broken is not None:
             # Whoever comes now waits in the sockets' queue for the next worker.
             _log.error("the worker ends: %s", broken)
-            patience = min(patience, _BROKEN_S)
+            delay, patience = min(delay, _SENT_S), min(patience, _BROKEN_S)
         if self._successor or broken is not None:
             listener.stop_listening()
-        if broken is None:
-            await asyncio.sleep(settings.drain_delay_s)
+        await asyncio.sleep(delay)
         whole, _ = await asyncio.gather(listener.close(patience), stop_grpc(patience))
         beating.cancel()
         if not whole:

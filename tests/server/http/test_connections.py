@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -348,3 +349,20 @@ def test_a_body_behind_an_upgrade_is_no_request(served: Served) -> None:
         found = read_all(client)
     assert found.startswith(b"HTTP/1.1 400 ") and found.count(b"\r\n\r\n") == 1
     served.check()
+
+
+def test_a_connection_that_has_just_come_is_answered_before_the_end(
+    served: Served, tiny_bundle: Path
+) -> None:
+    ending = Served(tiny_bundle, served.http)
+    with ending.connect() as new, ending.connect() as kept, ending.connect() as silent:
+        kept.sendall(GOOD)
+        assert read_answer(kept)[0] == 200
+        wait_until(lambda: ending.app.connections() == 3)
+        ending.loop.call_soon_threadsafe(ending.loop.create_task, ending.listener.close(5))
+        assert read_all(kept) == b""
+        new.sendall(GOOD)
+        assert read_all(new).startswith(b"HTTP/1.1 200 ")
+        assert read_all(silent) == b""
+    ending.close()
+    assert ending.whole
