@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgecompile.runtime import open_bundle
 from tests.server.http.asgi import tensor
 from tests.server.processes import INFER, Server, customized, freeze, serving, write_costs
-from tests.server.schedule.test_scheduler import COSTS
+from tests.server.schedule.schedulers import COSTS
 
 #: Connections, each with a request under way, and how often all of them ask.
 CLIENTS, TURNS = 32, 6

@@ -91,7 +91,7 @@ class Admission:
                 self._slip = 0.0
                 self._judge(jobs, timed, now, 0.0)
         for job in jobs:
-            work = self._work(job)
+            work = self.work(job)
             if job.deadline is not None:
                 self._promised[job] = sum(self._times(job, begun, work))
             self._count += 1
@@ -102,7 +102,7 @@ class Admission:
 
     def _judge(self, jobs: Sequence[Job], timed: Sequence[Job], now: float, begun: float) -> None:
         bound = self._speed.bound
-        work = sum(map(self._work, jobs))
+        work = sum(map(self.work, jobs))
         late, message = 0.0, ""
         for job in timed:
             assert job.deadline is not None
@@ -114,7 +114,7 @@ class Admission:
                 )
             wait, own = self._times(job, begun, work)
             # For the others that came with it it waits on an idle server, too.
-            least = (work - self._work(job)) * bound / self._cpus
+            least = (work - self.work(job)) * bound / self._cpus
             if least > 0 and least + own > allowed:
                 raise TooLate(
                     f"with what came with it, a run of {job.rows} x {job.length} takes "
@@ -168,6 +168,12 @@ class Admission:
         """A job was given up or cancelled."""
         self._promised.pop(job, None)
 
+    def work(self, job: Job) -> float:
+        """CPU seconds of a job in the batches that are usual, at the speed of the table."""
+        size = self._size(job)
+        # What batches cost short jobs, long ones don't pay: alone they would cost less.
+        return min(size.shared * self._policy.packing, size.single)
+
     def _size(self, job: Job) -> _Size:
         """The table's words on a job, which are looked up once for each size."""
         size = self._sizes.get((job.rows, job.length))
@@ -186,12 +192,6 @@ class Admission:
             self._sizes[job.rows, job.length] = size
         return size
 
-    def _work(self, job: Job) -> float:
-        """CPU seconds of a job in the batches that are usual, at the speed of the table."""
-        size = self._size(job)
-        # What batches cost short jobs, long ones don't pay: alone they would cost less.
-        return min(size.shared * self._policy.packing, size.single)
-
     def _rest(self, now: float, running: Iterable[Run]) -> float:
         """CPU seconds that are left of what runs."""
         rest, factor = 0.0, self._speed.factor
@@ -207,7 +207,7 @@ class Admission:
         With ``begun`` left of what runs, and jobs of ``work`` that come together, this one last.
         """
         before = bisect_right(self._waiting, (job.urgency, self._count + 1, 0.0, job))
-        ahead = work - self._work(job)
+        ahead = work - self.work(job)
         if before == len(self._waiting):  # the usual one: nobody that waits is less urgent
             ahead += self._work_waiting
         else:

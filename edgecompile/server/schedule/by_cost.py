@@ -18,7 +18,8 @@ class ByCost:
     """Composes what waits, and runs the batch with the most urgent request.
 
     Waiting requests are composed again when one came, as long as that is little; else once for
-    ``WINDOW`` requests, all of whose batches run before the next ones are composed.
+    ``WINDOW`` requests, whose batches run before the next ones are composed. When one came that is
+    more urgent than some of these, as many as are little are composed again.
 
     Attributes:
         packing: what composed batches cost, over what their rows would in the best batches of their
@@ -42,6 +43,9 @@ class ByCost:
         self._mixes = mixes
         self._batches: list[list[Job]] = []  # the most urgent one last
         self._composed = 0
+        self._last = (0, 0.0)  # the urgency of the batch that runs last
+        self._looked = 0.0  # when new ones were looked for, by the clock
+        self._newest: Job | None = None  # the last of them
         self.packing = 1.0
 
     def choose(
@@ -59,12 +63,15 @@ class ByCost:
         ):
             return None
         changed = len(waiting) != self._composed
-        if not self._batches or (changed and len(waiting) <= self.COMPOSE_AGAIN):
-            self._compose(waiting)
+        if not self._batches:
+            self._compose(waiting, self.WINDOW)
+        elif (changed and len(waiting) <= self.COMPOSE_AGAIN) or self._is_overtaken(waiting):
+            self._compose(waiting, self.COMPOSE_AGAIN)
+        self._looked, self._newest = now, next(reversed(waiting))
         # Somebody may have gone since, and as many have come.
         while not (batch := [job for job in self._batches.pop() if job in waiting]):
             if not self._batches:
-                self._compose(waiting)
+                self._compose(waiting, self.WINDOW)
         threads = self._threads(batch, free)
         batch, rest = self._in_time(batch, threads, now)
         if rest:
@@ -72,10 +79,20 @@ class ByCost:
         self._composed = len(waiting) - len(batch)
         return batch, threads
 
-    def _compose(self, waiting: dict[Job, None]) -> None:
+    def _is_overtaken(self, waiting: dict[Job, None]) -> bool:
+        """Whether one came since the last look that is more urgent than a batch."""
+        for job in reversed(waiting):
+            if job is self._newest or job.arrived < self._looked:
+                break
+            if job.urgency < self._last:
+                return True
+        return False
+
+    def _compose(self, waiting: dict[Job, None], most: int) -> None:
+        """Of so many at most, the most urgent ones."""
         jobs: Iterable[Job] = waiting
-        if len(waiting) > self.WINDOW:
-            jobs = heapq.nsmallest(self.WINDOW, waiting, key=_URGENCY)
+        if len(waiting) > most:
+            jobs = heapq.nsmallest(most, waiting, key=_URGENCY)
         batches = []
         threads, cheapest, seconds = self._division.streams.threads, 0.0, 0.0
         for like in self._sorted(jobs):
@@ -85,8 +102,8 @@ class ByCost:
             seconds += took
             cheapest += self._costs.cheapest_of(threads, lengths, rows)
         self.packing += 0.1 * (seconds / cheapest - self.packing)
-        batches.sort(key=lambda batch: min([job.urgency for job in batch]), reverse=True)
-        self._batches = batches
+        batches.sort(key=_batch_urgency, reverse=True)
+        self._batches, self._last = batches, _batch_urgency(batches[0])
 
     def _sorted(self, jobs: Iterable[Job]) -> list[list[Job]]:
         """By length; apart where lengths can't be mixed."""
@@ -133,3 +150,7 @@ class ByCost:
             together += job.rows
         taken = set(chosen)
         return chosen, [job for job in batch if job not in taken]
+
+
+def _batch_urgency(batch: Sequence[Job]) -> tuple[int, float]:
+    return min([job.urgency for job in batch])

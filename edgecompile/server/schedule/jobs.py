@@ -37,6 +37,11 @@ class Job:
         due = self.arrived + PATIENCE if self.deadline is None else self.deadline
         self.urgency = -self.priority, due
 
+    def stand_behind(self, seconds: float) -> None:
+        """Counts as having come so much later, unless it has a deadline."""
+        if self.deadline is None:
+            self.urgency = -self.priority, self.arrived + PATIENCE + seconds
+
 
 @dataclass(eq=False)
 class Run:

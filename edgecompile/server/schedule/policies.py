@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from itertools import islice
+from operator import attrgetter
 
 from edgecompile.server.schedule.jobs import Choice, Job
 
 
 class OneByOne:
-    """No batches: the oldest request alone, on so many threads.
+    """No batches: the most urgent request alone, on so many threads; the oldest, as none has a deadline there.
 
     With all CPUs that is what a program does that calls ``Model.run``; OpenVINO Model Server runs
     several streams of a part each (NUM_STREAMS).
@@ -27,7 +28,7 @@ class OneByOne:
         """See ``Policy``."""
         if free < self._least:
             return None
-        return [next(iter(waiting))], min(free, self._threads)
+        return [min(waiting, key=attrgetter("urgency"))], min(free, self._threads)
 
 
 class InOrder:

@@ -6,6 +6,7 @@ The scheduler of the server and the simulator are both built on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from edgecompile.server.schedule.admission import Admission
 from edgecompile.server.schedule.costs import CostTable, Speed
@@ -47,6 +48,9 @@ class Queue:
         """
         self.waiting: dict[Job, None] = {}
         self.running: dict[Run, None] = {}
+        self._lists: dict[
+            Job, Job
+        ] = {}  # of those that came with others and wait: the first of them
         least = costs.threads[0]  # there are no costs of a smaller run
         shared = cores is not None and cores.count >= least
         self.cores = cores if shared and cores is not None else Cores(max(cpus, least))
@@ -57,6 +61,9 @@ class Queue:
 
     def offer(self, jobs: Sequence[Job], now: float) -> None:
         """Takes jobs in, all of them or none.
+
+        Jobs that come together are a list: each counts as having come when the longer ones of it could
+        be done, if the lists that wait shared the CPUs equally. So no list keeps waiting what comes after.
 
         Raises:
             Refused: there are too many already, or it can't be in time.
@@ -69,10 +76,17 @@ class Queue:
                 f"{len(self.waiting)} requests wait and {len(jobs)} came, the limit is {self._limit}",
                 None if over else self.backlog(now),
             )
+        if len(jobs) > 1:
+            before, lists = 0.0, 1 + len(set(self._lists.values()))
+            for job in sorted(jobs, key=attrgetter("length"), reverse=True):
+                job.stand_behind(before * lists)
+                before += self._seconds(job)
         if self._admission is not None:
             self._admission.admit(jobs, now, self.running)
         for job in jobs:
             self.waiting[job] = None
+        if len(jobs) > 1:
+            self._lists.update(dict.fromkeys(jobs, jobs[0]))
 
     def cancel(self, job: Job) -> bool:
         """Takes a job out that waits; False: it runs, or is over."""
@@ -141,9 +155,16 @@ class Queue:
         """Seconds until all that is in would be done, by the costs."""
         if self._admission is not None:
             return self._admission.backlog(now, self.running)
-        threads = self._costs.threads[0]
-        work = sum(self._costs.seconds(threads, job.rows, job.length) for job in self.waiting)
-        return work * self.speed.factor * threads / self._cpus
+        return sum(map(self._seconds, self.waiting))
+
+    def _seconds(self, job: Job) -> float:
+        """Of all CPUs, by the costs."""
+        if self._admission is not None:
+            work = self._admission.work(job)
+        else:
+            threads = self._costs.threads[0]
+            work = threads * self._costs.seconds(threads, job.rows, job.length)
+        return work * self.speed.factor / self._cpus
 
     def _is_hopeless(self, job: Job, now: float) -> bool:
         if job.deadline is None:
@@ -155,5 +176,6 @@ class Queue:
 
     def _remove(self, job: Job) -> None:
         del self.waiting[job]
+        self._lists.pop(job, None)
         if self._admission is not None:
             self._admission.remove(job)

@@ -15,7 +15,7 @@ from edgecompile.server.http.app import App
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Settings
 from tests.server.http.asgi import call, run, tensor
-from tests.server.schedule.test_scheduler import Clock, Held
+from tests.server.schedule.schedulers import Clock, Held
 
 INFER = "/v2/models/tiny/infer"
 #: On the one CPU a request of 3 tokens takes a millisecond, and one of 32 takes 1.5 s.

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
-from threading import Event, Semaphore
+from threading import Semaphore
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from edgecompile.lengths.stats_files import read_stats
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.errors import NativeError
 from edgecompile.runtime.format.schema import TensorSpec
@@ -30,73 +26,16 @@ from edgecompile.server.schedule.batches import Batches
 from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.schedule.simulate import POLICIES
 from edgecompile.server.schedule.streams import Cores
-from edgecompile.server.schedule.traffic import drift_distance
-
-PLAN = {"rows": "independent", "padding": "proven"}
-#: Two rows cost hardly more than one, so they run together wherever they can.
-COSTS: dict[str, Any] = {
-    "points": [[1, 1, 3, 1.0], [1, 1, 32, 10.0], [1, 2, 3, 1.1], [1, 2, 32, 11.0]],
-    **PLAN,
-    "length_percentiles": [3, 4, 9, 9, 31],
-}
-
-
-class Clock:
-    """Seconds that go on only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def inputs(*ids: int, rows: int = 1) -> dict[str, Any]:
-    array = np.array([ids] * rows, np.int64)
-    return {"input_ids": array, "attention_mask": np.ones_like(array)}
-
-
-def draw(seed: int, length: int) -> dict[str, Any]:
-    return inputs(*np.random.default_rng(seed).integers(5, 30, length).tolist())
-
-
-@asynccontextmanager
-async def scheduling(
-    bundle: Path, clock: Callable[[], float] | None = None, **options: Any
-) -> AsyncIterator[tuple[Model, Scheduler]]:
-    with open_bundle(bundle, threads=1, concurrency=4) as model:
-        options.setdefault("costs", COSTS)
-        scheduler = Scheduler(model, clock=clock or Clock(), **options)
-        yield model, scheduler
-        await scheduler.close()
-
-
-class Held:
-    """Lets a model's runs wait until they may go on, at its end at the latest, and keeps their inputs."""
-
-    def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go, self.runs = Event(), list[dict[str, Any]]()
-        run = model.run
-
-        def wait(arrays: dict[str, Any], **options: Any) -> Any:
-            self.runs.append(arrays)
-            self.go.wait()
-            return run(arrays, **options)
-
-        monkeypatch.setattr(model, "run", wait)
-
-    def __enter__(self) -> Held:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.go.set()
-
-
-def same(answer: Any, wanted: Any) -> None:
-    assert answer.outputs.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert answer.outputs[name].shape == array.shape
-        np.testing.assert_allclose(answer.outputs[name], array, atol=1e-5)
+from tests.server.schedule.schedulers import (
+    COSTS,
+    PLAN,
+    Clock,
+    Held,
+    draw,
+    inputs,
+    same,
+    scheduling,
+)
 
 
 @pytest.mark.parametrize("policy", list(POLICIES))
@@ -240,54 +179,6 @@ def test_without_costs_requests_run_one_by_one(tiny_bundle: Path) -> None:
                 await scheduler.submit(draw(0, 3), deadline=1.0)
 
     asyncio.run(ask())
-
-
-def test_traffic_is_counted_by_request(tiny_bundle: Path, tmp_path: Path) -> None:
-    """What ``plan --from-stats`` reads has each request's own length, whatever it ran with."""
-
-    async def ask() -> None:
-        async with scheduling(tiny_bundle) as (_, scheduler):
-            await asyncio.gather(*scheduler.submit_all([draw(n, 3 + n % 4) for n in range(40)]))
-            scheduler.traffic.write(tmp_path / "stats.json")
-            assert scheduler.traffic.drift == pytest.approx(0.75)
-            assert scheduler.speed.factor > 0
-
-    asyncio.run(ask())
-    found = read_stats([tmp_path / "stats.json"])
-    assert found.distribution is not None
-    assert dict(zip(found.distribution.lengths, found.distribution.counts, strict=True)) == {
-        3: 10, 4: 10, 5: 10, 6: 10
-    }  # fmt: skip
-    document = json.loads((tmp_path / "stats.json").read_text())
-    assert document["runs"] == 40 and document["sizes"] is None and document["axes"] == ["length"]
-
-
-def test_statistics_that_can_not_be_written_stop_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "gone"
-    folder.mkdir()
-
-    async def ask() -> None:
-        async with scheduling(tiny_bundle) as (model, scheduler):
-            scheduler.traffic.schedule(folder / "stats.json", 1e-9)
-            folder.rmdir()
-            for n in range(3):
-                same(await scheduler.submit(draw(n, 5)), model.run(draw(n, 5)))
-
-    asyncio.run(ask())
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("counts", "planned", "distance"),
-    [
-        ({5: 10}, [5] * 101, 0.0),
-        ({5: 10}, [9] * 101, 1.0),
-        ({n: 1 for n in range(1, 101)}, list(range(101)), 0.0),
-        ({n: 1 for n in range(51, 101)}, list(range(101)), 0.5),
-    ],
-)
-def test_drift(counts: dict[int, int], planned: Sequence[int], distance: float) -> None:
-    assert drift_distance(counts, list(planned)) == pytest.approx(distance, abs=0.011)
 
 
 def test_rows_that_are_compared_with_each_other_are_not_joined(tiny_bundle: Path) -> None:

@@ -15,7 +15,7 @@ from edgecompile.runtime.errors import NativeError
 from edgecompile.server.errors import DeadlineExceeded, ServerError
 from edgecompile.server.schedule import threads
 from edgecompile.server.schedule.threads import ShortSizes, rest
-from tests.server.schedule.test_scheduler import Clock, draw, same, scheduling
+from tests.server.schedule.schedulers import Clock, draw, same, scheduling
 
 PLAN = (1, 1, 0.5e-3)
 
