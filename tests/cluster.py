@@ -29,6 +29,9 @@ def run_on_ray(program: Path, argument: Path, *, folder: Path, torch: bool = Fal
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Its proxy has five seconds to start; on busy CPUs it took longer, was killed, and nothing began.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     }
     done = subprocess.run(
         [python, str(program), str(argument)],

@@ -177,7 +177,7 @@ def free_port() -> int:
 def test_another_worker_takes_over(tiny_bundle: Path) -> None:
     """Nothing is lost: of clients that wait for each answer, of those that don't, nor of new ones."""
     port = free_port()
-    serve = serving(f"tiny={tiny_bundle}", "--grpc-port", str(port), "--drain-timeout", "6")
+    serve = serving(f"tiny={tiny_bundle}", "--grpc-port", str(port), "--drain-timeout", "10")
     with (
         serve as server,
         Calls(port, tiny_bundle, clients=2) as calls,
