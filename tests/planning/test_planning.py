@@ -17,7 +17,7 @@ from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
-from edgecompile.errors import LengthsError, PlanError, UsageError
+from edgecompile.errors import PlanError, UsageError
 from edgecompile.export.store import ExportStore, export_bucket
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
@@ -25,11 +25,8 @@ from edgecompile.loaders.load import load_model
 from edgecompile.machines.detection import runnable_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning import planning, subject
-from edgecompile.planning.padding import require_paddable, with_padding
 from edgecompile.planning.planning import Planned, noise_price, plan_model
 from edgecompile.planning.request import PlanRequest
-from edgecompile.planning.scope import plan_scope, with_traffic
-from edgecompile.planning.serving_modes import find_serving_mode
 from edgecompile.planning.subject import make_subject
 from edgecompile.precision import FP32, Precision
 from edgecompile.targets.profile import load_target
@@ -67,77 +64,6 @@ def load(module: nn.Module, **changes: object) -> LoadedModel:
         "bounds": {"ids": (0, 19)},
     }
     return load_model({**spec, **changes})
-
-
-def test_a_model_that_padding_changes_cant_have_padded_buckets() -> None:
-    axes = [("length", AxisRange(1, 32, 32))]
-    assert require_paddable(load(Tokens()), axes) == "proven"
-    with pytest.raises(PlanError, match="length 1 padded to 32: outputs change"):
-        require_paddable(load(Mean()), axes)
-    with pytest.raises(PlanError, match="no pad value is known for ids"):
-        require_paddable(load(Tokens(), pad={}, bounds={}), axes)
-
-
-class Centred(Tokens):
-    """Less the mean of the whole batch, padding and all."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        vectors = super().forward(ids)
-        return vectors - vectors.sum(0, keepdim=True) / ids.shape[0]
-
-
-WIDE = {"limits": {"length": (1, 32), "batch": (1, 8)}}
-
-
-def test_a_second_axis_is_padded_only_where_that_changes_nothing(tmp_path: Path) -> None:
-    joint = JointDistribution.from_counts(("length", "batch"), {(3, 1): 5, (9, 4): 2, (30, 8): 1})
-    asked = PlanRequest(joint.marginal("length"), joint, max_length=32)
-    for module, modes in ((Tokens(), ("exact", "pad")), (Centred(), ("exact",))):
-        model = load(module, **WIDE)
-        form = find_serving_mode(ExportStore(model, tmp_path), asked, plan_scope(model, asked))
-        assert form.modes == modes
-    assert "batch 1 padded to 8: outputs change" in form.note
-    padded = replace(asked, mode="pad")
-    with pytest.raises(PlanError, match="batch 1 padded to 8: outputs change"):
-        plan_model(
-            make_subject(ExportStore(model, tmp_path), load_target(FOREIGN), padded, tmp_path)
-        )
-
-
-def test_a_plan_s_own_word_on_padding_is_no_proof() -> None:
-    both = (("length", AxisRange(1, 32, 32)), ("batch", AxisRange(1, 8, 8)))
-    plan = BucketPlan("length", (Bucket("pad", both),), padding="proven")
-    with pytest.raises(PlanError, match="length 1 padded to 32: outputs change"):
-        with_padding(plan, load(Mean(), **WIDE))
-    # Along the length alone, this one may be padded.
-    centred, square = load(Centred(), **WIDE), Bucket("pad", both, ("length", "batch"))
-    assert with_padding(replace(plan, padding=""), centred).padding == "proven"
-    with pytest.raises(PlanError, match="batch 1 padded to 8: outputs change"):
-        with_padding(replace(plan, buckets=(square,)), centred)
-    with pytest.raises(PlanError, match="batch 1 padded to 8: outputs change"):
-        with_padding(plan, centred, also=("batch",))
-    exact = replace(plan, buckets=(Bucket("exact", both),))
-    assert with_padding(exact, load(Mean(), **WIDE)).padding == ""
-    with pytest.raises(PlanError, match=r"pads length 1 to 32, but .* takes .*length 1..16"):
-        with_padding(plan, load(Tokens(), limits={"length": (1, 16)}))
-
-
-class Choosing(Tokens):
-    """Branches on what its inputs hold, where a proof ends."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        vectors = super().forward(ids)
-        return vectors if vectors.max() < 1e6 else -vectors
-
-
-def test_that_padding_is_assumed_is_said_once() -> None:
-    plan = BucketPlan("length", (Bucket("pad", (("length", AxisRange(1, 32, 32)),)),))
-    made = with_padding(plan, load(Choosing()), assume=True)
-    assert made.padding == "assumed" and len(made.notes) == 1
-    assert with_padding(made, load(Choosing())) == made
-    with pytest.raises(PlanError, match="isn't proven harmless") as error:
-        with_padding(plan, load(Choosing()))
-    assert "`assume_paddable=True`" in str(error.value.hint)
 
 
 def test_a_bucket_without_an_axis_of_the_model_is_refused() -> None:
@@ -434,44 +360,3 @@ def test_a_padded_plan_needs_a_model_that_bears_it(tmp_path: Path) -> None:
     given = BucketPlan("length", (replace(ONE_EXACT, mode="pad"),))
     with pytest.raises(PlanError, match="can't run in padded buckets"):
         plan_with(load(Mean()), tmp_path, "cpu-x86-64", plan=given)
-
-
-class Pair(nn.Module):
-    def forward(self, query: Tensor, passage: Tensor) -> Tensor:
-        return query @ passage.transpose(1, 2)
-
-
-def test_an_axis_that_no_length_counts_needs_a_limit() -> None:
-    spec: dict[str, Any] = {
-        "module": Pair(),
-        "inputs": {"query": torch.ones(1, 5, 4), "passage": torch.ones(1, 9, 4)},
-        "axes": {"query": {0: "batch", 1: "query_length"}, "passage": {0: "batch", 1: "length"}},
-    }
-    request = PlanRequest(LengthDistribution.from_samples([3, 9]))
-    with pytest.raises(PlanError, match="has no upper limit for query_length") as caught:
-        plan_scope(load_model(spec), request)
-    assert '"limits": {"query_length": (1, 512)}' in str(caught.value.hint)
-    limited = plan_scope(load_model({**spec, "limits": {"query_length": (1, 7)}}), request)
-    assert dict(limited.axes)["query_length"] == AxisRange(1, 7, 1)
-    # A sample of both says how large it gets.
-    joint = JointDistribution(("length", "query_length"), ((3, 2), (9, 5)), (1, 1))
-    both = plan_scope(load_model(spec), replace(request, joint=joint))
-    assert dict(both.axes)["query_length"].hi == 5
-    # Pairs without names are (batch, length), which may not be what was meant.
-    unnamed = replace(request, joint=JointDistribution(("length", "batch"), ((3, 2),), (1,)))
-    with pytest.raises(LengthsError, match="batch in the sample is 2 to 2") as wrong:
-        plan_scope(load_model({**spec, "limits": {"query_length": (1, 7)}}), unnamed)
-    assert 'give {"axes": ["length", "query_length"], "sizes": [' in str(wrong.value.hint)
-
-
-def test_length_stands_for_the_length_axis_whatever_its_name() -> None:
-    x = torch.ones(2, 5, 4)
-    model = load_model(
-        {"module": nn.ReLU(), "inputs": {"input": x}, "axes": {"input": {0: "batch", 1: "frames"}}}
-    )
-    request = PlanRequest(
-        LengthDistribution.from_samples([3, 9]),
-        joint=JointDistribution(("length", "batch"), ((3, 1), (9, 1)), (1, 1)),
-    )
-    scope = plan_scope(model, with_traffic(request, model))
-    assert scope.joint is not None and scope.joint.axes == ("frames", "batch")

@@ -1,0 +1,59 @@
+"""Which sizes of its axes a plan is for: the model's limits, the request's and the sample's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgecompile.buckets.ranges import AxisRange
+from edgecompile.errors import LengthsError, PlanError
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.joint import JointDistribution
+from edgecompile.loaders.load import load_model
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import plan_scope, with_traffic
+
+
+class Pair(nn.Module):
+    def forward(self, query: Tensor, passage: Tensor) -> Tensor:
+        return query @ passage.transpose(1, 2)
+
+
+def test_an_axis_that_no_length_counts_needs_a_limit() -> None:
+    spec: dict[str, Any] = {
+        "module": Pair(),
+        "inputs": {"query": torch.ones(1, 5, 4), "passage": torch.ones(1, 9, 4)},
+        "axes": {"query": {0: "batch", 1: "query_length"}, "passage": {0: "batch", 1: "length"}},
+    }
+    request = PlanRequest(LengthDistribution.from_samples([3, 9]))
+    with pytest.raises(PlanError, match="has no upper limit for query_length") as caught:
+        plan_scope(load_model(spec), request)
+    assert '"limits": {"query_length": (1, 512)}' in str(caught.value.hint)
+    limited = plan_scope(load_model({**spec, "limits": {"query_length": (1, 7)}}), request)
+    assert dict(limited.axes)["query_length"] == AxisRange(1, 7, 1)
+    # A sample of both says how large it gets.
+    joint = JointDistribution(("length", "query_length"), ((3, 2), (9, 5)), (1, 1))
+    both = plan_scope(load_model(spec), replace(request, joint=joint))
+    assert dict(both.axes)["query_length"].hi == 5
+    # Pairs without names are (batch, length), which may not be what was meant.
+    unnamed = replace(request, joint=JointDistribution(("length", "batch"), ((3, 2),), (1,)))
+    with pytest.raises(LengthsError, match="batch in the sample is 2 to 2") as wrong:
+        plan_scope(load_model({**spec, "limits": {"query_length": (1, 7)}}), unnamed)
+    assert 'give {"axes": ["length", "query_length"], "sizes": [' in str(wrong.value.hint)
+
+
+def test_length_stands_for_the_length_axis_whatever_its_name() -> None:
+    x = torch.ones(2, 5, 4)
+    model = load_model(
+        {"module": nn.ReLU(), "inputs": {"input": x}, "axes": {"input": {0: "batch", 1: "frames"}}}
+    )
+    request = PlanRequest(
+        LengthDistribution.from_samples([3, 9]),
+        joint=JointDistribution(("length", "batch"), ((3, 1), (9, 1)), (1, 1)),
+    )
+    scope = plan_scope(model, with_traffic(request, model))
+    assert scope.joint is not None and scope.joint.axes == ("frames", "batch")
