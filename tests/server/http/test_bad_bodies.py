@@ -1,7 +1,8 @@
-"""Bad bodies over a real connection, each with its status; the next request on it is answered rightly."""
+"""Bodies that are bad, too large or without room, each with its status; the next request is answered rightly."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import Iterator
@@ -179,5 +180,77 @@ def test_half_of_a_pair_elsewhere(tiny_bundle: Path, monkeypatch: pytest.MonkeyP
             assert reply.status == 400 and reply.error
             body = {"model": "\ud800", "input": "the"}
             assert (await call(app, "POST", "/v1/embeddings", body)).status == 404
+
+    run(ask())
+
+
+def test_large_bodies_are_refused_while_they_arrive(tiny_bundle: Path) -> None:
+    async def ask() -> None:
+        async with serving(tiny_bundle, limits=Limits(body_bytes=1000)) as app:
+            for size, chunk in ((1001, 2000), (1001, 100), (10_000, 100)):
+                reply = await call(app, "POST", INFER, b" " * size, chunk=chunk)
+                assert reply.status == 413 and "at most 1000 bytes" in reply.error
+            for path, key in (
+                ("/embed", "inputs"),
+                ("/rerank", "texts"),
+                ("/v1/embeddings", "input"),
+            ):
+                reply = await call(
+                    app, "POST", path, {"model": "tiny", "query": "a", key: ["a"] * 200}
+                )
+                assert reply.status == 413
+            headers = {"content-encoding": "gzip"}
+            reply = await call(app, "POST", INFER, b"", headers)
+            assert reply.status == 415 and "Content-Encoding 'gzip'" in reply.error
+            assert (await call(app, "POST", INFER, tensor(1, 2, 3), chunk=10)).status == 200
+
+    run(ask())
+
+
+def test_bodies_of_all_requests_share_their_room(tiny_bundle: Path) -> None:
+    """What would be too much is refused unread; small bodies need no room, and room comes back."""
+    large = json.dumps(tensor(1, 2, 3)).encode() + b" " * 100_000
+    length = {"content-length": str(len(large))}
+
+    async def ask() -> None:
+        limits = Limits(body_bytes=150_000, pending_bytes=150_000)
+        async with serving(tiny_bundle, limits=limits) as app:
+            held = asyncio.Event()
+
+            class Slow:
+                """A body of which one half has come."""
+
+                def __init__(self) -> None:
+                    self.pieces = [large[:70_000], large[70_000:]]
+
+                async def receive(self) -> dict[str, Any]:
+                    if len(self.pieces) == 1:
+                        await held.wait()
+                    piece = self.pieces.pop(0)
+                    return {"type": "http.request", "body": piece, "more_body": bool(self.pieces)}
+
+            async def nothing(message: dict[str, Any]) -> None:
+                statuses.append(message.get("status"))
+
+            async def unread() -> dict[str, Any]:
+                raise AssertionError("a body without room is read")
+
+            statuses: list[Any] = []
+            head = [(name.encode(), value.encode()) for name, value in length.items()]
+            scope = {"type": "http", "method": "POST", "path": INFER, "headers": head}
+            slow = asyncio.ensure_future(app(dict(scope), Slow().receive, nothing))
+            await asyncio.sleep(0)
+            assert app.room.held == 70_000
+            await app(dict(scope), unread, nothing)
+            assert statuses[0] == 429
+            reply = await call(app, "POST", INFER, large)  # its length isn't known before
+            assert reply.status == 429 and "no room" in reply.error
+            assert reply.headers["retry-after"] == "1"
+            assert (await call(app, "POST", INFER, tensor(1, 2, 3))).status == 200
+            held.set()
+            await slow
+            assert statuses[2] == 200 and app.room.held == 0
+            assert (await call(app, "POST", INFER, large, length)).status == 200
+            assert app.room.held == 0
 
     run(ask())
