@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgecompile.runtime import model as model_module
@@ -30,6 +28,7 @@ from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.weights import map_weights
 from edgecompile.runtime.start import open_bundle
 from tests.hostile.conftest import Toy
+from tests.hostile.exchange import after, before, exchange, other_weights, run_once, write_into
 from tests.hostile.fuzzer import build_programs
 from tests.hostile.loaders import NativeLoader
 from tests.hostile.toy import PROBE, PROGRAMS, RUNTIME, WEIGHTS
@@ -37,61 +36,6 @@ from tests.hostile.toy import PROBE, PROGRAMS, RUNTIME, WEIGHTS
 pytestmark = pytest.mark.slow
 
 LIBRARIES = (PROBE, RUNTIME, *PROGRAMS)
-
-
-def before(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, action: Callable[[], None]
-) -> list[bool]:
-    """Runs ``action`` once, before the next call of ``owner.name``; the result tells whether."""
-    return _wrap(monkeypatch, owner, name, action, False)
-
-
-def after(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, action: Callable[[], None]
-) -> list[bool]:
-    """Runs ``action`` once, after the next call of ``owner.name``."""
-    return _wrap(monkeypatch, owner, name, action, True)
-
-
-def _wrap(
-    monkeypatch: pytest.MonkeyPatch,
-    owner: Any,
-    name: str,
-    action: Callable[[], None],
-    is_after: bool,
-) -> list[bool]:
-    original = getattr(owner, name)
-    done: list[bool] = []
-
-    def act() -> None:
-        if not done:
-            done.append(True)
-            action()
-
-    def wrapped(*arguments: Any, **named: Any) -> Any:
-        if not is_after:
-            act()
-        result = original(*arguments, **named)
-        if is_after:
-            act()
-        return result
-
-    monkeypatch.setattr(owner, name, wrapped)
-    return done
-
-
-def exchange(path: Path, data: bytes) -> None:
-    """Puts another file in the place of one, as renaming does."""
-    beside = path.with_name(path.name + ".new")
-    beside.write_bytes(data)
-    os.replace(beside, path)
-
-
-def run_once(toy: Toy, **options: Any) -> None:
-    with open_bundle(toy.bundle.folder, threads=1, **options) as opened:
-        ids = np.ones((1, 5), dtype=np.int64)
-        outputs = opened.run({"input_ids": ids, "attention_mask": ids})
-        assert outputs["states"].shape == (1, 5, 2)
 
 
 def test_the_toy_bundle_is_valid(toy: Toy) -> None:
@@ -166,15 +110,6 @@ def test_a_library_exchanged_after_it_was_hashed_is_not_loaded(
     run_once(toy)
     assert place.read_bytes() != original
     assert not toy.trace.exists()
-
-
-def write_into(place: Path, data: bytes) -> None:
-    """The same inode gets another content, and its time of modification back."""
-    info = place.stat()
-    time.sleep(0.02)  # the kernel's clock for times of files ticks every 1 to 10 ms
-    with place.open("r+b") as file:
-        file.write(data)
-    os.utime(place, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
 @pytest.mark.parametrize(
@@ -341,12 +276,6 @@ def test_the_selftest_reads_vectors_of_the_bundle_that_it_opened(
     report = run_selftest(str(path))
     assert done
     assert report["ok"], report
-
-
-def other_weights(toy: Toy) -> bytes:
-    data = bytearray(toy.bundle.files[WEIGHTS])
-    data[-1] ^= 1
-    return bytes(data)
 
 
 @pytest.mark.parametrize("verify", ["auto", "full"])
