@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgecompile.backends.lowering.lower import lower_graph
-from tests.native.programs.test_program import VOCABULARY, Host, build
+from tests.native.programs.host import VOCABULARY, Host, build
 
 WIDTH = 19
 # No quotient overflows: there torch's vector code says NaN, its scalar code and ours what is right.

@@ -14,7 +14,8 @@ from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from tests.factories.convolutional import CHANNELS, parts
 from tests.native.programs.aoti import load_shim, own_runtime, own_variant
-from tests.native.programs.test_program import Host, host  # noqa: F401
+from tests.native.programs.host import Host
+from tests.native.programs.test_program import host  # noqa: F401
 
 pytestmark = pytest.mark.slow
 

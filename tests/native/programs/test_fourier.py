@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from tests.native.programs.test_program import LENGTHS, LONGEST, VOCABULARY, Host, build  # noqa: E402
+from tests.native.programs.host import LENGTHS, LONGEST, VOCABULARY, Host, build  # noqa: E402
 
 WIDTH, MODES = 6, 3
 

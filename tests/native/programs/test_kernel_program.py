@@ -14,7 +14,7 @@ moe = pytest.importorskip("transformers.integrations.moe")
 from torch import Tensor, nn  # noqa: E402
 
 from tests.native.programs.aoti import load_shim  # noqa: E402
-from tests.native.programs.test_program import LENGTHS, VOCABULARY, Host, build  # noqa: E402
+from tests.native.programs.host import LENGTHS, VOCABULARY, Host, build  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
