@@ -239,19 +239,27 @@ def _masked(module: nn.Module) -> dict[str, Any]:
     )
 
 
-@seeded
-def masked_mlp() -> dict[str, Any]:
-    return _masked(MaskedMlp())
-
-
-@seeded
-def token_mlp() -> dict[str, Any]:
-    return _tokens(TokenMlp())
-
-
-@seeded
-def batch_centred() -> dict[str, Any]:
-    return _tokens(BatchCentred())
+masked_mlp = seeded(lambda: _masked(MaskedMlp()))
+token_mlp = seeded(lambda: _tokens(TokenMlp()))
+batch_centred = seeded(lambda: _tokens(BatchCentred()))
+unmasked_mean = seeded(lambda: _tokens(UnmaskedMean()))
+forward_recurrence = seeded(lambda: _tokens(Recurrent(both_ways=False)))
+two_way_recurrence = seeded(lambda: _tokens(Recurrent(both_ways=True)))
+looping = seeded(lambda: _tokens(Looping()))
+unrolled = seeded(lambda: _tokens(Unrolled(backwards=False)))
+unrolled_backwards = seeded(lambda: _tokens(Unrolled(backwards=True)))
+running_sum = seeded(lambda: _tokens(RunningSum()))
+branching = seeded(lambda: _tokens(Branching()))
+chunked = seeded(lambda: _tokens(Chunked()))
+differences = seeded(lambda: _tokens(Differences()))
+triangle = seeded(lambda: _tokens(Triangle()))
+frames = seeded(lambda: _tokens(Frames(), limits={"length": (3, 64)}))
+data_dependent = seeded(lambda: _tokens(DataDependent()))
+noisy = seeded(lambda: _tokens(Noisy()))
+counting = seeded(lambda: _tokens(Counting()))
+forgets_mask = seeded(lambda: _masked(ForgetsMask()))
+half_precision = seeded(lambda: _tokens(TokenMlp().to(torch.bfloat16)))
+failing = seeded(lambda: _tokens(Failing()))
 
 
 @seeded
@@ -263,86 +271,6 @@ def causal() -> dict[str, Any]:
         "limits": {"batch": (1, 4), "length": (1, 48)},
         "pad": {"ids": 0},
     }
-
-
-@seeded
-def unmasked_mean() -> dict[str, Any]:
-    return _tokens(UnmaskedMean())
-
-
-@seeded
-def forward_recurrence() -> dict[str, Any]:
-    return _tokens(Recurrent(both_ways=False))
-
-
-@seeded
-def two_way_recurrence() -> dict[str, Any]:
-    return _tokens(Recurrent(both_ways=True))
-
-
-@seeded
-def looping() -> dict[str, Any]:
-    return _tokens(Looping())
-
-
-@seeded
-def unrolled() -> dict[str, Any]:
-    return _tokens(Unrolled(backwards=False))
-
-
-@seeded
-def unrolled_backwards() -> dict[str, Any]:
-    return _tokens(Unrolled(backwards=True))
-
-
-@seeded
-def running_sum() -> dict[str, Any]:
-    return _tokens(RunningSum())
-
-
-@seeded
-def branching() -> dict[str, Any]:
-    return _tokens(Branching())
-
-
-@seeded
-def chunked() -> dict[str, Any]:
-    return _tokens(Chunked())
-
-
-@seeded
-def differences() -> dict[str, Any]:
-    return _tokens(Differences())
-
-
-@seeded
-def triangle() -> dict[str, Any]:
-    return _tokens(Triangle())
-
-
-@seeded
-def frames() -> dict[str, Any]:
-    return _tokens(Frames(), limits={"length": (3, 64)})
-
-
-@seeded
-def data_dependent() -> dict[str, Any]:
-    return _tokens(DataDependent())
-
-
-@seeded
-def noisy() -> dict[str, Any]:
-    return _tokens(Noisy())
-
-
-@seeded
-def counting() -> dict[str, Any]:
-    return _tokens(Counting())
-
-
-@seeded
-def forgets_mask() -> dict[str, Any]:
-    return _masked(ForgetsMask())
 
 
 @seeded
@@ -364,16 +292,6 @@ def encoder_layer() -> dict[str, Any]:
         "axes": {"src": {1: "length"}},
         "max_length": 32,
     }
-
-
-@seeded
-def half_precision() -> dict[str, Any]:
-    return _tokens(TokenMlp().to(torch.bfloat16))
-
-
-@seeded
-def failing() -> dict[str, Any]:
-    return _tokens(Failing())
 
 
 def as_tuple() -> tuple[Any, ...]:

@@ -21,6 +21,12 @@ from edgecompile.models.specs import AxisLimits
 from tests.factories import tiny_models
 
 
+def save(path: Path, module: torch.nn.Module, *args: Any, **options: Any) -> Path:
+    """Exports a module with these arguments and options of torch.export."""
+    torch.export.save(torch.export.export(module, *args, **options), path)
+    return path
+
+
 def save_masked(path: Path, *, positional: bool = False) -> Path:
     made = tiny_models.masked_mlp()
     length, batch = Dim("tokens", min=2, max=48), Dim("rows", min=1, max=4)
@@ -28,9 +34,7 @@ def save_masked(path: Path, *, positional: bool = False) -> Path:
     shapes = {"x": {0: batch, 1: length}, "attention_mask": {0: batch, 1: length}}
     args = (x, mask) if positional else ()
     kwargs = None if positional else {"x": x, "attention_mask": mask}
-    program = torch.export.export(made["module"], args, kwargs, dynamic_shapes=shapes)
-    torch.export.save(program, path)
-    return path
+    return save(path, made["module"], args, kwargs, dynamic_shapes=shapes)
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +71,9 @@ def test_a_saved_program_is_exported_again_for_a_bucket(saved: Path) -> None:
 
 def test_tables_give_integer_inputs_their_bounds_and_pad(tmp_path: Path) -> None:
     made = tiny_models.causal()
-    length = Dim("length", min=1, max=30)
-    program = torch.export.export(
-        made["module"], (), made["inputs"], dynamic_shapes={"ids": {1: length}}
-    )
+    shapes = {"ids": {1: Dim("length", min=1, max=30)}}
     path = tmp_path / "causal.pt2"
-    torch.export.save(program, path)
-    model = load_model(path)
+    model = load_model(save(path, made["module"], (), made["inputs"], dynamic_shapes=shapes))
     assert model.inputs[0].bounds == (0, tiny_models.VOCABULARY - 1)
     assert model.inputs[0].pad == 0 and model.inputs[0].shape == (1, "length")
     assert model.outputs[0].name == "logits"
@@ -81,8 +81,7 @@ def test_tables_give_integer_inputs_their_bounds_and_pad(tmp_path: Path) -> None
 
 
 def test_a_static_program_has_an_axis_of_one_size(tmp_path: Path) -> None:
-    path = tmp_path / "static.pt2"
-    torch.export.save(torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),)), path)
+    path = save(tmp_path / "static.pt2", torch.nn.Linear(3, 2), (torch.ones(4, 3),))
     model = load_model(path)
     assert model.axes == {"rows": AxisLimits(4, 4)} and model.length_axis == "rows"
     assert model.inputs[0].shape == ("rows", 3)
@@ -93,13 +92,17 @@ def test_a_static_program_has_an_axis_of_one_size(tmp_path: Path) -> None:
 
 
 def test_options_outside_the_program_are_refused(saved: Path) -> None:
-    with pytest.raises(
-        ModelError, match=r"batch 1\.\.9 isn't within the program's 1\.\.4"
-    ) as caught:
+    outside = r"batch 1\.\.9 isn't within the program's 1\.\.4"
+    with pytest.raises(ModelError, match=outside) as caught:
         load_model(saved, batch=(1, 9))
     assert "`batch` within them" in str(caught.value.hint)
     with pytest.raises(ModelError, match="inputs that don't exist: y"):
         load_model(saved, pad={"y": 0})
+
+
+MODEL = "models/model.json"
+CONSTANTS = "data/constants/model_constants_config.json"
+WEIGHTS = "data/weights/model_weights_config.json"
 
 
 def read_parts(path: Path) -> dict[str, bytes]:
@@ -133,10 +136,10 @@ def saved_evil(trace: Path) -> bytes:
 
 def change_program(change: Callable[[dict[str, Any]], object]) -> Callable[..., Any]:
     def apply(parts: dict[str, bytes], trace: Path) -> None:
-        program = json.loads(parts["models/model.json"])
+        program = json.loads(parts[MODEL])
         change(program | {"trace": str(trace)})
         program.pop("trace", None)
-        parts["models/model.json"] = json.dumps(program).encode()
+        parts[MODEL] = json.dumps(program).encode()
 
     apply.__name__ = change.__name__  # type: ignore[attr-defined]
     return apply
@@ -144,25 +147,21 @@ def change_program(change: Callable[[dict[str, Any]], object]) -> Callable[..., 
 
 def opaque_object(parts: dict[str, bytes], trace: Path) -> None:
     """As in an archive that says of itself that nothing in it is pickled."""
-    name = "data/constants/model_constants_config.json"
-    config = json.loads(parts[name])
-    meta = next(
-        iter(json.loads(parts["data/weights/model_weights_config.json"])["config"].values())
-    )
+    config = json.loads(parts[CONSTANTS])
+    meta = next(iter(json.loads(parts[WEIGHTS])["config"].values()))
     config["config"]["x"] = {**meta, "path_name": "opaque_obj_0", "use_pickle": False}
-    parts[name] = json.dumps(config).encode()
+    parts[CONSTANTS] = json.dumps(config).encode()
     size = len(parts["data/weights/" + meta["path_name"]])
     # Its size has to be one of whole floats.
     parts["data/constants/opaque_obj_0"] = pickle.dumps(_Evil(trace)).ljust(size, b"\0")
 
 
 def pickled_weight(parts: dict[str, bytes], trace: Path) -> None:
-    name = "data/weights/model_weights_config.json"
-    config = json.loads(parts[name])
+    config = json.loads(parts[WEIGHTS])
     entry = next(iter(config["config"].values()))
     entry["use_pickle"] = True
     parts["data/weights/" + entry["path_name"]] = saved_evil(trace)
-    parts[name] = json.dumps(config).encode()
+    parts[WEIGHTS] = json.dumps(config).encode()
 
 
 def sample_inputs(parts: dict[str, bytes], trace: Path) -> None:
@@ -175,9 +174,9 @@ def old_weights(parts: dict[str, bytes], trace: Path) -> None:
 
 def second_model(parts: dict[str, bytes], trace: Path) -> None:
     for name in list(parts):
-        if "model" in name and name != "models/model.json":
+        if "model" in name and name != MODEL:
             parts[name.replace("model", "other")] = parts[name]
-    parts["models/other.json"] = parts["models/model.json"]
+    parts["models/other.json"] = parts[MODEL]
     parts["data/sample_inputs/other.pt"] = saved_evil(trace)
 
 
@@ -208,8 +207,8 @@ def guards(program: dict[str, Any]) -> None:
 
 def argument_name(parts: dict[str, bytes], trace: Path) -> None:
     name = f"attention_mask=__import__('os').mkdir('{trace}')"
-    text = parts["models/model.json"].decode().replace('"attention_mask"', f'"{name}"')
-    parts["models/model.json"] = text.encode()
+    text = parts[MODEL].decode().replace('"attention_mask"', f'"{name}"')
+    parts[MODEL] = text.encode()
 
 
 def enum_of_a_module(program: dict[str, Any]) -> None:
@@ -255,13 +254,13 @@ def test_what_torch_would_try_as_an_old_format_is_refused(saved: Path, tmp_path:
     """torch.export.load falls back to it where the archive can't be read, and unpickles."""
     trace, path = tmp_path / "trace", tmp_path / "old.pt2"
     parts = read_parts(saved)
-    config = json.loads(parts["data/constants/model_constants_config.json"])
+    config = json.loads(parts[CONSTANTS])
     config["config"]["x"] = {"path_name": "?", "use_pickle": True, "is_param": False}
-    parts["data/constants/model_constants_config.json"] = json.dumps(config).encode()
+    parts[CONSTANTS] = json.dumps(config).encode()
     write_parts(path, parts)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("version", "8.20")
-        archive.writestr("serialized_exported_program.json", parts["models/model.json"])
+        archive.writestr("serialized_exported_program.json", parts[MODEL])
         for name in ("state_dict", "constants", "example_inputs"):
             archive.writestr(f"serialized_{name}.pt", saved_evil(trace))
     with pytest.raises(ModelError):
@@ -294,9 +293,9 @@ def test_files_that_torch_export_save_does_not_write_are_refused(
 @pytest.mark.parametrize("target", ["torch.os.mkdir", "torch.ops.load_library", "#x", "print"])
 def test_targets_are_operators(saved: Path, tmp_path: Path, target: str) -> None:
     parts = read_parts(saved)
-    program = json.loads(parts["models/model.json"])
+    program = json.loads(parts[MODEL])
     program["graph_module"]["graph"]["nodes"][-1]["target"] = target
-    parts["models/model.json"] = json.dumps(program).encode()
+    parts[MODEL] = json.dumps(program).encode()
     with pytest.raises(ModelError, match=f"target is '{target}'"):
         load_model(write_parts(tmp_path / "other.pt2", parts))
 
@@ -314,9 +313,7 @@ def test_damaged_and_foreign_archives_are_refused(saved: Path, tmp_path: Path) -
     other = tmp_path / "other.pt2"
     with zipfile.ZipFile(other, "w") as archive:
         archive.writestr("notes.txt", "hello")
-    garbled = write_parts(
-        tmp_path / "garbled.pt2", {**read_parts(saved), "models/model.json": b"{}"}
-    )
+    garbled = write_parts(tmp_path / "garbled.pt2", {**read_parts(saved), MODEL: b"{}"})
     for path, message in [
         # What is left may end with an archive inside the archive.
         (cut, "no .pt2 archive|holds no exported program"),
@@ -330,16 +327,14 @@ def test_damaged_and_foreign_archives_are_refused(saved: Path, tmp_path: Path) -
 
 
 def test_other_precisions_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "half.pt2"
-    module = torch.nn.Linear(3, 2).bfloat16()
-    torch.export.save(torch.export.export(module, (torch.ones(4, 3).bfloat16(),)), path)
-    with pytest.raises(ModelError, match="bfloat16"):
-        load_model(path)
-    path = tmp_path / "double.pt2"
-    module = torch.nn.Linear(3, 2).double()
-    torch.export.save(torch.export.export(module, (torch.ones(4, 3).double(),)), path)
-    with pytest.raises(ModelError, match=r"weights of torch\.float64"):
-        load_model(path)
+    for dtype, message in (
+        (torch.bfloat16, "bfloat16"),
+        (torch.float64, r"weights of torch\.float64"),
+    ):
+        module, x = torch.nn.Linear(3, 2).to(dtype), torch.ones(4, 3, dtype=dtype)
+        path = save(tmp_path / "linear.pt2", module, (x,))
+        with pytest.raises(ModelError, match=message):
+            load_model(path)
 
 
 def test_several_axes_are_told_apart_in_a_note(tmp_path: Path) -> None:
@@ -348,7 +343,8 @@ def test_several_axes_are_told_apart_in_a_note(tmp_path: Path) -> None:
             return query @ passage.transpose(1, 2)
 
     dims = {name: torch.export.Dim(name, min=2, max=9) for name in ("one", "other", "many")}
-    program = torch.export.export(
+    path = save(
+        tmp_path / "pair.pt2",
         Pair(),
         (torch.randn(3, 4, 8), torch.randn(3, 5, 8)),
         dynamic_shapes={
@@ -356,23 +352,18 @@ def test_several_axes_are_told_apart_in_a_note(tmp_path: Path) -> None:
             "passage": {0: dims["many"], 1: dims["other"]},
         },
     )
-    torch.export.save(program, tmp_path / "pair.pt2")
-    model = load_model(tmp_path / "pair.pt2", batch=(2, 3))
+    model = load_model(path, batch=(2, 3))
     assert model.outputs[0].shape == ("batch", "length", "axis2")
     assert model.notes == ("length is dimension 1 of 'query'; axis2 is dimension 1 of 'passage'",)
 
 
 def test_a_batch_is_what_varies_where_nothing_else_does(tmp_path: Path) -> None:
     batch = torch.export.Dim("batch", min=1, max=9)
-    program = torch.export.export(
-        torch.nn.Linear(8, 2).eval(), (torch.randn(3, 8),), dynamic_shapes={"input": {0: batch}}
-    )
-    torch.export.save(program, tmp_path / "linear.pt2")
-    model = load_model(tmp_path / "linear.pt2", batch=(1, 4))
-    assert model.length_axis == "batch" and (model.axes["batch"].lo, model.axes["batch"].hi) == (
-        1,
-        4,
-    )
+    linear, x = torch.nn.Linear(8, 2).eval(), torch.randn(3, 8)
+    path = save(tmp_path / "linear.pt2", linear, (x,), dynamic_shapes={"input": {0: batch}})
+    model = load_model(path, batch=(1, 4))
+    assert model.length_axis == "batch"
+    assert (model.axes["batch"].lo, model.axes["batch"].hi) == (1, 4)
 
 
 @pytest.mark.parametrize("functional", [False, True])
