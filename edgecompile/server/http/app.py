@@ -162,6 +162,9 @@ class App(State):
             name = "/v2/models/{model}" + "".join(f"/{part}" for part in tail)
             if name in self._routes:
                 return name, self._routes[name], [parts[2], parts[4] if versioned else ""]
+        if parts[:2] == ["v1", "models"] and len(parts) == 3 and parts[2]:
+            name = "/v1/models/{model}"
+            return name, self._routes[name], parts[2:]
         raise UnknownModel(f"there is nothing at {path!r:.200}; see /openapi.json")
 
     def _check_head(self, scope: Scope, request: Request) -> None:

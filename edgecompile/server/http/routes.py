@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from edgecompile import __version__
 from edgecompile.server.errors import NotReady
 from edgecompile.server.http.completions import CompletionRoutes
 from edgecompile.server.http.infer import InferRoutes
-from edgecompile.server.http.messages import JSON, Handler, Request, Response
+from edgecompile.server.http.messages import Handler, Request, Response
 from edgecompile.server.http.metrics import CONTENT_TYPE
 from edgecompile.server.http.state import State
 from edgecompile.server.http.texts import TextRoutes
@@ -31,6 +32,7 @@ def make_routes(app: State) -> Mapping[str, Mapping[str, Handler]]:
         "/metrics": own.metrics,
         "/openapi.json": own.openapi,
         "/v1/models": own.models,
+        "/v1/models/{model}": own.model,
         "/info": texts.info,
         model: infer.metadata,
         model + "/ready": infer.ready,
@@ -89,8 +91,13 @@ class _OwnRoutes:
     async def models(self, request: Request) -> Response:
         """GET /v1/models, as OpenAI has it."""
         names = dict.fromkeys(model.name for model in self._app.repository)
-        data = [
-            {"id": n, "object": "model", "created": self._started, "owned_by": "edgecompile"}
-            for n in names
-        ]
-        return Response(body=dump({"object": "list", "data": data}), media=JSON)
+        data = [self._describe(name) for name in names]
+        return Response(body=dump({"object": "list", "data": data}))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME, as OpenAI has it."""
+        return Response(body=dump(self._describe(self._app.repository.get(request.parts[0]).name)))
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        started = self._started
+        return {"id": name, "object": "model", "created": started, "owned_by": "edgecompile"}

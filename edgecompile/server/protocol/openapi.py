@@ -31,6 +31,15 @@ _DATATYPE = {
 }  # fmt: skip
 
 
+def _places(path: str) -> list[dict[str, Any]]:
+    """What stands in the places of an address."""
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in ("model", "version")
+        if "{" + name + "}" in path
+    ]
+
+
 def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": "object", "properties": properties}
     if required:
@@ -138,12 +147,10 @@ def make_document(version: str, keys: bool) -> dict[str, Any]:
         "/v1/completions": {"post": _post("A text that goes on", _PROMPT, _ANY, events=True)},
         "/v1/chat/completions": {"post": _post("A chat's answer", _CHAT, _ANY, events=True)},
     }
+    listed = "/v1/models/{model}"
+    paths[listed] = {"parameters": _places(listed), "get": _get("One of them")}
     for path in (model, versioned):
-        places = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in ("model", "version")
-            if "{" + name + "}" in path
-        ]
+        places = _places(path)
         infer = _post("Runs a batch", _INFER, _ANSWER)
         paths[path] = {"parameters": places, "get": _get("Inputs and outputs", answer=_METADATA)}
         paths[path + "/ready"] = {"parameters": places, "get": _get("Whether it is ready")}

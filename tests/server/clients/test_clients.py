@@ -99,7 +99,14 @@ def test_openai(python: str, server: Server, tiny_bundle: Path) -> None:
         """
 import openai
 client = openai.OpenAI(base_url=f"http://{URL}/v1", api_key="any", max_retries=0)
-assert [m.id for m in client.models.list()] == ["tiny"]
+(listed,) = client.models.list()
+assert listed.id == "tiny" and client.models.retrieve("tiny") == listed
+try:
+    client.models.retrieve("other")
+except openai.NotFoundError as error:
+    assert "no model 'other'" in error.message and error.code == "not_found"
+else:
+    raise AssertionError("not refused")
 plain = client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
 usual = client.embeddings.create(model="tiny", input=TEXTS)
 assert plain.usage == usual.usage

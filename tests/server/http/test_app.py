@@ -134,6 +134,14 @@ def test_what_the_server_says_of_itself(tiny_bundle: Path, decoder_bundle: Path)
             assert found == {"name": "tiny", "ready": True}
             models = (await call(app, "GET", "/v1/models")).json["data"]
             assert [item["id"] for item in models] == [m.name for m in app.repository]
+            for item in models:
+                assert (await call(app, "GET", f"/v1/models/{item['id']}")).json == item
+            reply = await call(app, "GET", "/v1/models/other")
+            assert reply.status == 404 and reply.json["error"]["type"] == "invalid_request_error"
+            assert "no model 'other'" in reply.error
+            assert (await call(app, "POST", "/v1/models/tiny")).status == 405
+            for path in ("/v1/models/", "/v1/models/tiny/ready"):
+                assert (await call(app, "GET", path)).status == 404
             assert (await call(app, "GET", "/info")).json["model_id"] == "tiny"
             document = (await call(app, "GET", "/openapi.json")).json
             known = {path.replace("/versions/{version}", "") for path in document["paths"]}

@@ -132,6 +132,8 @@ def refused_cases() -> Iterator[Case]:
     yield Case("nowhere", "GET", "/v2/../v2", "unknown", 404, check=has_error)
     model = "/v2/models/{model}"
     yield Case("no model", "GET", "/v2/models/x", model, 404, check=has_error)
+    listed = "/v1/models/{model}"
+    yield Case("none listed", "GET", "/v1/models/x", listed, 404, check=has_error)
     yield Case("no version", "GET", "/v2/models/tiny/versions/9", model, 404, check=has_error)
 
 
@@ -143,6 +145,8 @@ def own_cases() -> Iterator[Case]:
     ):  # fmt: skip
         yield Case(path, "GET", path, path)
         yield Case(f"HEAD {path}", "HEAD", path, path)
+    for name in ("tiny", "speaking"):
+        yield Case(f"listed {name}", "GET", f"/v1/models/{name}", "/v1/models/{model}")
     for tail in ("", "/ready", "/config", "/stats"):
         for name in ("tiny", "speaking"):
             route = "/v2/models/{model}" + tail
