@@ -103,9 +103,9 @@ class App(State):
                 if response.stream is not None:
                     await response.stream.aclose()  # type: ignore[attr-defined]
         except Gone:
-            pass
+            status = scope.get("edgecompile.refused", GONE)
         except asyncio.CancelledError:
-            status = GONE
+            status = scope.get("edgecompile.refused", GONE)
             if not scope.get("edgecompile.gone"):
                 raise
         finally:

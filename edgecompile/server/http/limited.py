@@ -137,6 +137,7 @@ class Limited(asyncio.Protocol):
             if cycle.response_started:
                 self.transport.close()
                 return
+            cycle.scope["edgecompile.refused"] = status  # the application counts it
         self.refuse(status, reason, message)
 
     def data_received(self, data: bytes) -> None:

@@ -114,6 +114,7 @@ def test_headers_may_not_be_endless(served: Served) -> None:
     ids=["headers", "body", "chunks"],
 )
 def test_slow_requests_are_ended(served: Served, pieces: list[bytes]) -> None:
+    before = counts(served)
     with served.limited(header_s=0.4, body_s=0.4), served.connect() as client:
         for piece in pieces:
             client.sendall(piece)
@@ -123,6 +124,9 @@ def test_slow_requests_are_ended(served: Served, pieces: list[bytes]) -> None:
         head, _, body = read_all(client).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ") and b"\r\nconnection: close" in head.lower()
     assert json.loads(body) == {"error": "the request came too slowly"}
+    wait_until(lambda: not served.app.metrics.in_flight)
+    # Whose headers never came had no request.
+    assert counts(served) - before == ({} if pieces[0].startswith(b"GET") else {"408": 1})
     served.check()
 
 
