@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgecompile.runtime.generation.sampling import MAX_SEED
 from edgecompile.server.errors import BadRequest, Unprocessable
 from edgecompile.server.generation import Generation
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
@@ -16,18 +17,31 @@ DONE = b"data: [DONE]\n\n"
 _MAX_STOPS = 16
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_TOKENS = 1 << 31
-#: What would change the text and isn't done here, with the value that asks for nothing.
-_PLAIN: dict[str, Any] = {
-    "n": 1,
-    "best_of": 1,
-    "echo": False,
-    "suffix": None,
-    "tools": [],
-    "functions": [],
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "logit_bias": {},
-    "response_format": {"type": "text"},
+#: What would change the answer and isn't done here, with the values beside null that ask for nothing.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    # Not OpenAI's, but of other servers with these routes.
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
 }
 
 
@@ -50,9 +64,10 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
     """
     document = load_object(body)
     for key, plain in _PLAIN.items():
-        if document.get(key) not in (None, plain):
+        if document.get(key) not in (None, *plain):
             raise Unprocessable(f"{key} isn't supported")
-    if document.get("logprobs") not in (None, False, 0):
+    # A text's 0 asks for those of the chosen tokens.
+    if document.get("logprobs") is not None and document["logprobs"] is not False:
         raise Unprocessable("logprobs aren't supported")
     stream = document.get("stream") or False
     extra = document.get("stream_options") or {}
@@ -60,15 +75,18 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
         raise BadRequest("stream must be true or false, stream_options an object")
     value = required(document, "messages" if chat else "prompt")
     prompt = _read_messages(value) if chat else _read_prompt(value)
-    most = document.get("max_completion_tokens", document.get("max_tokens"))
-    if most is None and not chat:
-        most = 16
+    old = document.get("max_completion_tokens") is None
+    key = "max_tokens" if old else "max_completion_tokens"
+    most = number(document, key, 1, _MAX_TOKENS, True)
+    best = number(document, "top_k", -1, (1 << 31) - 1, True)
     options: dict[str, Any] = {
-        "max_new_tokens": number({"max_tokens": most}, "max_tokens", 1, _MAX_TOKENS, True),
-        # OpenAI's default.
+        # OpenAI's defaults.
+        "max_new_tokens": _default(most, None if chat else 16),
         "temperature": _default(number(document, "temperature", 0, 100, False), 1.0),
         "top_p": number(document, "top_p", 1e-6, 1, False),
-        "seed": number(document, "seed", 0, (1 << 63) - 1, True),
+        "top_k": 0 if best == -1 else best,  # vLLM's -1 means all, too
+        "repetition_penalty": number(document, "repetition_penalty", 0.01, 100, False),
+        "seed": number(document, "seed", 0, MAX_SEED, True),
     }
     return CompletionRequest(
         read_model(document),

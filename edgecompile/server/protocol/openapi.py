@@ -21,6 +21,7 @@ _ITEMS = {
 }
 _FLAG = {"type": ["boolean", "null"]}
 _PARAMETERS = {"type": ["object", "null"]}
+_SIDE = {"enum": ["right", "Right", None]}
 _DIMENSIONS = {"type": ["integer", "null"], "minimum": 1, "maximum": 65536}
 _DATATYPE = {
     "type": "string",
@@ -103,11 +104,20 @@ _METADATA = _object(
 _COMPLETION: dict[str, Any] = {
     "model": {"type": "string", "minLength": 1},
     "max_tokens": {"type": ["integer", "null"], "minimum": 1},
+    "max_completion_tokens": {"type": ["integer", "null"], "minimum": 1},
     "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 100},
     "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
-    "seed": {"type": ["integer", "null"], "minimum": 0},
+    "top_k": {
+        "type": ["integer", "null"],
+        "minimum": -1,
+        "maximum": 2**31 - 1,
+        "description": "only of the k likeliest tokens; 0 and -1: of all",
+    },
+    "repetition_penalty": {"type": ["number", "null"], "minimum": 0.01, "maximum": 100},
+    "seed": {"type": ["integer", "null"], "minimum": 0, "maximum": 2**32 - 1},
     "stop": {"anyOf": [{"type": ["string", "null"]}, {**_TEXTS, "minItems": 0, "maxItems": 16}]},
     "stream": _FLAG,
+    "stream_options": {**_object(include_usage=_FLAG), "type": ["object", "null"]},
 }
 _PART = _object(
     ("type", "text"), type={"type": "string", "enum": ["text"]}, text={"type": "string"}
@@ -193,7 +203,7 @@ _EMBED = _object(
     inputs=_ITEMS,
     normalize=_FLAG,
     truncate=_FLAG,
-    truncation_direction={"enum": ["right", "Right", None]},
+    truncation_direction=_SIDE,
     prompt_name={"type": ["string", "null"]},
     dimensions=_DIMENSIONS,
 )
@@ -204,6 +214,7 @@ _RERANK = _object(
     raw_scores=_FLAG,
     return_text=_FLAG,
     truncate=_FLAG,
+    truncation_direction=_SIDE,
 )
 _PAIR = {**_TEXTS, "maxItems": 2}
 _PREDICT = _object(
@@ -214,6 +225,7 @@ _PREDICT = _object(
     },
     raw_scores=_FLAG,
     truncate=_FLAG,
+    truncation_direction=_SIDE,
 )
 _PROMPT = _object(("model", "prompt"), prompt={"anyOf": [{"type": "string"}, _IDS]}, **_COMPLETION)
 _CHAT = _object(

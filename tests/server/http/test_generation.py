@@ -93,6 +93,36 @@ def test_a_text_ends_before_a_stop(speaking_bundle: Path) -> None:
     run(ask())
 
 
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        ({"temperature": 50, "top_k": 1}, {"do_sample": False}),
+        ({"temperature": 50, "top_k": 3, "seed": 5}, {"temperature": 50, "top_k": 3, "seed": 5}),
+        ({"temperature": 50, "top_k": -1, "seed": 5}, {"temperature": 50, "top_k": 0, "seed": 5}),
+        ({"repetition_penalty": 0.02}, {"do_sample": False, "repetition_penalty": 0.02}),
+        ({"max_completion_tokens": 3}, {"do_sample": False, "max_new_tokens": 3}),
+        ({"max_completion_tokens": None}, {"do_sample": False}),
+    ],
+    ids=["best", "top_k", "all", "penalty", "length", "old length"],
+)
+def test_tokens_are_chosen_as_generate_does(
+    speaking_bundle: Path, change: dict[str, Any], options: dict[str, Any]
+) -> None:
+    with open_bundle(speaking_bundle) as model:
+        ids = model.generate([3, 1, 4, 1, 5], **{"max_new_tokens": 8, **options})
+    wanted = words(ids[:-1] if ids[-1] == 7 else ids)
+
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+            reply = await call(app, "POST", "/v1/completions", body(**change))
+            assert reply.json["choices"][0]["text"] == wanted
+            greedy = words(expected(speaking_bundle, 8))
+            plain = change.get("top_k") == 1 or change == {"max_completion_tokens": None}
+            assert greedy.startswith(wanted) == (plain or "max_completion_tokens" in change)
+
+    run(ask())
+
+
 def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
     prompts = [[1 + i, 2 + i, 3 + i] for i in range(6)]
     with open_bundle(speaking_bundle) as model:
@@ -125,7 +155,30 @@ def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
         ({"top_p": 0}, 400, "top_p is 0"),
         ({"stop": [""]}, 400, "stop must be"),
         ({"stop": ["x"] * 17}, 400, "stop must be"),
+        ({"max_completion_tokens": 0}, 400, "max_completion_tokens is 0"),
+        ({"top_k": -2}, 400, "top_k is -2"),
+        ({"top_k": 1.5}, 400, "top_k is 1.5, must be an integer"),
+        ({"top_k": True}, 400, "top_k is True"),
+        ({"repetition_penalty": 0}, 400, "repetition_penalty is 0"),
+        ({"repetition_penalty": "1"}, 400, "repetition_penalty is '1', must be a number"),
+        ({"seed": 1 << 32}, 400, "seed is 4294967296"),
+        ({"seed": -1}, 400, "seed is -1"),
         ({"n": 2}, 422, "n isn't supported"),
+        ({"min_p": 0.1}, 422, "min_p isn't supported"),
+        ({"min_tokens": 3}, 422, "min_tokens isn't supported"),
+        ({"ignore_eos": True}, 422, "ignore_eos isn't supported"),
+        ({"stop_token_ids": [7]}, 422, "stop_token_ids isn't supported"),
+        ({"suffix": "w1"}, 422, "suffix isn't supported"),
+        ({"tool_choice": "required"}, 422, "tool_choice isn't supported"),
+        ({"function_call": {"name": "f"}}, 422, "function_call isn't supported"),
+        ({"modalities": ["text", "audio"]}, 422, "modalities isn't supported"),
+        ({"audio": {"voice": "a", "format": "wav"}}, 422, "audio isn't supported"),
+        ({"web_search_options": {}}, 422, "web_search_options isn't supported"),
+        ({"reasoning_effort": "high"}, 422, "reasoning_effort isn't supported"),
+        ({"verbosity": "low"}, 422, "verbosity isn't supported"),
+        ({"top_logprobs": 2}, 422, "top_logprobs isn't supported"),
+        ({"logprobs": 0}, 422, "logprobs aren't"),
+        ({"logprobs": True}, 422, "logprobs aren't"),
         ({"frequency_penalty": 0.5}, 422, "frequency_penalty isn't"),
         ({"presence_penalty": -1}, 422, "presence_penalty isn't"),
         ({"logit_bias": {"5": -100}}, 422, "logit_bias isn't"),
@@ -154,6 +207,21 @@ def test_what_asks_for_nothing_special_is_taken(speaking_bundle: Path) -> None:
         "logit_bias": {},
         "response_format": {"type": "text"},
         "functions": None,
+        "function_call": "none",
+        "tools": [],
+        "tool_choice": "auto",
+        "modalities": ["text"],
+        "suffix": "",
+        "logprobs": False,
+        "min_p": 0.0,
+        "ignore_eos": False,
+        # What says nothing of the text.
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "flex",
+        "parallel_tool_calls": False,
+        "prediction": {"type": "content", "content": "w1"},
     }
 
     async def ask() -> None:
