@@ -13,6 +13,12 @@ from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run
 from edgecompile.server.schedule.streams import Cores
 
+#: A list may take so many times as long as it could: others run beside it, and costs are guesses. With
+#: less to spare, what comes behind it would wait for as long as it is late.
+_RESERVE = 2
+#: Lists leave so great a part of the queue to jobs that come alone.
+_ALONE = 8
+
 
 class Queue:
     """Jobs go in with ``offer``, come out in runs with ``next``, and are over with ``end``.
@@ -63,23 +69,23 @@ class Queue:
         """Takes jobs in, all of them or none.
 
         Jobs that come together are a list: each counts as having come when the longer ones of it could
-        be done, if the lists that wait shared the CPUs equally. So no list keeps waiting what comes after.
+        be done, if the lists that wait shared half of the CPUs equally. So none keeps waiting what comes
+        later.
 
         Raises:
             Refused: there are too many already, or it can't be in time.
         """
-        if len(self.waiting) + len(jobs) > self._limit and (
-            self.waiting or len(jobs) > self._limit
-        ):
-            over = len(jobs) > self._limit
+        limit = self._limit - (self._limit // _ALONE if len(jobs) > 1 else 0)
+        over = len(jobs) > self._limit
+        if len(self.waiting) + len(jobs) > limit and (self.waiting or over):
             raise Refused(
-                f"{len(self.waiting)} requests wait and {len(jobs)} came, the limit is {self._limit}",
+                f"{len(self.waiting)} requests wait and {len(jobs)} came, the limit is {limit}",
                 None if over else self.backlog(now),
             )
         if len(jobs) > 1:
-            before, lists = 0.0, 1 + len(set(self._lists.values()))
+            before, shares = 0.0, _RESERVE * (1 + len(set(self._lists.values())))
             for job in sorted(jobs, key=attrgetter("length"), reverse=True):
-                job.stand_behind(before * lists)
+                job.stand_behind(before * shares)
                 before += self._seconds(job)
         if self._admission is not None:
             self._admission.admit(jobs, now, self.running)

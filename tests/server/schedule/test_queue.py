@@ -274,3 +274,20 @@ def test_admission_looks_each_size_up_once() -> None:
         except Refused:
             refused += 1
     assert 0 < refused < 20 and asked == before
+
+
+def test_lists_leave_room_to_requests_that_come_alone() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1}, limit=80)
+    queue.offer([Job(10) for _ in range(60)], 0.0)
+    with pytest.raises(Refused, match="60 requests wait and 11 came, the limit is 70") as refused:
+        queue.offer([Job(10) for _ in range(11)], 0.0)
+    assert refused.value.retry_after == pytest.approx(0.6)
+    for _ in range(20):
+        queue.offer([Job(10)], 0.0)
+    with pytest.raises(Refused, match="the limit is 80"):
+        queue.offer([Job(10)], 0.0)
+    drain(queue, 0.0)
+    queue.offer([Job(10) for _ in range(80)], 0.0)
+    with pytest.raises(Refused) as never:
+        queue.offer([Job(10) for _ in range(81)], 0.0)
+    assert never.value.retry_after is None
