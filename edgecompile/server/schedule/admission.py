@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from edgecompile.server.schedule.by_cost import ByCost
@@ -28,6 +29,7 @@ _STALE = 1.0
 #: Sizes that are remembered.
 _KEPT = 4096
 
+_URGENCY = attrgetter("urgency")
 _Waiting = tuple[tuple[int, float], int, float, Job]
 
 
@@ -130,7 +132,7 @@ class Admission:
                 late, message = over, f"it would be ready in {_ms(wait + own)}, {why}"
         if late > 0:
             raise Refused(message, late)
-        late = self._lateness(jobs, now, begun, work)
+        late = self._lateness(jobs, now, begun)
         if late > 0:
             raise Refused(
                 f"with it, requests that were taken before would be {_ms(late)} late", late
@@ -226,20 +228,22 @@ class Admission:
         self._typical += (_FOLLOW if self._typical else 1.0) * (takes - self._typical)
         return 1.0 + _LONG_RUN * min(max(takes / self._typical - 1.0, 0.0), 1.0)
 
-    def _lateness(self, jobs: Sequence[Job], now: float, begun: float, work: float) -> float:
+    def _lateness(self, jobs: Sequence[Job], now: float, begun: float) -> float:
         """By how much these jobs would make a less urgent one late that is in time without them."""
-        first = min(job.urgency for job in jobs)
-        place = bisect_right(self._waiting, (first, self._count + 1))
+        coming = sorted(jobs, key=_URGENCY)
+        place = bisect_right(self._waiting, (coming[0].urgency, self._count + 1))
         if place == len(self._waiting):
             return 0.0
-        bound, late = self._speed.bound, 0.0
+        bound, late, added = self._speed.bound, 0.0, 0.0
         ahead = sum(item[2] for item in self._waiting[:place])
-        for _, _, own, job in self._waiting[place:]:
+        for urgency, _, own, job in self._waiting[place:]:
+            while coming and coming[0].urgency < urgency:
+                added += self.work(coming.pop(0))
             if job.deadline is not None:
                 run = self._size(job).own * bound
                 without = now + (begun + ahead * bound) / self._cpus + run
                 if without <= job.deadline:
-                    late = max(late, without + work * bound / self._cpus - job.deadline)
+                    late = max(late, without + added * bound / self._cpus - job.deadline)
             ahead += own
         return late
 

@@ -93,6 +93,17 @@ def test_an_urgent_request_may_not_make_others_late() -> None:
     queue.offer([Job(9, deadline=0.03)], 0.0)
 
 
+def test_a_long_list_is_taken_where_only_its_first_texts_go_before_others() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    promised = Job(40, deadline=1.5)
+    queue.offer([promised], 0.0)
+    queue.offer([Job(50) for _ in range(100)], 0.0)  # five seconds
+    assert dict(drain(queue, 0.0)[1])[promised] <= 1.5
+    queue.offer([Job(40, arrived=5.0, deadline=6.1)], 5.0)
+    with pytest.raises(Refused, match="taken before"):
+        queue.offer([Job(100, arrived=5.0, priority=1) for _ in range(20)], 5.0)
+
+
 def test_a_list_is_taken_whole_or_not_at_all() -> None:
     queue = make_queue("by-cost", PLAIN, 1, {50: 1})
     with pytest.raises(TooLate, match="takes 150 ms here, and the deadline is in 120 ms"):
