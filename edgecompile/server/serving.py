@@ -85,7 +85,7 @@ class ServedModel:
             inputs: an array for every input, as ``Model.run`` takes them.
             outputs: the outputs that are wanted; None: all.
             deadline: when the answer is of no more use, by ``clock``.
-            priority: higher ones go first.
+            priority: 1 goes first, then 2, and so on; 0, which is none, goes last.
 
         Raises:
             BadRequest: lists what is wrong with the inputs; or an output is unknown.

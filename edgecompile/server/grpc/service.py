@@ -26,7 +26,7 @@ from edgecompile.server.keys import Keys
 from edgecompile.server.protocol.datatypes import NAMES
 from edgecompile.server.protocol.inference import infer
 from edgecompile.server.protocol.triton import describe_config, describe_statistics
-from edgecompile.server.protocol.v2 import EXTENSIONS
+from edgecompile.server.protocol.v2 import EXTENSIONS, check_priority
 from edgecompile.server.room import SMALL, Room
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import DEFAULT_LIMITS, Limits
@@ -202,7 +202,7 @@ class InferenceService:
             read_inputs(request, self._limits.elements),
             names,
             deadline=_deadline(request, context, model, self._slo),
-            priority=_integer(request, "priority") or 0,
+            priority=check_priority(_integer(request, "priority") or 0),
             most=self._limits.texts,
         )
         self._see(model.name, answer)

@@ -69,7 +69,12 @@ _INFER = _object(
                 "maximum": 2**63 - 1,
                 "description": "microseconds in which the answer is of use",
             },
-            priority={"type": ["integer", "null"], "minimum": 0, "maximum": 2**32 - 1},
+            priority={
+                "type": ["integer", "null"],
+                "minimum": 0,
+                "maximum": 2**32 - 1,
+                "description": "1 goes first, then 2, and so on; without one a request goes last",
+            },
             binary_data_output=_FLAG,
         ),
         "type": ["object", "null"],

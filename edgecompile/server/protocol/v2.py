@@ -19,7 +19,13 @@ from edgecompile.server.protocol.datatypes import BYTES, DATATYPES, DTYPES, NAME
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
 
-EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration", "statistics")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "parameters",
+    "model_configuration",
+    "schedule_policy",
+    "statistics",
+)
 #: 2^63 microseconds.
 _MAX_TIMEOUT = 1 << 63
 _MAX_HEADER = 12  # digits
@@ -104,7 +110,7 @@ def _read_head(document: Mapping[str, Any], most: int) -> _Head:
     priority = 0
     if parameters:
         flag = _flag(parameters, "binary_data_output", "parameters")
-        timeout, priority = _timeout(parameters), _priority(parameters)
+        timeout, priority = _timeout(parameters), check_priority(parameters.get("priority", 0))
     outputs, binary = _read_outputs(document.get("outputs"), flag)
     return (outputs, binary, identity, timeout, priority), tensors
 
@@ -227,8 +233,12 @@ def _timeout(parameters: Mapping[str, Any]) -> float | None:
     return value / 1e6
 
 
-def _priority(parameters: Mapping[str, Any]) -> int:
-    value = parameters.get("priority", 0)
+def check_priority(value: Any) -> int:
+    """A priority as Triton's extension "schedule_policy" has it.
+
+    Raises:
+        BadRequest: it is none.
+    """
     if type(value) is not int or not 0 <= value < 1 << 32:
         raise BadRequest("parameters: priority must be an integer from 0 on")
     return value

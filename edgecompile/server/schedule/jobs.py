@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 #: A request without a deadline is as urgent as one that came with so many seconds.
 PATIENCE = 1.0
+_NO_PRIORITY = 1 << 32
 
 
 @dataclass(eq=False)
@@ -19,7 +20,7 @@ class Job:
         rows: how many it has.
         arrived: when, by the clock of the queue.
         deadline: when its answer is of no more use; None: never.
-        priority: higher ones go first.
+        priority: 1 goes first, then 2, and so on; 0, which is none, goes last.
         payload: the caller's own.
         urgency: ascending: priority, then the deadline. Each request becomes the most urgent of its
             priority at some time, as no deadline stays in the future for ever.
@@ -35,12 +36,12 @@ class Job:
 
     def __post_init__(self) -> None:
         due = self.arrived + PATIENCE if self.deadline is None else self.deadline
-        self.urgency = -self.priority, due
+        self.urgency = self.priority or _NO_PRIORITY, due
 
     def stand_behind(self, seconds: float) -> None:
         """Counts as having come so much later, unless it has a deadline."""
         if self.deadline is None:
-            self.urgency = -self.priority, self.arrived + PATIENCE + seconds
+            self.urgency = self.urgency[0], self.arrived + PATIENCE + seconds
 
 
 @dataclass(eq=False)

@@ -188,7 +188,7 @@ class Scheduler:
             requests: whole batches, as ``Model.run`` takes them; not changed until the answer.
             outputs: the outputs that are wanted; None: all.
             deadline: when the answers are of no more use, by the clock.
-            priority: higher ones go first.
+            priority: as in ``Job``.
 
         Returns:
             The answers to come. Cancelling one takes its request out of the queue.

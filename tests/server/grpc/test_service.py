@@ -139,10 +139,11 @@ def test_what_is_wrong_is_told_and_the_next_request_runs(tiny_bundle: Path) -> N
     async def talk(model: ServedModel, call: Call) -> None:
         unknown, version = infer(1), infer(1, model_version="9")
         unknown.model_name = "other"
-        short, timeout, words = infer(1), infer(1), infer(1)
+        short, timeout, words, priority = infer(1), infer(1), infer(1), infer(1)
         short.raw_input_contents[0] = b"1234"
         timeout.parameters["timeout"].int64_param = 0
         words.parameters["timeout"].string_param = "soon"
+        priority.parameters["priority"].int64_param = -1
         vocabulary = infer(1, 10**9)
         for request, code, part in (
             (unknown, "NOT_FOUND", "no model 'other'; this server has tiny"),
@@ -150,6 +151,7 @@ def test_what_is_wrong_is_told_and_the_next_request_runs(tiny_bundle: Path) -> N
             (short, "INVALID_ARGUMENT", "has 4 bytes"),
             (timeout, "INVALID_ARGUMENT", "timeout is 0"),
             (words, "INVALID_ARGUMENT", "timeout isn't an integer"),
+            (priority, "INVALID_ARGUMENT", "priority must be an integer from 0 on"),
             (vocabulary, "INVALID_ARGUMENT", "1000000000"),
             (infer(), "INVALID_ARGUMENT", "length 0"),
             (infer(*range(33)), "INVALID_ARGUMENT", "33"),

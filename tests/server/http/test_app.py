@@ -120,6 +120,7 @@ def test_what_the_server_says_of_itself(tiny_bundle: Path, decoder_bundle: Path)
                 "binary_tensor_data",
                 "parameters",
                 "model_configuration",
+                "schedule_policy",
                 "statistics",
             ]
             for path in ("/v2/models/tiny", f"/v2/models/tiny/versions/{version}"):

@@ -185,3 +185,19 @@ def test_a_list_alone_runs_as_it_did() -> None:
             queue.offer(some, 0.0)
         ends.append(drain(queue, 0.0)[0])
     assert ends[0] <= 1.01 * ends[1]
+
+
+def test_priorities_are_those_of_triton() -> None:
+    """1 goes first, then 2, and so on; who has none goes last, whatever its deadline is."""
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    jobs = {
+        name: Job(10, priority=priority, deadline=deadline)
+        for name, priority, deadline in (
+            ("none", 0, 0.9), ("second", 2, None), ("first", 1, None), ("far", 9, None), ("near", 2, 0.8)
+        )
+    }  # fmt: skip
+    for job in jobs.values():
+        queue.offer([job], 0.0)
+    order = [job for job, _ in drain(queue, 0.0)[1]]
+    names = [next(name for name, job in jobs.items() if job is each) for each in order]
+    assert names == ["first", "near", "second", "far", "none"]

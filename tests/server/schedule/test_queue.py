@@ -56,9 +56,9 @@ def test_retry_after_is_true(lengths: list[int], allowed: float) -> None:
     """Refused, and again after so many seconds with nothing else coming: taken. Sooner: refused."""
     queue = make_queue("by-cost", PLAIN, 1, {50: 1})
     for length in lengths:
-        queue.offer([Job(length)], 0.0)  # of no deadline: all of them are taken
+        queue.offer([Job(length, priority=1)], 0.0)  # of no deadline: all of them are taken
     queue.next(0.0)
-    job = Job(30, arrived=0.0, deadline=allowed, priority=-1)
+    job = Job(30, arrived=0.0, deadline=allowed)
     try:
         queue.offer([job], 0.0)
         return
@@ -68,10 +68,10 @@ def test_retry_after_is_true(lengths: list[int], allowed: float) -> None:
     half = retry / 2
     drain(queue, 0.0, half)
     with pytest.raises(Refused):
-        queue.offer([Job(30, arrived=half, deadline=half + allowed, priority=-1)], half)
+        queue.offer([Job(30, arrived=half, deadline=half + allowed)], half)
     later = retry + 1e-6
     drain(queue, half, later)
-    queue.offer([Job(30, arrived=later, deadline=later + allowed, priority=-1)], later)
+    queue.offer([Job(30, arrived=later, deadline=later + allowed)], later)
 
 
 def test_a_refusal_says_by_how_much() -> None:
