@@ -379,6 +379,7 @@ def test_orins_get_jetpacks_assembler_and_a_recipe_beside(layer: Path, tmp_path:
     assert manifest.built_by["gpu"].endswith("ptxas V12.6.85")
     assert gpu.gpu is not None and gpu.gpu.precision == "fp32-gpu"
     assert "fp32-gpu" in manifest.weights and gpu.gpu.compute_capabilities == ("8.7",)
+    assert gpu.gpu.ptx is None  # a module's GPU is a part of it
     assert read_elf(result.bundle_path / gpu.programs[0]).machine == "aarch64"
     folder = BundleFolder(str(result.bundle_path))
     recipe = read_recipe(folder, engine)

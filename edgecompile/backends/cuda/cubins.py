@@ -115,13 +115,16 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def assemble(kernels: Sequence[Kernel], archs: Sequence[int], ptxas: Path) -> tuple[Assembled, ...]:
+def assemble(
+    kernels: Sequence[Kernel], archs: Sequence[int], ptxas: Path, *, ptx: bool = True
+) -> tuple[Assembled, ...]:
     """Assembles kernels for architectures.
 
     Args:
         kernels: from Inductor.
         archs: such as 87; none older than what the PTX is for.
         ptxas: the assembler.
+        ptx: whether to ship PTX for later architectures, where it can serve them.
 
     Raises:
         CompileError: the assembler refuses a kernel.
@@ -137,7 +140,8 @@ def assemble(kernels: Sequence[Kernel], archs: Sequence[int], ptxas: Path) -> tu
     result = []
     for index, (kernel, (text, least, later)) in enumerate(zip(kernels, texts, strict=True)):
         own = tuple(images[index * len(archs) : (index + 1) * len(archs)])
-        result.append(Assembled(kernel, own, _waiting(text, least) if later else None, least))
+        shipped = _waiting(text, least) if ptx and later else None
+        result.append(Assembled(kernel, own, shipped, least))
     return tuple(result)
 
 

@@ -86,6 +86,7 @@ def compile_for_gpu(
         task = _Task(
             program, bucket, index, profile.name, gpu, precision, ptxas, store, folder, natives,
             keys[index] if keys else uuid.uuid4().hex, saved[index] if saved else None,
+            ptx=profile.kind != "jetson",
         )  # fmt: skip
         tell = partial(
             _tell, step, (index * len(rules), len(buckets) * len(rules)), f"bucket {index}"
@@ -193,6 +194,7 @@ class _Task:
     natives: Mapping[str, NativeRuntime]
     export_key: str
     saved: Path | None
+    ptx: bool  # a Jetson's GPU is a part of it: no later one will run its bundle
     rule: str = RULES[0]
 
     def key(self, arch: str) -> str:
@@ -205,6 +207,7 @@ class _Task:
             plain_fields(self.gpu),
             self.precision,
             self.rule,
+            self.ptx,
             self.natives[arch].sha256,
             [toolchain.cxx, toolchain.version],
             [TRITON, ptxas_version(self.ptxas)],
@@ -275,7 +278,7 @@ class _Task:
         archs = [
             int(name.replace(".", "")) for name in self.gpu.cubins or (self.gpu.compute_capability,)
         ]
-        kernels = assemble(generated.kernels, archs, self.ptxas)
+        kernels = assemble(generated.kernels, archs, self.ptxas, ptx=self.ptx)
         private = (str(self.folder.resolve()), str(Path.home()), tempfile.gettempdir() + "/")
         audit = audit_kernels(kernels, self.gpu.facts, self.target, private)
         lowering = {

@@ -74,6 +74,12 @@ def test_code_for_several_architectures_and_ptx_for_later_ones() -> None:
     assert audit_kernels([made], ORIN, "mine").findings == ()
 
 
+def test_no_ptx_where_no_later_gpu_will_run_it() -> None:
+    (made,) = assemble([kernel()], [87], find_ptxas(), ptx=False)
+    assert made.ptx is None
+    assert [arch for arch, _ in parse(made.container())] == [87]
+
+
 def test_the_same_ptx_gives_the_same_bytes() -> None:
     first, second = (assemble([kernel()], [87], find_ptxas())[0].container() for _ in range(2))
     assert first == second
