@@ -103,6 +103,19 @@ _INCLUDES = {
 FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_|hypotf?$)")
 
 
+#: Those of the container's functions that the runtime calls: what only others need is left out.
+_EXPORTS = (
+    "AOTInductorGetLastError",
+    *(
+        f"AOTInductorModelContainer{name}"
+        for name in (
+            "CreateWithDevice", "Delete", "Run", "RunSingleThreaded", "GetNum*", "GetOutputName", "GetConstant*",
+            "UpdateUserManagedConstantBufferPairs",
+        )
+    ),
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ProgramTask:
     """A program to compile.
@@ -317,7 +330,7 @@ def link_renamed(
     renamed: Collection[str],
     output: Path,
     library: Path,
-    exports: Sequence[str] = ("AOTInductor*",),
+    exports: Sequence[str] = _EXPORTS,
 ) -> None:
     """Links objects at ``output`` that call ``ec_X`` of ``library`` for each ``X`` in ``renamed``."""
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:

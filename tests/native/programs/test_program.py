@@ -16,7 +16,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from tests.native.programs.aoti import NativeTensor, describe, load_shim
+from edgecompile.toolchain.compilers import exported_symbols, find_toolchain
+from tests.native.programs.aoti import NativeTensor, describe, load_shim, own_runtime
 from tests.native.programs.host import LENGTHS, LONGEST, VOCABULARY, Built, Failure, Host, build
 
 
@@ -291,6 +292,14 @@ def test_thread_count(host: Host):
     assert host.native.ec_set_num_threads(0) == 0
     assert host.native.ec_get_num_threads() == before
     assert host.native.ec_abi_version() == 1
+
+
+def test_libraries_leave_out_what_no_run_calls(built: Built):
+    exports = exported_symbols(find_toolchain(), built.library)
+    assert "AOTInductorModelContainerRunSingleThreaded" in exports
+    assert not exports & {"AOTInductorModelCreateV2", "AOTInductorModelContainerRunConstantFolding"}
+    for library in (built.library, own_runtime().path):
+        assert b"{parm#" not in library.read_bytes()  # the demangler's word for a parameter
 
 
 def test_without_torch_or_openmp_in_the_process(built: Built):

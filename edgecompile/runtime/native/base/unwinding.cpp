@@ -1,2 +1,4 @@
-// The runtime library's copy of _dl_find_object; model libraries have theirs in model/support.cpp.
+// The runtime library's copies of what each library has for itself; model libraries have theirs in
+// generated/support.cpp.
+#include "base/demangle.h"
 #include "base/find_object.h"

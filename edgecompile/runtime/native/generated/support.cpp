@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "base/demangle.h"
 #include "base/find_object.h"
 
 #define EC_HIDDEN extern "C" __attribute__((visibility("hidden")))
