@@ -199,7 +199,7 @@ class EmulatedModel:
 
     def _start(self, variant: str, folder: Path, opening: ExitStack) -> None:
         program = folder / "replay"
-        _build_replay(self.emulator.arch, program)
+        build_replay(self.emulator.arch, program)
         env = {k: v for k, v in os.environ.items() if not k.startswith("EDGECOMPILE_")}
         self._process = subprocess.Popen(
             [*self.emulator.command, str(program), str(self.bundle), variant],
@@ -247,7 +247,12 @@ class EmulatedModel:
             ) from None
 
 
-def _build_replay(arch: str, program: Path) -> None:
+def build_replay(arch: str, program: Path) -> None:
+    """Builds the program that opens a bundle under the emulator of ``arch``, at ``program``.
+
+    Raises:
+        ToolchainError, CompileError, DiskFullError.
+    """
     toolchain, interface = find_toolchain(arch), c_interface_sources()
     include_dirs = (interface, interface / "include")
     key = headers_id(interface)

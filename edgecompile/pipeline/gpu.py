@@ -8,7 +8,10 @@ back to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import platform
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from edgecompile.backends.cuda.compiled import NUMBERS_NOTE, GpuPrograms
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.staging import Staging
 from edgecompile.export.program import ExportedModel
+from edgecompile.machines.emulator import build_replay, find_emulator
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import text_samples
 from edgecompile.narrowing.choice import ResolvedPrecision
@@ -38,12 +42,15 @@ from edgecompile.planning.options import BOTH, TORCH_TENSORRT, TRITON
 from edgecompile.planning.planning import Planned
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.targets.jetpack import find_jetpack
 from edgecompile.tensorrt.parts import GpuParts, engine_notes, rtx_notes
 from edgecompile.tensorrt.rtx import RtxReport, bucket_profiles, check_rtx, has_rtx
 from edgecompile.tensorrt.torch_tensorrt import BuiltEngine, build_engine
 from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt
+from edgecompile.toolchain.gpu_native import build_gpu_runtime
+from edgecompile.toolchain.native import build_runtime
 
 
 def build_for_gpu(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
@@ -132,6 +139,32 @@ def _with_padding(
 
 def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
     """As :func:`build_for_gpu`, with programs that need no TensorRT and nothing to finish."""
+    with _compiling_ahead(run, work / "artifacts"):
+        return _build_in_turn(run, model, staging, work)
+
+
+@contextmanager
+def _compiling_ahead(run: Run, folder: Path) -> Iterator[None]:
+    """Compiles beside the first stages, which keep one core busy, what later ones need of any model.
+
+    Those find the objects in the compilers' cache, and say what is wrong where one can't be compiled.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        for arch in run.profile.archs:
+            pool.submit(build_gpu_runtime, arch, folder / arch)
+        for variant in run.profile.variants:
+            pool.submit(build_runtime, variant, folder / variant.name)
+        for arch in run.profile.archs:
+            foreign = arch != architecture(platform.machine())
+            if foreign and run.options.emulation and find_emulator(arch) is not None:
+                pool.submit(build_replay, arch, folder / arch / "replay")
+        try:
+            yield
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _build_in_turn(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
     options = run.options
     precision = options.precision_for(run.profile)
     subject = find_subject(run, model, work)

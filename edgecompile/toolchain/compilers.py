@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -46,6 +47,9 @@ _KEPT_SYMBOLS = {
 
 #: Changed when what this module does with the same arguments changes; part of every key.
 _RECIPE = b"2"
+
+#: By key: what one thread compiles another one waits for.
+_COMPILING: dict[str, threading.Lock] = {}
 
 
 @dataclass(frozen=True)
@@ -210,36 +214,39 @@ def compile_object(
     directory = cache_directory() / "objects" / key[:2]
     target = directory / f"{key}.o"
     command = (toolchain.cxx, *options)
-    if target.is_file():
-        return BuiltObject(target, 0.0, command)
-    start = time.perf_counter()
-    scratch = directory / f"{key}.{os.getpid()}.{time.monotonic_ns()}"
-    try:
-        scratch.mkdir(parents=True)
-        (scratch / name).write_bytes(source)
-        includes = [f"-I{d}" for d in include_dirs]
-        # No folder's name may reach the object (through __FILE__, say), or builds would differ.
-        includes += [f"-ffile-prefix-map={d}=include" for d in include_dirs]
-        if precompiled and headers_wanted():
-            header = precompile(cache_directory(), [*command, *includes], precompiled, headers_id)
-            includes += ["-include", str(header)]
-        remap = [f"-ffile-prefix-map={scratch}=."]
-        output = scratch / "out.o"
-        run_tool(
-            [*command, *includes, *remap, "-c", str(scratch / name), "-o", str(output)],
-            f"compiling {name}",
-        )
-        os.replace(output, target)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"the disk is full: {directory}") from error
-        raise ToolchainError(
-            f"the cache directory can't be written: {error}",
-            hint="set EDGECOMPILE_CACHE_DIR to a directory that you can write",
-        ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return BuiltObject(target, time.perf_counter() - start, command)
+    with _COMPILING.setdefault(key, threading.Lock()):
+        if target.is_file():
+            return BuiltObject(target, 0.0, command)
+        start = time.perf_counter()
+        scratch = directory / f"{key}.{os.getpid()}.{time.monotonic_ns()}"
+        try:
+            scratch.mkdir(parents=True)
+            (scratch / name).write_bytes(source)
+            includes = [f"-I{d}" for d in include_dirs]
+            # No folder's name may reach the object (through __FILE__, say), or builds would differ.
+            includes += [f"-ffile-prefix-map={d}=include" for d in include_dirs]
+            if precompiled and headers_wanted():
+                header = precompile(
+                    cache_directory(), [*command, *includes], precompiled, headers_id
+                )
+                includes += ["-include", str(header)]
+            remap = [f"-ffile-prefix-map={scratch}=."]
+            output = scratch / "out.o"
+            run_tool(
+                [*command, *includes, *remap, "-c", str(scratch / name), "-o", str(output)],
+                f"compiling {name}",
+            )
+            os.replace(output, target)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFullError(f"the disk is full: {directory}") from error
+            raise ToolchainError(
+                f"the cache directory can't be written: {error}",
+                hint="set EDGECOMPILE_CACHE_DIR to a directory that you can write",
+            ) from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return BuiltObject(target, time.perf_counter() - start, command)
 
 
 def link_shared(

@@ -8,6 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -80,18 +81,23 @@ def compile_for_gpu(
     natives = {arch: build_gpu_runtime(arch, folder / arch) for arch in profile.archs}
     store = TensorStore(folder / "tensors")
     rules = RULES[: 1 + alternatives]
+    compiling: list[list[_Program]] = []
+    # One program's host code is compiled while the next one's kernels are generated.
+    with ThreadPoolExecutor(max_workers=1) as linking:
+        for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True)):
+            task = _Task(
+                program, bucket, index, profile.name, gpu, precision, ptxas, store, folder, natives,
+                keys[index] if keys else uuid.uuid4().hex, saved[index] if saved else None,
+                ptx=profile.kind != "jetson",
+            )  # fmt: skip
+            tell = partial(
+                _tell, step, (index * len(rules), len(buckets) * len(rules)), f"bucket {index}"
+            )
+            compiling.append(_compile_each(task, rules, tell, linking))
     by_arch: dict[str, list[list[Artifact]]] = {arch: [] for arch in natives}
     verdicts: list[AuditVerdict] = []
-    for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True)):
-        task = _Task(
-            program, bucket, index, profile.name, gpu, precision, ptxas, store, folder, natives,
-            keys[index] if keys else uuid.uuid4().hex, saved[index] if saved else None,
-            ptx=profile.kind != "jetson",
-        )  # fmt: skip
-        tell = partial(
-            _tell, step, (index * len(rules), len(buckets) * len(rules)), f"bucket {index}"
-        )
-        programs = _compile_each(task, rules, tell)
+    for made in compiling:
+        programs = [item.artifacts.result() for item in made]
         for arch in natives:
             by_arch[arch].append([artifacts[arch] for artifacts in programs])
         for artifacts in programs:
@@ -129,24 +135,24 @@ def _compile_each(
     task: _Task,
     rules: Sequence[str],
     tell: Callable[..., None],
-) -> list[dict[str, Artifact]]:
-    """A program with the tiles of each rule, by architecture; those that come out as an earlier one left out.
+    linking: ThreadPoolExecutor,
+) -> list[_Program]:
+    """A program with the tiles of each rule; those that come out as an earlier one left out.
 
     Args:
         task: the program.
         rules: which tiles.
         tell: gets the number of the rule before it is compiled.
+        linking: compiles and links host code.
     """
-    programs: list[dict[str, Artifact]] = []
+    programs: list[_Program] = []
     for number, rule in enumerate(rules):
         tell(number=number)
         # The graph is the same with every tile, so it is checked once.
-        checked = next(iter(programs), None)
-        checks = None if checked is None else next(iter(checked.values())).lowering["checks"]
-        artifacts = replace(task, rule=rule).compile(checks)
-        code = {next(iter(item.values())).lowering["code"] for item in programs}
-        if next(iter(artifacts.values())).lowering["code"] not in code:
-            programs.append(artifacts)
+        checks = programs[0].lowering["checks"] if programs else None
+        program = replace(task, rule=rule).compile(checks, linking)
+        if program.lowering["code"] not in {item.lowering["code"] for item in programs}:
+            programs.append(program)
     return programs
 
 
@@ -176,6 +182,14 @@ class _Made:
     kernels: tuple[Assembled, ...]
     lowering: Mapping[str, Any]
     seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A program whose libraries, by architecture of the host, may still be compiled."""
+
+    lowering: Mapping[str, Any]
+    artifacts: Future[dict[str, Artifact]]
 
 
 @dataclass(frozen=True)
@@ -219,18 +233,25 @@ class _Task:
         rule = "" if self.rule == RULES[0] else f"-{self.rule}"
         return self.folder / f"{PREFIX}{arch}" / f"bucket-{self.index}{rule}.so"
 
-    def compile(self, checks: Sequence[Mapping[str, Any]] | None) -> dict[str, Artifact]:
-        """The program by architecture, those of an earlier process included.
+    def compile(
+        self, checks: Sequence[Mapping[str, Any]] | None, linking: ThreadPoolExecutor
+    ) -> _Program:
+        """The program, or what an earlier process left of it.
 
         Args:
             checks: of the same program with other tiles, whose graph isn't checked again.
+            linking: compiles and links the host code.
         """
         pairs = [(arch, self.find_known(arch)) for arch in self.natives]
         artifacts = {arch: artifact for arch, artifact in pairs if artifact is not None}
         if len(artifacts) == len(pairs):
-            return artifacts
-        code = self.make(checks)
-        return {arch: self.link(arch, code) for arch in self.natives}
+            lowering = next(iter(artifacts.values())).lowering
+            return _Program(lowering, linking.submit(lambda: artifacts))
+        made = self.make(checks)
+        return _Program(
+            made.lowering,
+            linking.submit(lambda: {arch: self.link(arch, made) for arch in self.natives}),
+        )
 
     def find_known(self, arch: str) -> Artifact | None:
         """The program that an earlier process left, if it has this key and is whole."""
