@@ -234,7 +234,13 @@ def test_a_model_that_computes_much_gets_the_usual_cases_alone(
     monkeypatch.setattr("edgecompile.bundle.cases._FLOPS_PER_S", 1e-9)
     bucket = whole(unlimited, 1, 64)
     assert list(length_cases(unlimited, [bucket])) == []
-    assert len(list(make_cases(unlimited, [bucket]))) == 6
+    usual = list(make_cases(unlimited, [bucket]))
+    assert len(usual) == 6
+    # Where nothing else is run the golden vectors are the same ones.
+    golden = list(make_cases(unlimited, [bucket], golden=True))
+    assert [case.name for case in golden] == ["lower", "upper", "hint"]
+    for one, other in zip(golden, usual, strict=False):
+        assert one.name == other.name and (one.inputs["x"] == other.inputs["x"]).all()
     # Sizes that have to be tried are, whatever they take.
     wanted = {0: [{"length": 7}, {"length": 9}]}
     cases = list(length_cases(unlimited, [bucket], also=wanted))
