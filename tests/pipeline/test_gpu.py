@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,12 @@ from edgecompile.cli import cli
 from edgecompile.errors import CompileError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.onnx.memory import MemoryEstimate, estimate_memory, peak_live_bytes
+from edgecompile.pipeline import gpu
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
+from edgecompile.pipeline.run import Run
 from edgecompile.planning.request import PlanRequest
+from edgecompile.progress import NULL_PROGRESS
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.recipe import read_recipe
 from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, TensorSpec, Variant
@@ -317,3 +321,28 @@ def test_a_padded_axis_has_one_size_in_its_profile() -> None:
     padded = shape_ranges(spec, BucketSpec("pad", axes), "length")
     # The batch isn't padded.
     assert (padded.min, padded.opt, padded.max) == ((2, 1, 9), (2, 2, 9), (2, 4, 9))
+
+
+def test_native_code_is_compiled_beside_the_first_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    all_begun = threading.Event()
+
+    def fail(variant: object, folder: Path) -> None:
+        begun.append(folder.name)
+        raise CompileError("the stage that needs it says so")
+
+    def last(arch: str, program: Path) -> None:
+        begun.append(program.name)
+        all_begun.set()
+
+    monkeypatch.setattr(gpu, "build_gpu_runtime", lambda arch, folder: begun.append(arch))
+    monkeypatch.setattr(gpu, "build_runtime", fail)
+    monkeypatch.setattr(gpu, "find_emulator", lambda arch: "qemu")
+    monkeypatch.setattr(gpu, "build_replay", last)
+    monkeypatch.setattr(gpu.platform, "machine", lambda: "x86_64")
+    run = Run(BuildRequest("model"), load_target("jetson-orin"), NULL_PROGRESS)
+    with gpu._compiling_ahead(run, tmp_path):
+        assert all_begun.wait(60)
+    assert begun == ["aarch64", "aarch64-dotprod", "replay"]
