@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -337,7 +339,12 @@ def test_native_code_is_compiled_beside_the_first_stages(
         begun.append(program.name)
         all_begun.set()
 
-    monkeypatch.setattr(gpu, "build_gpu_runtime", lambda arch, folder: begun.append(arch))
+    def first(arch: str, folder: Path) -> None:
+        begun.append(arch)
+        child = subprocess.run(["nice"], capture_output=True, text=True, check=True)
+        begun.append(f"nice {child.stdout.strip()}")
+
+    monkeypatch.setattr(gpu, "build_gpu_runtime", first)
     monkeypatch.setattr(gpu, "build_runtime", fail)
     monkeypatch.setattr(gpu, "find_emulator", lambda arch: "qemu")
     monkeypatch.setattr(gpu, "build_replay", last)
@@ -345,4 +352,7 @@ def test_native_code_is_compiled_beside_the_first_stages(
     run = Run(BuildRequest("model"), load_target("jetson-orin"), NULL_PROGRESS)
     with gpu._compiling_ahead(run, tmp_path):
         assert all_begun.wait(60)
-    assert begun == ["aarch64", "aarch64-dotprod", "replay"]
+        own = os.nice(0)
+    # The compilers give way to the stages, whose priority stays.
+    nice = f"nice {min(19, own + gpu._NICENESS)}"
+    assert begun == ["aarch64", nice, "aarch64-dotprod", "replay"]
