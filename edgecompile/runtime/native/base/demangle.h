@@ -1,8 +1,8 @@
 // Leaves libstdc++'s demangler out of a library that is linked with it.
 //
-// Its handler of exceptions that nobody catches writes their types readably, with 47 KB of code and tables. This
-// definition, included once by each library that we link, takes the demangler's place: such a type is
-// written as the compiler names it.
+// Its handler of exceptions that nobody catches writes their types readably, with 47 KB of code and
+// tables. This definition, included once by each library that we link, takes the demangler's place:
+// such a type is written as the compiler names it.
 #ifndef EDGECOMPILE_DEMANGLE_H_
 #define EDGECOMPILE_DEMANGLE_H_
 
