@@ -14,7 +14,13 @@ from edgecompile.runtime import Model
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.text.encoder import Text, TextEncoder, TokenizedText
 from edgecompile.server.answers import Answer, TextAnswer
-from edgecompile.server.errors import BadRequest, NotReady, UnknownModel, translate
+from edgecompile.server.errors import (
+    BadRequest,
+    NotReady,
+    UnknownModel,
+    Unprocessable,
+    translate,
+)
 from edgecompile.server.generation import Generator
 from edgecompile.server.journal import Journal
 from edgecompile.server.room import check_characters

@@ -146,16 +146,10 @@ def openai_error(error: ServerError) -> bytes:
     )
 
 
-_TEI = {
-    400: "Validation",
-    404: "Validation",
-    413: "Validation",
-    422: "Validation",
-    429: "Overloaded",
-    503: "Unhealthy",
-}
+_TEI = {429: "Overloaded", 503: "Unhealthy", 504: "Overloaded"}
 
 
 def tei_error(error: ServerError) -> bytes:
     """The form of text-embeddings-inference."""
-    return dump({"error": error.message, "error_type": _TEI.get(error.status, "Backend")})
+    other = "Validation" if error.status < 500 else "Backend"
+    return dump({"error": error.message, "error_type": _TEI.get(error.status, other)})

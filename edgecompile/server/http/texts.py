@@ -14,6 +14,8 @@ from edgecompile.server.protocol.inference import stack
 from edgecompile.server.protocol.texts import (
     Item,
     embedding_output,
+    labels_of,
+    rank_output,
     scores_output,
     shorten_rows,
     to_scores,
@@ -70,7 +72,7 @@ class TextRoutes:
         """POST /rerank."""
         params = tei.read_rerank(await self._body(request), self._limits.texts)
         model = self._first()
-        name = scores_output(model.model.manifest)
+        name = rank_output(model.model.manifest)
         pairs: list[Item] = [(params.query, text) for text in params.texts]
         answer = await self._encode(model, pairs, None, params.truncate)
         scores = to_scores(name, stack(answer, name), params.raw)[:, 0]
@@ -81,25 +83,14 @@ class TextRoutes:
         params = tei.read_predict(await self._body(request), self._limits.texts)
         model = self._first()
         manifest = model.model.manifest
-        name = scores_output(manifest)
+        output = scores_output(manifest)
         answer = await self._encode(model, list(params.texts), None, params.truncate)
-        scores = to_scores(name, stack(answer, name), params.raw)
-        labels = manifest.labels.get(name) or [f"LABEL_{i}" for i in range(scores.shape[1])]
-        body = tei.format_predict(params, scores, labels)
+        scores = to_scores(output.name, stack(answer, output.name), params.raw)
+        body = tei.format_predict(params, scores, labels_of(manifest, output))
         return Response(body=body, headers=timing(answer))
 
     async def info(self, request: Request) -> Response:
         """GET /info."""
         model = self._first()
-        manifest = model.model.manifest
-        text = manifest.text
-        document = {
-            "model_id": model.name,
-            "model_sha": model.version,
-            "model_dtype": manifest.precision,
-            "model_type": {"labels": {k: list(v) for k, v in manifest.labels.items()}},
-            "max_input_length": None if text is None else text.max_length,
-            "max_client_batch_size": self._limits.texts,
-            "version": __version__,
-        }
-        return Response(body=dump(document))
+        document = tei.describe(model.name, model.version, model.model.manifest, self._limits)
+        return Response(body=dump({**document, "version": __version__}))

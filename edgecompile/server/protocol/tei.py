@@ -1,6 +1,6 @@
-"""The routes of text-embeddings-inference: /embed, /rerank, /predict.
+"""The routes of text-embeddings-inference: /embed, /rerank, /predict, /info.
 
-Source: huggingface/text-embeddings-inference, router/src/http/types.rs and server.rs.
+Source: huggingface/text-embeddings-inference, router/src/http/types.rs and server.rs, router/src/lib.rs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.text.encoder import Text
 from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
 from edgecompile.server.protocol.openai import MAX_DIMENSIONS
-from edgecompile.server.protocol.texts import Item, number, read_items
+from edgecompile.server.protocol.texts import (
+    Item,
+    labels_of,
+    number,
+    read_items,
+    scores_output,
+)
+from edgecompile.server.settings import Limits
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,38 @@ def _truncate(document: dict[str, Any]) -> bool:
     if side is not None and str(side).lower() != "right":
         raise Unprocessable("truncation_direction: texts are cut at their end alone (Right)")
     return _flag(document, "truncate", True)
+
+
+#: What precisions are called there.
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def describe(name: str, version: str, manifest: Manifest, limits: Limits) -> dict[str, Any]:
+    """What /info says of a model."""
+    about: dict[str, Any]
+    try:
+        item = scores_output(manifest)
+    except Unprocessable:
+        # How a text's tokens become one vector isn't in the bundle.
+        kind, about = "embedding", {"pooling": None}
+    else:
+        labels = labels_of(manifest, item)
+        kind = "reranker" if len(labels) == 1 else "classifier"
+        about = {
+            "id2label": {str(index): label for index, label in enumerate(labels)},
+            "label2id": {label: index for index, label in enumerate(labels)},
+        }
+    return {
+        "model_id": name,
+        "served_model_name": name,
+        "model_sha": version,
+        "model_dtype": _DTYPES.get(manifest.precision, manifest.precision),
+        "model_type": {kind: about},
+        "max_concurrent_requests": limits.queue,
+        "max_input_length": None if manifest.text is None else manifest.text.max_length,
+        "max_client_batch_size": limits.texts,
+        "auto_truncate": True,
+    }
 
 
 def format_embed(rows: NDArray[Any]) -> bytes:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.schema import Manifest, TensorSpec
 from edgecompile.runtime.text.encoder import Text, TokenizedText
-from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
+from edgecompile.server.errors import BadRequest, ServerError, TooLarge, Unprocessable
 from edgecompile.server.protocol.documents import kind
 
 #: A text, or one of token ids.
@@ -102,7 +102,7 @@ def embedding_output(manifest: Manifest) -> str:
     return named[0]
 
 
-def scores_output(manifest: Manifest) -> str:
+def scores_output(manifest: Manifest) -> TensorSpec:
     """The output that has a score for each class of a text: [batch, classes].
 
     Raises:
@@ -111,8 +111,30 @@ def scores_output(manifest: Manifest) -> str:
     for item in manifest.outputs:
         classes = item.name in manifest.labels or item.name in ("logits", "scores")
         if classes and len(item.shape) == 2 and isinstance(item.shape[1], int):
-            return item.name
+            return item
     raise Unprocessable(f"{manifest.name} gives no scores by text\nhint: it isn't a classifier")
+
+
+def labels_of(manifest: Manifest, output: TensorSpec) -> Sequence[str]:
+    """The names of the classes of ``scores_output``; where they have none numbers, as transformers gives them."""
+    classes = output.shape[1]
+    assert isinstance(classes, int)
+    return manifest.labels.get(output.name) or [f"LABEL_{i}" for i in range(classes)]
+
+
+def rank_output(manifest: Manifest) -> str:
+    """The output that has one score for each text, by which texts can be ordered.
+
+    Raises:
+        Unprocessable: there is none; of several classes none is known to be the one that fits.
+    """
+    item = scores_output(manifest)
+    if item.shape[1] != 1:
+        raise Unprocessable(
+            f"{manifest.name} gives {item.shape[1]} scores by text, a reranker gives one\n"
+            "hint: /predict has the scores of all classes"
+        )
+    return item.name
 
 
 def to_scores(name: str, rows: NDArray[Any], raw: bool) -> NDArray[Any]:
@@ -123,18 +145,21 @@ def to_scores(name: str, rows: NDArray[Any], raw: bool) -> NDArray[Any]:
 
     Raises:
         Unprocessable: raw scores are wanted of a model that has none.
+        ServerError: a score is NaN or infinite.
     """
-    if name.endswith("scores"):
-        if raw:
-            raise Unprocessable("the bundle was built with --softmax and has no raw scores")
-        return rows
-    if raw:
-        return rows
+    own = name.endswith("scores")
+    if own and raw:
+        raise Unprocessable("the bundle was built with --softmax and has no raw scores")
+    return _check_finite(rows if own or raw else _squash(rows))
+
+
+def _squash(rows: NDArray[Any]) -> NDArray[Any]:
     wide = rows.astype(np.float64)
     if rows.shape[1] == 1:
         return 0.5 * (1 + np.tanh(wide / 2))  # the sigmoid, without overflow
-    wide = np.exp(wide - wide.max(1, keepdims=True))
-    scores: NDArray[Any] = wide / wide.sum(1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # of infinities, refused below
+        wide = np.exp(wide - wide.max(1, keepdims=True))
+        scores: NDArray[Any] = wide / wide.sum(1, keepdims=True)
     return scores
 
 
@@ -143,12 +168,21 @@ def shorten_rows(rows: NDArray[Any], size: int | None, normalize: bool) -> NDArr
 
     Raises:
         BadRequest: they have fewer numbers.
+        ServerError: one is NaN or infinite.
     """
+    rows = np.asarray(rows, np.float32)  # the squares of half precision's own would overflow
     if size is not None:
         if size > rows.shape[1]:
             raise BadRequest(f"dimensions is {size}, the embedding has {rows.shape[1]}")
         rows = rows[:, :size]
+    _check_finite(rows)
     if normalize:
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         rows = rows / np.maximum(norms, np.finfo(np.float32).tiny)
-    return np.ascontiguousarray(rows, np.float32)
+    return np.ascontiguousarray(rows)
+
+
+def _check_finite(rows: NDArray[Any]) -> NDArray[Any]:
+    if not np.isfinite(rows).all():  # JSON lacks them, and nothing can be ordered by NaN
+        raise ServerError("the model gave NaN or infinities")
+    return rows

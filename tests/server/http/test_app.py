@@ -143,7 +143,10 @@ def test_what_the_server_says_of_itself(tiny_bundle: Path, decoder_bundle: Path)
             assert (await call(app, "POST", "/v1/models/tiny")).status == 405
             for path in ("/v1/models/", "/v1/models/tiny/ready"):
                 assert (await call(app, "GET", path)).status == 404
-            assert (await call(app, "GET", "/info")).json["model_id"] == "tiny"
+            found = (await call(app, "GET", "/info")).json
+            assert found["model_id"] == found["served_model_name"] == "tiny"
+            assert found["model_type"] == {"embedding": {"pooling": None}}
+            assert found["model_dtype"] == "float32" and found["auto_truncate"]
             document = (await call(app, "GET", "/openapi.json")).json
             known = {path.replace("/versions/{version}", "") for path in document["paths"]}
             assert known == set(app._routes)
@@ -207,6 +210,7 @@ def test_what_the_server_says_of_itself(tiny_bundle: Path, decoder_bundle: Path)
         ("POST", "/embed", {"inputs": "a", "dimensions": 0}, 400, "dimensions"),
         ("POST", "/embed", {"inputs": "a", "dimensions": 17}, 400, "has 16"),
         ("POST", "/embed", {"inputs": "a", "prompt_name": "x"}, 400, "no prompt"),
+        ("POST", "/embed", {"inputs": ["a", [1]], "prompt_name": "x"}, 422, "token ids"),
         ("POST", "/embed", {"inputs": "a", "truncation_direction": "Left"}, 422, "at their end"),
         ("POST", "/embed", {"inputs": "the " * 99, "truncate": False}, 400, "tokens"),
         ("POST", "/embed", b'{"inputs": "\\ud800"}', 400, ""),

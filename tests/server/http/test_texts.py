@@ -104,6 +104,22 @@ def test_vectors_are_cut_and_normalized() -> None:
         shorten_rows(rows, 4, False)
 
 
+def test_half_precision_is_normalized_in_single() -> None:
+    rows = np.full((1, 16), 300, np.float16)  # the sum of its squares is beyond half precision
+    np.testing.assert_allclose(shorten_rows(rows, None, True), np.full((1, 16), 0.25), atol=1e-7)
+
+
+@pytest.mark.parametrize("strange", [np.nan, np.inf])
+def test_what_json_lacks_is_no_answer(strange: float) -> None:
+    rows = np.array([[1, 2], [strange, 2]], np.float32)
+    for normalize in (False, True):
+        with pytest.raises(ServerError, match="NaN or infinities"):
+            shorten_rows(rows, None, normalize)
+    for name, raw in (("logits", False), ("logits", True), ("scores", False)):
+        with pytest.raises(ServerError, match="NaN or infinities"):
+            to_scores(name, rows, raw)
+
+
 def test_items() -> None:
     assert read_items("a", "x", 3) == (["a"], True)
     assert read_items(["a", "b"], "x", 3) == (["a", "b"], False)
