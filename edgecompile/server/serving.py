@@ -156,6 +156,8 @@ class ServedModel:
         truncate: bool,
     ) -> list[TokenizedText]:
         plain = [text for text in texts if not isinstance(text, TokenizedText)]
+        if prompt is not None and len(plain) < len(texts):
+            raise Unprocessable("a prompt goes before texts, and not before token ids")
         size = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in plain)
         check_characters(size, self._characters)
         try:
@@ -259,6 +261,11 @@ class Repository:
     def versions(self, name: str) -> list[str]:
         """The versions of a model, the default one last."""
         return [model.version for model in self if model.name == name]
+
+    def every(self, name: str, version: str | None = None) -> list[ServedModel]:
+        """The model of this name and version, or all of the name's versions; raises as ``get``."""
+        model = self.get(name, version)
+        return [model] if version else [item for item in self if item.name == name]
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter([item for versions in self._models.values() for item in versions.values()])

@@ -26,7 +26,7 @@ from edgecompile.server.keys import Keys
 from edgecompile.server.protocol.datatypes import NAMES
 from edgecompile.server.protocol.inference import infer
 from edgecompile.server.protocol.triton import describe_config, describe_statistics
-from edgecompile.server.protocol.v2 import EXTENSIONS, check_priority
+from edgecompile.server.protocol.v2 import EXTENSIONS, check_output, check_priority
 from edgecompile.server.room import SMALL, Room
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import DEFAULT_LIMITS, Limits
@@ -189,13 +189,16 @@ class InferenceService:
         ParseDict({"config": describe_config(model.name, model.model.manifest)}, response)
 
     async def _ModelStatistics(self, request: Any, response: Any, context: Any) -> None:
-        every = [self._find(request.name, request.version)] if request.name else self._repository
+        models = self._repository
+        every = models.every(request.name, request.version) if request.name else models
         stats = [describe_statistics(item.name, item.version, item.scheduler) for item in every]
         ParseDict({"model_stats": stats}, response)
 
     async def _ModelInfer(self, request: Any, response: Any, context: Any) -> None:
         # A server that is about to end isn't ready, and yet takes what still comes.
         model = self._find(request.model_name, request.model_version)
+        for output in request.outputs:
+            check_output(output.parameters, f"output {output.name!r:.80}")
         names = [output.name for output in request.outputs] or None
         answer, outputs = await infer(
             model,

@@ -152,6 +152,8 @@ class App(State):
 
     def _look_up(self, path: str, raw: bytes) -> tuple[str, Mapping[str, Handler], list[str]]:
         """The address as it is counted, its handlers by method, and what stands in its places."""
+        if path == "/v2/":  # as the protocol's OpenAPI document writes it
+            path = "/v2"
         if path in self._routes:
             return path, self._routes[path], []
         parts = split(raw)

@@ -48,8 +48,8 @@ class InferRoutes:
         return Response(body=dump(describe_config(model.name, model.model.manifest)))
 
     async def statistics(self, request: Request) -> Response:
-        """GET …/stats, as Triton has it."""
-        return self._statistics([self._model(request)])
+        """GET …/stats, as Triton has it: of all versions where none is named."""
+        return self._statistics(self._app.repository.every(*request.parts))
 
     async def all_statistics(self, request: Request) -> Response:
         """GET /v2/models/stats: of all models."""

@@ -39,7 +39,7 @@ def describe_statistics(name: str, version: str, scheduler: Scheduler) -> dict[s
     together counts with the whole run. Copies to and from batches are part of the run."""
     traffic, runs = scheduler.traffic, scheduler.batches
     answered, queue, run = traffic.answered, traffic.queue_s, traffic.run_s
-    refused = traffic.snapshot()["refused"]
+    vain = traffic.snapshot()["refused"] + traffic.failed
 
     def of(count: int, seconds: float = 0.0) -> dict[str, int]:
         return {"count": count, "ns": round(seconds * 1e9)}
@@ -53,7 +53,7 @@ def describe_statistics(name: str, version: str, scheduler: Scheduler) -> dict[s
         "execution_count": sum(runs.values()),
         "inference_stats": {
             "success": of(answered, queue + run),
-            "fail": of(refused),
+            "fail": of(vain),
             "queue": of(answered, queue),
             "compute_input": of(answered),
             "compute_infer": of(answered, run),
@@ -61,5 +61,13 @@ def describe_statistics(name: str, version: str, scheduler: Scheduler) -> dict[s
             "cache_hit": of(0),
             "cache_miss": of(0),
         },
-        "batch_stats": [],
+        "batch_stats": [
+            {
+                "batch_size": rows,
+                "compute_input": of(count),
+                "compute_infer": of(count, scheduler.batch_s[rows]),
+                "compute_output": of(count),
+            }
+            for rows, count in sorted(runs.items())
+        ],
     }

@@ -7,7 +7,7 @@ open_inference_rest.yaml; Triton's docs/protocol/extension_binary_data.md and ex
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,8 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
+#: Parameters of outputs that ask for another answer than the tensor, by Triton's extensions.
+_OTHER_OUTPUTS = ("classification", "shared_memory_region")
 #: 2^63 microseconds.
 _MAX_TIMEOUT = 1 << 63
 _MAX_HEADER = 12  # digits
@@ -80,6 +82,7 @@ def read_request(body: bytes, header_length: bytes | None, most: int) -> InferRe
     Raises:
         BadRequest: something is wrong with it.
         TooLarge: it has too many elements.
+        Unprocessable: an output is wanted in a form that isn't made here.
     """
     cut = _header_length(header_length, len(body))
     if cut is None:
@@ -199,12 +202,21 @@ def _read_outputs(
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise BadRequest(f"{where} must be an object with a name")
         names.append(entry["name"])
-        flag = _flag(_object(entry, "parameters", where), "binary_data", where)
+        parameters = _object(entry, "parameters", where)
+        check_output(parameters, where)
+        flag = _flag(parameters, "binary_data", where)
         if all_binary if flag is None else flag:
             binary.add(entry["name"])
     if not names:
         return None, None if all_binary else frozenset()
     return tuple(names), frozenset(binary)
+
+
+def check_output(parameters: Container[str], where: str) -> None:
+    """Raises Unprocessable where an output's parameters ask for what isn't done here."""
+    for key in _OTHER_OUTPUTS:
+        if key in parameters:
+            raise Unprocessable(f"{where}: {key} isn't supported, outputs come as tensors")
 
 
 def _object(entry: Mapping[str, Any], key: str, where: str = "") -> dict[str, Any]:

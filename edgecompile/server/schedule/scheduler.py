@@ -57,7 +57,7 @@ class Scheduler:
         cores: the CPUs, perhaps shared with other models.
         streams: how the CPUs are divided before any request came; None without costs.
         traffic: the requests, counted.
-        batches: how many runs had so many rows.
+        batches, batch_s: how many runs that succeeded had so many rows, and their seconds.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Scheduler:
             ValueError: the costs aren't of the form that they should have.
         """
         self.batches: dict[int, int] = {}
+        self.batch_s: dict[int, float] = {}
         self.streams: Streams | None = None
         self._model, self._clock, self._slo = model, clock, slo
         self._journal = journal or Journal()
@@ -226,12 +227,12 @@ class Scheduler:
         if plan is None or busy or now < cores.loop_rests:
             return False
         threads, rows, predicted = plan
-        self.batches[rows] = self.batches.get(rows, 0) + 1
         (result,) = self._runner.run([request.inputs], threads)
         ended = self._clock()
         took = ended - now
         self._queue.pass_by(predicted, now, ended)
         self._short.see(request.inputs.sizes, took, plan)
+        self._count([(rows, result)], took)
         self._answer(request, result, 0.0, took, rows)
         self.traffic.tick(time.perf_counter_ns())
         cores.loop_rests = ended + rest(took)
@@ -305,7 +306,6 @@ class Scheduler:
         self._look_idle()
 
     def _start(self, run: Run, follow: bool) -> None:
-        self.batches[run.rows] = self.batches.get(run.rows, 0) + 1
         inputs = [job.payload.inputs for job in run.jobs]
         work, done = partial(self._runner.run, inputs, run.threads), partial(self._done, run)
         if follow:
@@ -343,11 +343,22 @@ class Scheduler:
         if len(run.jobs) == 1:
             plan = (run.threads, run.rows, run.predicted)
             self._short.see(run.jobs[0].payload.inputs.sizes, took, plan)
+        self._count([(job.rows, r) for job, r in zip(run.jobs, results, strict=True)], took)
         for job, result in zip(run.jobs, results, strict=True):
             waited = run.began - job.arrived
             self._answer(job.payload, result, waited, took, run.rows, job.rows / run.rows)
         self.traffic.tick(time.perf_counter_ns())
         return now
+
+    def _count(self, results: Sequence[tuple[int, Result]], took: float) -> None:
+        """Counts the run of requests with so many rows each, and leaves out what failed."""
+        total = sum(rows for rows, _ in results)
+        parts = [rows for rows, result in results if not isinstance(result, Exception)]
+        if len(parts) == len(results):  # otherwise each one has run alone
+            parts = [total]
+        for rows in parts:
+            self.batches[rows] = self.batches.get(rows, 0) + 1
+            self.batch_s[rows] = self.batch_s.get(rows, 0.0) + took * rows / total
 
     def _answer(
         self,
@@ -361,6 +372,7 @@ class Scheduler:
         """Counts a request that ran, its share of a run, and answers it."""
         future = request.future
         if isinstance(result, Exception):
+            self.traffic.failed += 1
             own = isinstance(result, EdgecompileError)
             if not future.done():
                 future.set_exception(translate(result) if own else result)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ class Traffic:
     ``Model.stats`` counts runs instead, whose length is that of their longest request.
 
     Attributes:
-        answered: how many were.
+        answered, failed: how many were, and how many ran in vain.
         queue_s, run_s: seconds that these waited and ran, all together; those that ran together count each.
         last: when the last one was answered, in seconds since 1970; 0 without one.
     """
@@ -48,7 +48,7 @@ class Traffic:
         )
         self._planned = planned
         self._told: str | None = None
-        self.answered = 0
+        self.answered = self.failed = 0
         self.queue_s = self.run_s = self.last = 0.0
 
     def count(self, request: CheckedInputs, waited: float, took: float, share: float) -> None:

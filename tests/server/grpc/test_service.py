@@ -101,6 +101,9 @@ def test_outputs_are_those_that_were_asked_for(tiny_bundle: Path) -> None:
         request.outputs.add(name="x")
         code, words = await refusal(call("ModelInfer", request))
         assert code == "INVALID_ARGUMENT" and "no output 'x'" in words
+        request.outputs[-1].parameters["classification"].int64_param = 1
+        code, words = await refusal(call("ModelInfer", request))
+        assert code == "INVALID_ARGUMENT" and "classification isn't supported" in words
 
     ask(tiny_bundle, talk)
 
