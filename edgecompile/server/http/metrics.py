@@ -119,9 +119,9 @@ class Metrics:
         tokens = [(_model(name), count) for name, count in self._tokens.items()]
         lines += _family("generated_tokens_total", "counter", "Tokens made.", tokens)
         for name, about, histograms in (
-            ("queue_seconds", "Seconds in the queue.", self._queue),
-            ("run_seconds", "Seconds of runs.", self._run),
-            ("batch_rows", "Rows that ran together.", self._batch),
+            ("queue_seconds", "Seconds in the queue, by answer.", self._queue),
+            ("run_seconds", "Seconds of runs, by answer.", self._run),
+            ("batch_rows", "Rows that ran together, by answer.", self._batch),
         ):
             lines += _histograms(name, about, histograms)
         return ("\n".join(lines) + "\n").encode()

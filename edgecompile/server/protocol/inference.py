@@ -48,7 +48,7 @@ def check_texts(inputs: Mapping[str, NDArray[Any]], most: int) -> list[str] | No
     """The texts of a request whose one input is of BYTES; None: it has no such input.
 
     Raises:
-        BadRequest: it has others beside it, or it isn't a list of texts.
+        BadRequest: it has others beside it, or it isn't a list of one text at least.
         TooLarge: it has over ``most`` texts.
     """
     for array in inputs.values():
@@ -59,6 +59,8 @@ def check_texts(inputs: Mapping[str, NDArray[Any]], most: int) -> list[str] | No
     (array, *others) = inputs.values()
     if others or array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1) or not array.ndim:
         raise BadRequest("texts are one input of BYTES with the shape [texts], and no other one")
+    if not array.size:
+        raise BadRequest("the input of BYTES holds no text")
     if array.size > most:
         raise TooLarge(f"{array.size} texts, the limit is {most}")
     return [str(item) for item in array.ravel()]

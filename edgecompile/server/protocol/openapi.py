@@ -72,7 +72,7 @@ _INFER = _object(
             priority={
                 "type": ["integer", "null"],
                 "minimum": 0,
-                "maximum": 2**32 - 1,
+                "maximum": 2**64 - 1,
                 "description": "1 goes first, then 2, and so on; without one a request goes last",
             },
             binary_data_output=_FLAG,

@@ -251,7 +251,7 @@ def check_priority(value: Any) -> int:
     Raises:
         BadRequest: it is none.
     """
-    if type(value) is not int or not 0 <= value < 1 << 32:
+    if type(value) is not int or not 0 <= value < 1 << 64:
         raise BadRequest("parameters: priority must be an integer from 0 on")
     return value
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 #: A request without a deadline is as urgent as one that came with so many seconds.
 PATIENCE = 1.0
-_NO_PRIORITY = 1 << 32
+_NO_PRIORITY = 1 << 64
 
 
 @dataclass(eq=False)

@@ -82,6 +82,7 @@ def test_texts_are_encoded(tiny_bundle: Path, raw: bool) -> None:
         for request, words in (
             (beside, "texts are one input"),
             (infer_texts([b"\xff"], raw), "isn't UTF-8"),
+            (infer_texts([], raw), "no text"),
             (every, "a size of its own for each text"),
         ):
             code, told = await refusal(call("ModelInfer", request))

@@ -113,6 +113,16 @@ def test_many_texts_are_too_many(tiny_bundle: Path, path: str) -> None:
     run(ask())
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_no_texts_are_too_few(tiny_bundle: Path, path: str) -> None:
+    async def ask() -> None:
+        async with serving(tiny_bundle) as app:
+            reply = await call(app, "POST", path, texts_of(path, []))
+            assert reply.status == 400 and reply.error
+
+    run(ask())
+
+
 @pytest.mark.parametrize("path", TEXTS)
 def test_long_texts_are_not_tokenized(tiny_bundle: Path, path: str) -> None:
     """Bodies of any size are allowed here; of the texts the first tokens would be left alone."""

@@ -237,6 +237,7 @@ REQUESTS: list[tuple[bytes, str]] = [
     (request(parameters={"timeout": 1.5}), "timeout"),
     (request(parameters={"timeout": 2**63}), "timeout"),
     (request(parameters={"priority": -1}), "priority"),
+    (request(parameters={"priority": 1 << 64}), "priority"),
     (request(parameters={"binary_data_output": 1}), "binary_data_output"),
     (request(outputs={}), "outputs must be"),
     (request(outputs=[{}]), "with a name"),
@@ -276,11 +277,13 @@ def test_heads_that_come_again_are_read_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_parameters_are_read() -> None:
     body = request(
-        id="7", parameters={"timeout": 2500, "priority": 3}, outputs=[{"name": "a"}, {"name": "b"}]
+        id="7",
+        parameters={"timeout": 2500, "priority": (1 << 64) - 1},
+        outputs=[{"name": "a"}, {"name": "b"}],
     )
     found = read_request(body, None, MOST)
     assert read_request(request(model_name="x"), None, MOST).inputs["a"].tolist() == [1, 2]
-    assert (found.id, found.timeout_s, found.priority) == ("7", 0.0025, 3)
+    assert (found.id, found.timeout_s, found.priority) == ("7", 0.0025, (1 << 64) - 1)
     assert found.outputs == ("a", "b") and found.binary == frozenset()
     assert read_request(request(), None, MOST).outputs is None
 
