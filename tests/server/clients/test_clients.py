@@ -77,12 +77,14 @@ asked = [t.InferRequestedOutput("pooler_output")]
 assert client.infer("tiny", [text], outputs=asked).as_numpy("pooler_output").shape == (2, 16)
 given = t.InferInput("input_ids", [1, 1], "INT64")
 given.set_data_from_numpy(np.array([[99]]))
-try:
-    client.infer("tiny", [given])
-except InferenceServerException as error:
-    assert error.status() == "400" and "outside 0..39" in error.message(), error
-else:
-    raise AssertionError("not refused")
+classes = [t.InferRequestedOutput("pooler_output", class_count=2)]
+for outputs, status, words in ((None, "400", "outside 0..39"), (classes, "422", "classification")):
+    try:
+        client.infer("tiny", [given], outputs=outputs)
+    except InferenceServerException as error:
+        assert error.status() == status and words in error.message(), error
+    else:
+        raise AssertionError("not refused")
 (stats,) = client.get_inference_statistics("tiny")["model_stats"]
 assert stats["inference_stats"]["success"]["count"] >= 5 and stats["inference_stats"]["fail"]["count"] == 1
 print(json.dumps(found))

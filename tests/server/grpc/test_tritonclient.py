@@ -98,6 +98,7 @@ def test_it_asks_for_texts(told: dict[str, Any], tiny_bundle: Path) -> None:
         ("missing", "INVALID_ARGUMENT", "input_ids"),
         ("datatype", "INVALID_ARGUMENT", "input_ids"),
         ("output", "INVALID_ARGUMENT", "no output 'x'"),
+        ("classes", "INVALID_ARGUMENT", "classification isn't supported"),
         ("vocabulary", "INVALID_ARGUMENT", "1000000000"),
     ],
 )

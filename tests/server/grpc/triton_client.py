@@ -9,12 +9,14 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+PAIR = triton.InferRequestedOutput("pooler_output", class_count=2)
 WRONG = {
     "model": lambda c: c.infer("other", inputs([1])),
     "version": lambda c: c.infer("tiny", inputs([1]), model_version="9"),
     "missing": lambda c: c.infer("tiny", inputs([1])[1:]),
     "datatype": lambda c: c.infer("tiny", [tensor("input_ids", [1], np.float32), inputs([1])[1]]),
     "output": lambda c: c.infer("tiny", inputs([1]), outputs=[triton.InferRequestedOutput("x")]),
+    "classes": lambda c: c.infer("tiny", inputs([1]), outputs=[PAIR]),
     "vocabulary": lambda c: c.infer("tiny", inputs([10**9])),
 }
 
