@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from edgecompile.backends.cuda.compiled import NUMBERS_NOTE, GpuPrograms
 from edgecompile.buckets.ranges import Bucket
@@ -144,29 +146,41 @@ def _with_padding(
 
 def _build_with_triton(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
     """As :func:`build_for_gpu`, with programs that need no TensorRT and nothing to finish."""
-    with _compiling_ahead(run, work / "artifacts"):
+    with _compiling_ahead(run):
         return _build_in_turn(run, model, staging, work)
 
 
 @contextmanager
-def _compiling_ahead(run: Run, folder: Path) -> Iterator[None]:
+def _compiling_ahead(run: Run) -> Iterator[None]:
     """Compiles beside the first stages, which keep one core busy, what later ones need of any model.
 
     Those find the objects in the compilers' cache, and say what is wrong where one can't be compiled.
     """
-    with ThreadPoolExecutor(max_workers=1, initializer=os.nice, initargs=(_NICENESS,)) as pool:
+    pool = ThreadPoolExecutor(max_workers=1, initializer=_give_way)
+    try:
         for arch in run.profile.archs:
-            pool.submit(build_gpu_runtime, arch, folder / arch)
+            pool.submit(_compile_objects, build_gpu_runtime, arch)
         for variant in run.profile.variants:
-            pool.submit(build_runtime, variant, folder / variant.name)
+            pool.submit(_compile_objects, build_runtime, variant)
         for arch in run.profile.archs:
             foreign = arch != architecture(platform.machine())
             if foreign and run.options.emulation and find_emulator(arch) is not None:
-                pool.submit(build_replay, arch, folder / arch / "replay")
-        try:
-            yield
-        finally:
-            pool.shutdown(cancel_futures=True)
+                pool.submit(_compile_objects, build_replay, arch)
+        yield
+    finally:
+        # Where a stage failed nobody waits for compilers before that is told.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _give_way() -> None:
+    with suppress(OSError):  # it only takes longer
+        os.nice(_NICENESS)
+
+
+def _compile_objects(build: Callable[[Any, Path], object], what: Any) -> None:
+    """The objects stay in the compilers' cache, and what is linked of them goes."""
+    with tempfile.TemporaryDirectory() as folder:
+        build(what, Path(folder) / "linked")
 
 
 def _build_in_turn(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:

@@ -122,3 +122,28 @@ def test_the_next_run_removes_what_a_killed_one_left(
     other.terminate()
     other.communicate()
     assert not temporary(bundle)
+
+
+def test_what_others_left_is_left_alone(bundle: Path, tmp_path: Path) -> None:
+    """Temporary folders are where anybody may write: a link is never followed, a folder without our lock never removed."""
+    victim = tmp_path / "engines" / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("x")
+    theirs, linked = (
+        tmp_path / "edgecompile-container.abcdef",
+        tmp_path / "edgecompile-container.ghijkl",
+    )
+    theirs.mkdir()
+    for lock in ("lock", ".edgecompile-lock"):
+        (theirs / lock).touch()
+        (victim / lock).touch()
+    for name in ("x", "root"):
+        (theirs / name).symlink_to(victim)
+    linked.symlink_to(victim)
+    (tmp_path / "edgecompile-container.backup").mkdir()
+    (tmp_path / "edgecompile-container.backup" / "lock").touch()
+    process = start(bundle)
+    process.terminate()
+    process.communicate()
+    assert (victim / "file").exists() and linked.is_symlink()
+    assert temporary(bundle) == {linked.name, "edgecompile-container.backup"}

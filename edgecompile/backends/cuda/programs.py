@@ -8,9 +8,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def compile_for_gpu(
     rules = RULES[: 1 + alternatives]
     compiling: list[list[_Program]] = []
     # One program's host code is compiled while the next one's kernels are generated.
-    with ThreadPoolExecutor(max_workers=1) as linking:
+    linking = ThreadPoolExecutor(max_workers=1)
+    try:
         for index, (program, bucket) in enumerate(zip(exported, buckets, strict=True)):
             task = _Task(
                 program, bucket, index, profile.name, gpu, precision, ptxas, store, folder, natives,
@@ -94,6 +96,12 @@ def compile_for_gpu(
                 _tell, step, (index * len(rules), len(buckets) * len(rules)), f"bucket {index}"
             )
             compiling.append(_compile_each(task, rules, tell, linking))
+            for item in chain.from_iterable(compiling):
+                if item.artifacts.done():
+                    item.artifacts.result()  # what failed is told now
+        wait([item.artifacts for item in chain.from_iterable(compiling)], None, FIRST_EXCEPTION)
+    finally:
+        linking.shutdown(cancel_futures=True)
     by_arch: dict[str, list[list[Artifact]]] = {arch: [] for arch in natives}
     verdicts: list[AuditVerdict] = []
     for made in compiling:

@@ -154,7 +154,7 @@ class App(State):
         """The address as it is counted, its handlers by method, and what stands in its places."""
         if path == "/v2/":  # as the protocol's OpenAPI document writes it
             path = "/v2"
-        if path in self._routes:
+        if path in self._routes and "{" not in path:
             return path, self._routes[path], []
         parts = split(raw)
         # /v2/models/NAME[/versions/VERSION][/VERB]

@@ -153,10 +153,10 @@ def describe(name: str, version: str, manifest: Manifest, limits: Limits) -> dic
         item = scores_output(manifest)
     except Unprocessable:
         # How a text's tokens become one vector isn't in the bundle.
-        kind, about = "embedding", {"pooling": None}
+        form, about = "embedding", {"pooling": None}
     else:
         labels = labels_of(manifest, item)
-        kind = "reranker" if len(labels) == 1 else "classifier"
+        form = "reranker" if len(labels) == 1 else "classifier"
         about = {
             "id2label": {str(index): label for index, label in enumerate(labels)},
             "label2id": {label: index for index, label in enumerate(labels)},
@@ -166,7 +166,7 @@ def describe(name: str, version: str, manifest: Manifest, limits: Limits) -> dic
         "served_model_name": name,
         "model_sha": version,
         "model_dtype": _DTYPES.get(manifest.precision, manifest.precision),
-        "model_type": {kind: about},
+        "model_type": {form: about},
         "max_concurrent_requests": limits.queue,
         "max_input_length": None if manifest.text is None else manifest.text.max_length,
         "max_client_batch_size": limits.texts,

@@ -12,7 +12,7 @@ from edgecompile.server.schedule.jobs import Choice, Job
 
 
 class OneByOne:
-    """No batches: the most urgent request alone, on so many threads; the oldest, as none has a deadline there.
+    """No batches: the most urgent request alone, on so many threads. Where none has a deadline that is the oldest.
 
     With all CPUs that is what a program does that calls ``Model.run``; OpenVINO Model Server runs
     several streams of a part each (NUM_STREAMS).

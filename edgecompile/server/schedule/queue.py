@@ -16,7 +16,7 @@ from edgecompile.server.schedule.streams import Cores
 #: A list may take so many times as long as it could: others run beside it, and costs are guesses. With
 #: less to spare, what comes behind it would wait for as long as it is late.
 _RESERVE = 2
-#: Lists leave so great a part of the queue to jobs that come alone.
+#: Lists together leave so great a part of the queue to jobs that come alone; one list may fill it.
 _ALONE = 8
 
 
@@ -54,9 +54,8 @@ class Queue:
         """
         self.waiting: dict[Job, None] = {}
         self.running: dict[Run, None] = {}
-        self._lists: dict[
-            Job, Job
-        ] = {}  # of those that came with others and wait: the first of them
+        # Of those that came with others, and wait: the first of them.
+        self._lists: dict[Job, Job] = {}
         least = costs.threads[0]  # there are no costs of a smaller run
         shared = cores is not None and cores.count >= least
         self.cores = cores if shared and cores is not None else Cores(max(cpus, least))
@@ -75,13 +74,14 @@ class Queue:
         Raises:
             Refused: there are too many already, or it can't be in time.
         """
-        limit = self._limit - (self._limit // _ALONE if len(jobs) > 1 else 0)
         over = len(jobs) > self._limit
-        if len(self.waiting) + len(jobs) > limit and (self.waiting or over):
-            raise Refused(
-                f"{len(self.waiting)} requests wait and {len(jobs)} came, the limit is {limit}",
-                None if over else self.backlog(now),
-            )
+        lists = self._limit - (self._limit // _ALONE if len(jobs) > 1 else 0)
+        for waiting, limit in ((self.waiting, self._limit), (self._lists, lists)):
+            if len(waiting) + len(jobs) > limit and (waiting or over):
+                raise Refused(
+                    f"{len(waiting)} requests wait and {len(jobs)} came, the limit is {limit}",
+                    None if over else self.backlog(now),
+                )
         if len(jobs) > 1:
             before, shares = 0.0, _RESERVE * (1 + len(set(self._lists.values())))
             for job in sorted(jobs, key=attrgetter("length"), reverse=True):

@@ -161,6 +161,8 @@ def test_what_the_server_says_of_itself(tiny_bundle: Path, decoder_bundle: Path)
         ("GET", "/nothing", b"", 404, "nothing at"),
         ("GET", "/", b"", 404, "nothing at"),
         ("GET", "//v2", b"", 404, "nothing at"),
+        ("GET", "/v2/models/%7Bmodel%7D", b"", 404, "{model}"),
+        ("GET", "/v1/models/%7Bmodel%7D", b"", 404, "{model}"),
         ("GET", "/v2/../v2", b"", 404, "nothing at"),
         ("GET", "/v2/%00", b"", 404, "nothing at"),
         ("GET", "/v2/models/%ff", b"", 400, "UTF-8"),
