@@ -8,7 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -99,13 +99,12 @@ def compile_for_gpu(
             for item in chain.from_iterable(compiling):
                 if item.artifacts.done():
                     item.artifacts.result()  # what failed is told now
-        wait([item.artifacts for item in chain.from_iterable(compiling)], None, FIRST_EXCEPTION)
+        linked = [[item.artifacts.result() for item in made] for made in compiling]
     finally:
         linking.shutdown(cancel_futures=True)
     by_arch: dict[str, list[list[Artifact]]] = {arch: [] for arch in natives}
     verdicts: list[AuditVerdict] = []
-    for made in compiling:
-        programs = [item.artifacts.result() for item in made]
+    for programs in linked:
         for arch in natives:
             by_arch[arch].append([artifacts[arch] for artifacts in programs])
         for artifacts in programs:

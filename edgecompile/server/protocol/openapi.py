@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgecompile.runtime.generation.sampling import MAX_SEED
+
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _IDS: dict[str, Any] = {
     "type": "array",
@@ -119,7 +121,7 @@ _COMPLETION: dict[str, Any] = {
         "description": "only of the k likeliest tokens; 0 and -1: of all",
     },
     "repetition_penalty": {"type": ["number", "null"], "minimum": 0.01, "maximum": 100},
-    "seed": {"type": ["integer", "null"], "minimum": 0, "maximum": 2**32 - 1},
+    "seed": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_SEED},
     "stop": {"anyOf": [{"type": ["string", "null"]}, {**_TEXTS, "minItems": 0, "maxItems": 16}]},
     "stream": _FLAG,
     "stream_options": {**_object(include_usage=_FLAG), "type": ["object", "null"]},

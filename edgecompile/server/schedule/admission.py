@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from edgecompile.server.schedule.by_cost import ByCost
 from edgecompile.server.schedule.costs import CostTable, Speed
-from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
+from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate, by_urgency
 from edgecompile.server.schedule.streams import Division
 
 #: By how much longer a wait counts for a request that takes twice as much as the usual one, or more. Under overload
@@ -29,7 +28,6 @@ _STALE = 1.0
 #: Sizes that are remembered.
 _KEPT = 4096
 
-_URGENCY = attrgetter("urgency")
 _Waiting = tuple[tuple[int, float], int, float, Job]
 
 
@@ -230,7 +228,7 @@ class Admission:
 
     def _lateness(self, jobs: Sequence[Job], now: float, begun: float) -> float:
         """By how much these jobs would make a less urgent one late that is in time without them."""
-        coming = sorted(jobs, key=_URGENCY)
+        coming = sorted(jobs, key=by_urgency)
         place = bisect_right(self._waiting, (coming[0].urgency, self._count + 1))
         if place == len(self._waiting):
             return 0.0

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 
 from edgecompile.server.schedule.compose import compose_all
 from edgecompile.server.schedule.costs import CostTable, Speed
-from edgecompile.server.schedule.jobs import Choice, Job, total_rows
+from edgecompile.server.schedule.jobs import Choice, Job, by_length, by_urgency, total_rows
 from edgecompile.server.schedule.streams import Division
-
-_LENGTH, _URGENCY = attrgetter("length"), attrgetter("urgency")
 
 
 class ByCost:
@@ -43,7 +40,6 @@ class ByCost:
         self._mixes = mixes
         self._batches: list[list[Job]] = []  # the most urgent one last
         self._composed = 0
-        self._last = (0, 0.0)  # the urgency of the batch that runs last
         self._looked = 0.0  # when new ones were looked for, by the clock
         self._newest: Job | None = None  # the last of them
         self.packing = 1.0
@@ -81,10 +77,11 @@ class ByCost:
 
     def _is_overtaken(self, waiting: dict[Job, None]) -> bool:
         """Whether one came since the last look that is more urgent than a batch."""
+        last = _batch_urgency(self._batches[0])
         for job in reversed(waiting):
             if job is self._newest or job.arrived < self._looked:
                 break
-            if job.urgency < self._last:
+            if job.urgency < last:
                 return True
         return False
 
@@ -92,7 +89,7 @@ class ByCost:
         """Of so many at most, the most urgent ones."""
         jobs: Iterable[Job] = waiting
         if len(waiting) > most:
-            jobs = heapq.nsmallest(most, waiting, key=_URGENCY)
+            jobs = heapq.nsmallest(most, waiting, key=by_urgency)
         batches = []
         threads, cheapest, seconds = self._division.streams.threads, 0.0, 0.0
         for like in self._sorted(jobs):
@@ -103,11 +100,11 @@ class ByCost:
             cheapest += self._costs.cheapest_of(threads, lengths, rows)
         self.packing += 0.1 * (seconds / cheapest - self.packing)
         batches.sort(key=_batch_urgency, reverse=True)
-        self._batches, self._last = batches, _batch_urgency(batches[0])
+        self._batches = batches
 
     def _sorted(self, jobs: Iterable[Job]) -> list[list[Job]]:
         """By length; apart where lengths can't be mixed."""
-        ordered = sorted(jobs, key=_LENGTH)
+        ordered = sorted(jobs, key=by_length)
         if self._mixes:
             return [ordered]
         apart: dict[int, list[Job]] = {}
@@ -134,7 +131,7 @@ class ByCost:
         rows, longest = total_rows(batch), max(job.length for job in batch)
         if self._costs.seconds(threads, rows, longest) <= left:
             return batch, []
-        urgent = min(batch, key=_URGENCY)
+        urgent = min(batch, key=by_urgency)
         # Shorter ones cost it least: the longest of them first.
         others = sorted(
             (job for job in batch if job is not urgent and job.length <= urgent.length),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol
 
 #: A request without a deadline is as urgent as one that came with so many seconds.
@@ -113,6 +114,9 @@ class TooLate(Refused):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, None)
+
+
+by_length, by_urgency = attrgetter("length"), attrgetter("urgency")
 
 
 def total_rows(jobs: Iterable[Job]) -> int:

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from itertools import islice
-from operator import attrgetter
 
-from edgecompile.server.schedule.jobs import Choice, Job
+from edgecompile.server.schedule.jobs import Choice, Job, by_urgency
 
 
 class OneByOne:
@@ -28,7 +27,7 @@ class OneByOne:
         """See ``Policy``."""
         if free < self._least:
             return None
-        return [min(waiting, key=attrgetter("urgency"))], min(free, self._threads)
+        return [min(waiting, key=by_urgency)], min(free, self._threads)
 
 
 class InOrder:

@@ -6,11 +6,10 @@ The scheduler of the server and the simulator are both built on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 from edgecompile.server.schedule.admission import Admission
 from edgecompile.server.schedule.costs import CostTable, Speed
-from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run
+from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run, by_length
 from edgecompile.server.schedule.streams import Cores
 
 #: A list may take so many times as long as it could: others run beside it, and costs are guesses. With
@@ -84,7 +83,7 @@ class Queue:
                 )
         if len(jobs) > 1:
             before, shares = 0.0, _RESERVE * (1 + len(set(self._lists.values())))
-            for job in sorted(jobs, key=attrgetter("length"), reverse=True):
+            for job in sorted(jobs, key=by_length, reverse=True):
                 job.stand_behind(before * shares)
                 before += self._seconds(job)
         if self._admission is not None:

@@ -232,7 +232,7 @@ class Scheduler:
         took = ended - now
         self._queue.pass_by(predicted, now, ended)
         self._short.see(request.inputs.sizes, took, plan)
-        self._count([(rows, result)], took)
+        self._count([rows], [result], took)
         self._answer(request, result, 0.0, took, rows)
         self.traffic.tick(time.perf_counter_ns())
         cores.loop_rests = ended + rest(took)
@@ -343,22 +343,22 @@ class Scheduler:
         if len(run.jobs) == 1:
             plan = (run.threads, run.rows, run.predicted)
             self._short.see(run.jobs[0].payload.inputs.sizes, took, plan)
-        self._count([(job.rows, r) for job, r in zip(run.jobs, results, strict=True)], took)
+        self._count([job.rows for job in run.jobs], results, took)
         for job, result in zip(run.jobs, results, strict=True):
             waited = run.began - job.arrived
             self._answer(job.payload, result, waited, took, run.rows, job.rows / run.rows)
         self.traffic.tick(time.perf_counter_ns())
         return now
 
-    def _count(self, results: Sequence[tuple[int, Result]], took: float) -> None:
+    def _count(self, rows: Sequence[int], results: Sequence[Result], took: float) -> None:
         """Counts the run of requests with so many rows each, and leaves out what failed."""
-        total = sum(rows for rows, _ in results)
-        parts = [rows for rows, result in results if not isinstance(result, Exception)]
-        if len(parts) == len(results):  # otherwise each one has run alone
+        total = sum(rows)
+        parts = [n for n, r in zip(rows, results, strict=True) if not isinstance(r, Exception)]
+        if len(parts) == len(rows):  # otherwise each one has run alone
             parts = [total]
-        for rows in parts:
-            self.batches[rows] = self.batches.get(rows, 0) + 1
-            self.batch_s[rows] = self.batch_s.get(rows, 0.0) + took * rows / total
+        for part in parts:
+            self.batches[part] = self.batches.get(part, 0) + 1
+            self.batch_s[part] = self.batch_s.get(part, 0.0) + took * part / total
 
     def _answer(
         self,
