@@ -29,9 +29,9 @@ from edgecompile.bench.cold_starts import measure_cold_starts
 from edgecompile.bench.report import BenchSettings
 from edgecompile.bench.workload import choose_workload
 from edgecompile.errors import BenchError, EdgecompileError
-from edgecompile.machines.identity import describe_machine, load_average
+from edgecompile.hosts.identity import describe_machine, load_average
 from edgecompile.progress import NULL_PROGRESS
-from tests.native.host import c_host
+from tests.native.c_runtime import c_library
 
 C_PROGRAM = "C program"
 
@@ -54,9 +54,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def build_program() -> Path:
     """The example program with the C library in it, kept while no source of theirs changes."""
-    machine = c_host.MACHINES[c_host.NATIVE_ARCH]
-    sources = [c_host.EXAMPLE / name for name in ("run.c", "npz.c")]
-    return c_host.build(machine, "example", sources, flags=["-O2"])
+    machine = c_library.MACHINES[c_library.NATIVE_ARCH]
+    sources = [c_library.EXAMPLE / name for name in ("run.c", "npz.c")]
+    return c_library.build(machine, "example", sources, flags=["-O2"])
 
 
 def time_program(command: Sequence[str], threads: int) -> float:

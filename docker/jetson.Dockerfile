@@ -8,7 +8,7 @@
 #     --volume minilm-engines:/var/cache/edgecompile minilm-jetson
 #
 # THIS IMAGE WAS NEVER BUILT AND NEVER RUN ON A JETSON by the project: it was written from NVIDIA's
-# documents. Only its form is tested (tests/deploy/test_containers.py). docs/containers.md says more.
+# documents. Only its form is tested (tests/deploy/test_jetson_image.py). docs/containers.md says more.
 #
 # The engine isn't in the image. It fits one kind of GPU, one driver and one TensorRT, so it is built
 # at the first start on the device, into a volume, and found there at later starts; when one of these

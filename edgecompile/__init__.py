@@ -37,7 +37,7 @@ def __getattr__(name):
         try:
             return import_module("edgecompile.errors")
         except ImportError:  # a device has the runtime alone
-            return import_module("edgecompile.runtime.errors")
+            return import_module("edgecompile.runtime.base.errors")
     where = _RUNTIME.get(name) or _BUILD.get(name)
     if where is None:
         raise AttributeError(f"module 'edgecompile' has no attribute {name!r}")

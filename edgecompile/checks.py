@@ -143,7 +143,7 @@ def number(name: str, value: Any, least: float, most: float = math.inf) -> float
 
 
 def quantity(name: str, value: Any, parse: Callable[[str], T]) -> T | float | None:
-    """A number from 0 up, or what ``parse`` makes of a text with a unit; None stays.
+    """A number from 0 up, or the result of ``parse`` for a text with a unit; None stays.
 
     Raises:
         UsageError: it is neither.

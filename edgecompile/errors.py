@@ -5,11 +5,11 @@ Exit code 2 belongs to Click (wrong usage) and 130 to an interrupt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edgecompile.runtime.errors import *  # noqa: F403  the device's errors are part of the tree
-from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.base.errors import *  # noqa: F403  the device's errors are part of the tree
+from edgecompile.runtime.base.errors import EdgecompileError
 
 
 class LengthsError(EdgecompileError):
@@ -35,7 +35,9 @@ class ExportError(EdgecompileError):
 
     ``details`` keeps what torch said, word for word, one part per attempt; the message has the
     readable form. ``served`` has the smallest and largest size per axis for which an export was
-    right, if it was for any.
+    right, if it was for any. ``parts`` are ranges of the length axis that an
+    export may hold for, the widest first. ``period`` is the number of lengths after which conditions
+    on remainders repeat, 1 if there are none; ``near`` has ranges like ``parts`` in which these hold, too.
     """
 
     exit_code = 33
@@ -46,10 +48,16 @@ class ExportError(EdgecompileError):
         hint: str | None = None,
         details: str = "",
         served: Mapping[str, tuple[int, int]] | None = None,
+        parts: Sequence[tuple[int, int]] = (),
+        period: int = 1,
+        near: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__(message, hint)
         self.details = details
         self.served = served
+        self.parts = parts
+        self.period = period
+        self.near = near
 
 
 class PlanError(EdgecompileError):
@@ -110,7 +118,7 @@ class DiskFullError(BundleWriteError):
 
 
 class MissingDependencyError(EdgecompileError):
-    """An optional Python package is needed for what was asked."""
+    """The request needs an optional Python package."""
 
     exit_code = 42
 

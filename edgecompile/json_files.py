@@ -39,7 +39,7 @@ def read_object(
         hint: the cure to tell with every refusal.
 
     Raises:
-        EdgecompileError: of the class ``error``: the file can't be read, or isn't such an object.
+        EdgecompileError: an error of the class ``error``: the file can't be read, or isn't such an object.
     """
     name = os.fspath(path)
     try:

@@ -56,7 +56,7 @@ def base_name(label: str) -> str:
 
 
 class Rounded(Protocol):
-    """int8 weights that were rounded together: :class:`edgecompile.narrowing.rounding.RoundedWeights`."""
+    """int8 weights that were rounded together: :class:`edgecompile.quantization.gptq.RoundedWeights`."""
 
     @property
     def digest(self) -> str:
@@ -81,7 +81,7 @@ class Precision:
     """The storage of linear layers' weights; activations and all else are float32.
 
     Attributes:
-        name: of the weights, one of :data:`PRECISIONS`.
+        name: the name of the weights, one of :data:`PRECISIONS`.
         kept: (name of a weight, its precision) for those that stay wider, ascending by name.
         rounded: int8 weights that were rounded with the model's inputs in mind; None, or where
             one isn't among them, each is rounded to the nearest.

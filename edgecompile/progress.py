@@ -24,7 +24,7 @@ class StepHandle(Protocol):
             done: units finished so far, absolute rather than an increment.
             total: units in all; None leaves the last value, and never having given one means
                 that the end isn't known.
-            text: what is being worked on now ("bucket 3, x86-64-v4"); None leaves it as it was.
+            text: the present work ("bucket 3, x86-64-v4"); None leaves it as it was.
         """
 
     def note(self, text: str) -> None:

@@ -1,6 +1,6 @@
-"""Where the Python runtime and the C interface have to agree about a bundle, and where they needn't.
+"""Where the Python runtime and the C runtime have to agree about a bundle, and where they needn't.
 
-Python names every broken rule, the C interface the first that it meets. It leaves some sections of the manifest
+Python names every broken rule, the C runtime the first that it meets. It leaves some sections of the manifest
 to its caller (of "generation" it checks what a run depends on, the others it hands on or doesn't read) and
 some rules to Python, as nothing in it depends on them. Of all else both have to find the same.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-#: Sections of which the C interface checks less than Python does.
+#: Sections of which the C runtime checks less than Python does.
 SECTIONS = ("generation", "text", "labels", "golden", "plan", "expected")
 #: The one of them in which it may still find something.
 CHECKED = "generation"
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 
 
 def agree(python: Verdict, c: Verdict) -> bool:
-    """Whether the C interface says of a bundle what it has to, where Python says this."""
+    """Whether the C runtime says of a bundle what it has to, where Python says this."""
     if len(c.rules) > 1 or c.sections() - {CHECKED}:
         return False
     if not python.rules:
@@ -67,7 +67,7 @@ def agree(python: Verdict, c: Verdict) -> bool:
         return c.status == python.status
     if python.rules & LEFT and c.status == BUNDLE and c.rules != {BEHIND}:
         return False
-    # Refused for what the C interface leaves alone: it goes on to what comes next, the weights among it.
+    # Refused for what the C runtime leaves alone: it goes on to what comes next, the weights among it.
     behind = c.rules == {BEHIND} or all(rule.startswith(("weights-", "json-")) for rule in c.rules)
     return c.status != BUNDLE or behind or bool(c.sections())
 

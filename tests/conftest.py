@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from tests.fake_gpu.triton_bundle import TritonBundle
 
 FACTORIES = Path(__file__).parent / "factories"
+DIED = pytest.StashKey[bool]()
 
 try:
     from tests.draws import register_profiles
@@ -35,6 +38,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run native tests for every variant that this CPU can run, not for its best one alone",
     )
+
+
+def pytest_configure() -> None:
+    """A run in the background ignores some signals, and would hand that on to each process that a test interrupts.
+
+    A handler isn't handed on.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A process of xdist that dies takes tests with it that nobody runs: the run has failed, whatever passes later."""
+    if error:
+        node.config.stash[DIED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if DIED in session.config.stash:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def pytest_collection_finish() -> None:
@@ -163,6 +188,19 @@ def decoder_bundle(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def hybrid_bundle(shared_folder: Path) -> Path:
+    """A generative bundle of a family with states of a fixed size beside keys and values."""
+    pytest.importorskip("transformers")
+    from tests.zoo.generation_families import build_family, load_family
+
+    output = shared_folder / "hybrid.ecb"
+    with one_at_a_time(shared_folder / "hybrid.lock"):
+        if not output.exists():
+            build_family(load_family("qwen3_5"), output, shared_folder / "hybrid.work", padded=True)
+    return output
+
+
+@pytest.fixture(scope="session")
 def fake_cudart_path(shared_folder: Path) -> Path:
     """A fake of libcudart, which is no GPU; see tests/fake_gpu/fake_cudart.c."""
     with one_at_a_time(shared_folder / "fake-cudart.lock"):
@@ -269,10 +307,13 @@ def jetson_bundle(shared_folder: Path, tiny_model: Path) -> Path:
 @pytest.fixture(scope="session")
 def rtx_python() -> str:
     """An interpreter that has TensorRT-RTX: this one, or the one that the environment names."""
-    from edgecompile.tensorrt.rtx import has_rtx
-
     python = os.environ.get("EDGECOMPILE_RTX_PYTHON", sys.executable)
-    # Installed in CI alone: 100 MB, under a licence of its own.
-    if not has_rtx(python) and not (in_ci() and provide("rtx") and has_rtx(python)):
-        lack("TensorRT-RTX isn't installed (pip install 'edgecompile[rtx]')")
+
+    def has_rtx() -> bool:
+        command = [python, "-c", "import tensorrt_rtx_bindings"]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    # Only CI installs it: 100 MB, under a licence of its own.
+    if not has_rtx() and not (in_ci() and provide("rtx") and has_rtx()):
+        lack("TensorRT-RTX isn't installed (scripts/environment rtx)")
     return python

@@ -9,9 +9,11 @@ import functools
 import importlib
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -51,6 +53,22 @@ def need(tool: str, package: str) -> str:
     return path
 
 
+def need_network() -> None:
+    """That the mirror of this machine's apt answers."""
+    listed = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"],
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    if not listed:
+        lack("apt knows no package source (apt-get update)")
+    site = urlsplit(listed[0])
+    try:
+        port = site.port or (443 if site.scheme == "https" else 80)
+        socket.create_connection((site.hostname or "", port), timeout=20).close()
+    except OSError as error:
+        lack(f"the mirror of this machine's apt can't be reached ({error})")
+
+
 def need_variable(variable: str) -> str:
     """The value of an environment variable that names what scripts/environment makes."""
     value = os.environ.get(variable) or provide(variable)
@@ -72,11 +90,12 @@ def need_baseline(module: str) -> Any:
 
 def need_triton() -> Path:
     """Triton's ptxas; scripts/test installs both with the rest of the environment."""
-    from edgecompile.backends.cuda.installed import find_ptxas, need_triton
+    from edgecompile.backends.cuda.requirements import find_ptxas
     from edgecompile.errors import MissingDependencyError
+    from edgecompile.toolchain.torch_versions import check_triton
 
     try:
-        need_triton()
+        check_triton()
     except MissingDependencyError as error:
         lack(error.message)
     return find_ptxas()

@@ -10,7 +10,7 @@ from benchmarks.baselines.start import REPOSITORY, worker_command
 from benchmarks.baselines.workshop import Workshop
 from edgecompile.bench.process import Baseline
 from edgecompile.errors import BenchError
-from edgecompile.machines.identity import cpu_identity
+from edgecompile.hosts.identity import cpu_identity
 
 __all__ = ["Aoti"]
 

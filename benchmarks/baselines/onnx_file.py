@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.baselines.workshop import Workshop
 from edgecompile.errors import BenchError
-from edgecompile.onnx.export import translate
+from edgecompile.onnx_files.export import translate
 
 __all__ = ["make_onnx"]
 

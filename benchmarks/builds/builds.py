@@ -18,7 +18,7 @@ from typing import Any
 import edgecompile
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange, Bucket
-from edgecompile.machines.identity import describe_machine
+from edgecompile.hosts.identity import describe_machine
 from examples.demo.inputs import find_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 import torch
 
 import edgecompile
-from edgecompile.backends import inductor_cpu
-from edgecompile.backends.inductor_compat import GeneratedCpp, generate_cpp
-from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.backends.cpu import backend
+from edgecompile.backends.cpu.lowering.lower import lower_graph
+from edgecompile.backends.inductor.compat import GeneratedCpp, generate_cpp
 from edgecompile.errors import CompileError
-from edgecompile.machines.identity import describe_machine
+from edgecompile.hosts.identity import describe_machine
 from edgecompile.targets.profile import VariantSpec, load_target
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.precompiled import VARIABLE
@@ -140,7 +140,7 @@ def compile_parts(clock: Clock, generated: GeneratedCpp, variant: VariantSpec, c
     What belongs to every program (support.cpp) is in both.
     """
     toolchain = find_toolchain(variant.arch)
-    support = inductor_cpu.InductorCpuBackend().support(generated)
+    support = backend.InductorCpuBackend().support(generated)
     parts = {
         "wrapper": GeneratedCpp(generated.wrapper, "", {}, generated.isa),
         "all files": generated,
@@ -157,7 +157,7 @@ def compile_parts(clock: Clock, generated: GeneratedCpp, variant: VariantSpec, c
             os.environ["EDGECOMPILE_CACHE_DIR"] = str(objects)
             clock.run(
                 f"{name}, {kind}",
-                lambda part=part: inductor_cpu._compile_objects(  # type: ignore[misc]
+                lambda part=part: backend._compile_objects(  # type: ignore[misc]
                     toolchain, part, variant, support
                 ),
             )

@@ -22,8 +22,8 @@ from edgecompile.cli.terminal.console import Console
 from edgecompile.cli.terminal.failures import describe_failure
 from edgecompile.errors import BenchError
 from edgecompile.files import write_document, write_text
+from edgecompile.hosts.identity import load_average
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.machines.identity import load_average
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.runtime.finish.build import BuildJob, build_engine
+from edgecompile.runtime.finish.engine_build import BuildJob, EngineJob, build_engines
 from edgecompile.runtime.format.recipe_schema import ShapeRange
 from edgecompile.runtime.gpu.buffers import Buffers
 from edgecompile.runtime.gpu.cuda import Cuda
@@ -32,19 +32,22 @@ def build(
     float32: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """As ``finish`` builds; profiles are (smallest, tuned for, largest) by input, ``float32`` the recipe's."""
-    job = BuildJob(
+    engine = EngineJob(
         onnx=str(onnx),
         profiles=tuple(
             {name: ShapeRange(*(tuple(shape) for shape in item)) for name, item in profile.items()}
             for profile in profiles
         ),
+        float32=None if float32 is None else tuple(float32),
+    )
+    job = BuildJob(
+        engines=(engine,),
         workspace_bytes=1 << 30,
         optimization_level=level,
-        float32=None if float32 is None else tuple(float32),
         timing_cache=str(output.with_suffix(".cache")),
         output=str(output),
     )
-    return build_engine(job, lambda message: None)
+    return build_engines(job, lambda message: None)
 
 
 class Opened:

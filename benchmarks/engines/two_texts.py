@@ -1,6 +1,6 @@
 """A decoder of two layers of 256 over two texts: two length axes and batches, for `edgecompile build`.
 
-edgecompile build benchmarks/engines/two_texts.py:make --target benchmarks/engines/h100.toml --batch 1:4 --lengths FILE
+edgecompile build benchmarks/engines/two_texts.py:make --target benchmarks/engines/h100.toml --batch 1..4 --lengths FILE
 """
 
 from __future__ import annotations

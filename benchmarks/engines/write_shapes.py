@@ -17,8 +17,8 @@ from shapes import BATCHES
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
-from edgecompile.onnx.build import build_onnx
-from edgecompile.onnx.operators import OnnxTarget
+from edgecompile.onnx_files.build import build_onnx
+from edgecompile.onnx_files.operators import OnnxTarget
 
 #: Beside the edges; odd ones too.
 LENGTHS = (5, 31, 100, 200, 400)

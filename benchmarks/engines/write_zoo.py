@@ -24,10 +24,10 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import EdgecompileError
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
-from edgecompile.onnx.build import build_onnx
-from edgecompile.onnx.export import export_onnx
-from edgecompile.onnx.operators import OnnxTarget, check_operators
-from edgecompile.onnx.weights import write_onnx
+from edgecompile.onnx_files.build import build_onnx
+from edgecompile.onnx_files.export import export_onnx
+from edgecompile.onnx_files.operators import OnnxTarget, check_operators
+from edgecompile.onnx_files.weights import write_onnx
 from tests.zoo.catalogue import ENTRIES
 
 TARGET = OnnxTarget("8.6", 17)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from engine import Opened, Program, build, make_stream, named
 
-from edgecompile.runtime.finish.build import BuildFailure
+from edgecompile.runtime.finish.engine_build import BuildFailure
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
 

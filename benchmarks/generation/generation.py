@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.generation.worker import CONTENDERS
-from edgecompile.machines.identity import load_average
+from edgecompile.hosts.identity import load_average
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: GPT-2 as it was published, which transformers has as defaults; and a tiny one.

@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.base.errors import GpuError, ModeError
 from edgecompile.runtime.call.inputs import make_inputs as make_arrays
-from edgecompile.runtime.errors import GpuError, ModeError
 from edgecompile.runtime.gpu.cuda import Cuda
 from edgecompile.runtime.gpu.engines import DEFAULT, MODES
 from edgecompile.runtime.gpu.program import GpuProgram
-from edgecompile.runtime.model import Model
+from edgecompile.runtime.model.model import Model
+from edgecompile.runtime.triton.library import GpuLibrary
 
 Call = Callable[[], Any]
 #: Runs of a process before the first one that counts; torch compiles in them.
@@ -30,7 +32,7 @@ WARMUPS = 12
 @contextmanager
 def captured(program: GpuProgram) -> Iterator[int]:
     """A graph of the program's last run without its copies."""
-    cuda, stream = program._cuda, program._lane.stream
+    cuda, stream = program._cuda, program._shared.stream
     cuda.begin_capture(stream)
     program._context.enqueue(stream)
     graph = cuda.end_capture(stream)
@@ -42,18 +44,34 @@ def captured(program: GpuProgram) -> Iterator[int]:
         cuda.destroy_executable(executable)
 
 
-def own_engines(models: dict[str, Model], sizes: dict[str, int]) -> tuple[dict[str, Call], Any]:
-    """The bundle's ways to run at some sizes, and what closes them."""
-    inputs = make_arrays(next(iter(models.values())).manifest, sizes, 7)
+def open_single(path: str) -> Model:
+    """The bundle in the mode ``default``, whose programs Python runs one by one: their streams can be timed.
+
+    Older bundles always run so.
+    """
+    with patch.object(GpuLibrary, "runs_variants", False):
+        return open_bundle(path, mode=DEFAULT)
+
+
+def own_engines(
+    models: dict[str, Model], plain: Model, sizes: dict[str, int]
+) -> tuple[dict[str, Call], Any]:
+    """The bundle's ways to run at some sizes, and what closes them.
+
+    Args:
+        models: The bundle in each mode.
+        plain: The bundle as :func:`open_single` opens it.
+        sizes: Size of each axis.
+    """
+    inputs = make_arrays(plain.manifest, sizes, 7)
     engines: dict[str, Call] = {
         f"call: {mode}": lambda model=model: model.run(inputs)  # type: ignore[misc]
         for mode, model in models.items()
     }
-    plain = models[DEFAULT]
     plain.run(inputs)
     program = plain._programs.get(plain._dispatcher.choose(sizes))
     assert isinstance(program, GpuProgram)
-    cuda, stream, context = program._cuda, program._lane.stream, program._context
+    cuda, stream, context = program._cuda, program._shared.stream, program._context
 
     def run_plain() -> None:
         context.enqueue(stream)
@@ -158,14 +176,14 @@ class Beside:
 
 def serve(path: str) -> None:
     """Runs what :class:`Beside` asks for, until its input ends."""
-    models = open_models(path)
-    settle, close, engines = waiting(models[DEFAULT]), None, {}
+    models, plain = open_models(path), open_single(path)
+    settle, close, engines = waiting(plain), None, {}
     for line in sys.stdin:
         question = json.loads(line)
         if "sizes" in question:
             if close is not None:
                 close()
-            engines, close = own_engines(models, question["sizes"])
+            engines, close = own_engines(models, plain, question["sizes"])
             answer: Any = list(engines)
         else:
             answer = timed(engines[question["engine"]], settle)
@@ -190,10 +208,10 @@ def use_part(multiprocessors: int) -> None:
     Cuda.stream = lambda _: make_stream(multiprocessors)  # type: ignore[method-assign]
 
 
-def waiting(model: Model) -> Call:
-    """What waits until all that was queued is done."""
-    lane = model._programs._lane  # type: ignore[union-attr]
-    return lambda: lane.cuda.synchronize(lane.stream)
+def waiting(plain: Model) -> Call:
+    """A call that waits until all is done that :func:`open_single`'s programs queued."""
+    shared = plain._programs._shared  # type: ignore[union-attr]
+    return lambda: shared.cuda.synchronize(shared.stream)
 
 
 def timed(call: Call, settle: Call) -> float:

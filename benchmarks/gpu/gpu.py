@@ -31,6 +31,7 @@ from benchmarks.gpu.engines import (
     Beside,
     captured,
     open_models,
+    open_single,
     own_engines,
     serve,
     take_turns,
@@ -38,14 +39,13 @@ from benchmarks.gpu.engines import (
     use_part,
     waiting,
 )
-from edgecompile.runtime import open_bundle
+from edgecompile.runtime.base.errors import EdgecompileError, GpuError, ModeError
 from edgecompile.runtime.call.inputs import InputChecker
 from edgecompile.runtime.call.inputs import make_inputs as make_arrays
 from edgecompile.runtime.commands.selftest import run_selftest
-from edgecompile.runtime.errors import EdgecompileError, GpuError, ModeError
 from edgecompile.runtime.gpu.engines import DEFAULT, MODES
 from edgecompile.runtime.gpu.program import GpuProgram
-from edgecompile.runtime.model import Model
+from edgecompile.runtime.model.model import Model
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
 COLD = """
@@ -124,7 +124,7 @@ def smoke(path: str) -> dict[str, Any]:
         report["modes"][mode] = {
             "ok": result["ok"], "tolerance": result["tolerance"], "cases": cases,
         }  # fmt: skip
-    with open_bundle(path, mode=DEFAULT) as model:
+    with open_single(path) as model:
         report["info"] = model.info
         checker, programs = InputChecker(model.manifest), model._programs
         for index, bucket in enumerate(model.manifest.buckets):
@@ -137,7 +137,7 @@ def smoke(path: str) -> dict[str, Any]:
                 assert isinstance(program, GpuProgram)
                 plain = program.run(checker.check(inputs)[0])
                 with captured(program) as executable:
-                    cuda, stream = program._cuda, program._lane.stream
+                    cuda, stream = program._cuda, program._shared.stream
                     cuda.launch(executable, stream)
                     assert program._buffers is not None and program._now is not None
                     program._buffers.fetch(program._now.fetched, stream)
@@ -160,16 +160,16 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     print(report["cold"], flush=True)
     others = torch_engines(arguments.torch, arguments.autotune) if arguments.torch else None
     beside = [Beside(text) for text in arguments.beside]
-    models = open_models(arguments.bundle)
+    models, plain = open_models(arguments.bundle), open_single(arguments.bundle)
     report["info"] = models[DEFAULT].info
-    settle, seen = waiting(models[DEFAULT]), []
+    settle, seen = waiting(plain), []
     for batch in arguments.batches:
         for length in arguments.lengths:
             sizes = axis_sizes(models[DEFAULT], length, batch)
             if sizes is None or sizes in seen:
                 continue
             seen.append(sizes)
-            engines, close = own_engines(models, sizes)
+            engines, close = own_engines(models, plain, sizes)
             for other in beside:
                 engines.update(other.engines(sizes))
             if others is not None:
@@ -183,7 +183,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit("the bundle takes none of these sizes: give --lengths and --batches")
     for other in beside:
         other.close()
-    for model in models.values():
+    for model in (*models.values(), plain):
         model.close()
     return report
 

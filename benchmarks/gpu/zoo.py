@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.engines import DEFAULT, own_engines, take_turns, waiting
-from edgecompile.runtime import open_bundle
+from benchmarks.gpu.engines import open_single, own_engines, take_turns, waiting
 from edgecompile.runtime.call.inputs import make_inputs
 from tests.zoo.catalogue import ENTRIES, in_order
 
@@ -31,11 +30,11 @@ from tests.zoo.catalogue import ENTRIES, in_order
 def measure(path: Path, compiled: bool, lock: Path, rounds: int) -> dict[str, Any]:
     """Medians of one architecture by engine, in microseconds."""
     row: dict[str, Any] = {}
-    with open_bundle(str(path), mode=DEFAULT) as model:
+    with open_single(str(path)) as model:
         (bucket,) = model.manifest.buckets
         sizes = {axis: extent.hint or extent.hi for axis, extent in bucket.axes.items()}
         row["sizes"] = sizes
-        engines, close = own_engines({DEFAULT: model}, sizes)
+        engines, close = own_engines({}, model, sizes)
         try:
             engines = {name: call for name, call in engines.items() if name.startswith("device")}
             arrays = make_inputs(model.manifest, sizes, 7)

@@ -40,10 +40,10 @@ from edgecompile.cli.terminal.failures import describe_failure
 from edgecompile.errors import BenchError
 from edgecompile.export.store import ExportStore
 from edgecompile.files import write_document, write_text
+from edgecompile.hosts.detection import runnable_variants
+from edgecompile.hosts.identity import describe_machine, load_average
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.detection import runnable_variants
-from edgecompile.machines.identity import describe_machine, load_average
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest

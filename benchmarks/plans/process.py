@@ -15,7 +15,7 @@ from typing import IO, Any
 from edgecompile.bench.timings import Round
 from edgecompile.bundle.verify import device_environment
 from edgecompile.errors import BenchError
-from edgecompile.machines.identity import read_clock
+from edgecompile.hosts.identity import read_clock
 from edgecompile.progress import StepHandle
 
 _WORKER = Path(__file__).resolve().with_name("device.py")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.api.models import find_subject
+from edgecompile.api.models import read_model_argument
+from edgecompile.api.notebook import NotebookResult, count_notes
 from edgecompile.api.options import BuildOptions, LoadOptions, PlanOptions
 from edgecompile.api.plan import Plan, read_plan
 from edgecompile.api.progress import listen
-from edgecompile.api.shown import Shown, count_notes
-from edgecompile.api.traffic import find_sources
+from edgecompile.api.traffic_sources import find_sources
 from edgecompile.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Bundle(Shown):
+class Bundle(NotebookResult):
     """A verified bundle on this machine's disk.
 
     Attributes:
-        details: how it was made and verified.
+        details: the records of building and verifying it.
     """
 
     details: BuildResult
@@ -177,18 +177,19 @@ def build(
             the current folder.
         batch: the batch size, or (smallest, largest).
         max_length: the longest length to serve; None: the model's limit, or the longest seen.
-        precision: of the linear layers' weights on a CPU (``"fp32"``, ``"bf16"``, ``"int8"``, or
-            ``"auto"``: the fastest within ``BuildOptions.max_error``); of a GPU's arithmetic
-            (``"fp32"``, ``"fp16"``, ``"int8"``; with Triton ``"bf16"`` and ``"fp8"``, too). None: fp32 on CPUs, fp16 on GPUs.
+        precision: the data type of the linear layers' weights on a CPU (``"fp32"``, ``"bf16"``,
+            ``"int8"``, or ``"auto"``: the fastest within ``BuildOptions.max_error``); of a GPU's
+            arithmetic (``"fp32"``, ``"fp16"``, ``"int8"``; with Triton ``"bf16"`` and ``"fp8"``,
+            too). None: fp32 on CPUs, fp16 on GPUs.
         plan: the buckets to build, of :func:`edgecompile.plan` or its file; None: plan here.
         quick: build one program for all lengths, dynamic if the model can be; measure nothing.
-        example_inputs: of an ``nn.Module``: tensors by the names of ``forward``'s arguments, or a
-            sequence in their order; the module must work with them.
-        axes: of an ``nn.Module``: for each input its dimensions that vary, as dimension → axis name;
-            ``{"x": {0: "batch", 1: "length"}}``.
-        load_options: how the model is loaded: task, pooling and the like.
+        example_inputs: example inputs of an ``nn.Module``: tensors by the names of ``forward``'s
+            arguments, or a sequence in their order; the module must work with them.
+        axes: the varying dimensions of an ``nn.Module``: for each input those that vary, as
+            dimension → axis name; ``{"x": {0: "batch", 1: "length"}}``.
+        load_options: options for loading the model: task, pooling and the like.
         plan_options: limits of the plan and the costs that it is made by.
-        build_options: how programs are compiled, run and packed.
+        build_options: options for compiling, running and packing programs.
         work_dir: folder for intermediate files, which a later build uses again; None: a temporary
             one. Of a model in memory nothing is used again, as nothing tells whether it changed.
         force: replace a bundle of the same name.
@@ -213,7 +214,7 @@ def build(
     from edgecompile.pipeline.build import build as run_build
 
     sources = find_sources(model, lengths, texts, tokenizer, stats)
-    subject = find_subject(model, example_inputs, axes, load_options, batch=batch)
+    subject = read_model_argument(model, example_inputs, axes, load_options, batch=batch)
     options = plan_request(
         max_length, precision, plan_options, build_options, plan=read_plan(plan), quick=quick
     )

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile import checks
-from edgecompile.api.models import Subject, find_subject, kept_state
+from edgecompile.api.models import ModelArgument, kept_state, read_model_argument
+from edgecompile.api.notebook import NotebookResult
 from edgecompile.api.options import LoadOptions, read_target
 from edgecompile.api.progress import listen
-from edgecompile.api.shown import Shown
 from edgecompile.errors import ModelError, UsageError
 from edgecompile.files import write_text
+from edgecompile.toolchain.torch_versions import check_torch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Explanation(Shown):
+class Explanation(NotebookResult):
     """The outcome for a model, with its causes.
 
     Attributes:
@@ -113,7 +114,8 @@ def explain(
         target: a target's name or the path of its profile.
         batch: a batch size, or (smallest, largest).
         max_length: the longest length to look at; None: the model's limit, 512 at most.
-        precision: of the linear layers' weights on a CPU: ``"fp32"``, ``"bf16"`` or ``"int8"``.
+        precision: the data type of the linear layers' weights on a CPU: ``"fp32"``, ``"bf16"`` or
+            ``"int8"``.
         every: try every export strategy, and look for graph breaks, even if one was accepted.
         code: generate code; False is quicker, but only our own kernels are then known.
         progress: called with a :class:`~edgecompile.ProgressEvent` for everything that happens.
@@ -122,13 +124,15 @@ def explain(
         UsageError: an argument has the wrong type, or contradicts another.
         TargetError: there is no such target.
         ModelError: the model can't be loaded, for another cause than its own code.
+        MissingDependencyError: torch is of a version that isn't supported.
 
     Example:
         >>> explanation = edgecompile.explain("./minilm")
         >>> explanation.verdict
         'dynamic'
     """
-    subject = find_subject(model, example_inputs, axes, load_options, batch=batch)
+    check_torch()
+    subject = read_model_argument(model, example_inputs, axes, load_options, batch=batch)
     checks.choice("precision", precision, ("fp32", "bf16", "int8"))
     listener = listen(progress)
 
@@ -153,7 +157,7 @@ def explain(
         return Explanation(_explain(subject, request, listener), profile)
 
 
-def _explain(subject: Subject, request: ExplainRequest, progress: Progress) -> Findings:
+def _explain(subject: ModelArgument, request: ExplainRequest, progress: Progress) -> Findings:
     from edgecompile.explanation.explain import explain_load_failure, explain_model
     from edgecompile.loaders.load import load_model
 

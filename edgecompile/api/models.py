@@ -1,4 +1,4 @@
-"""The model argument: a path, a factory, an nn.Module, an ExportedProgram, or what a factory returns."""
+"""The model argument: a path, a factory, an nn.Module, an ExportedProgram, or a factory's result."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _VARYING = (
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelArgument:
     """A model as :func:`edgecompile.loaders.load.load_model` takes it.
 
     Attributes:
         model: the path or factory as text, or an object in memory.
-        options: how to load it.
-        name: of its bundle, without suffix.
+        options: options for loading it.
+        name: the name of its bundle, without suffix.
     """
 
     model: Any
@@ -101,19 +101,19 @@ class Subject:
         return {axis for dims in self.model.axes.values() for axis in dims.values()}
 
 
-def find_subject(
+def read_model_argument(
     model: Any,
     example_inputs: Any = None,
     axes: Any = None,
     options: LoadOptions | None = None,
     *,
     batch: Any = None,
-) -> Subject:
-    """The model argument with how to load it, told apart by its type; :meth:`Subject.check` looks closer.
+) -> ModelArgument:
+    """The model argument with how to load it, told apart by its type; :meth:`ModelArgument.check` looks closer.
 
     Args:
-        model, example_inputs, axes, batch: as of :func:`edgecompile.build`.
-        options: how to load it.
+        model, example_inputs, axes, batch: the arguments of :func:`edgecompile.build`.
+        options: options for loading it.
 
     Raises:
         UsageError: the arguments don't describe a model; says which, and what to give.
@@ -131,14 +131,14 @@ def find_subject(
         checks.given_path("model", model, _FORMS)
         _refuse(example_inputs, axes, "a folder, a factory and a saved program say themselves")
         text = os.fsdecode(model)
-        return Subject(text, options, bundle_name(text))
+        return ModelArgument(text, options, bundle_name(text))
     # An object of torch exists only where torch is loaded already.
     torch: Any = sys.modules.get("torch")
     if torch is None or isinstance(model, type):
         raise UsageError(f"`model` is {checks.describe(model)}", hint=f"give {_FORMS}")
     if isinstance(model, torch.export.ExportedProgram):
         _refuse(example_inputs, axes, "an ExportedProgram says itself")
-        return Subject(model, options, manifest_name(options.name or "model"))
+        return ModelArgument(model, options, manifest_name(options.name or "model"))
     from edgecompile.loaders.factories import to_spec
     from edgecompile.loaders.factory_specs import ModelSpec
 
@@ -147,7 +147,7 @@ def find_subject(
         if options.task in (CAUSAL_LM, SEQ2SEQ_LM):
             _refuse(example_inputs, axes, f"the task {options.task} settles")
             value = {"module": model, "task": options.task, "name": name}
-            return Subject(value, options, manifest_name(options.name or name))
+            return ModelArgument(value, options, manifest_name(options.name or name))
         if example_inputs is None:
             raise UsageError(
                 f"`model` is an nn.Module ({name}) without `example_inputs`",
@@ -158,15 +158,15 @@ def find_subject(
     elif isinstance(model, (Mapping, ModelSpec)):
         _refuse(example_inputs, axes, "a description of a model says itself")
         if isinstance(model, Mapping) and "task" in model:
-            return Subject(model, options, manifest_name(str(model.get("name", "model"))))
+            return ModelArgument(model, options, manifest_name(str(model.get("name", "model"))))
         spec = to_spec(model, "`model` is", options)
     else:
         raise UsageError(f"`model` is {checks.describe(model)}", hint=f"give {_FORMS}")
     own = spec.name if isinstance(spec.name, str) else None
-    return Subject(spec, options, manifest_name(options.name or own or "model"))
+    return ModelArgument(spec, options, manifest_name(options.name or own or "model"))
 
 
-def without_lengths(subject: Subject, load: LoadOptions) -> Any:
+def without_lengths(subject: ModelArgument, load: LoadOptions) -> Any:
     """The model where no lengths are given: one in memory is loaded, and loading it again gives the same.
 
     Raises:
@@ -188,7 +188,7 @@ def kept_state(model: Any) -> Iterator[None]:
     """Leaves an nn.Module of the caller as it was: modes, gradients and the way of attention.
 
     Args:
-        model: what :class:`Subject` holds.
+        model: the model of a :class:`ModelArgument`.
     """
     module = model.get("module") if isinstance(model, Mapping) else getattr(model, "module", None)
     if not callable(getattr(module, "named_modules", None)):

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile import checks
-from edgecompile.api.models import find_subject
+from edgecompile.api.models import read_model_argument
+from edgecompile.api.notebook import NotebookResult, count_notes
 from edgecompile.api.options import BuildOptions, LoadOptions, PlanOptions
 from edgecompile.api.progress import listen
-from edgecompile.api.shown import Shown, count_notes
-from edgecompile.api.traffic import find_sources
+from edgecompile.api.traffic_sources import find_sources
 from edgecompile.files import write_document, write_text
 from edgecompile.units import format_ms
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan(Shown):
+class Plan(NotebookResult):
     """The programs to build.
 
     Attributes:
@@ -54,7 +54,7 @@ class Plan(Shown):
         return self.details.notes if self.judgement is None else self.judgement.sentences()
 
     def __repr__(self) -> str:
-        ranges = ", ".join(f"{b.lo}–{b.hi} {b.mode}" for b in self.buckets[:4])
+        ranges = ", ".join(f"{b.axes[0][1].label} {b.mode}" for b in self.buckets[:4])
         more = f", and {len(self.buckets) - 4} more" if len(self.buckets) > 4 else ""
         mean = "" if self.expected_ms is None else f"; mean run {format_ms(self.expected_ms)} ms"
         notes = count_notes(self.notes)
@@ -90,7 +90,7 @@ class Plan(Shown):
             return plan_section(self.judgement)
         from edgecompile.report.page import Section, Table
 
-        rows = tuple((b.mode, f"{b.lo}–{b.hi}", f"{b.hint}") for b in self.buckets)
+        rows = tuple((b.mode, b.axes[0][1].label, f"{b.hint}") for b in self.buckets)
         parts = (Table("Buckets", ("mode", "lengths", "tuned for"), rows),)
         return Section("Plan", notes=self.notes, parts=parts)
 
@@ -161,7 +161,7 @@ def plan(
     from edgecompile.pipeline.plan import plan as run_plan
 
     sources = find_sources(model, lengths, texts, tokenizer, stats)
-    subject = find_subject(model, example_inputs, axes, load_options, batch=batch)
+    subject = read_model_argument(model, example_inputs, axes, load_options, batch=batch)
     options = plan_request(max_length, precision, plan_options, build_options)
     listener = listen(progress)
     with requested(

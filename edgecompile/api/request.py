@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile import checks
-from edgecompile.api.models import Subject, kept_state, without_lengths
+from edgecompile.api.models import ModelArgument, kept_state, without_lengths
 from edgecompile.api.options import BuildOptions, PlanOptions, read_target
-from edgecompile.api.traffic import Sources
+from edgecompile.api.traffic_sources import Sources
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import Progress
@@ -19,7 +19,7 @@ from edgecompile.progress import Progress
 
 @contextmanager
 def requested(
-    subject: Subject,
+    subject: ModelArgument,
     sources: Sources,
     options: PlanRequest,
     *,
@@ -34,11 +34,11 @@ def requested(
 
     Args:
         subject: the model.
-        sources: of its lengths.
-        options: what decides the plan, without lengths.
-        progress: is shown how the lengths are read.
-        target, work_dir, output, force: as of :func:`edgecompile.build`.
-        without_gpu: why a target with a GPU is refused; empty: it isn't.
+        sources: the sources of its lengths.
+        options: the settings that decide the plan, without lengths.
+        progress: the display, which is shown how the lengths are read.
+        target, work_dir, output, force: the arguments of :func:`edgecompile.build`.
+        without_gpu: the reason why a target with a GPU is refused; empty: it isn't.
 
     Raises:
         UsageError: an argument has the wrong type, contradicts another, or is missing.

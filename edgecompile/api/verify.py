@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile import checks
-from edgecompile.api.models import Subject, find_subject, kept_state
+from edgecompile.api.models import ModelArgument, kept_state, read_model_argument
+from edgecompile.api.notebook import NotebookResult
 from edgecompile.api.progress import listen
-from edgecompile.api.shown import Shown
 from edgecompile.errors import UsageError
 from edgecompile.files import write_text
 from edgecompile.models.options import LoadOptions
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Verification(Shown):
-    """How a bundle compared with eager, or with its golden vectors.
+class Verification(NotebookResult):
+    """The comparison of a bundle with eager, or with its golden vectors.
 
     Attributes:
         path: the bundle.
         report: every comparison, by variant, bucket and case.
         buckets: the bundle's; results name them by index.
-        manifest: what the bundle says of itself.
+        manifest: the manifest of the bundle.
     """
 
     path: Path
@@ -95,8 +95,8 @@ def verify(
         bundle: its path, or what :func:`edgecompile.build` gave.
         model: run eagerly and compared on fresh inputs, see :func:`edgecompile.build`; None: the
             bundle's golden vectors are compared with.
-        example_inputs, axes: of an ``nn.Module``.
-        seed: of the fresh inputs.
+        example_inputs, axes: example inputs and varying dimensions of an ``nn.Module``.
+        seed: the seed of the fresh inputs.
         check: raise an error where the bundle disagrees; False: the result alone tells.
         progress: called with a :class:`~edgecompile.ProgressEvent` for everything that happens.
 
@@ -121,7 +121,7 @@ def verify(
         # Whether a model that can generate does, only the bundle says.
         generates = example_inputs is None and hasattr(model, "generation_config")
         task = LoadOptions(task=CAUSAL_LM) if generates else None
-        find_subject(model, example_inputs, axes, task).check()
+        read_model_argument(model, example_inputs, axes, task).check()
 
     from edgecompile.bundle.verdict import check_report
     from edgecompile.bundle.verify import verify_bundle
@@ -134,7 +134,7 @@ def verify(
         options = LoadOptions.from_json(manifest.plan.get("load"))
         subject = None
         if model is not None:
-            subject = find_subject(model, example_inputs, axes, options)
+            subject = read_model_argument(model, example_inputs, axes, options)
             subject.check()
         with listener.step("hash the files") as step:
             folder.check_hashes()
@@ -168,7 +168,7 @@ def _buckets(manifest: Manifest) -> tuple[Bucket, ...]:
     buckets = []
     for spec in manifest.buckets:
         axes = {
-            name: AxisRange(extent.lo, extent.hi, extent.hint or extent.hi)
+            name: AxisRange(extent.lo, extent.hi, extent.hint or extent.hi, extent.step)
             for name, extent in spec.axes.items()
         }
         order = sorted(axes, key=lambda name: name != manifest.length_axis)
@@ -186,7 +186,8 @@ def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
         path = bundle / item.file
         with path.open("rb") as stream:
             golden = read_case(stream.fileno(), str(path), manifest)
-        cases.append(Case(item.bucket, item.case, golden.inputs, golden.outputs))
+        case = Case(item.bucket, item.case, golden.inputs, golden.outputs, margins=golden.margins)
+        cases.append(case)
     return cases
 
 
@@ -197,9 +198,10 @@ def _golden_texts(bundle: Path, manifest: Manifest) -> bytes | None:
 
 
 def _eager_cases(
-    subject: Subject, manifest: Manifest, buckets: tuple[Bucket, ...], seed: int
+    subject: ModelArgument, manifest: Manifest, buckets: tuple[Bucket, ...], seed: int
 ) -> tuple[list[Case], bytes | None]:
     from edgecompile.bundle.cases import length_cases, make_cases
+    from edgecompile.bundle.margins import allow_rounding, widest_share
     from edgecompile.loaders.load import load_model
 
     batch = manifest.axes.get("batch")
@@ -207,18 +209,19 @@ def _eager_cases(
     model = load_model(subject.model, subject.options, batch=sizes)
     _check_signature(manifest, model)
     if model.generation is None:
-        cases = list(make_cases(model, buckets, seed=seed))
+        cases = list(make_cases(model, buckets, seed=seed, rtol=manifest.tolerance.rtol))
         if manifest.precision == "fp32":
             cases += length_cases(model, buckets, seed=seed)
-        return cases, None
+        return allow_rounding(cases), None
     from edgecompile.bundle.generation import golden_texts
 
     model = model.with_longest(max(bucket.hi for bucket in buckets))
     rows = manifest.axes.get("source")
     if rows is not None:
         model = model.with_sources(rows.lo, rows.hi)
-    texts = golden_texts(model, seed=seed)
-    return list(make_cases(model, buckets, seed=seed)), texts
+    cases = allow_rounding(list(make_cases(model, buckets, seed=seed)))
+    margin = widest_share(cases, model.outputs[0].name)
+    return cases, golden_texts(model, seed=seed, margin=margin)
 
 
 def _check_signature(manifest: Manifest, model: LoadedModel) -> None:

@@ -34,7 +34,7 @@ class UndefinedSymbol:
     """A symbol that another file has to provide.
 
     Attributes:
-        name: as linked, not demangled.
+        name: the linker's name, not demangled.
         weak: the loader leaves it null where no library provides it.
         version: symbol version asked for, such as GLIBC_2.34; "" if none.
         library: DT_NEEDED name that is to provide that version; "" if unversioned.
@@ -125,7 +125,7 @@ def read_functions(path: str | os.PathLike[str]) -> tuple[tuple[int, int, str], 
     Empty for object files, whose addresses mean nothing yet.
 
     Raises:
-        ElfError: as ``read_elf``.
+        ElfError: see ``read_elf``.
     """
     return _open(path, _read_functions)
 

@@ -39,6 +39,8 @@ _ABI_VERSIONS = {"ABI_DT_RELR": "2.36"}
 # on the Raspberry Pi 5.
 _PAGE_SIZES = {"x86-64": 4096, "aarch64": 65536}
 _INSTALL = {"x86-64": "install binutils", "aarch64": "install binutils-aarch64-linux-gnu"}
+#: Features that the library for GPUs uses only where the CPU has them, for hashes (c_runtime/bundle/sha256_fast.cpp).
+GPU_LIBRARY_DISPATCHES = frozenset({"ssse3", "sse4_1", "sha_ni", "sha2"})
 _SHOWN = 12
 #: What was found in libraries by their content, architecture and disassembler: each build judges the
 #: same runtime library again, whose listing has 150,000 lines.
@@ -57,7 +59,7 @@ class Finding:
         severity: an ``error`` stops the build; a ``note`` says what could not be checked.
         rule: a fixed word by which programs tell findings apart.
         what: the fact, with names and numbers.
-        cure: what to do about it, or "".
+        cure: the cure, or "".
     """
 
     severity: Severity
@@ -75,12 +77,12 @@ class AuditVerdict:
         variant: name of the variant that it was judged for; the architecture for a CPU probe.
         target: name of the system.
         findings: errors first.
-        machine: what it is built for.
+        machine: the machine that it is built for.
         glibc: highest glibc version needed, or None where none is.
         glibcxx: likewise of libstdc++; anything but None is an error.
         needed: DT_NEEDED entries.
         vectorised: whether packed arithmetic was looked for.
-        instructions: what the disassembly showed, or None if it wasn't made.
+        instructions: the instructions in the disassembly, or None if it wasn't made.
     """
 
     library: str
@@ -164,20 +166,23 @@ def judge(
     runtime_exports: Collection[str] = (),
     vector_isa: str | None = None,
     vectorised: bool = True,
+    dispatched: Collection[str] = (),
     objdump: str | None = None,
 ) -> AuditVerdict:
     """Judges a shared library.
 
     Args:
         library: the file.
-        variant: what it was built as; of its ``requires`` come the instructions that it may use.
-        profile: what it has to run on.
+        variant: the variant that it was built as; its ``requires`` decide which instructions it may
+            use.
+        profile: the profile of the devices that it has to run on.
         allowed_needed: DT_NEEDED entries allowed beside ``SYSTEM_LIBRARIES``: the runtime
             library's soname.
         runtime_exports: symbols that those libraries export.
         vector_isa: AOTI_CPU_ISA from the metadata of the generated code, for a model's library.
         vectorised: whether it should hold packed floating-point arithmetic of the variant's
             width; False for the CPU probe, and for a model that computes nothing itself.
+        dispatched: features beside the variant's that it uses only after it asked the CPU for them.
         objdump: the disassembler; found by itself if None.
 
     Raises:
@@ -204,7 +209,7 @@ def judge(
             findings.append(Finding("note", "instructions", what, _INSTALL.get(variant.arch, "")))
         else:
             evidence = _evidence(Path(library), variant.arch, objdump)
-            findings += _instructions(evidence, variant, vectorised)
+            findings += _instructions(evidence, variant, vectorised, dispatched)
     order = {"error": 0, "warning": 1, "note": 2}
     return AuditVerdict(
         library=info.name,
@@ -335,11 +340,14 @@ def _claimed_isa(vector_isa: str, variant: VariantSpec) -> list[Finding]:
 
 
 def _instructions(
-    evidence: InstructionEvidence, variant: VariantSpec, vectorised: bool
+    evidence: InstructionEvidence,
+    variant: VariantSpec,
+    vectorised: bool,
+    dispatched: Collection[str],
 ) -> list[Finding]:
     findings = []
     for use in evidence.uses:
-        if use.feature not in variant.requires:
+        if use.feature not in variant.requires and use.feature not in dispatched:
             what = f"{use.count} instructions need {use.feature}, first in {use.example}"
             cure = f"compile with -march={variant.march}, never with -march=native"
             findings.append(_error("instructions", what, cure))

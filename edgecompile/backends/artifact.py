@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from edgecompile.audit.judge import AuditVerdict
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError
 from edgecompile.files import file_sha256, plain, plain_fields, replacing, write_json
+from edgecompile.toolchain.native import NativeRuntime
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,15 +125,16 @@ class Artifact:
         bucket: index of the bucket in the plan.
         variant: name of the variant.
         library: the shared library.
-        sha256: of the library.
+        sha256: the SHA-256 of the library.
         isa: the instruction set that Inductor vectorised for, as it recorded it.
         vectorised: whether its own kernels calculate with vectors of floats.
         constants: the tensors that the program reads, by fully qualified name.
         seconds: time by step (generate, compile, link).
         commands: the compiler's command lines, without paths.
-        lowering: what graph lowering rewrote.
+        lowering: the rewrites of graph lowering.
         kinds: sizes of each kind at which conditions don't hold that the code generator took for
             given: the program has to be compared there.
+        compiler: path and version of the compiler, where the key doesn't cover it.
     """
 
     key: str
@@ -145,6 +149,7 @@ class Artifact:
     commands: tuple[str, ...]
     lowering: Mapping[str, Any]
     kinds: tuple[Mapping[str, int], ...] = ()
+    compiler: tuple[str, str] = ("", "")
 
     def to_json(self) -> dict[str, Any]:
         seconds = {name: round(value, 3) for name, value in self.seconds.items()}
@@ -172,6 +177,7 @@ class Artifact:
                 constants=constants,
                 commands=tuple(data["commands"]),
                 kinds=tuple(dict(sizes) for sizes in data["kinds"]),
+                compiler=tuple(data["compiler"]),
             )
             artifact = Artifact(**data)
             actual = file_sha256(artifact.library)
@@ -185,3 +191,44 @@ class Artifact:
                 hint="run the compile stage again",
             )
         return artifact
+
+    @staticmethod
+    def find(library: Path, key: str, store: TensorStore) -> Artifact | None:
+        """The artifact that an earlier process left there, if it has this key and is whole."""
+        try:
+            artifact = Artifact.load(library.with_suffix(".json"))
+        except CompileError:
+            return None
+        whole = all(store.path(tensor).is_file() for tensor in artifact.constants.values())
+        return artifact if artifact.key == key and whole else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledPrograms:
+    """The programs of a model, by variant of the bundle, or by architecture of a GPU's host.
+
+    Attributes:
+        natives: runtime library that the programs call; none of the backend torch.
+        artifacts: programs, in the order of the buckets.
+        store: the tensors that they read.
+        audit: verdicts on libraries and kernels.
+    """
+
+    natives: Mapping[str, NativeRuntime]
+    artifacts: Mapping[str, tuple[Artifact, ...]]
+    store: TensorStore
+    audit: tuple[AuditVerdict, ...]
+
+    def glibc(self, variant: str) -> str:
+        """The newest glibc that any library of a variant or architecture needs."""
+        versions = [v.glibc for v in self.audit if v.variant == variant and v.glibc]
+        return max(versions, key=lambda text: [int(x) for x in text.split(".")], default="2.17")
+
+
+def hinted_sizes(bucket: Bucket, ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """The sizes that kernels are tuned for: the bucket's hints, within the ranges of its program."""
+    return {
+        name: min(max(extent.hint, ranges[name][0]), ranges[name][1])
+        for name, extent in bucket.axes
+        if name in ranges
+    }

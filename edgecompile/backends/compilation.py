@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.audit.judge import AuditVerdict, baseline, judge, require
-from edgecompile.backends import LIBTORCH, LOCAL, NATIVE, RAY
-from edgecompile.backends.artifact import Artifact, TensorStore
-from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
-from edgecompile.backends.inductor_torch import InductorTorchBackend, foreign_symbols
+from edgecompile.backends import CPU, LIBTORCH, LOCAL, RAY
+from edgecompile.backends.artifact import Artifact, CompiledPrograms, TensorStore
+from edgecompile.backends.cpu.backend import InductorCpuBackend, ProgramTask
+from edgecompile.backends.torch.backend import InductorTorchBackend, foreign_symbols
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError
 from edgecompile.export.program import ExportedModel
@@ -22,42 +22,48 @@ from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.runtime.format.schema import TORCH
 from edgecompile.targets.profile import TargetProfile, VariantSpec
-from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.native import NativeRuntime, build_probe, build_runtime
 
 
-@dataclass(frozen=True)
-class CompiledModel:
-    """Everything that compiling made.
+def find_owners(buckets: Sequence[Bucket], served: Sequence[Bucket]) -> list[int]:
+    """For each bucket the index of the one in ``served`` that it lies within."""
+    return [next(i for i, own in enumerate(served) if own.holds(bucket)) for bucket in buckets]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledModel(CompiledPrograms):
+    """Everything that compiling for CPUs made.
 
     Attributes:
         variants: the variants, as the profile orders them.
-        natives: runtime library by variant; none where torch is the runtime.
-        artifacts: programs by variant, in the order of the buckets.
         probes: CPU probe by architecture.
-        store: the tensors that the programs read.
-        audit: a verdict for each library.
-        compilers: version of each compiler used.
+        compilers: versions of the compilers that made the programs.
         exported: the exported program of each bucket.
-        precision: of the linears' weights.
-        runtime: one of :data:`edgecompile.backends.RUNTIMES`.
+        precision: the data type of the linear layers' weights.
+        backend: one of :data:`edgecompile.backends.CPU_BACKENDS`.
     """
 
     variants: tuple[VariantSpec, ...]
-    natives: Mapping[str, NativeRuntime]
-    artifacts: Mapping[str, tuple[Artifact, ...]]
     probes: Mapping[str, Path]
-    store: TensorStore
-    audit: tuple[AuditVerdict, ...]
     compilers: frozenset[str]
     exported: tuple[ExportedModel, ...]
     precision: Precision = FP32
-    runtime: str = NATIVE
+    backend: str = CPU
 
     @property
     def reused(self) -> bool:
-        """Whether programs come from what an earlier process left in the work folder."""
+        """Whether programs come from files that an earlier process left in the work folder."""
         return any(isinstance(program.source, Path) for program in self.exported)
+
+    def shared_by(self, buckets: Sequence[Bucket], served: Sequence[Bucket]) -> CompiledModel:
+        """The programs of ``served``, one for each of ``buckets``, which lie within them."""
+        if len(served) == 1:
+            return self  # as it is, it's everybody's
+        owners = find_owners(buckets, served)
+        artifacts = {
+            name: tuple(own[index] for index in owners) for name, own in self.artifacts.items()
+        }
+        return replace(self, artifacts=artifacts)
 
     def kinds(self, buckets: Sequence[Bucket]) -> dict[int, list[Mapping[str, int]]]:
         """Sizes at which the programs of ``buckets``, or the one that all of them share, have to be
@@ -72,20 +78,15 @@ class CompiledModel:
                 ]
         return sizes
 
-    def glibc(self, variant: str) -> str:
-        """The newest glibc that any library of the variant needs."""
-        versions = [v.glibc for v in self.audit if v.variant == variant and v.glibc]
-        return max(versions, key=lambda text: [int(x) for x in text.split(".")], default="2.17")
-
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How programs are compiled.
+    """The settings for compiling programs.
 
     Attributes:
-        variants: build these instead of all of the profile's.
-        precision: of the linears' weights.
-        runtime: one of :data:`edgecompile.backends.RUNTIMES`.
+        variants: build these instead of all of the profile's; () builds the probes alone.
+        precision: the data type of the linear layers' weights.
+        backend: one of :data:`edgecompile.backends.CPU_BACKENDS`.
         jobs: programs to compile side by side; None: one for each CPU.
         on: one of :data:`edgecompile.backends.PLACES`.
         only_known: compile nothing: every program must be left from an earlier call.
@@ -93,7 +94,7 @@ class CompileOptions:
 
     variants: Sequence[VariantSpec] | None = None
     precision: Precision = FP32
-    runtime: str = NATIVE
+    backend: str = CPU
     jobs: int | None = None
     on: str = LOCAL
     only_known: bool = False
@@ -113,24 +114,25 @@ def compile_buckets(
 
     Args:
         exported: one export for each bucket.
-        buckets: what to compile, such as a plan's; they may overlap.
+        buckets: the buckets to compile, such as a plan's; they may overlap.
         profile: the target.
-        folder: gets ``<variant>/bucket-N.so``, the runtime libraries, probes and tensors.
-        options: how to compile.
-        keys: what identifies each export (:meth:`ExportStore.key`); with them, programs that an
+        folder: the folder that gets ``<variant>/bucket-N.so``, the runtime libraries, probes and
+            tensors.
+        options: the options of compiling.
+        keys: the key of each export (:meth:`ExportStore.key`); with them, programs that an
             earlier call left in ``folder`` are reused.
-        step: gets the progress.
+        step: a function that gets the progress.
 
     Raises:
         CompileError, ToolchainError: something could not be built; with ``only_known``, programs are
             missing, have changed or were compiled from something else.
-        MissingDependencyError, ClusterError: of ``on="ray"``.
+        MissingDependencyError, ClusterError: ``on="ray"`` can't be used.
         AuditError: a library isn't fit for the target; names every problem of every library.
     """
     variants = tuple(profile.variants if options.variants is None else options.variants)
-    built = () if options.runtime == TORCH else variants
+    built = () if options.backend == TORCH else variants
     natives = {v.name: build_runtime(v, folder / v.name) for v in built}
-    archs = sorted({variant.arch for variant in variants})
+    archs = sorted({variant.arch for variant in variants or profile.variants})
     probes = {arch: build_probe(arch, folder / arch) for arch in archs}
     store = TensorStore(folder / "tensors")
     tasks = [
@@ -166,10 +168,10 @@ def compile_buckets(
         probes=probes,
         store=store,
         audit=tuple(verdicts),
-        compilers=frozenset(find_toolchain(arch).version for arch in archs),
+        compilers=frozenset(item.compiler[1] for made in artifacts.values() for item in made),
         exported=tuple(exported),
         precision=options.precision,
-        runtime=options.runtime,
+        backend=options.backend,
     )
 
 
@@ -177,7 +179,7 @@ def _compile_tasks(
     tasks: Sequence[ProgramTask], folder: Path, options: CompileOptions
 ) -> Generator[Artifact, None, None]:
     """Finds the programs that an earlier call left, and compiles the rest, in the order of the tasks."""
-    artifacts = [task.find_known() for task in tasks]
+    artifacts = [task.find(any_compiler=options.only_known) for task in tasks]
     stale = [
         f"bucket {t.index}, {t.variant.name}"
         for t, a in zip(tasks, artifacts, strict=True)
@@ -189,7 +191,7 @@ def _compile_tasks(
             "something else: " + ", ".join(stale),
             hint="run the compile stage again",
         )
-    backend = InductorTorchBackend() if options.runtime == TORCH else InductorCpuBackend()
+    backend = InductorTorchBackend() if options.backend == TORCH else InductorCpuBackend()
     compile_on = _compile_on_ray if options.on == RAY else _compile_here
     return compile_on(tasks, artifacts, backend, folder, options.jobs)
 
@@ -209,7 +211,7 @@ def _judge(
             variant,
             profile,
             allowed_needed=(LIBTORCH if native is None else native.path.name,),
-            runtime_exports=_exports(artifact.library, variant, native),
+            runtime_exports=_exports(artifact.library, native),
             vector_isa=artifact.isa,
             vectorised=artifact.vectorised,
         )
@@ -239,7 +241,7 @@ def _compile_on_ray(
     jobs: int | None,
 ) -> Generator[Artifact, None, None]:
     """As :func:`_compile_here`, on a cluster, which is asked only where something isn't known."""
-    from edgecompile.backends.remote import compile_on_ray
+    from edgecompile.backends.ray import compile_on_ray
 
     new = [task for task, a in zip(tasks, cached, strict=True) if a is None]
     with closing(compile_on_ray(new, backend, folder, jobs)) as results:
@@ -247,8 +249,8 @@ def _compile_on_ray(
             yield artifact or next(results)
 
 
-def _exports(library: Path, variant: VariantSpec, native: NativeRuntime | None) -> frozenset[str]:
+def _exports(library: Path, native: NativeRuntime | None) -> frozenset[str]:
     """The symbols that a program may expect of the library that it needs beside the system's."""
     if native is not None:
         return native.exports
-    return foreign_symbols(find_toolchain(variant.arch), library)
+    return foreign_symbols(library)

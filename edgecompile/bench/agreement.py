@@ -35,11 +35,11 @@ def measure_agreement(
     """Runs every length once with the same inputs everywhere, and compares the outputs.
 
     Args:
-        reference: what is right by definition: eager.
-        workers: by name; the reference may be among them.
+        reference: the worker that is right by definition: eager.
+        workers: the workers by name; the reference may be among them.
         lengths: each once.
-        folder: for the outputs.
-        seed: of the inputs.
+        folder: the folder for the outputs.
+        seed: the seed of the inputs.
 
     Raises:
         BenchError: a process fails, or gives other outputs or shapes.

@@ -41,8 +41,8 @@ def bundle_baseline(name: str, path: Path, settings: BenchSettings, cache: Path)
     """A bundle, run by the runtime inside it.
 
     Args:
-        name: in reports.
-        path: of the bundle.
+        name: the name in reports.
+        path: the path of the bundle.
         settings: the threads and the variant.
         cache: folder for compiled Python files, which mustn't fall into the bundle. From its second
             start on a device has them, too.
@@ -80,9 +80,9 @@ def eager_baseline(spec: str, manifest: Manifest, threads: int) -> Baseline:
     """The model's own code, run by torch.
 
     Args:
-        spec: of the model.
-        manifest: of the bundle: how the model was loaded for it.
-        threads: of torch.
+        spec: the specification of the model.
+        manifest: the manifest of the bundle, with the options for loading the model.
+        threads: the threads of torch.
     """
     batch = manifest.axes.get("batch")
     settings = {

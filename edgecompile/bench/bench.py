@@ -37,9 +37,9 @@ from edgecompile.bench.rounds import measure_rounds
 from edgecompile.bench.timings import Round, TimeSummary, compare, median_by_length, summarise
 from edgecompile.bench.workload import Workload, choose_workload
 from edgecompile.errors import BenchError
+from edgecompile.hosts.identity import describe_machine, load_average
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.identity import describe_machine, load_average
 from edgecompile.models.options import LoadOptions
 from edgecompile.precision import min_cosine
 from edgecompile.progress import NULL_PROGRESS, Progress
@@ -59,7 +59,7 @@ LEAST_COSINE = 0.9999
 
 
 def default_cache() -> Path:
-    """The folder for what benchmarks keep: ``$XDG_CACHE_HOME/edgecompile/bench``."""
+    """The folder for files of benchmarks: ``$XDG_CACHE_HOME/edgecompile/bench``."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "edgecompile" / "bench"
 
@@ -80,7 +80,7 @@ def bench_bundle(
     Args:
         bundle: the bundle.
         settings: threads, rounds, runs.
-        against: what :func:`edgecompile.bench.baselines.find_baseline` takes, and baselines.
+        against: names that :func:`edgecompile.bench.baselines.find_baseline` takes, and baselines.
         model_spec: the model that the bundle was built from; eager is made from it, and outputs are
             compared with eager's.
         lengths: the traffic; see :func:`edgecompile.bench.workload.choose_workload`.
@@ -250,7 +250,7 @@ def _without_folders(spec: str) -> str:
 
 
 def _weights(sha256: Mapping[str, str]) -> dict[str, str]:
-    """Of a model's files those that tell which one it is."""
+    """The files that identify a model, of all its files."""
     telling = (".safetensors", ".pt2", "config.json")
     return {name: digest for name, digest in sha256.items() if name.endswith(telling)}
 

@@ -33,9 +33,9 @@ def measure_cold_starts(
 
     Args:
         baselines: each in a process of its own.
-        workload: of the inputs; see :meth:`WorkerProcess.open`.
-        length: of the first run.
-        settings: how often, how long a pause.
+        workload: the workload of the inputs; see :meth:`WorkerProcess.open`.
+        length: the length of the first run.
+        settings: the number of repetitions, the length of a pause.
         step: told how far it is.
 
     Raises:

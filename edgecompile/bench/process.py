@@ -31,16 +31,17 @@ class Baseline:
     """A way to run the model, ready to be started.
 
     Attributes:
-        name: in reports.
+        name: the name in reports.
         command: starts its process, which speaks as :mod:`edgecompile.bench.worker` says.
-        settings: for its request ``open``; plain JSON values.
-        precision: that weights are multiplied in: ``fp32``, ``bf16``, ``int8``, or a bundle's label.
+        settings: the settings for its request ``open``; plain JSON values.
+        precision: the data type that weights are multiplied in: ``fp32``, ``bf16``, ``int8``, or a
+            bundle's label.
         path: folders for its PYTHONPATH.
         environment: further variables.
         bundle: whose own runtime has to be the one that runs; None: it isn't a bundle.
         measure_size: bytes that a device needs beside Python and numpy, by kind, from the facts that its
             process reported.
-        versions, notes: for the report.
+        versions, notes: the versions and remarks for the report.
     """
 
     name: str
@@ -77,8 +78,8 @@ class WorkerProcess:
     """A running process; a context manager that ends it.
 
     Args:
-        baseline: how to start it.
-        threads: what the thread variables of its environment say.
+        baseline: the baseline to start.
+        threads: the value of the thread variables of its environment.
 
     Raises:
         BenchError: it can't be started.
@@ -107,7 +108,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process' id."""
         return self._process.pid
 
     def open(self, workload: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgecompile.bench.timings import Ratio, TimeSummary
 from edgecompile.errors import BenchError
-from edgecompile.machines.identity import usable_cpus
+from edgecompile.hosts.identity import usable_cpus
 from edgecompile.precision import base_name
 
 REPORT_VERSION = 1
@@ -22,18 +22,18 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """How it was measured.
+    """The settings of a measurement.
 
     Attributes:
-        threads: that each process may use.
-        rounds: that count.
+        threads: the threads that each process may use.
+        rounds: the rounds that count.
         warmup_rounds: before them, dropped.
-        runs: of each baseline in each round.
+        runs: the runs of each baseline in each round.
         lead_in: runs after each change of process, dropped.
         pause_s: rest after each change, until the last one's threads have stopped spinning.
         cold_runs: fresh processes for the cold start.
-        seed: of orders and inputs.
-        variant: of the bundles; None: the best that this CPU can run.
+        seed: the seed of orders and inputs.
+        variant: the variant of the bundles; None: the best that this CPU can run.
 
     Raises:
         BenchError: a number makes no sense; names all of them.
@@ -65,10 +65,10 @@ class ColdStart:
 
     Attributes:
         total_s: all of it.
-        python_s: of it, until the interpreter runs and numpy is imported.
-        open_s: of it, importing and loading.
-        run_s: of it, the first run.
-        all_total_s: of every process.
+        python_s: the part until the interpreter runs and numpy is imported.
+        open_s: the part for importing and loading.
+        run_s: the part for the first run.
+        all_total_s: the total seconds of every process.
     """
 
     total_s: float
@@ -84,8 +84,8 @@ class Memory:
 
     Attributes:
         resident: all of it, after the rounds.
-        private: of it, the process' own.
-        shared: of it, mapped files (weights, libraries), of which processes share one copy.
+        private: the part that is the process' own.
+        shared: the part of mapped files (weights, libraries), of which processes share one copy.
         start: resident before anything else was imported: Python and numpy.
     """
 
@@ -100,15 +100,16 @@ class BaselineResult:
     """The bundle or a baseline: its figures.
 
     Attributes:
-        name: in reports.
-        precision: what it multiplies weights in: a bundle's label, ``fp32``, ``bf16``, ``int8``.
-        times: of its runs.
+        name: the name in reports.
+        precision: the data type of matmuls with weights: a bundle's label, ``fp32``, ``bf16``,
+            ``int8``.
+        times: the times of its runs.
         cold: its cold start; None: not measured.
-        memory: of its process; None: the system doesn't tell.
+        memory: the memory of its process; None: the system doesn't tell.
         cosine: least cosine between its outputs and eager's over all lengths; None: no eager.
         max_abs_error: largest absolute difference to eager's outputs; None: no eager.
         parts: bytes that a device needs beside Python and numpy, by what they are.
-        facts: what its process said: versions, threads.
+        facts: the facts that its process reported: versions, threads.
         notes: choices a reader should know.
     """
 
@@ -157,22 +158,22 @@ class BenchReport:
 
     Attributes:
         bundle: name of the bundle.
-        manifest_sha256: of its manifest, which names every file's hash.
-        model: what eager was made from; None: there was only the bundle.
-        model_sha256: of the model's files, by name, where its form has such.
+        manifest_sha256: the SHA-256 of its manifest, which names every file's hash.
+        model: the model that eager was made from; None: there was only the bundle.
+        model_sha256: the SHA-256 of the model's files, by name, where its form has such.
         started: UTC, ISO 8601.
-        command: how it was called, without folders.
-        settings: how it was measured.
+        command: the command line, without folders.
+        settings: the settings of the measurement.
         lengths: figures of the stream that was run, and where it comes from.
         results: the bundle's figures, then the baselines'.
         ratios: name -> other name -> mean time of the first over that of the second.
         by_length: name -> length -> median milliseconds.
-        machine: what it ran on.
-        versions: of the software.
+        machine: the machine that it ran on.
+        versions: the versions of the software.
         load: load average at the start; CPUs that others used, and that the hypervisor took,
             during the rounds.
         warnings: reasons to doubt the figures.
-        notes: what a reader should know.
+        notes: remarks for the reader.
     """
 
     bundle: str

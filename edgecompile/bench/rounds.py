@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from edgecompile.bench.process import WorkerProcess
 from edgecompile.bench.report import BenchSettings
 from edgecompile.bench.timings import Round
-from edgecompile.machines.identity import CpuClock, read_clock
+from edgecompile.hosts.identity import CpuClock, read_clock
 from edgecompile.progress import StepHandle
 
 RUN_TIMEOUT = 600.0
@@ -31,9 +31,9 @@ def measure_rounds(
     """Warm-up rounds, which are dropped, and then those that count.
 
     Args:
-        workers: by name, all of them open.
-        lengths: what a round runs; each round in another order, the same for all.
-        settings: how many rounds, how long a pause.
+        workers: the workers by name, all of them open.
+        lengths: the lengths of a round; each round has another order, the same for all.
+        settings: the number of rounds, the length of a pause.
         step: shows the number of the round.
 
     Returns:

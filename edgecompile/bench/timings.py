@@ -1,4 +1,4 @@
-"""Times of interleaved rounds, and what is said of them.
+"""Times of interleaved rounds, and their statistics.
 
 In every round each process runs the same lengths in the same order, so what disturbs a round
 disturbs all of them alike: figures are medians over rounds, and a ratio is taken in each round

@@ -52,16 +52,17 @@ def make_inputs(
 
     Args:
         specs: dicts with ``name``, ``dtype``, ``shape`` (sizes or names of axes), ``bounds`` and
-            ``draw`` ([low, high] or None).
+            ``draw`` ([low, high] or None). A size or an end that is a sum of axes is
+            ``{"terms": {axis: factor}, "constant": number}``.
         sizes: size of every axis.
-        seed: of the values. Legacy seeding, because numpy promises its stream for ever.
+        seed: the seed of the values. Legacy seeding, because numpy promises its stream for ever.
     """
     random = np.random.RandomState(seed % 2**32)
     result = {}
     for spec in specs:
-        shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in spec["shape"])
+        shape = tuple(_evaluate(dim, sizes) for dim in spec["shape"])
         dtype = np.dtype(spec["dtype"])
-        span = spec.get("draw") or spec.get("bounds")
+        span = [_evaluate(e, sizes) for e in spec.get("draw") or spec.get("bounds") or ()] or None
         values: Any
         if dtype.kind == "f":
             if span is None:
@@ -74,6 +75,15 @@ def make_inputs(
             values = np.full(shape, 1 if span is None else min(max(1, span[0]), span[1]))
         result[str(spec["name"])] = np.ascontiguousarray(values.astype(dtype))
     return result
+
+
+def _evaluate(value: Any, sizes: Mapping[str, int]) -> Any:
+    if isinstance(value, str):
+        return sizes[value]
+    if isinstance(value, dict):
+        terms = value["terms"].items()
+        return value["constant"] + sum(factor * sizes[axis] for axis, factor in terms)
+    return value
 
 
 def read_memory(process: object = "self") -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""The work of a benchmark: which lengths are run, and what the inputs are."""
+"""The work of a benchmark: its lengths and its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from edgecompile.bench.timings import stream
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.sums import parse_sum
 from edgecompile.units import format_share
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ class Workload:
     """The runs of every process in a round.
 
     Attributes:
-        lengths: of the runs, ascending; rounds shuffle them.
-        figures: of these lengths, and where they come from; plain values.
+        lengths: the lengths of the runs, ascending; rounds shuffle them.
+        figures: the figures of these lengths, and their origin; plain values.
         inputs: ``specs``, ``sizes`` and ``length_axis``, from which each process makes the inputs.
-        notes: how the lengths differ from the traffic that was given.
+        notes: the differences of the lengths from the traffic that was given.
     """
 
     lengths: tuple[int, ...]
@@ -42,10 +43,10 @@ def choose_workload(
     """The work for a bundle.
 
     Args:
-        manifest: of the bundle.
+        manifest: the manifest of the bundle.
         traffic: None: the length that each bucket is tuned for. Longer inputs than the bundle
             takes count as its longest, as a tokenizer's truncation has it.
-        runs: how many lengths a round has.
+        runs: the number of lengths of a round.
         model: tells from which values to draw, within the manifest's bounds.
 
     Raises:
@@ -84,6 +85,12 @@ def choose_workload(
     return Workload(chosen, {"source": traffic.source, **figures}, inputs, tuple(notes))
 
 
+def _spell_out(value: Any, axes: Container[str]) -> Any:
+    """A size or bound as workers read it, which know no syntax of sums."""
+    found = parse_sum(value) if isinstance(value, str) and value not in axes else None
+    return value if found is None else {"terms": dict(found.terms), "constant": found.constant}
+
+
 def _inputs(manifest: Manifest, model: LoadedModel | None) -> dict[str, Any]:
     names = [spec.name for spec in manifest.inputs]
     draws: dict[str, Any] = dict.fromkeys(names)
@@ -98,7 +105,10 @@ def _inputs(manifest: Manifest, model: LoadedModel | None) -> dict[str, Any]:
     specs = []
     for spec in manifest.inputs:
         draw = draws[spec.name]
-        specs.append({**spec.to_json(True), "draw": None if draw is None else list(draw)})
+        entry = {**spec.to_json(True), "draw": None if draw is None else list(draw)}
+        for key in ("shape", "bounds", "draw"):
+            entry[key] = entry[key] and [_spell_out(v, manifest.axes) for v in entry[key]]
+        specs.append(entry)
     sizes = {
         name: manifest.buckets[0].axes[name].hint or extent.lo
         for name, extent in manifest.axes.items()

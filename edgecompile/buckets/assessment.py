@@ -41,17 +41,17 @@ _LEAST_TO_HOLD_OUT = 50
 
 @dataclass(frozen=True)
 class PlanAssessment:
-    """A plan, what other rules would have cost, and how far its promise can be trusted.
+    """A plan, the costs of other rules, and the confidence in its promise.
 
     Attributes:
         plan: made with costs.
         costs: these costs.
         traffic: the whole of it, also what is larger than the plan serves.
-        results: of the plan and of the other rules by the same costs, the plan first.
-        interval: of the plan's mean run, over the chance in the sample.
-        held_out: what planning from a part costs on the rest; None for small samples.
-        warnings: where the sample is too thin, or measurements spread.
-        cost: what buckets take to build and ship, where programs were built to tell.
+        results: the results of the plan and of the other rules by the same costs, the plan first.
+        interval: the confidence interval of the plan's mean run, over the chance in the sample.
+        held_out: the cost on the rest when the plan is made from a part; None for small samples.
+        warnings: the places where the sample is too thin, or measurements spread.
+        cost: the cost of building and shipping a bucket, where programs were built to tell.
     """
 
     plan: BucketPlan
@@ -183,13 +183,14 @@ def assess_plan(
     """Compares a plan with other rules and with itself on inputs that it wasn't made from.
 
     Args:
-        plan: of :func:`edgecompile.buckets.planner.plan_buckets`.
+        plan: the plan of :func:`edgecompile.buckets.planner.plan_buckets`.
         sizes: the traffic that it was made from, over the axes of its costs; of two axes the
             lengths alone count where its costs are over one.
-        programs: how many programs the other rules may use; None: as many as the plan could have.
+        programs: the number of programs that the other rules may use; None: as many as the plan
+            could have.
         modes: the modes that the plan could choose from; None: all that have costs.
-        seed: of splitting and resampling.
-        cost: what buckets take, if that is known.
+        seed: the seed of splitting and resampling.
+        cost: the cost of a bucket, if known.
 
     Raises:
         ValueError: the plan has no costs, or they are over other axes.
@@ -217,6 +218,7 @@ def assess_plan(
             max_sizes={axis: plan.extent(axis)[1] for axis in traffic.axes},
             modes=modes or costs.modes,
             bounds=SearchBounds(bounds.steps // 3, bounds.ends),  # two plans are made
+            cuts=plan.cuts,
         )
     varies = len(traffic.axes) > 1 or plan.min_length < plan.max_length
     return PlanAssessment(

@@ -32,14 +32,14 @@ SizeRule = Callable[[LengthDistribution, int, int], "list[int]"]
 
 @dataclass(frozen=True)
 class BaselineResult:
-    """One rule's buckets and what they cost.
+    """One rule's buckets and their costs.
 
     Attributes:
         name: name of the rule.
         buckets: ready to be built.
         axes: the axes that it divides, the length axis first.
         evaluation: figures of the buckets on the traffic.
-        regret: by what share its mean run, with the price of its buckets, costs more than the
+        regret: the share by which its mean run, with the price of its buckets, costs more than the
             plan's that it is compared with; 0.1 is 10 %.
     """
 
@@ -144,6 +144,8 @@ def baseline_buckets(
             axes, marginals, extents, rules, split, strict=False
         ):
             ends = [size for size in rule(sample, high, budget) if size >= low]
+            if axis == optimum.length_axis:
+                ends = sorted({*ends, *(cut - 1 for cut in optimum.cuts)})
             starts = [low, *(end + 1 for end in ends)]
             parts.append(
                 [(axis, AxisRange(lo, hi, hi)) for lo, hi in zip(starts, ends, strict=False)]
@@ -163,11 +165,20 @@ def baseline_buckets(
             b for b, cost in zip(tried, ms, strict=True) if cost <= min(ms) * (1 + TIE)
         )
     if "exact" in costs.modes:
-        whole = tuple(
-            (axis, AxisRange(low, high, max(low, sample.quantile(0.5))))
-            for axis, sample, (low, high) in zip(axes, marginals, extents, strict=True)
+        low, high = extents[0]
+        starts = (low, *optimum.cuts)
+        further = tuple(
+            (axis, AxisRange(lo, hi, max(lo, sample.quantile(0.5))))
+            for axis, sample, (lo, hi) in list(zip(axes, marginals, extents, strict=True))[1:]
         )
-        results[ONE_RANGE] = (Bucket("exact", (*whole, *others)),)
+        middle = marginals[0].quantile(0.5)
+        results[ONE_RANGE] = tuple(
+            Bucket(
+                "exact",
+                ((axes[0], AxisRange(lo, hi, min(max(lo, middle), hi))), *further, *others),
+            )
+            for lo, hi in zip(starts, (*(c - 1 for c in optimum.cuts), high), strict=True)
+        )
     return results
 
 

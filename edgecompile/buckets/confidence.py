@@ -112,7 +112,7 @@ def bootstrap_interval(
         buckets: they must serve all of the traffic.
         sizes: the traffic.
         costs: the costs.
-        resamples: how often to resample.
+        resamples: the number of resamples.
         seed: seed of the draws.
 
     Raises:

@@ -19,7 +19,8 @@ class Evaluation:
 
     Attributes:
         expected_ms: mean milliseconds of a run.
-        p50_ms, p99_ms: what 50 % and 99 % of the runs don't exceed, as far as the sizes decide.
+        p50_ms, p99_ms: the times that 50 % and 99 % of the runs don't exceed, as far as the sizes
+            decide.
         padding_waste: share of the computed elements that are padding, 0 where nothing is padded.
             A run has as many elements as the product of its sizes.
         programs: number of buckets.
@@ -71,7 +72,7 @@ def run_costs(buckets: Sequence[Bucket], sizes: Sizes, costs: CostGrid) -> Float
     """Milliseconds of one run at each distinct combination of sizes, shape [cells].
 
     Raises:
-        PlanError, CostError: as :func:`evaluate_buckets` does.
+        PlanError, CostError: see :func:`evaluate_buckets`.
     """
     traffic = Traffic.of(sizes, buckets[0].length_axis)
     which = find_buckets(buckets, traffic)
@@ -82,7 +83,7 @@ def find_buckets(buckets: Sequence[Bucket], traffic: Traffic, partly: bool = Fal
     """Index of the first bucket that serves each distinct combination of sizes, shape [cells].
 
     Args:
-        buckets: in any order; axes that the traffic doesn't have are of no account.
+        buckets: the buckets in any order; axes that the traffic doesn't have are of no account.
         traffic: the traffic.
         partly: give −1 for sizes outside every bucket instead of refusing them.
 
@@ -99,8 +100,9 @@ def find_buckets(buckets: Sequence[Bucket], traffic: Traffic, partly: bool = Fal
     which = np.full(len(traffic.sizes), -1, dtype=np.int64)
     for index in range(len(buckets) - 1, -1, -1):
         ranges = [buckets[index].range(axis) for axis in traffic.axes]
-        los, his = ([getattr(own, end) for own in ranges] for end in ("lo", "hi"))
-        which[((traffic.sizes >= los) & (traffic.sizes <= his)).all(axis=1)] = index
+        los, his, steps = ([getattr(own, key) for own in ranges] for key in ("lo", "hi", "step"))
+        inside = (traffic.sizes >= los) & (traffic.sizes <= his)
+        which[(inside & ((traffic.sizes - los) % steps == 0)).all(axis=1)] = index
     outside = which < 0
     if outside.any() and not partly:
         shown = "; ".join(

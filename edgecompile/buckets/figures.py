@@ -21,8 +21,8 @@ class BucketFigures:
 
     Attributes:
         bucket: the bucket.
-        share: of the samples, 0 to 1.
-        padding_waste: of what the bucket computes, the share that is padding; 0 if it serves
+        share: the share of the samples, 0 to 1.
+        padding_waste: the share of padding in the bucket's computation; 0 if it serves
             none of the samples.
         expected_ms: mean of its runs under the plan's costs; None without costs or samples.
     """
@@ -67,7 +67,7 @@ def bucket_table(plan: BucketPlan, sizes: Sizes) -> TextTable:
             (
                 f"{index}",
                 item.bucket.mode,
-                *(f"{own.lo}–{own.hi}" for own in ranges),
+                *(own.label for own in ranges),
                 " × ".join(f"{own.hint}" for own in ranges),
                 format_share(item.share),
                 format_share(item.padding_waste),

@@ -9,6 +9,8 @@ from edgecompile.units import format_bytes, format_duration
 
 #: Buckets that a plan may have when nothing else bounds it: each costs a compilation.
 DEFAULT_MAX_BUCKETS = 8
+#: So many where nobody gave a number, and nothing but a program for each range of lengths serves a model.
+MOST_SIDES = 32
 
 #: Of what one bucket takes, in any unit: sums and products of such numbers stay finite.
 _MOST = 1e18
@@ -87,12 +89,12 @@ class BucketCost:
 
 @dataclass(frozen=True)
 class BucketLimits:
-    """Bounds on a bundle's size, build time and memory, with what each bucket takes of them.
+    """Bounds on a bundle's size, build time and memory, with the share of each bucket.
 
     Attributes:
         max_size: bytes that the bundle may have; None for no bound.
         max_build_s: seconds that the build may take; None for no bound.
-        cost: what buckets take.
+        cost: the cost of a bucket.
         max_memory: bytes that a process may take of the device's memory; None for no bound.
     """
 
@@ -101,15 +103,18 @@ class BucketLimits:
     cost: BucketCost = field(default_factory=BucketCost)
     max_memory: int | None = None
 
-    def most(self, max_buckets: int | None, buckets: int | None = None) -> int | None:
+    def most(
+        self, max_buckets: int | None, buckets: int | None = None, least: int = 1
+    ) -> int | None:
         """The largest number of buckets that every constraint allows, None without any bound.
 
         Args:
             max_buckets: a direct bound.
             buckets: a number of buckets that is asked for; it must be allowed.
+            least: the fewest buckets that serve all lengths.
 
         Raises:
-            PlanError: a bound leaves no room for one bucket (or for ``buckets``); names every such
+            PlanError: a bound leaves no room for ``least`` (or for ``buckets``); names every such
                 bound and what it lacks.
         """
         needed = 1 if buckets is None else buckets
@@ -117,11 +122,17 @@ class BucketLimits:
         if needed < 1:
             problems.append(f"{needed} buckets are asked for, but a plan has one at least")
             needed = 1
+        if needed < least:
+            if buckets is not None:
+                problems.append(f"{needed} buckets are asked for, but {_fewest(least)}")
+            elif max_buckets is not None and 1 <= max_buckets < least:
+                problems.append(f"`max_buckets` is {max_buckets}, but {_fewest(least)}")
+            needed = least
         bounds: list[int] = []
         if max_buckets is not None:
             if max_buckets < 1:
                 problems.append(f"`max_buckets` is {max_buckets}, but a plan has one at least")
-            elif needed > max_buckets:
+            elif needed > max_buckets and buckets is not None:
                 problems.append(f"{needed} buckets are asked for, `max_buckets` is {max_buckets}")
             bounds.append(max_buckets)
         cost = self.cost
@@ -161,3 +172,7 @@ class BucketLimits:
                 hint="raise the bound, or ask for fewer buckets or variants",
             )
         return min(bounds) if bounds else None
+
+
+def _fewest(least: int) -> str:
+    return f"the model's code takes {least} ways by the length, and each needs a bucket"

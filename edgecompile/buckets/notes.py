@@ -21,16 +21,16 @@ def plan_notes(
     problem: Problem,
     traffic: Traffic,
     searches: Sequence[StripSearch],
-    outer: int,
+    outer: int | None,
 ) -> BucketPlan:
     """The plan with notes that explain its choice.
 
     Args:
-        plan: what was chosen.
-        problem: what it was chosen for.
+        plan: the chosen plan.
+        problem: the problem that it was chosen for.
         traffic: the sizes as they were given, before clipping.
         searches: the best strips of each order.
-        outer: the axis that is cut first in the chosen plan.
+        outer: the axis that is cut first in the chosen plan; None where parts of it differ.
     """
     notes = [describe_saving(plan)]
     if plan.lower_bound_ms is not None:
@@ -57,6 +57,12 @@ def describe_saving(plan: BucketPlan) -> str:
     """
     assert plan.expected_ms is not None
     count, mean, by_count = len(plan.buckets), _ms(plan.expected_ms), plan.expected_by_count
+    if plan.cuts:
+        starts = ", ".join(map(str, plan.cuts))
+        return (
+            f"{count} buckets take {mean} on average; one has to begin at {plan.length_axis} {starts}, "
+            "from where the model's code takes another way."
+        )
     if count == 1:
         totals = [ms + plan.price_per_bucket * further for further, ms in enumerate(by_count)]
         is_best = not totals or totals[0] <= min(totals) * (1 + _NOTHING)
@@ -79,9 +85,11 @@ def describe_saving(plan: BucketPlan) -> str:
     )
 
 
-def _strips(searches: Sequence[StripSearch], axes: Sequence[str], outer: int, count: int) -> str:
+def _strips(
+    searches: Sequence[StripSearch], axes: Sequence[str], outer: int | None, count: int
+) -> str:
     text = "Plans are strips: one axis is cut first, the other within each strip"
-    if count > 1:
+    if count > 1 and outer is not None:
         text += f"; here {axes[outer]} is cut first"
     partial = [
         f"at {search.tried} of {search.possible} sizes of {axes[search.outer]}"

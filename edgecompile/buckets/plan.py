@@ -26,15 +26,18 @@ class BucketPlan:
             :func:`edgecompile.buckets.planner.plan_buckets`.
         cost_model: the costs that were planned with, if any; over two axes where the buckets
             divide two.
-        price_per_bucket: what a bucket had to save, in milliseconds of the mean run.
+        price_per_bucket: the saving that a bucket had to make, in milliseconds of the mean run.
         expected_by_count: expected_ms of the best plan of exactly 1, 2, … buckets, as far as
             these were computed.
-        lower_bound_ms: what no other buckets can beat, as many as were allowed, overlapping or
-            not: expected_ms and the price of the buckets are at least this. None if unknown.
+        lower_bound_ms: the mean run that no other buckets can beat, as many as were allowed,
+            overlapping or not: expected_ms and the price of the buckets are at least this. None if
+            unknown.
         made_for: the model's structure, the target and the precision that it was made for; empty if
             nobody said.
-        source: where the lengths came from.
-        notes: what a person should know about the plan, in sentences.
+        source: the origin of the lengths.
+        notes: remarks on the plan for the user, in sentences.
+        cuts: sizes of the length axis at which a bucket has to begin, as the model's code takes another
+            way from there on.
         padding: ``proven`` or ``assumed``: why the device may pad; empty where it doesn't, or where
             nobody asked.
     """
@@ -51,6 +54,7 @@ class BucketPlan:
     lower_bound_ms: float | None = None
     made_for: Mapping[str, str] = field(default_factory=dict)
     padding: str = ""
+    cuts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.buckets:
@@ -63,6 +67,12 @@ class BucketPlan:
         ]
         if names[0] != self.length_axis:
             problems.append(f"the buckets divide {names[0]}, the plan {self.length_axis}")
+        problems += [
+            f"the bucket {bucket.lo}..{bucket.hi} crosses {cut}, where one has to begin"
+            for bucket in self.buckets
+            for cut in self.cuts
+            if bucket.lo < cut <= bucket.hi
+        ]
         problems = problems or tiling_problems(self.buckets)
         if problems:
             raise PlanError("bad plan: " + "; ".join(problems[:10]))
@@ -94,7 +104,7 @@ class BucketPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the same plan gives the same bytes. Left out is what is unknown."""
-        value = {
+        value: dict[str, Any] = {
             "length_axis": self.length_axis,
             "policy": self.policy,
             "buckets": [bucket.to_json() for bucket in self.buckets],
@@ -111,6 +121,8 @@ class BucketPlan:
             value["made_for"] = dict(self.made_for)
         if self.padding:
             value["padding"] = self.padding
+        if self.cuts:
+            value["cuts"] = list(self.cuts)
         return value
 
     @classmethod
@@ -128,8 +140,12 @@ class BucketPlan:
             is_right, kind = _FIELDS[name]
             if not is_right(item):
                 raise PlanError(f"{name} is {item!r}, not {kind}")
+        if runtime := (made_for := dict(entries.get("made_for", {}))).pop("runtime", None):
+            # The name and the values of the backend in plans of earlier versions.
+            made_for["backend"] = {"native": "cpu"}.get(runtime, runtime)
+        entries["made_for"] = made_for
         axis, model = entries.get("length_axis", "length"), value.get("cost_model")
-        for name in ("expected_by_count", "notes"):
+        for name in ("expected_by_count", "notes", "cuts"):
             entries[name] = tuple(entries.get(name, ()))
         return cls(
             **{
@@ -171,6 +187,10 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "notes": (
         lambda value: isinstance(value, list) and all(map(_is_text, value)),
         "a list of texts",
+    ),
+    "cuts": (
+        lambda value: isinstance(value, list) and all(type(item) is int for item in value),
+        "a list of whole numbers",
     ),
     "made_for": (
         lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),

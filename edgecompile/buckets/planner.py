@@ -9,19 +9,19 @@ is a set of strips: one axis is cut first, the other within each strip, and both
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from edgecompile.buckets.costs.grid import MODES, CostGrid, Mode
 from edgecompile.buckets.evaluation import expected_cost
 from edgecompile.buckets.limits import BucketLimits
 from edgecompile.buckets.notes import plan_notes
 from edgecompile.buckets.plan import BucketPlan
-from edgecompile.buckets.ranges import OtherAxes
+from edgecompile.buckets.ranges import Bucket, OtherAxes
 from edgecompile.buckets.search.bound import cover_bound
-from edgecompile.buckets.search.boxes import make_buckets
+from edgecompile.buckets.search.boxes import make_buckets, make_unused
 from edgecompile.buckets.search.cut_points import TIE
 from edgecompile.buckets.search.problem import Problem
-from edgecompile.buckets.search.strips import SearchBounds, Strip, StripSearch
+from edgecompile.buckets.search.strips import SearchBounds, StripSearch
 from edgecompile.buckets.traffic import Sizes, Traffic
 from edgecompile.errors import PlanError
 from edgecompile.lengths.rows import MAX_LENGTH
@@ -40,6 +40,7 @@ def plan_buckets(
     limits: BucketLimits | None = None,
     other_axes: OtherAxes = (),
     bounds: SearchBounds | None = None,
+    cuts: Sequence[int] = (),
 ) -> BucketPlan:
     """The buckets of least expected cost that serve every size from min to max.
 
@@ -66,6 +67,7 @@ def plan_buckets(
         limits: bounds on size and build time.
         other_axes: further axes, the same in every bucket.
         bounds: on the search over two axes, beyond which it is a heuristic.
+        cuts: sizes of the length axis, ascending, at which a bucket has to begin.
 
     Raises:
         PlanError: the arguments or constraints can't be met; says which, and by how much.
@@ -84,19 +86,21 @@ def plan_buckets(
         problems.append(f"the price per bucket is {price_per_bucket}, not 0 or more")
     if problems:
         raise PlanError("can't plan: " + "; ".join(problems))
-    most = (limits or BucketLimits()).most(max_buckets if buckets is None else None, buckets)
+    low, high = (tuple(ends[axis] for axis in traffic.axes) for ends in (lows, highs))
+    cuts = tuple(cut for cut in cuts if low[0] < cut <= high[0])
+    most = (limits or BucketLimits()).most(
+        max_buckets if buckets is None else None, buckets, least=len(cuts) + 1
+    )
     most = most if buckets is None else buckets
     if most is None and price_per_bucket == 0:
         raise PlanError(
             "without a limit and with free buckets every size would get its own",
             hint="give `max_buckets` or a price per bucket",
         )
-    low, high = (tuple(ends[axis] for axis in traffic.axes) for ends in (lows, highs))
     served = traffic.clip(high)
     problem = Problem(served, costs, usable, low, high, most, buckets, price_per_bucket)
-    searches = [StripSearch(problem, outer, bounds or SearchBounds()) for outer in _orders(problem)]
-    by_count, search, strips = _choose(searches, problem)
-    chosen = make_buckets(strips, search.outer, problem, other_axes)
+    sides = [_Side(part, bounds or SearchBounds()) for part in problem.divided(cuts)]
+    chosen, by_count = _choose(sides, problem, other_axes)
     expected_ms = expected_cost(chosen, served, costs)
     plan = BucketPlan(
         length_axis=traffic.axes[0],
@@ -108,8 +112,10 @@ def plan_buckets(
         expected_by_count=by_count,
         source=traffic.source,
         lower_bound_ms=_lower_bound(problem, expected_ms + price_per_bucket * len(chosen)),
+        cuts=cuts,
     )
-    return plan_notes(plan, problem, traffic, searches, search.outer)
+    outer = sides[0].best(len(chosen)).outer if len(sides) == 1 else None
+    return plan_notes(plan, problem, traffic, [s for side in sides for s in side.searches], outer)
 
 
 def _size_problems(
@@ -155,30 +161,76 @@ def _orders(problem: Problem) -> tuple[int, ...]:
     return (0, 1)
 
 
+class _Side:
+    """The best buckets of the sizes between two cuts, for each number of buckets.
+
+    Attributes:
+        problem: the sizes, and their part of the traffic.
+        searches: one for each axis that may be cut first; none where there is no traffic.
+        costs: mean costs of the best 1, 2, … buckets; of a problem without a bound that of the best
+            number, with its price.
+    """
+
+    def __init__(self, problem: Problem, bounds: SearchBounds) -> None:
+        self.problem = problem
+        if not len(problem.served.sizes):
+            # One bucket has to serve what never comes.
+            self.searches: list[StripSearch] = []
+            self.costs: tuple[float, ...] = (0.0,)
+            return
+        self.searches = [StripSearch(problem, outer, bounds) for outer in _orders(problem)]
+        reached = max(len(search.costs) for search in self.searches)
+        self.costs = tuple(self._cost(k, self.best(k)) for k in range(1, reached + 1))
+
+    def buckets(self, count: int, other_axes: OtherAxes) -> tuple[Bucket, ...]:
+        """The best ``count`` buckets; of a problem without a bound the best of any number."""
+        if not self.searches:
+            return (make_unused(self.problem, other_axes),)
+        search = self.best(count)
+        return make_buckets(search.plans[count - 1], search.outer, self.problem, other_axes)
+
+    def best(self, count: int) -> StripSearch:
+        """The search that found them."""
+        return min(self.searches, key=lambda search: self._cost(count, search))
+
+    def _cost(self, count: int, search: StripSearch) -> float:
+        if self.problem.most is None:
+            boxes = sum(len(strip.cuts.segments) for strip in search.plans[0])
+            return search.costs[0] + self.problem.price * boxes
+        return search.costs[count - 1] if count <= len(search.costs) else float("inf")
+
+
 def _choose(
-    searches: list[StripSearch], problem: Problem
-) -> tuple[tuple[float, ...], StripSearch, tuple[Strip, ...]]:
-    """Mean costs by number of buckets; the search that found the best plan, and its strips."""
+    sides: Sequence[_Side], problem: Problem, other_axes: OtherAxes
+) -> tuple[tuple[Bucket, ...], tuple[float, ...]]:
+    """The best buckets, and the mean costs by number of buckets; none of these where cuts forbid one."""
+
+    def made(counts: Sequence[int]) -> tuple[Bucket, ...]:
+        return tuple(
+            bucket
+            for side, count in zip(sides, counts, strict=True)
+            for bucket in side.buckets(count, other_axes)
+        )
+
     most, buckets, price = problem.most, problem.count, problem.price
     if most is None:
-        totals = [
-            search.costs[0] + price * sum(len(strip.cuts.segments) for strip in search.plans[0])
-            for search in searches
-        ]
-        best = searches[totals.index(min(totals))]
-        return (), best, best.plans[0]
-    reached = max(len(search.costs) for search in searches)
+        return made([1] * len(sides)), ()
+    # The least cost of k buckets in the sides so far, and how many of them each has.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for side in sides:
+        further: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for k, (ms, counts) in best.items():
+            for own, cost in enumerate(side.costs, 1):
+                total = (ms + cost, (*counts, own))
+                further[k + own] = min(further.get(k + own, total), total)
+        best = further
+    reached = max(best)
     if buckets is not None and buckets > reached:
         raise PlanError(
             f"{buckets} buckets are wanted, but the sample has only sizes for {reached}",
             hint=f"ask for {reached} buckets at most",
         )
-
-    def cost(search: StripSearch, count: int) -> float:
-        return search.costs[count - 1] if count <= len(search.costs) else float("inf")
-
-    by_count = tuple(min(cost(s, k) for s in searches) for k in range(1, reached + 1))
-    sums = [ms + price * k for k, ms in enumerate(by_count[:most], 1)]
-    count = buckets or next(k for k, total in enumerate(sums, 1) if total <= min(sums) * (1 + TIE))
-    best = min(searches, key=lambda search: cost(search, count))
-    return by_count, best, best.plans[count - 1]
+    sums = {k: best[k][0] + price * k for k in sorted(best) if k <= most}
+    count = buckets or next(k for k, s in sums.items() if s <= min(sums.values()) * (1 + TIE))
+    by_count = tuple(best[k][0] for k in sorted(best) if k <= most + 1)
+    return made(best[count][1]), by_count if len(sides) == 1 else ()

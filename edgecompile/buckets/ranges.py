@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,14 +14,15 @@ OtherAxes = tuple[tuple[str, "AxisRange"], ...]
 
 @dataclass(frozen=True)
 class AxisRange:
-    """Sizes from ``lo`` to ``hi``, both included, of one axis; ``hint`` is what to tune for."""
+    """Sizes ``lo``, ``lo + step``, … ``hi`` of one axis; ``hint`` is the one to tune for."""
 
     lo: int
     hi: int
     hint: int
+    step: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("lo", "hi", "hint"):
+        for name in ("lo", "hi", "hint", "step"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise PlanError(f"{name} is {value!r}, not a whole number")
@@ -30,13 +31,37 @@ class AxisRange:
                 f"a range needs 1 <= lo <= hint <= hi, but lo is {self.lo}, "
                 f"hint {self.hint} and hi {self.hi}"
             )
+        if self.step < 1 or (self.hi - self.lo) % self.step or (self.hint - self.lo) % self.step:
+            raise PlanError(
+                f"hint {self.hint} and hi {self.hi} aren't reached from lo {self.lo} in steps of "
+                f"{self.step}"
+            )
 
     def __contains__(self, size: int) -> bool:
-        return self.lo <= size <= self.hi
+        return self.lo <= size <= self.hi and (size - self.lo) % self.step == 0
+
+    def __str__(self) -> str:
+        return span_text((self.lo, self.hi, self.step))
+
+    @property
+    def label(self) -> str:
+        """The sizes as tables show them: ``1–64``, or ``1–63 in steps of 2``."""
+        return f"{self.lo}–{self.hi}" + ("" if self.step == 1 else f" in steps of {self.step}")
+
+    @property
+    def sizes(self) -> range:
+        """Every size, ascending."""
+        return range(self.lo, self.hi + 1, self.step)
+
+    def below(self, size: int) -> int:
+        """The largest of the sizes up to ``size``; ``lo`` if that is larger."""
+        size = min(max(size, self.lo), self.hi)
+        return size - (size - self.lo) % self.step
 
     def to_json(self) -> dict[str, int]:
-        """``{"lo", "hi", "hint"}``."""
-        return {"lo": self.lo, "hi": self.hi, "hint": self.hint}
+        """``{"lo", "hi", "hint"}``, and ``"step"`` if it isn't 1."""
+        value = {"lo": self.lo, "hi": self.hi, "hint": self.hint}
+        return value if self.step == 1 else {**value, "step": self.step}
 
     @classmethod
     def from_json(cls, value: object, where: str = "range") -> AxisRange:
@@ -49,7 +74,7 @@ class AxisRange:
             raise PlanError(f'{where}: needs "lo" and "hi"')
         hint = value["hint"] if "hint" in value else value["hi"]
         try:
-            return cls(value["lo"], value["hi"], hint)
+            return cls(value["lo"], value["hi"], hint, value.get("step", 1))
         except PlanError as error:
             raise PlanError(f"{where}: {error.message}") from error
 
@@ -150,6 +175,12 @@ class Bucket:
         """Whether the bucket serves these sizes, one for each of its axes."""
         return all(sizes[name] in axis_range for name, axis_range in self.axes)
 
+    def holds(self, other: Bucket) -> bool:
+        """Whether it serves every length that ``other`` does."""
+        own, theirs = self.axes[0][1], other.axes[0][1]
+        in_steps = theirs.lo == theirs.hi or theirs.step % own.step == 0
+        return theirs.lo in own and theirs.hi in own and in_steps
+
     def run_length(self, length: int) -> int:
         """The length at which the program runs for an input of ``length``."""
         return self.hi if self.mode == "pad" else length
@@ -189,6 +220,18 @@ class Bucket:
             return cls(fields.get("mode", "exact"), ((length_axis, own), *ranges), tuple(padded))
         except PlanError as error:
             raise PlanError(f"{where}: {error.message}") from error
+
+
+def span_text(span: Sequence[int]) -> str:
+    """Sizes as people write them: ``12``, ``1..16`` or ``1..15 in steps of 2``.
+
+    Args:
+        span: The smallest size, the largest one, and perhaps the step between neighbours.
+    """
+    lo, hi, step = (*span, 1)[:3]
+    if lo == hi:
+        return str(lo)
+    return f"{lo}..{hi}" + ("" if step == 1 else f" in steps of {step}")
 
 
 def _list(names: Iterable[str]) -> str:

@@ -26,8 +26,8 @@ class ShippedPlan:
     """A bundle's plan.
 
     Attributes:
-        name: of the bundle.
-        manifest_sha256: of its manifest.
+        name: the name of the bundle.
+        manifest_sha256: the SHA-256 of its manifest.
         plan: its buckets, in the manifest's order, and the costs they were planned with.
         lengths: the lengths that it was planned for, also those that it doesn't serve.
         lo, hi: the extent of the length axis.
@@ -54,7 +54,7 @@ def read_shipped_plan(
 
     Args:
         bundle: the folder.
-        lengths: what it was planned for, in place of what the bundle says.
+        lengths: the lengths that it was planned for, in place of those in the bundle.
 
     Raises:
         BundleError: there is no bundle, it has no length axis, it doesn't say what it was planned
@@ -92,11 +92,11 @@ def _read_plan(folder: BundleFolder, manifest: Manifest) -> BucketPlan:
     except (PlanError, CostError) as error:
         raise BundleError(f"{place}: {error.message}", error.hint) from error
     ours = [
-        (bucket.mode, {name: (span.lo, span.hi) for name, span in bucket.axes})
+        (bucket.mode, {name: (span.lo, span.hi, span.step) for name, span in bucket.axes})
         for bucket in plan.buckets
     ]
     theirs = [
-        (bucket.mode, {name: (span.lo, span.hi) for name, span in bucket.axes.items()})
+        (bucket.mode, {name: (span.lo, span.hi, span.step) for name, span in bucket.axes.items()})
         for bucket in manifest.buckets
     ]
     if plan.length_axis != manifest.length_axis or ours != theirs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations, islice, pairwise, product
 
@@ -20,6 +21,8 @@ def tiling_problems(buckets: Sequence[Bucket]) -> list[str]:
     order, but must be pairwise disjoint and fill their hull, the product of the sizes from the
     smallest to the largest on each axis.
     """
+    if any(axis.step > 1 for bucket in buckets for _, axis in bucket.axes):
+        return _step_problems(buckets)
     if len({_edges(bucket)[1:] for bucket in buckets}) == 1:
         return [
             f"after the bucket {before.lo}..{before.hi} comes {after.lo}..{after.hi}, "
@@ -45,6 +48,23 @@ def tiling_problems(buckets: Sequence[Bucket]) -> list[str]:
     if served != _volume(hull):
         problems.append(f"no bucket serves {_hole(buckets)}")
     return problems
+
+
+def _step_problems(buckets: Sequence[Bucket]) -> list[str]:
+    """The same of buckets whose lengths go in steps: they divide the length axis alone."""
+    if len({_edges(bucket)[1:] for bucket in buckets}) > 1 or any(
+        axis.step > 1 for bucket in buckets for _, axis in bucket.other_axes
+    ):
+        return ["buckets whose lengths go in steps must agree in all other axes"]
+    counts = Counter(size for bucket in buckets for size in bucket.axes[0][1].sizes)
+    problems = [
+        f"{count} buckets serve the length {size}"
+        for size, count in sorted(counts.items())
+        if count > 1
+    ]
+    every = range(min(counts), max(counts) + 1)
+    problems += [f"no bucket serves the length {size}" for size in every if size not in counts]
+    return problems[:_PROBLEMS]
 
 
 def box_text(bucket: Bucket) -> str:

@@ -17,13 +17,13 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """How often each combination of sizes occurs.
+    """The count of each combination of sizes.
 
     Attributes:
         axes: names of one or two axes, the length axis first.
         sizes: the distinct combinations, ascending, shape [cells, axes].
-        counts: how many samples have each, shape [cells].
-        source: where the sizes come from, for people to read.
+        counts: the number of samples of each, shape [cells].
+        source: the origin of the sizes, for people to read.
     """
 
     axes: tuple[str, ...]
@@ -75,6 +75,11 @@ class Traffic:
             return self
         sizes, counts = add_up(np.minimum(self.sizes, np.array(most)), self.counts)
         return Traffic(self.axes, sizes, counts, self.source)
+
+    def between(self, low: int, high: int) -> Traffic:
+        """The samples of lengths ``low`` to ``high``; there may be none."""
+        inside = (self.sizes[:, 0] >= low) & (self.sizes[:, 0] <= high)
+        return Traffic(self.axes, self.sizes[inside], self.counts[inside], self.source)
 
     def split(self, fraction: float, seed: int) -> tuple[Traffic, Traffic]:
         """Splits the samples at random: (rest, held out); each has one sample at least.

@@ -14,9 +14,19 @@ from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.names import manifest_name
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.writer import BundleWriter, VariantParts, merge_constants
+from edgecompile.export.halves import tolerance_of
+from edgecompile.export.program import common_inputs, common_outputs
 from edgecompile.models.loaded import LoadedModel, model_structure
-from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.format.schema import TORCH, BucketSpec, Extent, Manifest, TensorSpec
+from edgecompile.models.specs import InputSpec
+from edgecompile.runtime.format.dtypes import Number
+from edgecompile.runtime.format.schema import (
+    TORCH,
+    BucketSpec,
+    Extent,
+    Manifest,
+    TensorSpec,
+)
+from edgecompile.runtime.format.sums import size_span
 
 
 def stage_calibration_bundle(
@@ -32,11 +42,11 @@ def stage_calibration_bundle(
     """Writes a bundle to be timed, not served: without golden vectors and verification.
 
     Args:
-        model: what was compiled.
+        model: the compiled model.
         buckets: its programs; they may overlap.
-        compiled: of these buckets.
+        compiled: the programs of these buckets.
         output: the bundle to write.
-        runs: which bucket to run at which sizes; the runtime finds them in the manifest's plan.
+        runs: the bucket to run at each size; the runtime finds them in the manifest's plan.
         bucket_build_s: seconds that a bucket takes to build, for all variants of the target.
         force: replace a bundle of the same name.
     """
@@ -52,7 +62,7 @@ def stage_calibration_bundle(
 
 
 def built_by(model: LoadedModel, compiled: CompiledModel) -> dict[str, str]:
-    """Versions of what shaped the bundle, and the model's structure."""
+    """Versions of the tools that shaped the bundle, and the model's structure."""
     import torch
 
     return {
@@ -78,7 +88,7 @@ def stage(
                 native=compiled.natives.get(spec.name),
                 artifacts=_per_bucket(compiled.artifacts[spec.name], len(buckets)),
                 glibc=compiled.glibc(spec.name),
-                torch=_torch_version() if compiled.runtime == TORCH else "",
+                torch=_torch_version() if compiled.backend == TORCH else "",
             )
         )
         for spec in compiled.variants
@@ -89,33 +99,52 @@ def stage(
     }
     constants = merge_constants(list(itertools.chain(*compiled.artifacts.values())))
     precision = compiled.precision.label
-    weights = writer.add_weights(constants, compiled.store, precision)
-    writer.add_runtime(torch=compiled.runtime == TORCH)
+    weights = {}
+    if compiled.variants:
+        weights[precision] = writer.add_weights(constants, compiled.store, precision)
+    writer.add_runtime(torch=compiled.backend == TORCH)
     return Manifest(
         name=manifest_name(writer.output.stem),
         precision=precision,
         inputs=tuple(
-            TensorSpec(i.name, i.dtype, tuple(i.shape), i.pad, i.bounds, 1 if i.is_mask else None)
-            for i in compiled.exported[0].inputs
+            tensor_spec(item, _axes(buckets)) for item in common_inputs(compiled.exported)
         ),
         outputs=tuple(
-            TensorSpec(o.name, o.dtype, tuple(o.shape)) for o in compiled.exported[0].outputs
+            TensorSpec(o.name, o.dtype, o.shape) for o in common_outputs(compiled.exported)
         ),
         axes=_axes(buckets),
         length_axis=buckets[0].length_axis,
         buckets=tuple(bucket_spec(b) for b in buckets),
         variants=tuple(variants),
         probes=probes,
-        weights={precision: weights},
+        weights=weights,
         golden=(),
-        tolerance=TOLERANCES[compiled.precision.name],
+        tolerance=tolerance_of(
+            compiled.precision.name,
+            *(item.program.graph_module for item in compiled.exported),
+        ),
         files={},
         built_by=dict(built_by),
     )
 
 
+def tensor_spec(item: InputSpec, axes: Mapping[str, Extent]) -> TensorSpec:
+    """The manifest's entry of an input; bounds that follow axes have the widest numbers beside them."""
+    bounds: tuple[Number, Number] | None = None
+    reach: tuple[str | None, str | None] = (None, None)
+    if item.bounds is not None:
+        low, high = item.bounds
+        bounds = (
+            size_span(low, axes)[0] if isinstance(low, str) else low,
+            size_span(high, axes)[1] if isinstance(high, str) else high,
+        )
+        reach = (low if isinstance(low, str) else None, high if isinstance(high, str) else None)
+    default = 1 if item.is_mask else None
+    return TensorSpec(item.name, item.dtype, tuple(item.shape), item.pad, bounds, default, reach)
+
+
 def _torch_version() -> str:
-    """Of torch's C interface, which builds for CPUs and for each CUDA share: 2.13.0 of 2.13.0+cpu."""
+    """The version of torch's C interface, which builds for CPUs and for each CUDA share: 2.13.0 of 2.13.0+cpu."""
     import torch
 
     return str(torch.__version__).partition("+")[0]
@@ -136,5 +165,5 @@ def _axes(buckets: Sequence[Bucket]) -> dict[str, Extent]:
 
 def bucket_spec(bucket: Bucket) -> BucketSpec:
     """A plan's bucket as the manifest has it."""
-    axes = {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes}
+    axes = {name: Extent(e.lo, e.hi, e.hint, e.step) for name, e in bucket.axes}
     return BucketSpec(bucket.mode, axes, bucket.pad_axes if len(bucket.pad_axes) > 1 else ())

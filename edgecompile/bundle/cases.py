@@ -1,4 +1,4 @@
-"""Test cases: inputs for every bucket, with what eager gives for them."""
+"""Test cases: inputs for every bucket, with eager's outputs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgecompile.buckets.ranges import Bucket
+from edgecompile.bundle.reference import Arrays, Reference, References, run_eager, to_numpy
 from edgecompile.errors import CostError, ModelError
+from edgecompile.models.kinds import turn
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples
-
-Arrays = Mapping[str, npt.NDArray[np.generic]]
+from edgecompile.models.specs import InputSpec, OutputSpec
+from edgecompile.precision import TOLERANCES
+from edgecompile.runtime.call.rows import ROWS, compare_rows, equal_rows, rows_alone
+from edgecompile.runtime.format.dtypes import BY_NAME
+from edgecompile.runtime.format.sums import size_of
+from edgecompile.runtime.format.ties import Ties
 
 #: Which of the cases travel with the bundle as golden vectors.
 GOLDEN_CASES = ("lower", "hint", "upper")
 
 RANDOM_LENGTHS = 3
+#: As many as in the first failure of this kind that was reported (NVIDIA/TensorRT#4813).
+ROWS_OF_A_CASE = 4
+#: Most bytes of such a case, which travels with the bundle.
+ROWS_BYTES = 64 << 20
 # Numbers in all caches of a case together: 64 MiB.
 _CACHE_ELEMENTS = 16 << 20
 
@@ -40,6 +50,8 @@ _CALL_S = 50e-6
 _CASE_S = 1e-3
 #: What names of cases begin with that are one of many lengths.
 LENGTH = "length"
+#: What names of cases begin with whose outputs are those of the model with its weights rounded.
+ROUNDED = "rounded-"
 #: Where the estimate is wrong by more than this, the rest is left out.
 _PATIENCE = 6.0
 #: Generated loops go in steps of these numbers of elements.
@@ -48,39 +60,123 @@ _STEPS = (8, 16, 32)
 
 @dataclass(frozen=True)
 class Case:
-    """One test case: what goes in, and what eager gives for it."""
+    """One test case: inputs and expected outputs.
+
+    Attributes:
+        bucket: its number.
+        name: unlike others' of the bucket.
+        inputs: the inputs by name.
+        outputs: eager's, see :class:`edgecompile.bundle.reference.Reference`.
+        rounding: the largest difference that float32 makes to eager itself, by output.
+        problem: the reason why ``outputs`` are of float32; "" if they are of float64.
+        skipped: whether float64 was left out because it took too long.
+        margins: the difference, by output, that is allowed beyond the tolerance
+            (:func:`edgecompile.bundle.margins.allow_rounding`).
+        limits: the difference, by output, that the build allows, where it is less.
+        ties: the other possible outputs, where places of nearly equal values were chosen.
+    """
 
     bucket: int
     name: str
     inputs: Arrays
     outputs: Arrays
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    problem: str = ""
+    skipped: bool = False
+    margins: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    ties: Ties | None = None
 
 
 def make_cases(
-    model: LoadedModel, buckets: Sequence[Bucket], *, seed: int = 0, golden: bool = False
+    model: LoadedModel,
+    buckets: Sequence[Bucket],
+    *,
+    seed: int = 0,
+    golden: bool = False,
+    rtol: float = TOLERANCES["fp32"].rtol,
 ) -> Iterator[Case]:
     """Inputs for every bucket with eager's answers.
 
     For each bucket: the lower and the upper edge, the hint and random lengths between; where the
     model has a mask, two wider lengths with everything behind the hint masked. With ``golden`` those
-    that travel with the bundle alone.
+    that travel with the bundle alone. Their values are like real ones in turn
+    (:data:`edgecompile.models.kinds.TURNS`). Values tie that differ by ``rtol`` of their scale at most.
+    Those that travel with the bundle have their answers in float64, whatever that takes.
     """
+    references = References(model, rtol)
+    number = -1
     for index, bucket in enumerate(buckets):
         random = np.random.default_rng([seed, index])
         chosen = {"lower": bucket.lo, "upper": bucket.hi, "hint": bucket.hint}
-        for number in range(RANDOM_LENGTHS):
-            chosen[f"random{number}"] = int(random.integers(bucket.lo, bucket.hi + 1))
+        own = bucket.axes[0][1]
+        for which in range(RANDOM_LENGTHS):
+            chosen[f"random{which}"] = own.below(int(random.integers(bucket.lo, bucket.hi + 1)))
         for name, length in chosen.items():
+            number += 1
             if golden and name not in GOLDEN_CASES:
                 continue
             sizes = _sizes(model, bucket, length, random)
             if name == "hint" and model.generation is not None:
                 # This one travels with the bundle, and its caches are most of it.
                 sizes.update({axis: extent.lo for axis, extent in bucket.other_axes})
-            inputs = _draw(model, sizes, int(random.integers(1 << 31)))
-            yield Case(index, name, inputs, run_eager(model, inputs))
+            kind = turn(number, padded=bucket.mode == "pad")
+            value = int(random.integers(1 << 31))
+            always = name in GOLDEN_CASES
+            yield _drawn(model, references, index, name, sizes, value, kind, always=always)
         if not golden:
-            yield from _padded_cases(model, index, bucket, random)
+            yield from _padded_cases(model, references, index, bucket, random)
+
+
+def rows_cases(
+    model: LoadedModel,
+    buckets: Sequence[Bucket],
+    *,
+    seed: int = 0,
+    rtol: float = TOLERANCES["fp32"].rtol,
+) -> Iterator[Case]:
+    """A batch of some rows for every bucket in which eager's rows don't change with those beside them.
+
+    A device repeats on it what eager passed here: equal rows give equal answers, and rows together what they give
+    alone.
+    """
+    shapes = [spec.shape for spec in model.inputs] + [spec.shape for spec in model.outputs]
+    first = {shape[0] if shape else None for shape in shapes}
+    axis = first.pop() if len(first) == 1 else None
+    counted = any(None in shape for shape in shapes)  # the number of positions depends on values
+    if not isinstance(axis, str) or axis == model.length_axis or counted or model.generation:
+        return
+    references = References(model)
+    for index, bucket in enumerate(buckets):
+        extent = dict(bucket.axes)[axis]
+        sizes = {name: other.hint or other.hi for name, other in bucket.axes}
+        sizes[axis] = min(extent.hi, max(ROWS_OF_A_CASE, 2 * extent.lo)) // extent.lo * extent.lo
+        if model.length_axis is not None and _held(model, sizes) > ROWS_BYTES:
+            sizes[model.length_axis] = bucket.lo
+        if sizes[axis] < 2 * extent.lo or _held(model, sizes) > ROWS_BYTES:
+            continue
+        inputs = _draw(model, sizes, int(np.random.default_rng([seed, index, 2]).integers(1 << 31)))
+        try:
+            if all(
+                agreement.ok
+                for check in (equal_rows, rows_alone)
+                for agreement in compare_rows(
+                    *check(lambda arrays: run_eager(model, arrays), inputs, extent.lo),
+                    TOLERANCES["fp32"],
+                ).values()
+            ):
+                yield _case_of(index, ROWS, inputs, references.find(inputs, always=True))
+        except ModelError:  # eager takes no such batch, or no single row
+            continue
+
+
+def _held(model: LoadedModel, sizes: Mapping[str, int]) -> int:
+    """Bytes of a case's inputs and outputs."""
+    specs: list[InputSpec | OutputSpec] = [*model.inputs, *model.outputs]
+    return sum(
+        np.dtype(spec.dtype).itemsize * math.prod([size_of(dim, sizes) for dim in spec.shape])
+        for spec in specs
+    )
 
 
 def length_cases(
@@ -97,15 +193,16 @@ def length_cases(
     budget goes: near the ends and the hint, around steps of vector code, and random ones.
 
     Args:
-        model: what is compiled.
+        model: the model to compile.
         buckets: the programs.
         also: sizes that are run at any cost, by bucket.
-        seed: of the inputs and the random lengths.
+        seed: the seed of the inputs and the random lengths.
     """
+    references = References(model)
     for index, kinds in (also or {}).items():
         for number, sizes in enumerate(kinds):
-            yield _case(model, index, f"kind{number}", sizes, seed)
-    count = sum(bucket.hi - bucket.lo + 1 for bucket in buckets)
+            yield _case(model, references, index, f"kind{number}", sizes, seed)
+    count = sum(len(bucket.axes[0][1].sizes) for bucket in buckets)
     costs = _seconds(model, buckets) if count > len(buckets) else None
     if costs is None:
         return
@@ -114,23 +211,25 @@ def length_cases(
         return
     ends = [_ends(model, bucket) for bucket in buckets]
     largest = {**ends[longest][-1], buckets[longest].length_axis: buckets[longest].hi}
-    example = _case(model, longest, "", largest, seed)
+    example = _case(model, references, longest, "", largest, seed)
     held = sum(a.nbytes for a in (*example.inputs.values(), *example.outputs.values()))
     every = [
         (index, length, end)
         for index, bucket in enumerate(buckets if count <= MOST_LENGTHS else ())
-        for length in range(bucket.lo, bucket.hi + 1)
+        for length in bucket.axes[0][1].sizes
         for end in range(len(ends[index]))
     ]
     total = sum(costs(buckets[index].run_length(length)) for index, length, _ in every)
     if not every or total > _BUDGET_S or held * len(every) / 2 > _BUDGET_BYTES:
         every = list(_spread(buckets, ends, costs, held, seed))
     started = time.monotonic()
-    for index, length, end in every:
+    for number, (index, length, end) in enumerate(every):
         if time.monotonic() - started > _PATIENCE * _BUDGET_S:
             return
         sizes = {**ends[index][end], buckets[index].length_axis: length}
-        yield _case(model, index, f"{LENGTH}{length}" + (f"end{end}" if end else ""), sizes, seed)
+        name = f"{LENGTH}{length}" + (f"end{end}" if end else "")
+        kind = turn(number, padded=buckets[index].mode == "pad")
+        yield _case(model, references, index, name, sizes, seed, kind)
 
 
 def _ends(model: LoadedModel, bucket: Bucket) -> list[dict[str, int]]:
@@ -169,10 +268,14 @@ def _spread(
             for step in _STEPS
             for beside in (-1, 0, 1)
         ]
-        near = [bucket.lo + 1, bucket.hi - 1, bucket.hint - 1, bucket.hint + 1]
+        own = bucket.axes[0][1]
+        near = [
+            *(bucket.lo + own.step, bucket.hi - own.step),
+            *(bucket.hint - own.step, bucket.hint + own.step),
+        ]
         others = random.integers(bucket.lo, bucket.hi + 1, SPREAD_LENGTHS).tolist()
         left = _BUDGET_S / len(buckets)
-        chosen = [n for n in dict.fromkeys([*near, *steps, *others]) if bucket.lo <= n <= bucket.hi]
+        chosen = [n for n in dict.fromkeys([*near, *steps, *map(own.below, others)]) if n in own]
         for number, length in enumerate(chosen[:room]):
             left -= costs(bucket.run_length(length))
             if left < 0:
@@ -180,24 +283,93 @@ def _spread(
             yield index, length, number % len(ends[index])
 
 
-def _case(model: LoadedModel, index: int, name: str, sizes: Mapping[str, int], seed: int) -> Case:
+def _case(
+    model: LoadedModel,
+    references: References,
+    index: int,
+    name: str,
+    sizes: Mapping[str, int],
+    seed: int,
+    kind: str = "",
+) -> Case:
     number = zlib.crc32(json.dumps([seed, index, name]).encode())
-    inputs = _draw(model, sizes, number)
-    return Case(index, name, inputs, run_eager(model, inputs))
+    return _drawn(model, references, index, name, sizes, number, kind)
 
 
-def sample_cases(model: LoadedModel, buckets: Sequence[Bucket], samples: Samples) -> Iterator[Case]:
+def _drawn(
+    model: LoadedModel,
+    references: References,
+    index: int,
+    name: str,
+    sizes: Mapping[str, int],
+    seed: int,
+    kind: str,
+    *,
+    always: bool = False,
+) -> Case:
+    """A case with values of a kind; with independent ones where the model refuses those, or float32 loses its digits.
+
+    A norm of zeros, for instance, makes noise that eager and a program don't share. Nor do they share the ties that
+    equal rows of floats make, and whole numbers such as the place of a maximum follow from ties. Where float64
+    isn't run, nobody knows whether float32 loses its digits: values are independent, too.
+    """
+    floats = any(BY_NAME[spec.dtype].kind == "f" for spec in model.inputs)
+    if floats and any(BY_NAME[spec.dtype].kind != "f" for spec in model.outputs):
+        kind = ""
+    if references.spent and not always:
+        kind = ""
+    inputs = _draw(model, sizes, seed, kind)
+    try:
+        reference = references.find(inputs, always=always)
+    except ModelError:
+        if not kind:
+            raise
+        return _drawn(model, references, index, name, sizes, seed, "", always=always)
+    if kind and (reference.lost or reference.skipped):
+        independent = _drawn(
+            model, references, index, name, sizes, seed, "", always=always or reference.lost
+        )
+        if reference.skipped or not independent.problem:
+            return independent
+    return _case_of(index, name, inputs, reference)
+
+
+def _case_of(index: int, name: str, inputs: Arrays, reference: Reference) -> Case:
+    return Case(
+        index,
+        name,
+        inputs,
+        reference.outputs,
+        reference.rounding,
+        reference.problem,
+        reference.skipped,
+        ties=reference.ties,
+    )
+
+
+def sample_cases(
+    model: LoadedModel,
+    buckets: Sequence[Bucket],
+    samples: Samples,
+    *,
+    rtol: float = TOLERANCES["fp32"].rtol,
+) -> Iterator[Case]:
     """Given inputs with eager's answers, each in the first bucket that serves it."""
+    references = References(model, rtol)
     for number, (inputs, length) in enumerate(zip(samples.inputs, samples.lengths, strict=True)):
         for index, bucket in enumerate(buckets):
             others = all(e.lo <= model.axes[name].lo <= e.hi for name, e in bucket.other_axes)
-            if bucket.lo <= length <= bucket.hi and others:
-                yield Case(index, f"text{number}", inputs, run_eager(model, inputs))
+            if length in bucket.axes[0][1] and others:
+                yield _case_of(index, f"text{number}", inputs, references.find(inputs))
                 break
 
 
 def _padded_cases(
-    model: LoadedModel, index: int, bucket: Bucket, random: np.random.Generator
+    model: LoadedModel,
+    references: References,
+    index: int,
+    bucket: Bucket,
+    random: np.random.Generator,
 ) -> Iterator[Case]:
     """Inputs of two wider lengths whose mask ends at the hint.
 
@@ -213,11 +385,12 @@ def _padded_cases(
         # The bucket pads further than eager did, and what stands at padded positions of such an
         # output may depend on how far. The shorter lengths above have shown the real positions.
         return
-    length = min(bucket.hint, bucket.hi - 1)
+    own = bucket.axes[0][1]
+    length = own.below(min(bucket.hint, bucket.hi - own.step))
     sizes = _sizes(model, bucket, length, random)
     seed = int(random.integers(1 << 31))
     short = _draw(model, sizes, seed)
-    for width in sorted({length + 1, bucket.hi}):
+    for width in sorted({length + own.step, bucket.hi}):
         wide = _draw(model, {**sizes, axis: width}, seed)
         masks = {
             spec.name: pad_array(short[spec.name], spec.shape, {axis: width}, spec.pad)
@@ -225,7 +398,7 @@ def _padded_cases(
             if spec.is_mask
         }
         inputs = {**wide, **masks}
-        yield Case(index, f"padded{width}", inputs, run_eager(model, inputs))
+        yield _case_of(index, f"padded{width}", inputs, references.find(inputs))
 
 
 def _sizes(
@@ -262,16 +435,7 @@ def pad_array(
     return np.pad(array, widths, constant_values=0 if value is None else value)
 
 
-def _to_numpy(tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
-    return {name: t.detach().cpu().contiguous().numpy() for name, t in tensors.items()}
+def _draw(model: LoadedModel, sizes: Mapping[str, int], seed: int, kind: str = "") -> Arrays:
+    from edgecompile.models.prompts import draw_inputs
 
-
-def _draw(model: LoadedModel, sizes: Mapping[str, int], seed: int) -> Arrays:
-    return _to_numpy(model.make_example(sizes, seed=seed))
-
-
-def run_eager(model: LoadedModel, inputs: Arrays) -> Arrays:
-    """The model's own outputs of one run, by name."""
-    import torch
-
-    return _to_numpy(model.run({name: torch.from_numpy(a) for name, a in inputs.items()}))
+    return to_numpy(draw_inputs(model, sizes, seed, kind))

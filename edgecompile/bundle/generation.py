@@ -17,12 +17,18 @@ _SOURCE_ELEMENTS = 500_000
 _FREE_SIZE = 64
 
 
-def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
-    """Prompts of random tokens and what the model's own library generates from them, greedily.
+def golden_texts(model: LoadedModel, *, seed: int = 0, margin: float = 0.0) -> bytes:
+    """Prompts of random tokens, and the tokens that the model's own library generates from them, greedily.
 
     Prompts of one token, of a few, of the longest run and, where the context has room, of a run
     and a bit more, so that it comes in pieces. Behind a source: random ones, short and the longest,
     and texts that begin with more than the start tokens, one of them in pieces.
+
+    Args:
+        model: A generating model.
+        seed: Seed of the prompts.
+        margin: Difference of two logits that eager's own error allows beyond the tolerance, as a share of
+            the largest (:func:`edgecompile.bundle.margins.widest_share`).
     """
     generation, axis = model.generation, model.length_axis
     assert generation is not None and axis is not None
@@ -48,7 +54,8 @@ def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
             prompt = random.integers(low, high + 1, length).tolist()
             generated = generation.greedy(prompt, min(_NEW_TOKENS, room - length))
             cases.append({"prompt": prompt, "tokens": generated})
-    return (json.dumps({"cases": cases}) + "\n").encode()
+    document = {"cases": cases, **({"margin": margin} if margin else {})}
+    return (json.dumps(document) + "\n").encode()
 
 
 def _source_sizes(encoder: LoadedModel, source: str) -> list[int]:

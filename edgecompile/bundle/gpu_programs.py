@@ -3,55 +3,82 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgecompile.audit.judge import baseline
-from edgecompile.backends.cuda.compiled import PREFIX, GpuPrograms
+from edgecompile.audit.judge import AuditVerdict, baseline
+from edgecompile.backends.cuda.artifact import PREFIX, CompiledGpuModel
 from edgecompile.bundle.rehearsal import REHEARSAL, rehearse
 from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.writer import BundleWriter, merge_constants
-from edgecompile.precision import FP32, INT8, TOLERANCES, min_cosine
+from edgecompile.precision import FP32, INT8, min_cosine
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.schema import TRITON, GpuSpec, Manifest, Variant
+from edgecompile.runtime.format.schema import TRITON, GpuSpec, Manifest, Tolerance, Variant
 
 #: Variants for a GPU come before those for CPUs, and behind an engine of TensorRT.
 RANK = 800
 
 
-def add_gpu_programs(
-    writer: BundleWriter, manifest: Manifest, programs: GpuPrograms, *, padding: bool
-) -> Manifest:
-    """Adds libraries and weights; returns the manifest with a variant for each architecture.
+@dataclass(frozen=True)
+class TritonParts:
+    """Programs that a GPU runs without TensorRT; see :class:`~edgecompile.bundle.parts.Parts`.
 
-    Args:
-        writer: of the bundle.
-        manifest: so far; its buckets are those of the programs.
-        programs: what was compiled.
-        padding: whether it was shown that padding changes nothing.
+    Attributes:
+        programs: the compiled programs.
+        tolerance: difference from eager that they are allowed.
     """
-    label = weights_label(programs.precision)
-    constants = merge_constants([a for arch in programs.artifacts for a in programs.of(arch)])
-    weights = writer.add_weights(constants, programs.store, label)
-    gpu = GpuSpec(
-        compute_capabilities=programs.capabilities,
-        ptx=programs.ptx,
-        driver=programs.driver,
-        precision=label,
-        tolerance=TOLERANCES[programs.precision],
-        min_cosine=min_cosine(programs.precision),
-        padding=padding,
-        checks=programs.checks,
-        graphs=not programs.reads_numbers,
-        cublaslt=programs.cublaslt,
-    )
-    variants = [_variant(writer, programs, arch, gpu) for arch in programs.natives]
-    return manifest._replace(
-        variants=(*manifest.variants, *variants),
-        weights={**manifest.weights, label: weights},
-        built_by={**manifest.built_by, "gpu": programs.compiler},
-    )
+
+    programs: CompiledGpuModel
+    tolerance: Tolerance
+
+    @property
+    def precision(self) -> str:
+        """The precision of weights and activations."""
+        return self.programs.precision
+
+    @property
+    def audit(self) -> tuple[AuditVerdict, ...]:
+        """Verdicts on kernels and libraries."""
+        return self.programs.audit
+
+    def add(self, writer: BundleWriter, manifest: Manifest) -> Manifest:
+        """Adds libraries and weights; returns the manifest with a variant for each architecture."""
+        programs = self.programs
+        label = weights_label(programs.precision)
+        constants = merge_constants([a for arch in programs.artifacts for a in programs.of(arch)])
+        weights = writer.add_weights(constants, programs.store, label)
+        gpu = GpuSpec(
+            compute_capabilities=programs.capabilities,
+            ptx=programs.ptx,
+            driver=programs.driver,
+            precision=label,
+            tolerance=self.tolerance,
+            min_cosine=min_cosine(programs.precision),
+            padding=bool(manifest.plan.get("padding")),
+            checks=programs.checks,
+            graphs=not programs.reads_numbers,
+            cublaslt=programs.cublaslt,
+        )
+        variants = [_variant(writer, programs, arch, gpu) for arch in programs.natives]
+        return manifest._replace(
+            variants=(*manifest.variants, *variants),
+            precision=manifest.precision if manifest.weights else label,
+            weights={**manifest.weights, label: weights},
+            built_by={**manifest.built_by, "gpu": programs.compiler},
+        )
+
+    def check(
+        self, bundle: Path, manifest: Manifest, report: VerifyReport, tell: Callable[[str], None]
+    ) -> tuple[Manifest, VerifyReport]:
+        """Rehearses the host code; the report says what was checked of the rest."""
+        tell("rehearsing the GPU's programs")
+        manifest = rehearse_programs(bundle, manifest)
+        return manifest, with_programs(report, manifest)
+
+    def documents(self) -> dict[str, object]:
+        """Kernels, images and checks of every program."""
+        return {"gpu.json": self.programs.to_json()}
 
 
 def weights_label(precision: str) -> str:
@@ -59,7 +86,7 @@ def weights_label(precision: str) -> str:
     return f"{precision}-gpu" if precision in (FP32.name, INT8) else precision
 
 
-def _variant(writer: BundleWriter, programs: GpuPrograms, arch: str, gpu: GpuSpec) -> Variant:
+def _variant(writer: BundleWriter, programs: CompiledGpuModel, arch: str, gpu: GpuSpec) -> Variant:
     name, native = f"{PREFIX}{arch}", programs.natives[arch]
     folder = f"code/{name}"
     runtime = writer.add_file(native.path, f"{folder}/{native.path.name}")
@@ -90,7 +117,7 @@ def rehearse_programs(bundle: Path, manifest: Manifest) -> Manifest:
 
     Args:
         bundle: staged, with this manifest.
-        manifest: of it.
+        manifest: the manifest of the bundle.
 
     Raises:
         VerificationError: a program refuses a size, or does something else there than the loader expects.

@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.audit.elf import read_elf, version_key
-from edgecompile.audit.judge import AuditVerdict, Finding, System, baseline, judge
+from edgecompile.audit.judge import (
+    GPU_LIBRARY_DISPATCHES,
+    AuditVerdict,
+    Finding,
+    System,
+    baseline,
+    judge,
+)
 from edgecompile.backends import LIBTORCH
 from edgecompile.errors import ElfError, TargetError
+from edgecompile.runtime.base.errors import UnsupportedHostError
 from edgecompile.runtime.cpu.host import Host, choose_variant, missing
-from edgecompile.runtime.errors import UnsupportedHostError
 from edgecompile.runtime.format.schema import AOTI_CPU, TORCH, Manifest, Variant
 from edgecompile.targets.profile import TargetProfile, VariantSpec, load_variant
 from edgecompile.toolchain.native import BASELINE_MARCH
@@ -119,7 +126,10 @@ def audit_bundle(
         exports: tuple[str, ...] = ()
         if variant.backend != TORCH:
             native = bundle / variant.runtime
-            verdicts.append(_judge(native, spec, target, vectorised=width_known))
+            dispatched = () if variant.gpu is None else GPU_LIBRARY_DISPATCHES
+            verdicts.append(
+                _judge(native, spec, target, vectorised=width_known, dispatched=dispatched)
+            )
             soname, exports = _offered(native)
         for program in variant.files():
             path = bundle / program
@@ -148,7 +158,7 @@ def _judge(path: Path, spec: VariantSpec, system: System, **options: Any) -> Aud
 
 
 def _offered(library: Path) -> tuple[str, tuple[str, ...]]:
-    """The name by which programs ask for a runtime library, and what it exports."""
+    """The name by which programs ask for a runtime library, and its exports."""
     try:
         info = read_elf(library)
     except ElfError:
@@ -182,8 +192,8 @@ def _spec(variant: Variant) -> tuple[VariantSpec, bool]:
 
 
 def _vectorised(bundle: Path) -> Mapping[tuple[str, str], bool]:
-    """By variant and library, whether the build expected arithmetic in it: a model of linear
-    layers alone has none of its own. Empty if the bundle's report of it can't be read."""
+    """The libraries, by variant, in which the build expected arithmetic: a model of linear
+    layers only has none of its own. Empty if the bundle's report of it can't be read."""
     try:
         with (bundle / _REPORT).open("rb") as stream:
             document = json.loads(stream.read(_MAX_AUDIT_BYTES))

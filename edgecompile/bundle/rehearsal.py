@@ -1,30 +1,28 @@
 """Rehearses a GPU's programs on the build host, in a process of its own that loads them without a driver.
 
 A rehearsal goes through a run in the program's host code and launches nothing: it tells the outputs' shapes and the
-memory that the run asks for. Here that is done at all sizes, or at many, with the loader's own code: what it would refuse
-on the device, it refuses here. ``python -m edgecompile.bundle.rehearsal BUNDLE VARIANT`` is that process.
+memory that the run asks for. Here that is done at all sizes, or at many, with the functions that the loader calls: what
+it would refuse on the device, is refused here. ``python -m edgecompile.bundle.rehearsal BUNDLE VARIANT`` is that process.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from edgecompile.errors import VerificationError
-from edgecompile.runtime.cpu.libraries import pin_library
-from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.base.errors import EdgecompileError
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.schema import BucketSpec, Manifest, TensorSpec, Variant
+from edgecompile.runtime.format.sums import size_of
 from edgecompile.runtime.format.weights import map_weights
-from edgecompile.runtime.triton.engine import TritonContext, TritonEngine
-from edgecompile.runtime.triton.library import load_gpu_library
+from edgecompile.runtime.triton.engine import TritonEngine
+from edgecompile.runtime.triton.library import load_variant_library
 from edgecompile.runtime.triton.tuning import list_candidates, with_choice
 
 #: What the manifest calls this check.
@@ -33,8 +31,6 @@ REHEARSAL = "rehearsal"
 _MOST_SIZES = 1024
 #: Problems that a message lists.
 _MOST_LISTED = 5
-#: Where weights would lie on a GPU; nothing looks at them.
-_WEIGHTS = 1 << 46
 
 
 def rehearse(bundle: Path, variant: str) -> None:
@@ -65,17 +61,13 @@ def rehearse(bundle: Path, variant: str) -> None:
 def _find_problems(folder: BundleFolder, variant: Variant) -> list[str]:
     """Lists problems, at most :data:`_MOST_LISTED`."""
     assert variant.gpu is not None
-    pinned = pin_library(folder, variant.runtime)
-    library = load_gpu_library(pinned, os.path.basename(variant.runtime), None)
-    constants = map_weights(folder, folder.manifest.weights[variant.gpu.precision], False).constants
-    weights: Any = SimpleNamespace(  # in the place of those on the GPU; no engine is closed here
-        table={item.name: (item, _WEIGHTS + item.offset) for item in constants}
-    )
+    library = load_variant_library(folder, variant)
+    weights = map_weights(folder, folder.manifest.weights[variant.gpu.precision], False)
     lists = list_candidates(variant)
     problems: list[str] = []
     for number in range(max(map(len, lists))):
         chosen = with_choice(variant, [min(number, len(items) - 1) for items in lists])
-        engine = TritonEngine(library, folder, chosen, weights, "0.0")
+        engine = TritonEngine(library, folder, chosen, weights)
         complaints = _rehearse_all(engine, folder.manifest)
         problems += itertools.islice(complaints, _MOST_LISTED - len(problems))
     return problems
@@ -95,7 +87,7 @@ def _rehearse_all(engine: TritonEngine, manifest: Manifest) -> Iterator[str]:
 def _rehearse_bucket(
     engine: TritonEngine, manifest: Manifest, index: int, scratch: int
 ) -> Iterator[str]:
-    context = TritonContext(engine, index, 0, scratch)
+    context = engine.open(index, 0, scratch)
     for sizes in spread_sizes(manifest.buckets[index], manifest.length_axis):
         at = f"bucket {index}, " + ", ".join(f"{axis} {size}" for axis, size in sizes.items())
         try:
@@ -116,7 +108,7 @@ def _rehearse_bucket(
 
 def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> list[Any]:
     """A shape at these sizes; None where it doesn't follow from them."""
-    return [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+    return [None if dim is None else size_of(dim, sizes) for dim in spec.shape]
 
 
 def spread_sizes(
@@ -125,19 +117,19 @@ def spread_sizes(
     """Sizes that a bucket's program runs: all of them, or about ``most`` with every combination of ends."""
     padded = bucket.padded(length_axis)
     spans = {
-        axis: (extent.hi if axis in padded else extent.lo, extent.hi)
+        axis: range(extent.hi if axis in padded else extent.lo, extent.hi + 1, extent.step)
         for axis, extent in bucket.axes.items()
     }
     values: dict[str, Sequence[int]] = {}
     # The narrow axes first: what they leave is for the wide ones.
     for left, axis in zip(
         range(len(spans), 0, -1),
-        sorted(spans, key=lambda x: spans[x][1] - spans[x][0]),
+        sorted(spans, key=lambda x: len(spans[x])),
         strict=True,
     ):
-        lo, hi = spans[axis]
-        count = min(hi - lo + 1, max(2, int(most ** (1 / left))))
-        values[axis] = [lo + (hi - lo) * i // max(1, count - 1) for i in range(count)]
+        span = spans[axis]
+        count = min(len(span), max(2, int(most ** (1 / left))))
+        values[axis] = [span[(len(span) - 1) * i // max(1, count - 1)] for i in range(count)]
         most //= count
     for combination in itertools.product(*(values[axis] for axis in spans)):
         yield dict(zip(spans, combination, strict=True))

@@ -31,7 +31,7 @@ class Staging:
 
     Attributes:
         output: the bundle's final path, ending in ``.ecb``.
-        folder: where its files grow.
+        folder: the folder where its files are written.
         made: parent folders that entering had to make, outermost first.
     """
 

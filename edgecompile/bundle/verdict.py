@@ -12,6 +12,7 @@ from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.cases import LENGTH
 from edgecompile.errors import VerificationError
 from edgecompile.files import plain, plain_fields
+from edgecompile.models.rounding import FACTOR, WIDEST
 from edgecompile.runtime.format.schema import Tolerance
 from edgecompile.units import format_share
 
@@ -21,14 +22,16 @@ FAILED = "FAILED"
 
 @dataclass(frozen=True)
 class CaseResult:
-    """How the bundle did on one case.
+    """The result of the bundle on one case.
 
     Attributes:
         max_abs_error: largest difference over all outputs.
         scale: largest magnitude of eager's outputs.
         ok: whether every output is within its tolerance.
-        error: what the runtime said, if it refused or failed; the numbers are NaN then.
+        error: the runtime's message, if it refused or failed; the numbers are NaN then.
         cosine: least of the outputs'; None where there is none, as of whole numbers or zeros.
+        limit: the allowed difference; None: the report's tolerance.
+        rounding: largest difference of eager in float32 from eager in float64; None: not known.
     """
 
     variant: str
@@ -39,16 +42,18 @@ class CaseResult:
     ok: bool
     error: str = ""
     cosine: float | None = None
+    limit: float | None = None
+    rounding: float | None = None
 
 
 @dataclass(frozen=True)
 class TextResult:
-    """How the bundle did on one text that it was to generate, token by token.
+    """The result of the bundle on one text that it was to generate, token by token.
 
     Attributes:
-        prompt, tokens: how many there are.
+        prompt, tokens: the number of tokens of the prompt, and of new ones.
         ties: tokens where another one was as likely, within the tolerance.
-        error: what differed; "" if nothing did.
+        error: the difference that was found; "" if there is none.
     """
 
     variant: str
@@ -61,7 +66,7 @@ class TextResult:
 
 @dataclass(frozen=True)
 class LengthsRun:
-    """How many sizes of the length axis were run, of those that the bundle serves."""
+    """The number of sizes of the length axis that were run, of those that the bundle serves."""
 
     axis: str
     run: int
@@ -79,17 +84,18 @@ class VerifyReport:
     """The runs and their results.
 
     Attributes:
-        results: by variant, bucket and case.
+        results: the results by variant, bucket and case.
         not_executed: reasons, by variant, why this host could not run it.
-        tolerance: what was allowed.
+        tolerance: the allowed difference.
         torch_loaded: whether the process that ran the bundle had torch loaded; must be as
             ``torch_wanted``.
-        notes: what is worth knowing beside.
+        notes: further remarks.
         min_cosine: the least that outputs' cosines may be; None: any.
         torch_wanted: whether torch is what runs the bundle.
-        texts: what was generated, by variant; () for a model that doesn't.
-        emulated: by variant, the emulator that ran it, on the golden vectors alone.
-        lengths: how many lengths were run; None where there is no length axis.
+        texts: the generated texts, by variant; () for a model that generates none.
+        emulated: the emulator that ran a variant, by variant, on the golden vectors alone.
+        lengths: the number of lengths that were run; None where there is no length axis.
+        reference: the reference of the comparison, in words.
     """
 
     results: tuple[CaseResult, ...]
@@ -102,6 +108,7 @@ class VerifyReport:
     texts: tuple[TextResult, ...] = ()
     emulated: Mapping[str, str] = field(default_factory=dict)
     lengths: LengthsRun | None = None
+    reference: str = ""
 
     @property
     def listed(self) -> tuple[CaseResult, ...]:
@@ -125,13 +132,16 @@ class VerifyReport:
         self, buckets: Sequence[Bucket]
     ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
         """Headings and rows of the results to show, as texts, by variant, bucket and case."""
-        columns = ("variant", "bucket", "case", "difference", "of allowed", "cosine", "")
+        columns = (
+            "variant", "bucket", "case", "difference", "eager's own", "of allowed", "cosine", "",
+        )  # fmt: skip
         rows = tuple(
             (
                 result.variant,
                 f"{result.bucket}: {buckets[result.bucket].lo}–{buckets[result.bucket].hi}",
                 result.case,
                 f"{result.max_abs_error:.1e}",
+                "–" if result.rounding is None else f"{result.rounding:.1e}",
                 format_share(self.used(result)),
                 "–" if result.cosine is None else f"{result.cosine:.6f}",
                 "ok" if result.ok else FAILED,
@@ -141,8 +151,24 @@ class VerifyReport:
         return columns, rows
 
     def used(self, result: CaseResult) -> float:
-        """The difference of a result as a share of what is allowed."""
-        return result.max_abs_error / self.tolerance.limit(result.scale)
+        """The difference of a result as a share of the allowed one."""
+        allowed = self.allowed(result)
+        if allowed == 0:  # of whole numbers, which have to be equal
+            return math.inf if result.max_abs_error else 0.0
+        return result.max_abs_error / allowed
+
+    def allowed(self, result: CaseResult) -> float:
+        """The difference that a result may have."""
+        return self.tolerance.limit(result.scale) if result.limit is None else result.limit
+
+    def rule(self) -> str:
+        """The allowed difference, in words."""
+        text = f"|got − want| ≤ {self.tolerance.atol:g} + {self.tolerance.rtol:g} · max |want|"
+        if any(result.rounding is not None for result in self.results):
+            text += f" + {FACTOR:g} · eager's own error in float32 (to {WIDEST:g} · max |want|)"
+        return text + (
+            "" if self.min_cosine is None else f", and a cosine of at least {self.min_cosine:g}"
+        )
 
     def not_run(self) -> tuple[str, ...]:
         """A sentence for each variant that this host could not run."""
@@ -165,7 +191,7 @@ class VerifyReport:
 
     @property
     def worst(self) -> CaseResult | None:
-        """The result with the largest error relative to what was allowed."""
+        """The result with the largest error relative to the allowed one."""
         return max(self.results, key=self._badness, default=None)
 
     def _badness(self, result: CaseResult) -> float:
@@ -221,7 +247,7 @@ def check_report(report: VerifyReport, *, reused: bool = False, packing: bool = 
     """Raises VerificationError unless the report is clean; names every failing bucket.
 
     Args:
-        report: of :func:`verify_bundle`.
+        report: the report of :func:`verify_bundle`.
         reused: whether programs of an earlier build were used again.
         packing: whether the bundle isn't written yet. One of which this host can run nothing will
             do then, with reasons why.
@@ -243,7 +269,7 @@ def check_report(report: VerifyReport, *, reused: bool = False, packing: bool = 
     bad = sum(not text.ok for text in report.texts)
     lines = [
         f"  {r.variant}, bucket {r.bucket}, {r.case}: "
-        + (r.error or f"error {r.max_abs_error:.3g}, allowed {report.tolerance.limit(r.scale):.3g}")
+        + (r.error or f"error {r.max_abs_error:.3g}, allowed {report.allowed(r):.3g}")
         for r in failed[:20]
     ]
     lines += [

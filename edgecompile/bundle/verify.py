@@ -1,7 +1,8 @@
 """Verification: the bundle's outputs against eager, through the very runtime that ships.
 
 Eager runs here; the bundle runs in a process of its own that uses the bundle's copy of the runtime
-and, as that process reports, never loads torch. Every bucket is tried at its edges, its hint and
+and, as that process reports, never loads torch. The reference is eager in float64
+(:mod:`edgecompile.bundle.reference`). Every bucket is tried at its edges, its hint and
 random lengths, and again with masked padding of different widths. Where a model computes little,
 every length is run (:func:`edgecompile.bundle.cases.length_cases`); the report says how many were. A variant that this host can't
 run repeats the golden vectors under an emulator, where there is one.
@@ -19,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.bundle.cases import GOLDEN_CASES, Case
+from edgecompile.bundle.margins import describe_reference
 from edgecompile.bundle.verdict import CaseResult, LengthsRun, TextResult, VerifyReport
 from edgecompile.bundle.writer import save_case
 from edgecompile.errors import UnsupportedHostError, VerificationError
-from edgecompile.machines.emulator import EmulatedModel, Emulator, emulator_for
+from edgecompile.hosts.emulator import EmulatedModel, Emulator, emulator_for
+from edgecompile.runtime.call.dispatch import axis_sizes
 from edgecompile.runtime.call.replay import run_cases
+from edgecompile.runtime.call.rows import ROWS
 from edgecompile.runtime.cpu.loaders import PACKAGES
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, Manifest, Tolerance, Variant
@@ -46,11 +50,11 @@ def verify_bundle(
 
     Args:
         bundle: a bundle, named or still staged.
-        cases: from :func:`edgecompile.bundle.cases.make_cases` and the like.
+        cases: the cases from :func:`edgecompile.bundle.cases.make_cases` and the like.
         variants: names of the bundle's variants.
-        tolerance: what is recorded in the report; the bundle's own decides.
+        tolerance: the tolerance for the report; the bundle's own decides.
         min_cosine: a result with a lesser cosine has failed; None: any will do.
-        texts: what a generative bundle has to repeat, as its golden/generation.json has it.
+        texts: the texts that a generative bundle has to repeat, from its golden/generation.json.
         python: the interpreter that runs the bundle; needs numpy.
         emulate: whether to run variants that this host can't run under qemu, where it is installed:
             those of ``cases`` that are golden vectors.
@@ -66,14 +70,16 @@ def verify_bundle(
     torch_loaded = False
     manifest = _manifest(bundle)
     by_name = {v.name: v for v in manifest.variants}
+    known = {(case.bucket, case.name): case for case in cases}
     with tempfile.TemporaryDirectory(prefix="edgecompile-verify-") as name:
         folder = Path(name)
         for case in cases:
-            save_case(folder / f"{case.bucket}-{case.name}.npz", case.inputs, case.outputs)
+            path = folder / f"{case.bucket}-{case.name}.npz"
+            save_case(path, case.inputs, case.outputs, case.margins, case.ties)
         if texts is not None:
             (folder / "generation.json").write_bytes(texts)
         for variant in variants:
-            answer = _selftest(bundle, folder, variant, python)
+            answer = run_selftest(bundle, folder, variant, python)
             if "refused" in answer:
                 reply = _emulated(
                     bundle, folder, by_name[variant], answer["refused"], emulate, tell
@@ -84,7 +90,7 @@ def verify_bundle(
                 emulator, answer = reply
                 emulated[variant] = emulator.name
             torch_loaded = torch_loaded or "torch" in answer["imported"]
-            results += [_result(variant, entry, min_cosine) for entry in answer["cases"]]
+            results += [_result(variant, entry, min_cosine, known) for entry in answer["cases"]]
             generated += [_text(variant, entry) for entry in answer.get("generation", [])]
     ran_here = any(result.variant not in emulated for result in results)
     return VerifyReport(
@@ -97,6 +103,7 @@ def verify_bundle(
         texts=tuple(generated),
         emulated=emulated,
         lengths=_lengths_run(manifest, cases if ran_here else ()),
+        reference=describe_reference(cases),
     )
 
 
@@ -108,7 +115,7 @@ def _emulated(
     emulate: bool,
     tell: Callable[[str], None],
 ) -> tuple[Emulator, dict[str, Any]] | str:
-    """The answer of :func:`_selftest` from an emulator, or why there is none.
+    """The answer of :func:`run_selftest` from an emulator, or why there is none.
 
     What has to be generated isn't: the loop around the programs is Python's, and ran in the tests.
     """
@@ -122,7 +129,10 @@ def _emulated(
     golden = cases / "golden"
     golden.mkdir(exist_ok=True)
     for path in cases.glob("*.npz"):
-        if path.stem.partition("-")[2] in GOLDEN_CASES and not (golden / path.name).exists():
+        if (
+            path.stem.partition("-")[2] in (*GOLDEN_CASES, ROWS)
+            and not (golden / path.name).exists()
+        ):
             os.link(path, golden / path.name)
     try:
         with EmulatedModel(bundle, variant.name, emulator) as model:
@@ -133,16 +143,16 @@ def _emulated(
 
 
 def _lengths_run(manifest: Manifest, cases: Sequence[Case]) -> LengthsRun | None:
-    """How many of the bundle's lengths the cases have."""
+    """The number of the bundle's lengths that the cases have."""
     axis = manifest.length_axis
     if axis is None:
         return None
-    name, dim = next((i.name, i.shape.index(axis)) for i in manifest.inputs if axis in i.shape)
     total = end = 0
     for lo, hi in sorted((b.axes[axis].lo, b.axes[axis].hi) for b in manifest.buckets):
         total += max(0, hi - max(end, lo - 1))  # buckets may overlap
         end = max(end, hi)
-    return LengthsRun(axis, len({case.inputs[name].shape[dim] for case in cases}), total)
+    shapes = [{name: array.shape for name, array in case.inputs.items()} for case in cases]
+    return LengthsRun(axis, len({axis_sizes(manifest, item)[axis] for item in shapes}), total)
 
 
 def _text(variant: str, entry: Mapping[str, Any]) -> TextResult:
@@ -151,23 +161,37 @@ def _text(variant: str, entry: Mapping[str, Any]) -> TextResult:
     return TextResult(variant, prompt, tokens, ties, bool(entry["ok"]), error)
 
 
-def _result(variant: str, entry: Mapping[str, Any], least: float | None) -> CaseResult:
+def _result(
+    variant: str,
+    entry: Mapping[str, Any],
+    least: float | None,
+    cases: Mapping[tuple[int, str], Case],
+) -> CaseResult:
     """One case of the self-test's answer, judged by its cosine too."""
+    case = cases.get((int(entry["bucket"]), str(entry["case"])))
     cosine = None if entry.get("cosine") is None else float(entry["cosine"])
-    error = str(entry.get("error") or "")
+    error, worst = str(entry.get("error") or ""), dict(entry)
     far = least is not None and cosine is not None and cosine < least
     if far and not error:
         error = f"cosine {cosine:.6f}, at least {least:g} is asked for"
+    if case is not None and case.limits and entry["outputs"]:
+        judged = [{**entry["outputs"][name], "limit": m} for name, m in case.limits.items()]
+        worst = max(judged, key=lambda output: output["max_abs_error"] / output["limit"])
+        if worst["max_abs_error"] > worst["limit"] and not error:
+            far = True
+            error = "differs by {max_abs_error:.3g}, at most {limit:.3g} is allowed".format(**worst)
     return CaseResult(
         variant=variant,
         bucket=int(entry["bucket"]),
         case=str(entry["case"]),
         # None where the run itself failed.
-        max_abs_error=_number(entry["max_abs_error"]),
-        scale=_number(entry["scale"]),
+        max_abs_error=_number(worst["max_abs_error"]),
+        scale=_number(worst["scale"]),
         ok=bool(entry["ok"]) and not far,
         error=error,
         cosine=cosine,
+        limit=worst["limit"],
+        rounding=max(case.rounding.values(), default=None) if case is not None else None,
     )
 
 
@@ -203,8 +227,17 @@ def device_environment(bundle: Path) -> dict[str, str]:
     }
 
 
-def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str, Any]:
-    """Runs the bundle's own self-test command on a folder of cases."""
+def run_selftest(
+    bundle: Path, cases: Path, variant: str, python: str = sys.executable
+) -> dict[str, Any]:
+    """Runs the bundle's own self-test command on a folder of cases.
+
+    Returns:
+        Its JSON; or {"refused": the reason} where this host can't run the variant.
+
+    Raises:
+        VerificationError: the process died, or failed otherwise.
+    """
     environment = device_environment(bundle)
     command = [python, "-m", runtime_command(bundle), "selftest", str(bundle.resolve())]
     command += ["--cases", str(cases), "--variant", variant, "--json"]
@@ -225,4 +258,10 @@ def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str,
             f"the bundle's runtime failed with exit code {done.returncode} and variant {variant}:\n"
             + done.stderr.strip()
         ) from None
+    if "error" in answer:
+        failure = answer["error"]
+        raise VerificationError(
+            f"the bundle's runtime failed with variant {variant}: {failure['message']}",
+            hint=failure["hint"],
+        )
     return answer

@@ -28,9 +28,9 @@ class Layout:
     Attributes:
         header: the file's first bytes: length, JSON and spaces.
         order: names in the order of the file.
-        offsets: where each begins, from the start of the file.
+        offsets: the offset of each from the start of the file.
         sizes: bytes of each.
-        size: of the whole file.
+        size: the size of the whole file.
     """
 
     header: bytes
@@ -92,8 +92,8 @@ def write_weights(path: Path, tensors: Mapping[str, StoredTensor], store: Tensor
 
     Args:
         path: a new file.
-        tensors: by the name that the device looks them up with.
-        store: where their bytes lie.
+        tensors: the tensors by the names that the device looks up.
+        store: the store of their bytes.
 
     Returns:
         The file's size in bytes.

@@ -18,7 +18,7 @@ import numpy as np
 import edgecompile
 import edgecompile.runtime
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
-from edgecompile.bundle.cases import Arrays
+from edgecompile.bundle.reference import Arrays
 from edgecompile.bundle.staging import FULL, Staging, disk_full, free_space
 from edgecompile.bundle.weights import write_weights
 from edgecompile.errors import BundleWriteError
@@ -27,12 +27,14 @@ from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import (
     AOTI_CPU,
     MANIFEST_NAME,
+    NOTHING,
     TORCH,
     FileEntry,
     GoldenCase,
     Manifest,
     Variant,
 )
+from edgecompile.runtime.format.ties import Ties
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.native import NativeRuntime
 
@@ -131,10 +133,18 @@ class BundleWriter:
             torch=parts.torch,
         )
 
-    def add_golden(self, bucket: int, case: str, inputs: Arrays, outputs: Arrays) -> GoldenCase:
+    def add_golden(
+        self,
+        bucket: int,
+        case: str,
+        inputs: Arrays,
+        outputs: Arrays,
+        margins: Mapping[str, float] = NOTHING,
+        ties: Ties | None = None,
+    ) -> GoldenCase:
         """Writes one golden vector; returns its manifest entry."""
         name = f"golden/{bucket}-{case}.npz"
-        self._add(name, lambda target: save_case(target, inputs, outputs))
+        self._add(name, lambda target: save_case(target, inputs, outputs, margins, ties))
         return GoldenCase(bucket, case, name)
 
     def add_runtime(self, *, torch: bool = False) -> None:
@@ -202,13 +212,27 @@ class BundleWriter:
         return name
 
 
-def save_case(path: Path, inputs: Arrays, outputs: Arrays) -> None:
+def save_case(
+    path: Path,
+    inputs: Arrays,
+    outputs: Arrays,
+    margins: Mapping[str, float] = NOTHING,
+    ties: Ties | None = None,
+) -> None:
     """Writes a test case as .npz: ``in.<name>`` and ``out.<name>`` arrays, uncompressed.
+
+    ``margin.<name>`` is the difference of an output that is allowed beyond the tolerance; ``ties.*``, ``slots.<name>``
+    and ``others.<name>`` are the fields of :class:`edgecompile.runtime.format.ties.Ties`.
 
     numpy writes a fixed date into the archive, so equal cases are equal bytes.
     """
     arrays = {f"in.{name}": value for name, value in inputs.items()}
     arrays.update({f"out.{name}": value for name, value in outputs.items()})
+    arrays.update(
+        {f"margin.{name}": np.array(value, np.float64) for name, value in margins.items()}
+    )
+    if ties is not None:
+        arrays.update(ties.to_arrays())
     with path.open("xb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 

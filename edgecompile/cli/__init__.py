@@ -1,7 +1,7 @@
 """The command line: a thin skin over the library, one module per command, loaded when named.
 
 ``import edgecompile.cli`` brings in Click and nothing heavier; ``--help`` of every command stays
-as cheap as that. stdout carries data only; people are spoken to on stderr.
+as cheap as that. stdout carries only data; messages for people go to stderr.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import click
 
 from edgecompile import __version__
 from edgecompile.cli.terminal.session import Session
+from edgecompile.runtime.base.installation import refuse_mixed_wheels
 
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("From a model to a bundle", ("build",)),
     ("Its stages, one by one", ("lengths", "plan", "export", "compile", "pack")),
     ("Why a model is refused or slow", ("explain",)),
     ("What a bundle is worth", ("verify", "bench", "inspect", "drift")),
-    ("Running one here", ("selftest", "run", "encode", "generate")),
+    ("Running one here", ("selftest", "run", "encode", "generate", "chat", "report")),
     ("Servers", ("serve", "simulate", "image")),
     ("Devices", ("targets",)),
 )
 COMMANDS: tuple[str, ...] = tuple(name for _, names in _SECTIONS for name in names)
 #: The device's runtime has them; cli/device.py hands them over.
-DEVICE_COMMANDS = ("selftest", "run", "encode", "generate")
+DEVICE_COMMANDS = ("selftest", "run", "encode", "generate", "chat", "report")
 #: Commands that are in a folder of their own.
 _FOLDERS = {"image": "server", "serve": "server", "simulate": "server"}
 #: It has these too, for the device itself.
@@ -54,7 +55,7 @@ Completion (put the line into your shell's start-up file):
 
 \b
 Exit codes:
-  0 done   2 wrong usage   20-29 bundle or device   30-52 build, one for each cause
+  0 done   2 wrong usage   30-53 build or server   11-29, 60-73 bundle or device
   70 a bug in edgecompile   74 input/output error   130 interrupted
 """
 
@@ -110,6 +111,7 @@ class LazyGroup(click.Group):
         code: object = 0
         try:
             with session.contained():
+                refuse_mixed_wheels()
                 # None, or the code of ctx.exit(): no command of ours returns a value
                 code = super().main(args, standalone_mode=False, **extra)
             session.stdout.flush()

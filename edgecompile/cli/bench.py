@@ -11,8 +11,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from edgecompile.cli.options import add_options
-from edgecompile.cli.options.common import file_option, number_option, seed_option
-from edgecompile.cli.options.traffic import TrafficOptions, lengths_options
+from edgecompile.cli.options.common import (
+    file_option,
+    number_option,
+    seed_option,
+    untested_torch_option,
+)
+from edgecompile.cli.options.traffic_options import TrafficOptions, lengths_options
 from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
@@ -79,6 +84,7 @@ def _settings(**values: Any) -> BenchSettings:
     seed_option,
 )
 @file_option("--report", help="Write a page.")
+@untested_torch_option
 def command(
     session: Session,
     bundle: Path,
@@ -118,7 +124,7 @@ def command(
 
 
 def _command_line() -> list[str]:
-    """How this process was called; records are published, so folders are left out."""
+    """The command line of this process; records are published, so folders are left out."""
     return ["edgecompile", *(Path(part).name if os.sep in part else part for part in sys.argv[1:])]
 
 

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgecompile.cli.options.common import (
+    backend_options,
     bundle_option,
     file_option,
     force_option,
     off_option,
     target_option,
     tokenizer_option,
+    untested_torch_option,
 )
+from edgecompile.cli.options.groups import GroupedOptions
 from edgecompile.cli.options.model import model_argument, model_options
 from edgecompile.cli.options.plan import plan_options
-from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
+from edgecompile.cli.options.traffic_options import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
@@ -31,11 +34,10 @@ Examples:
   edgecompile build ./minilm --lengths lengths.txt --quick
   edgecompile build ./minilm --lengths lengths.txt --plan plan.json
   edgecompile build ./minilm --texts queries.txt --precision auto --max-error 1%
-  edgecompile build net.py:make_model --lengths counts.csv --batch 1:8 --keep-work
+  edgecompile build net.py:make_model --lengths counts.csv --batch 1..8 --keep-work
   edgecompile build ./minilm --texts queries.txt --profile server
   edgecompile build ./minilm --target jetson-orin-nano --texts queries.txt --jetpack 6.2
   edgecompile build ./minilm --target cuda-sm90 --texts queries.txt --backend triton
-  edgecompile build ./minilm --target my-gpu.toml --texts queries.txt --backend torch-tensorrt
   cut -f3 access.log | edgecompile build ./minilm --lengths - --json
 """
 
@@ -46,59 +48,61 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
     return [name for name in list_jetpacks() if name.startswith(incomplete)]
 
 
-@click.command("build", cls=Command, epilog=_EPILOG, short_help="Build and verify a bundle.")
+class _Command(GroupedOptions, Command):
+    """Its options are many, so the help groups them."""
+
+
+@click.command("build", cls=_Command, epilog=_EPILOG, short_help="Build and verify a bundle.")
 @model_argument
 @target_option
 @traffic_options
 @bundle_option
 @plan_options(
+    backend_options("tensorrt", "triton", "both"),
     click.option(
         "--jetpack",
         metavar="RELEASE",
         shell_complete=_complete_jetpack,
-        help="Build for this JetPack release of a Jetson: 6.0, 6.2 or 7.2.  [default: the first that "
-        "the target names]",
-    ),
-    click.option(
-        "--backend",
-        type=click.Choice(["auto", "torch-tensorrt", "triton", "both"]),
-        default="auto",
-        help="Build a GPU's engine on the device, from the bundle's ONNX (auto); or on this machine, for "
-        "its own GPU (torch-tensorrt); the bundle holds the ONNX for other machines as well. Or compile "
-        "its programs here, without TensorRT and for every GPU of the target's kind (triton); or have these "
-        "beside the ONNX (both): they serve until the engine is built, and then what measured faster.",
+        help="Build only for this JetPack release of a Jetson: 6.0, 6.2 or 7.2.  [default: the target's "
+        "first release, 6.2, and also 6.0 if its TensorRT takes the model]",
     ),
     click.option(
         "--alternatives",
         type=click.IntRange(0, 3),
         default=0,
         metavar="N",
-        help="Pack N further programs for each bucket of a GPU (--backend triton or both), with other "
-        "tiles: `tune` on the device takes the fastest. N is at most 3; each takes about 1 MB.",
+        help="Pack N further programs with other tiles for each bucket of a GPU (--backend triton or "
+        "both), at most 3. `tune` on the device picks the fastest. Each takes about 1 MB.",
+    ),
+    off_option(
+        "--no-fallback",
+        "fallback",
+        help="Leave out the programs for the CPU next to a GPU, and their weights. A first build takes a "
+        "fraction of the time, and the bundle runs only on the GPU.",
     ),
     click.option(
         "--profile",
         type=click.Choice(["device", "server"]),
         default="device",
-        help="Build for single runs (device); or for a server, which runs requests together: batches of 1 "
-        "to 32 unless --batch says otherwise, and their costs measured on parts of the CPUs.",
+        help="Build for single runs (device), or for a server that batches requests (server): batches of 1 "
+        "to 32 unless --batch is given, with their costs measured on parts of the CPUs.",
     ),
     off_option(
         "--no-emulation",
         "emulation",
-        help="Pack variants that this machine can't run unverified, instead of running them in qemu.",
+        help="Don't use qemu: variants that this machine can't run are packed unverified.",
     ),
     tokenizer_option,
 )
 @file_option(
     "--plan",
     "plan_file",
-    help="Build the buckets of this plan, as edgecompile plan --output FILE wrote it.",
+    help="Build the buckets of this plan, a file that edgecompile plan --output FILE wrote.",
 )
 @click.option(
     "--quick",
     is_flag=True,
-    help="Build one program for all lengths, dynamic if the model can be; measure nothing.",
+    help="Build one program for all lengths, dynamic if the model can be, and measure nothing.",
 )
 @model_options
 @file_option(
@@ -114,6 +118,7 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
 )
 @force_option
 @click.option("--verbose", "-v", is_flag=True, help="Print the default options too, at the start.")
+@untested_torch_option
 def command(
     session: Session,
     /,
@@ -160,6 +165,5 @@ def command(
         **vars(traffic),
         **plan,
     ).details
-    options = plan["build_options"]
-    show_build(session.console, load_target(target), options.runtime, result, options.backend)
+    show_build(session.console, load_target(target), result, plan["build_options"].backend)
     session.emit(result.to_json(), lambda: str(result.bundle_path))

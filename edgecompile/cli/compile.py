@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgecompile.cli.options.common import (
+    cpu_backend_option,
     jobs_option,
     on_option,
     plan_file_option,
-    runtime_option,
     target_option,
+    untested_torch_option,
     variants_option,
     work_dir_option,
 )
@@ -42,9 +43,10 @@ Example:
     help="Set the data type of the linear layers' weights. Default: DIR/precision.json, which plan "
     "leaves.",
 )
-@runtime_option
+@cpu_backend_option
 @jobs_option
 @on_option
+@untested_torch_option
 def command(
     session: Session,
     work_dir: Path,
@@ -52,7 +54,7 @@ def command(
     target: str,
     variants: tuple[str, ...],
     precision: str | None,
-    runtime: str,
+    backend: str,
     jobs: int | None,
     on: str,
 ) -> None:
@@ -68,7 +70,7 @@ def command(
     # Before the plan, which a GPU's build doesn't leave.
     BuildRequest(None, target, PlanRequest(None, on=on)).check_stage()
     chosen = read_plan(plan_file or work_dir / "plan.json")
-    plan = PlanRequest(None, plan=chosen, precision=precision, runtime=runtime, jobs=jobs, on=on)
+    plan = PlanRequest(None, plan=chosen, precision=precision, backend=backend, jobs=jobs, on=on)
     request = BuildRequest(None, target, plan, work_dir=work_dir)
     from edgecompile.pipeline.single import compile_exports
 
@@ -95,7 +97,7 @@ def _document(compiled: CompiledModel, target: str) -> dict[str, Any]:
 
 
 def _library(compiled: CompiledModel, variant: str) -> str | None:
-    """The runtime library of a variant; None where torch is the runtime."""
+    """The runtime library of a variant; None of the backend torch."""
     native = compiled.natives.get(variant)
     return None if native is None else str(native.path)
 

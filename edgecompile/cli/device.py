@@ -1,4 +1,4 @@
-"""``edgecompile selftest|run|encode|generate``: the commands of the device's runtime, on the host.
+"""``edgecompile selftest|run|encode|generate|chat|report``: the commands of the device's runtime, on the host.
 
 Their options, and what reads them, are the runtime's own (``python -m edgecompile.runtime``).
 """
@@ -15,6 +15,8 @@ _EXAMPLES = {
     "run": "edgecompile run minilm.ecb --inputs inputs.npz --output outputs.npz",
     "encode": 'edgecompile encode minilm.ecb --text "What is a bucket?"',
     "generate": "edgecompile generate smollm.ecb --ids 1,15043,29892 --max-new-tokens 20",
+    "chat": 'edgecompile chat smollm.ecb --system "Be brief."',
+    "report": "edgecompile report minilm.ecb --onnx minilm.onnx --output report.json",
 }
 
 

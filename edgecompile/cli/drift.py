@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgecompile.cli.options.common import number_option
-from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
+from edgecompile.cli.options.traffic_options import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ def command(
     mode: str,
     any_bundle: bool,
 ) -> None:
-    """Compare what BUNDLE served with what it was planned for.
+    """Compare the traffic that BUNDLE served with the traffic that it was planned for.
 
     STATS are the files that the runtime writes on devices; their counts are added up. The exit
     code is 46 if planning and building again pays: if the buckets cost too much more than the best
     for this traffic would, or too many calls are refused for their sizes. Also reports whether the
     length distribution has changed. With too few calls to tell, a warning is given and the exit
-    code is 0. What the bundle was planned for is in the bundle; --lengths or --texts replace it.
+    code is 0. The bundle holds the lengths that it was planned for; --lengths or --texts replace them.
     """
     if not (files or traffic.stats):
         raise click.UsageError("Missing argument 'STATS...': the files that devices wrote.")
@@ -146,7 +146,7 @@ def _table(report: DriftReport) -> RenderableType:
         ]
     if report.cost is not None:
         cost = report.cost
-        ends = ", ".join(f"{bucket.lo}–{bucket.hi}" for bucket in cost.optimum.buckets)
+        ends = ", ".join(bucket.axes[0][1].label for bucket in cost.optimum.buckets)
         about += [
             ("mean run", f"{format_ms(cost.current_ms)} ms by the plan's costs"),
             ("best plan", f"{format_ms(cost.optimum.expected_ms)} ms with {ends}"),
@@ -156,7 +156,7 @@ def _table(report: DriftReport) -> RenderableType:
         (
             f"{i}",
             item.bucket.mode,
-            f"{item.bucket.lo}–{item.bucket.hi}",
+            item.bucket.axes[0][1].label,
             format_share(item.planned_share),
             format_share(item.served_share),
             format_ms(item.expected_ms),

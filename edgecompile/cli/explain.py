@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import max_length_option, target_option
+from edgecompile.cli.options.common import max_length_option, target_option, untested_torch_option
 from edgecompile.cli.options.model import model_argument, model_options
 from edgecompile.cli.terminal.session import Command, Session
 
@@ -57,6 +57,7 @@ Examples:
     metavar="FILE",
     help="Write an HTML page.",
 )
+@untested_torch_option
 def command(
     session: Session,
     model: str,

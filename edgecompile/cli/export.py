@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.options.common import plan_file_option, work_dir_option
+from edgecompile.cli.options.common import plan_file_option, untested_torch_option, work_dir_option
 from edgecompile.cli.options.model import model_argument, model_options
 from edgecompile.cli.terminal.session import Command, Session
 
@@ -29,6 +29,7 @@ Example:
 @work_dir_option
 @plan_file_option
 @model_options
+@untested_torch_option
 def command(
     session: Session, model: str, work_dir: Path, plan_file: Path | None, load: LoadOptions
 ) -> None:

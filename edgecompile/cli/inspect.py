@@ -1,4 +1,4 @@
-"""``edgecompile inspect``: what a bundle holds, and what could run it."""
+"""``edgecompile inspect``: the contents of a bundle, and the machines that can run it."""
 
 from __future__ import annotations
 

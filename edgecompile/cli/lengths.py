@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgecompile.cli.options.common import file_option, number_option
-from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
+from edgecompile.cli.options.traffic_options import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Examples:
 @click.option(
     "--model", metavar="MODEL", help="Use the tokenizer of this model's folder for --texts."
 )
-@number_option("--max-length", help="Say what share of the inputs is longer, and count those as N.")
+@number_option("--max-length", help="Report the share of longer inputs, and count them as N.")
 @file_option("--output", "-o", help="Write the histogram as JSON, which every --lengths reads.")
 def command(
     session: Session,
@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Read sequence lengths from FILE or from devices' stats, or count the tokens of texts.
 
-    FILE is what --lengths takes: .txt, .csv (length or length,count), .jsonl, .json histogram,
+    FILE is a file for --lengths: .txt, .csv (length or length,count), .jsonl, .json histogram,
     .npy, or - for standard input. Every bad row is named.
     """
     distribution = traffic.or_file(file).read(model).lengths

@@ -9,12 +9,13 @@ import click
 
 from edgecompile.cli.options.common import (
     bundle_option,
+    cpu_backend_option,
     force_option,
     plan_file_option,
-    runtime_option,
     seed_option,
     target_option,
     tokenizer_option,
+    untested_torch_option,
     variants_option,
     work_dir_option,
 )
@@ -38,10 +39,11 @@ Example:
 @variants_option
 @bundle_option
 @model_options
-@runtime_option
+@cpu_backend_option
 @seed_option
 @tokenizer_option
 @force_option
+@untested_torch_option
 def command(
     session: Session,
     model: str,
@@ -51,7 +53,7 @@ def command(
     variants: tuple[str, ...],
     output: Path | None,
     load: LoadOptions,
-    runtime: str,
+    backend: str,
     seed: int,
     keep_tokenizer: bool,
     force: bool,
@@ -68,11 +70,11 @@ def command(
 
     check_model(model, load)
     chosen = read_plan(plan_file or work_dir / "plan.json")
-    plan = PlanRequest(None, plan=chosen, runtime=runtime, seed=seed, keep_tokenizer=keep_tokenizer)
+    plan = PlanRequest(None, plan=chosen, backend=backend, seed=seed, keep_tokenizer=keep_tokenizer)
     request = BuildRequest(model, target, plan, load, work_dir, output, force)
     profile = request.check_target()
     from edgecompile.pipeline.single import pack_libraries
 
     packed = pack_libraries(request, variants, session.console)
-    show_build(session.console, profile, runtime, packed)
+    show_build(session.console, profile, packed, backend)
     session.emit(packed.to_json(), lambda: str(packed.bundle_path))

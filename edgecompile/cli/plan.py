@@ -1,4 +1,4 @@
-"""``edgecompile plan``: the buckets that are worth building, and what others would have chosen."""
+"""``edgecompile plan``: the buckets that are worth building, and those that other rules choose."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.options.common import file_option, target_option
+from edgecompile.cli.options.common import (
+    backend_options,
+    file_option,
+    target_option,
+    untested_torch_option,
+)
+from edgecompile.cli.options.groups import GroupedOptions
 from edgecompile.cli.options.model import model_options
 from edgecompile.cli.options.plan import plan_options
-from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
+from edgecompile.cli.options.traffic_options import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
     from edgecompile.pipeline.result import PlanResult
+    from edgecompile.planning.request import PlanRequest
 
 _EPILOG = """\b
 Examples:
@@ -28,7 +35,11 @@ Examples:
 """
 
 
-@click.command("plan", cls=Command, epilog=_EPILOG, short_help="Choose the buckets to build.")
+class _Command(GroupedOptions, Command):
+    """Its options are many, so the help groups them."""
+
+
+@click.command("plan", cls=_Command, epilog=_EPILOG, short_help="Choose the buckets to build.")
 @click.argument("file", metavar="[LENGTHS]", type=click.Path(allow_dash=True), required=False)
 @traffic_options
 @click.option("--model", metavar="MODEL", help="Measure the costs on this model.")
@@ -38,14 +49,7 @@ Examples:
     "such as batch, over two axes.",
 )
 @target_option
-@plan_options(
-    click.option(
-        "--backend",
-        type=click.Choice(["auto", "triton", "both"]),
-        default="auto",
-        help="Plan for this backend of a GPU, as of build.",
-    )
-)
+@plan_options(backend_options("tensorrt", "triton", "both"))
 @model_options
 @file_option(
     "--work-dir",
@@ -60,6 +64,7 @@ Examples:
     metavar="NAME.ecb",
     help="Write a bundle of a few programs for the device to time (bench --calibrate), and make no plan.",
 )
+@untested_torch_option
 def command(
     session: Session,
     /,
@@ -91,15 +96,15 @@ def command(
         result = _plan_from_costs(plan, load, traffic, cost_points, calibration_bundle, work_dir)
         _write(session, result, model, work_dir, output, report)
         return
-    from edgecompile.api.models import find_subject
+    from edgecompile.api.models import read_model_argument
     from edgecompile.api.request import plan_request, requested
-    from edgecompile.api.traffic import find_sources
+    from edgecompile.api.traffic_sources import find_sources
     from edgecompile.pipeline.plan import CALIBRATION_ON_GPU, write_calibration_bundle
     from edgecompile.pipeline.plan import plan as make_plan
 
     console = session.console
     with requested(
-        find_subject(model, options=replace(load, batch=None), batch=load.batch),
+        read_model_argument(model, options=replace(load, batch=None), batch=load.batch),
         find_sources(model, **vars(traffic)),
         plan_request(**plan),
         progress=console,
@@ -110,7 +115,7 @@ def command(
         if calibration_bundle is None:
             files = [path for path in (output, report) if path is not None]
             result = make_plan(request, console, files=files)
-            _write(session, result, model, work_dir, output, report)
+            _write(session, result, model, work_dir, output, report, request.plan)
             return
         built = write_calibration_bundle(request, calibration_bundle, console)
     console.say_notes(built.notes)
@@ -148,12 +153,18 @@ def _write(
     work_dir: Path | None,
     output: Path | None,
     report: Path | None,
+    request: PlanRequest | None = None,
 ) -> None:
-    from edgecompile.cli.terminal.plan_table import plan_page, plan_table, precision_table
+    from edgecompile.api.plan import Plan
+    from edgecompile.cli.terminal.plan_table import (
+        buckets_table,
+        plan_page,
+        plan_table,
+        precision_table,
+    )
     from edgecompile.files import write_document, write_text
 
     console, assessment = session.console, result.assessment
-    assert assessment is not None  # it has costs
     console.say_notes(result.notes)
     if result.choice is not None:
         console.show(precision_table(result.choice))
@@ -164,6 +175,15 @@ def _write(
         write_document(output, document)
         console.say(f"wrote {output}")
     if report is not None:
-        write_text(report, plan_page(assessment, model))
+        if assessment is None:
+            Plan(result.plan).write_report(report)
+        else:
+            write_text(report, plan_page(assessment, model))
         console.say(f"wrote {report}")
-    session.emit(document, lambda: plan_table(assessment))
+    if assessment is not None:
+        session.emit(document, lambda: plan_table(assessment))
+    else:  # the model's code decides, no costs
+        assert request is not None
+        traffic = request.sizes
+        console.say_notes(result.plan.notes)
+        session.emit(document, lambda: buckets_table(result.plan, traffic))

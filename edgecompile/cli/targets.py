@@ -13,7 +13,7 @@ from edgecompile.cli.terminal.session import Command, Session
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.machines.detection import TargetCheck
+    from edgecompile.hosts.detection import TargetCheck
     from edgecompile.targets.profile import TargetProfile
 
 _EPILOG = """\b
@@ -69,7 +69,7 @@ def check_command(session: Session, target: str) -> None:
 
     Exits with an error if it can't be built for.
     """
-    from edgecompile.machines.detection import check_target
+    from edgecompile.hosts.detection import check_target
     from edgecompile.targets.profile import load_target
 
     check = check_target(load_target(target))
@@ -98,7 +98,7 @@ def detect_command(
     machine instead (plan --calibration-bundle, bench --calibrate).
     """
     from edgecompile.files import write_text
-    from edgecompile.machines.detection import (
+    from edgecompile.hosts.detection import (
         DEFAULT_NAME,
         describe_device,
         describe_here,

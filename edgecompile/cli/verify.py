@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import file_option, seed_option
+from edgecompile.cli.options.common import file_option, seed_option, untested_torch_option
 from edgecompile.cli.terminal.session import Command, Session
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ Examples:
 )
 @seed_option
 @file_option("--report", help="Write the table as a page.")
+@untested_torch_option
 def command(
     session: Session, bundle: Path, model: str | None, seed: int, report: Path | None
 ) -> None:
@@ -56,13 +57,11 @@ def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
 
     from edgecompile.cli.terminal.tables import stack, table
 
-    tolerance = report.tolerance
     verdict = "agrees" if report.ok else "DIFFERS"
     lines = [
         f"{verdict}: {sum(result.ok for result in report.results)} of {len(report.results)} cases, "
         + (f"{report.lengths}, " if report.lengths else "")
-        + f"allowed is {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
-        + ("" if report.min_cosine is None else f" and a cosine of {report.min_cosine:g} or more")
+        + f"allowed is {report.rule()}"
     ]
     if report.texts:
         good, ties = sum(t.ok for t in report.texts), sum(t.ties for t in report.texts)

@@ -30,7 +30,7 @@ from edgecompile.buckets.traffic import Traffic
 from edgecompile.drift.report import BucketDrift, CostDrift, DriftReport, LengthShift, Thresholds
 from edgecompile.errors import DriftError, LengthsError
 from edgecompile.lengths.distribution import IntArray, LengthDistribution
-from edgecompile.lengths.traffic import ServedTraffic
+from edgecompile.lengths.served_traffic import ServedTraffic
 
 # A plan that costs this share more than the optimum found wasn't made under those constraints.
 _NOT_OPTIMAL = 1e-6
@@ -48,7 +48,7 @@ def judge_drift(
     modes: tuple[Mode, ...] | None = None,
     max_buckets: int | None = None,
 ) -> DriftReport:
-    """Compares what was served with what was planned for.
+    """Compares the served traffic with the planned traffic.
 
     The optimum for the new traffic has the plan's range of lengths and price per bucket. A plan
     doesn't record all of its constraints, so they are inferred where they aren't given: as many
@@ -58,7 +58,7 @@ def judge_drift(
 
     Args:
         shipped: the bundle's plan, of :func:`edgecompile.buckets.shipped.read_shipped_plan`.
-        traffic: of :func:`edgecompile.lengths.stats_files.read_stats`.
+        traffic: the result of :func:`edgecompile.lengths.stats_files.read_stats`.
         thresholds: None for the defaults.
         any_bundle: accept the stats of another bundle, such as an earlier build of the model. What
             that one served or refused is then judged by this bundle's range.
@@ -178,6 +178,7 @@ def _cost(
             max_sizes={plan.length_axis: plan.max_length},
             modes=modes,
             other_axes=plan.buckets[0].other_axes,
+            cuts=plan.cuts,
         )
         price = plan.price_per_bucket
         own_ms, best_ms = (expected_cost(p.buckets, lengths, costs) for p in (plan, best))
@@ -205,7 +206,7 @@ def _costs(plan: BucketPlan) -> CostGrid | None:
 
 
 def _considered(plan: BucketPlan) -> int | None:
-    """How many buckets the plan could have had; None if their price alone decided."""
+    """The number of buckets that the plan could have had; None if only their price decided."""
     if plan.expected_by_count:
         return max(len(plan.buckets), len(plan.expected_by_count) - 1)
     return None if plan.price_per_bucket > 0 else len(plan.buckets)

@@ -10,7 +10,7 @@ from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.files import plain
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.lengths.traffic import ServedTraffic
+from edgecompile.lengths.served_traffic import ServedTraffic
 
 #: From this many calls on, every share of the traffic up to a length is known to 5 % with 99 %
 #: confidence: √(ln(2/0.01)/(2n)), the Dvoretzky-Kiefer-Wolfowitz bound with Massart's constant.
@@ -22,10 +22,10 @@ class Thresholds:
     """The limits from which on traffic has moved or a new plan pays; all shares are 0 to 1.
 
     Attributes:
-        tolerance: by which the plan may cost more than the best for the new traffic.
-        max_refused: of the calls that may be refused for their sizes, beyond what the plan
-            knew it would refuse.
-        distance: that a move has to exceed.
+        tolerance: the share by which the plan may cost more than the best for the new traffic.
+        max_refused: the share of the calls that may be refused for their sizes, beyond what the
+            plan knew it would refuse.
+        distance: the distance that a move has to exceed.
         min_calls: fewer calls than this tell nothing.
     """
 
@@ -37,7 +37,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class LengthShift:
-    """How far the lengths are apart, where those over the plan's longest count as that one.
+    """The distance between planned and served lengths, where those over the plan's longest count as that one.
 
     Attributes:
         distance: the largest difference between the shares of calls up to a length.
@@ -70,7 +70,7 @@ class CostDrift:
         excess: share by which the current buckets cost more, the price of buckets included. The
             optimum fits the sample that it is judged on, so this is too large by a little: with
             1000 calls of unchanged traffic and 8 padded buckets by 1 to 2 %.
-        planned_excess: the same on the lengths that the plan was made for: over 0 for a plan that
+        planned_excess: the excess on the lengths that the plan was made for: over 0 for a plan that
             wasn't the optimum even then.
         modes, max_buckets: the constraints that the optimum had.
     """
@@ -99,10 +99,10 @@ class BucketDrift:
 
     Attributes:
         bucket: it.
-        planned_share, served_share: of the served calls, as planned for and now; None where the
-            lengths alone don't tell the bucket.
+        planned_share, served_share: the share of the served calls, as planned for and now; None
+            where the lengths alone don't tell the bucket.
         expected_ms: mean of its runs of the new lengths under the plan's cost model, if known.
-        observed_ms: the same as the devices measured it; None if it had no runs or the stats
+        observed_ms: the time that the devices measured; None if it had no runs or the stats
             belong to another bundle. Beside ``expected_ms`` a hint on how far the cost model is
             off; nothing is decided by it.
     """
@@ -121,18 +121,18 @@ class BucketDrift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """The verdict and what it rests on.
+    """The verdict and its basis.
 
     Attributes:
         name, manifest_sha256: the bundle's.
-        traffic: what was served.
-        thresholds: that were applied.
+        traffic: the served traffic.
+        thresholds: the thresholds that were applied.
         refused: calls that this bundle refuses for their sizes.
-        planned_refused_share: of the planned lengths, the share that it refuses.
-        shift: how far the lengths are apart; None without calls.
+        planned_refused_share: the share of the planned lengths that it refuses.
+        shift: the distance between the planned and the served lengths; None without calls.
         cost: None if the bundle has no cost model, serves none of the calls, or divides more than
             one axis.
-        buckets: in the plan's order.
+        buckets: the buckets in the plan's order.
     """
 
     name: str
@@ -152,7 +152,7 @@ class DriftReport:
 
     @property
     def refused_share(self) -> float:
-        """Of the calls, the share refused for its sizes; 0 without calls."""
+        """The share of the calls that is refused for its sizes; 0 without calls."""
         return self.refused / self.traffic.calls if self.traffic.calls else 0.0
 
     @property

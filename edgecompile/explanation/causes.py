@@ -1,9 +1,11 @@
-"""The causes, in sentences: why a model is refused, and what makes it slow."""
+"""The causes, in sentences: why a model is refused or slow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS
+from edgecompile.buckets.ranges import span_text
 from edgecompile.explanation.report import Cause, Explanation
 from edgecompile.units import format_bytes, format_share
 
@@ -14,6 +16,7 @@ _PADDED = "a build makes padded buckets of it, one fixed length each (mode pad)"
 _EACH = (
     "padding changes its outputs: only buckets of one length each serve it, for lengths that occur"
 )
+_RANGES = "a build makes a program for each of these lengths: {}"
 _PERHAPS = "nothing proves padding harmless: a build that is to assume it makes padded buckets all the same"
 _WRAP = "handle other lengths in the model, or declare in a factory's limits what it takes"
 
@@ -29,10 +32,11 @@ def judge(explanation: Explanation) -> str:
     one_size = not any(lo < hi for lo, hi in (explanation.eager.ranges or {}).values())
     if any(one_size or not attempt.strategy.startswith("static") for attempt in accepted):
         return "dynamic"
+    few = len(export.sides) <= DEFAULT_MAX_BUCKETS
+    if export.sides and (few or not export.padding_safe):
+        return "ranges"
     if accepted and export.padding_safe:
         return "padded"
-    if any(a.outcome == "narrower" and a.right and not a.wrong for a in export.attempts):
-        return "narrower"
     return "static" if accepted else "refused"
 
 
@@ -50,7 +54,7 @@ def _missing(explanation: Explanation) -> Iterator[Cause]:
                 "refused",
                 f"the native runtime has no kernel '{kernel.kernel}', called {kernel.calls} "
                 f"time(s){f' by {where}' if where else ''}",
-                "rewrite it, move it outside the model, or build for the runtime torch, on "
+                "rewrite it, move it outside the model, or build for the backend torch, on "
                 "hosts that have it",
                 next(iter(kernel.places), None),
             )
@@ -66,13 +70,16 @@ def _refusals(explanation: Explanation) -> Iterator[Cause]:
         return
     kind = "refused" if verdict == "refused" else "limit"
     padding = {None: _PERHAPS, True: _PADDED, False: _EACH}[export.padding_safe]
+    if verdict == "ranges":
+        padding = _RANGES.format(", ".join(map(span_text, export.sides)))
     for item in export.fixed_axes:
         text = f"{item.axis} becomes the constant {item.size} when the model is traced"
         yield Cause(kind, text, padding, item.place)
     first = next((a for a in export.attempts if a.outcome in ("refused", "wrong")), None)
     if first is not None and not export.fixed_axes:
         data = "depend on values" in first.text or bool(export.breaks)
-        cure = _NO_GUARD if data else padding if verdict in ("padded", "static") else ""
+        others = dict.fromkeys(("padded", "static", "ranges"), padding)
+        cure = _NO_GUARD if data else others.get(verdict, "")
         yield Cause(kind, f"torch.export ({first.strategy}): {first.text}", cure, first.place)
     for leaving in export.breaks:
         if first is None or leaving.place is None or leaving.place != first.place:
@@ -91,7 +98,10 @@ def _limits(explanation: Explanation) -> Iterator[Cause]:
         text, cure = f"fails at {sizes}: {first.text}", _WRAP
         if eager.multiple > 1:
             text = f"works at multiples of {eager.multiple} only; it {text}"
-            cure = f"fill inputs up to a multiple of {eager.multiple} within the model"
+            cure = (
+                f"fill inputs up to a multiple of {eager.multiple} within the model, or name their "
+                f'size "{eager.multiple}*{explanation.length_axis}" in a factory\'s axes'
+            )
         yield Cause("limit", f"eager {text}", cure, first.calls[-1] if first.calls else None)
     if export.padding_safe is None and export.padding and verdict == "static":
         yield Cause("limit", export.padding, _PERHAPS)

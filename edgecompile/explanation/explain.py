@@ -5,9 +5,13 @@ No failure ends it: the rest is looked at all the same, and a note names each pa
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
-from edgecompile.backends.inductor_compat import find_breaks
+from edgecompile.backends.inductor.compat import find_breaks
+from edgecompile.buckets.limits import MOST_SIDES
+from edgecompile.buckets.ranges import AxisRange
 from edgecompile.errors import CompileError, EdgecompileError, ModelError
 from edgecompile.explanation.causes import find_causes, judge
 from edgecompile.explanation.eager import check_eager, error_text
@@ -37,11 +41,16 @@ from edgecompile.explanation.work import (
     run_figures,
 )
 from edgecompile.export.checks import ExportScope, Range, choose_sizes, find_side_effects
+from edgecompile.export.export import refusal
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import trace_sizes
 from edgecompile.export.padding.check import check_padding
+from edgecompile.export.store import ExportStore
+from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.source_lines import line_of_text, lines_of_error
+from edgecompile.planning.scope import PlanScope
+from edgecompile.planning.sides import find_sides
 from edgecompile.progress import NULL_PROGRESS, Progress
 
 #: Longest length looked at where nobody names one: a run of each operator has to fit into memory.
@@ -94,6 +103,11 @@ def explain_model(
     effects = find_side_effects(loaded, traced, {axis: hi for axis, (_, hi) in ranges.items()})
 
     climb = _climb(subject, request, progress)
+    sides: tuple[tuple[int, ...], ...] = ()
+    if not climb.whole and subject.varies and eager.multiple == 1 and not effects.problem:
+        with progress.step("divide the lengths") as step:
+            sides = _sides(subject, climb, notes)
+            step.note(f"{len(sides)} ranges" if sides else "no ranges serve all of them")
     breaks: tuple[GraphBreak, ...] = ()
     if climb.program is None or request.every:
         with progress.step("look for graph breaks"):
@@ -101,7 +115,7 @@ def explain_model(
     with progress.step("try padding"):
         padding, safe = _try_padding(subject, eager.multiple)
     explanation = replace(
-        start, export=ExportFindings(climb.attempts, climb.fixed_axes, breaks, padding, safe)
+        start, export=ExportFindings(climb.attempts, climb.fixed_axes, breaks, padding, safe, sides)
     )
     if climb.program is not None:
         lowered = lower_program(climb.program, request.precision)
@@ -165,6 +179,31 @@ def _climb(subject: ExportScope, request: ExplainRequest, progress: Progress) ->
     return replace(climb, program=static.program, ranges=static.ranges)
 
 
+def _sides(subject: ExportScope, climb: Climb, notes: list[str]) -> tuple[tuple[int, ...], ...]:
+    """The lengths that a build would make a program each for, if they serve all lengths.
+
+    Each is the smallest and the largest length, and the step between neighbours if it isn't 1.
+    """
+    axis = subject.loaded.length_axis
+    if axis is None or subject.ranges[axis][0] == subject.ranges[axis][1]:
+        return ()
+    lo, hi = subject.ranges[axis]
+    names = [axis, *(name for name in subject.ranges if name != axis)]
+    axes = tuple((name, AxisRange(*subject.ranges[name], subject.traced[name])) for name in names)
+    lengths = LengthDistribution.from_counts(dict.fromkeys(range(lo, hi + 1), 1))
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgecompile-explain-") as folder:
+            exports = ExportStore(subject.loaded, Path(folder))
+            error = refusal(subject, climb.tried)
+            sides = find_sides(exports, PlanScope(lengths, axes), error, MOST_SIDES)
+    except EdgecompileError as failure:
+        notes.append(f"ranges of lengths with a program each weren't found: {failure.message}")
+        return ()
+    if not sides or (sides[0][0], max(side[1] for side in sides)) != (lo, hi):
+        return ()
+    return tuple(side if side[2] > 1 else side[:2] for side in sides)
+
+
 def _breaks(subject: ExportScope, notes: list[str]) -> tuple[GraphBreak, ...]:
     loaded = subject.loaded
     try:
@@ -220,7 +259,9 @@ def _count_work(
         lo, hi = climb.ranges[axis]
         lengths = [*(2**i for i in range(4, 31) if lo <= 2**i < hi), hi]
         if lo < hi < subject.ranges[axis][1]:
-            notes.append(f"lengths over {hi} have no program, and so no figures")
+            notes.append(
+                f"lengths over {hi} aren't served by this program: there are no figures of them"
+            )
     runs = []
     last: tuple[NodeWork, ...] = ()
     for length in lengths:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +12,8 @@ from edgecompile.errors import ModelError
 from edgecompile.explanation.eager import error_text
 from edgecompile.explanation.report import Condition, ExportAttempt, FixedAxis
 from edgecompile.export.checks import ExportScope, Range, check_program
-from edgecompile.export.export import Attempt, try_strategy
-from edgecompile.export.guards import Reason, axis_texts, fixed_size, readable_guard, watch_guards
+from edgecompile.export.export import Attempt, attempt_name, climb
+from edgecompile.export.guards import axis_texts, fixed_size, readable_guard
 from edgecompile.export.ladder import LADDER, STATIC_LADDER, ExportStrategy
 from edgecompile.export.operators.recurrence import has_recurrences
 from edgecompile.models.source_lines import SourceLine, line_of_text
@@ -34,12 +33,13 @@ class Climb:
     """The result of the export ladder.
 
     Attributes:
-        attempts: of the strategies, in their order.
+        attempts: the attempts of the strategies, in their order.
         program: the first that is right for all sizes; else the one that is right for most of
             them; else None.
         ranges: the sizes for which it is right.
         whole: whether these are all that were asked for.
         fixed_axes: axes that became constants.
+        tried: the attempts themselves.
     """
 
     attempts: tuple[ExportAttempt, ...]
@@ -47,6 +47,7 @@ class Climb:
     ranges: Mapping[str, Range]
     whole: bool
     fixed_axes: tuple[FixedAxis, ...]
+    tried: tuple[Attempt, ...] = ()
 
 
 def climb_ladder(subject: ExportScope, *, every: bool = False, step: StepHandle) -> Climb:
@@ -59,33 +60,45 @@ def climb_ladder(subject: ExportScope, *, every: bool = False, step: StepHandle)
     """
     climber = _Climber(subject)
     attempts: list[ExportAttempt] = []
+    all_tried: list[Attempt] = []
     best: tuple[int, Program, Mapping[str, Range]] | None = None
-    done = partly = False
-    for strategy in LADDER if subject.varies else STATIC_LADDER:
-        if strategy.recurrences and not has_recurrences(subject.loaded.module):
-            continue
-        if strategy.unguarded and not (done or partly):
-            continue  # no program came of the same way with its conditions
-        if done and not every:
-            attempts.append(
-                ExportAttempt(strategy.name, "not tried", "an earlier one was accepted")
-            )
-            continue
-        step.update(text=strategy.name)
-        attempt, program = climber.attempt(strategy)
-        attempts.append(attempt)
-        partly = partly or (strategy.deferred and program is not None)
-        if program is None or done:
-            continue
-        done = attempt.outcome == "accepted"
-        usable = attempt.outcome in ("specialised", "narrower") and not attempt.wrong
-        width = sum(hi - lo for lo, hi in attempt.ranges.values())
-        if done or (usable and (best is None or width > best[0])):
-            best = (width, program, attempt.ranges)
+    done: ExportStrategy | None = None
+    for tries in climb(subject):
+        for tried in tries:
+            step.update(text=attempt_name(tried, subject))
+            attempt = climber.judge(tried)
+            attempts.append(attempt)
+            all_tried.append(tried)
+            if tried.program is None or done:
+                continue
+            accepted = attempt.outcome == "accepted"
+            usable = attempt.outcome in ("specialised", "narrower") and not attempt.wrong
+            width = sum(hi - lo for lo, hi in attempt.ranges.values())
+            if accepted or (usable and (best is None or width > best[0])):
+                best = (width, tried.program, attempt.ranges)
+            if accepted:
+                done = tried.strategy
+                if not every:
+                    break
+        if done:
+            break
+    if done and not every:
+        attempts += _not_tried(subject, done)
     fixed = climber.fixed_axes()
     if best is None:
-        return Climb(tuple(attempts), None, {}, False, fixed)
-    return Climb(tuple(attempts), best[1], best[2], done, fixed)
+        return Climb(tuple(attempts), None, {}, False, fixed, tuple(all_tried))
+    return Climb(tuple(attempts), best[1], best[2], done is not None, fixed, tuple(all_tried))
+
+
+def _not_tried(subject: ExportScope, accepted: ExportStrategy) -> list[ExportAttempt]:
+    """The strategies behind the one that was accepted, as far as they are for such models."""
+    ladder = LADDER if subject.varies else STATIC_LADDER
+    recurrent = has_recurrences(subject.loaded.module)
+    return [
+        ExportAttempt(strategy.name, "not tried", "an earlier one was accepted")
+        for strategy in ladder[ladder.index(accepted) + 1 :]
+        if recurrent or not strategy.recurrences
+    ]
 
 
 class _Climber:
@@ -95,28 +108,26 @@ class _Climber:
         self.subject = subject
         self.loaded = subject.loaded
         self._fixed: list[FixedAxis] = []
-        # Lines of ours that a trace may name as the model's, since they called it.
-        self._callers = {(f.filename, f.lineno or 0) for f in traceback.extract_stack()}
 
-    def attempt(self, strategy: ExportStrategy) -> tuple[ExportAttempt, Program | None]:
-        """The result of one strategy, and its program if there is one."""
+    def judge(self, tried: Attempt) -> ExportAttempt:
+        """The result of one attempt, its program run against eager if there is one."""
         ranges, inputs = dict(self.subject.ranges), self.loaded.inputs
-        with watch_guards() as watch:
-            tried = try_strategy(self.subject, strategy, watch)
+        watch = tried.watch
         names = {symbol: axis_texts(source, inputs) for symbol, source in watch.symbols.items()}
-        conditions = self._conditions(watch.found, names, strategy)
+        conditions = self._conditions(tried, names)
         if tried.program is None:
-            assert tried.reason is not None
-            return self._refused(strategy, tried.reason, conditions), None
+            return self._refused(tried, conditions)
         real = tried.ranges
         fixed = [a for a, (lo, hi) in real.items() if lo == hi and ranges[a][0] < ranges[a][1]]
         for axis in fixed:
-            self._fix(axis, real[axis][0], strategy, None)
-        attempt = ExportAttempt(strategy.name, "accepted", tried.problem, conditions, ranges=real)
+            self._fix(axis, real[axis][0], tried, None)
+        attempt = ExportAttempt(
+            attempt_name(tried, self.subject), "accepted", tried.problem, conditions, ranges=real
+        )
         if tried.problem:
             outcome = "specialised" if fixed else "narrower"
             attempt = replace(attempt, outcome=outcome, place=_first_place(conditions))
-        if strategy.unguarded:
+        if tried.strategy.unguarded:
             text = "its conditions are dropped, as it agrees with eager at sizes of every kind"
             attempt = replace(attempt, text=text, conditions=())
         attempt = self._check(attempt, tried)
@@ -125,7 +136,7 @@ class _Climber:
             return _ASSERTION.sub(lambda match: f"needs {readable_guard(match[1], names)}", text)
 
         wrong = tuple((sizes, readable(text)) for sizes, text in attempt.wrong)
-        return replace(attempt, text=readable(attempt.text), wrong=wrong), tried.program
+        return replace(attempt, text=readable(attempt.text), wrong=wrong)
 
     def fixed_axes(self) -> tuple[FixedAxis, ...]:
         """One for each axis and size, with the line where any strategy showed it."""
@@ -137,53 +148,52 @@ class _Climber:
             merged[item.axis, item.size] = replace(old, strategies=names, place=place)
         return tuple(merged.values())
 
-    def _fix(
-        self, axis: str, size: int, strategy: ExportStrategy, place: SourceLine | None
-    ) -> None:
-        if not any(i.axis == axis and strategy.name in i.strategies for i in self._fixed):
-            self._fixed.append(FixedAxis(axis, size, (strategy.name,), place))
+    def _fix(self, axis: str, size: int, tried: Attempt, place: SourceLine | None) -> None:
+        name = tried.strategy.name
+        if tried.traced != self.subject.traced:
+            return  # traced with another size, it fixes that one
+        if not any(i.axis == axis and name in i.strategies for i in self._fixed):
+            self._fixed.append(FixedAxis(axis, size, (name,), place))
 
-    def _conditions(
-        self, guards: Sequence[tuple[str, str]], names: Mapping[str, str], strategy: ExportStrategy
-    ) -> tuple[Condition, ...]:
+    def _conditions(self, tried: Attempt, names: Mapping[str, str]) -> tuple[Condition, ...]:
         conditions = []
-        for text, line in guards:
-            place = self._place(line)
+        for text, line in tried.watch.found:
+            place = line_of_text(line)
             fixed = fixed_size(text, names)
-            if fixed is not None:
-                self._fixed.append(FixedAxis(*fixed, (strategy.name,), place))
+            if fixed is not None and tried.traced == self.subject.traced:
+                self._fixed.append(FixedAxis(*fixed, (tried.strategy.name,), place))
             readable = readable_guard(text, names)
             left, operator, right = readable.partition(" == ")
             if not operator or left != right:  # two symbols may stand for one axis
                 conditions.append(Condition(readable, place))
         return tuple(dict.fromkeys(conditions))[:_MOST_CONDITIONS]
 
-    def _refused(
-        self,
-        strategy: ExportStrategy,
-        reason: Reason,
-        conditions: tuple[Condition, ...],
-    ) -> ExportAttempt:
-        place = self._place(reason.text) or _first_place(conditions)
-        text = re.sub(r" ?\(at [^()]*:\d+ in .*$", "", reason.text, flags=re.DOTALL)
+    def _refused(self, tried: Attempt, conditions: tuple[Condition, ...]) -> ExportAttempt:
+        reason = tried.reason
+        assert reason is not None
+        place = line_of_text(reason.text) or _first_place(conditions)
+        text = re.sub(r" ?\(at (?:the module |[^()]*:\d+ in ).*$", "", reason.text, flags=re.DOTALL)
         if reason.kind == "specialised":
             axis, _, size = reason.guards[0].partition(" == ")
             if size.isdigit():
-                self._fix(axis, int(size), strategy, place)
+                self._fix(axis, int(size), tried, place)
         if not conditions and reason.kind == "guard":
             conditions = tuple(Condition(guard, place) for guard in reason.guards)
-        return ExportAttempt(strategy.name, "refused", text, conditions, place)
+        name = attempt_name(tried, self.subject)
+        return ExportAttempt(name, "refused", text, conditions, place)
 
     def _check(self, attempt: ExportAttempt, tried: Attempt) -> ExportAttempt:
         """The attempt after its program was run against eager, if that wasn't done before."""
         assert tried.program is not None
-        traced = self.subject.traced
+        traced = tried.traced
         if any(not lo <= traced[axis] <= hi for axis, (lo, hi) in attempt.ranges.items()):
             return attempt
         try:
             done = None if tried.problem else tried.result
             check = done or check_program(
-                tried.program, replace(self.subject, ranges=attempt.ranges), tried.also
+                tried.program,
+                replace(self.subject, ranges=attempt.ranges, traced=traced),
+                tried.also,
             )
         except ModelError as error:
             text = f"not compared: eager itself fails, {error_text(error)}"
@@ -199,10 +209,6 @@ class _Climber:
             text="; ".join(filter(None, (problem, f"wrong {check.describe()}"))),
             wrong=tuple(check.failed[:_MOST_WRONG]),
         )
-
-    def _place(self, text: str) -> SourceLine | None:
-        place = line_of_text(text)
-        return None if place is None or (place.file, place.line) in self._callers else place
 
 
 def _first_place(conditions: Sequence[Condition]) -> SourceLine | None:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from edgecompile.backends.codegen_failures import CodegenFailure, read_failure
-from edgecompile.backends.generated import ExternCall, extern_calls
-from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, generate_cpp
-from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.backends.cpu.lowering.lower import lower_graph
+from edgecompile.backends.inductor.compat import GENERATING, GeneratedCpp, generate_cpp
+from edgecompile.backends.inductor.failures import CodegenFailure, read_failure
+from edgecompile.backends.inductor.source import ExternCall, extern_calls
 from edgecompile.backends.lowering.rewriting import LoweringReport
 from edgecompile.errors import CompileError, EdgecompileError
 from edgecompile.explanation.report import KernelUse, Unlowered
@@ -51,7 +51,7 @@ class LoweredProgram:
 
     Attributes:
         gm: the graph, lowered.
-        report: of the lowering.
+        report: the report of the lowering.
         before: origins of the exported graph's operators by node, before the lowering.
         constants: names of the exported program's constants, and of packed weights.
     """
@@ -62,7 +62,7 @@ class LoweredProgram:
     constants: frozenset[str]
 
     def origin(self, node: Node) -> Origin:
-        """Where a node of the lowered graph comes from; a linear's module is its weight's."""
+        """The origin of a node of the lowered graph; a linear's module is its weight's."""
         origin = _origin(node)
         packed = [self.report.packed.get(str(item.target), []) for item in node.all_input_nodes]
         owners = [name.rpartition(".")[0] for names in packed for name in names]
@@ -122,7 +122,7 @@ def kernel_uses(
     Args:
         lowered: the program.
         generated: its code; None: there is none, and only what the lowering put in is known.
-        flops: of each node of the lowered graph.
+        flops: the operations of each node of the lowered graph.
     """
     nodes = {node.name: node for node in lowered.gm.graph.nodes}
     calls: Iterable[ExternCall] = (

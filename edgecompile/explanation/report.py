@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edgecompile.backends.codegen_failures import CodegenFailure
+from edgecompile.backends.inductor.failures import CodegenFailure
 from edgecompile.models.source_lines import SourceLine
 
 _VERSION = 2
@@ -14,7 +14,7 @@ _VERSION = 2
 #: What a model comes to, the best first.
 VERDICTS: Mapping[str, str] = {
     "dynamic": "compiles: one program serves every length",
-    "narrower": "compiles for a part of the lengths only",
+    "ranges": "compiles as several programs, each for some of the lengths",
     "padded": "compiles as padded buckets, one program for each length",
     "static": "exports for one length at a time, and padding changes its outputs or may do so",
     "missing-kernels": "exports, but calls kernels that the native runtime lacks",
@@ -46,7 +46,7 @@ class EagerFailure:
 
 @dataclass(frozen=True)
 class EagerFindings:
-    """Where the eager model works.
+    """The sizes at which the eager model works.
 
     Attributes:
         failures: sizes at which it fails.
@@ -76,8 +76,8 @@ class ExportAttempt:
         outcome: ``accepted``; ``refused`` by torch; ``specialised`` (a size became a constant);
             ``narrower`` (fewer sizes than asked for); ``wrong`` at some sizes; ``unchecked`` (eager
             fails at some); ``not tried``.
-        text: in words.
-        conditions: what tracing demanded of sizes.
+        text: the text in words.
+        conditions: the conditions of tracing on sizes.
         place: the line behind it, where torch names one.
         ranges: smallest and largest size that the program takes, by axis.
         wrong: (sizes, what happened) where its results aren't eager's.
@@ -108,7 +108,7 @@ class FixedAxis:
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where torch.compile would leave the graph, and why."""
+    """A place where torch.compile would leave the graph, and the reason."""
 
     reason: str
     place: SourceLine | None = None
@@ -116,14 +116,16 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class ExportFindings:
-    """How the model exports.
+    """The results of exporting the model.
 
     Attributes:
-        attempts: of the export strategies, in their order.
+        attempts: the attempts of the export strategies, in their order.
         fixed_axes: axes that became constants.
-        breaks: where tracing leaves the graph.
-        padding: what padding does to the outputs; None: not known.
+        breaks: the places where tracing leaves the graph.
+        padding: the effect of padding on the outputs; None: not known.
         padding_safe: whether it leaves them as they are; None: not known.
+        sides: lengths with a program each, where no program serves all lengths and these do: the
+            smallest, the largest, and the step between neighbours if it isn't 1.
     """
 
     attempts: tuple[ExportAttempt, ...] = ()
@@ -131,6 +133,7 @@ class ExportFindings:
     breaks: tuple[GraphBreak, ...] = ()
     padding: str | None = None
     padding_safe: bool | None = None
+    sides: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class KernelUse:
         kernel: ``ec_linear``, ``addmm_out``, …; an operator's name for what has no C interface.
         kind: ``own`` (made for packed weights and fused operations), ``generic`` (the runtime has
             it) or ``missing``.
-        calls: how often.
+        calls: the number of calls.
         flops: operations of one run at the largest sizes, where a call is known by its node.
         modules: kinds of modules that it comes from.
         places: lines of the model.
@@ -173,10 +176,10 @@ class ProgramFindings:
     Attributes:
         graph: ``dynamic``, ``static`` or None: which graph the rest is about.
         sizes: the sizes that a static graph is for.
-        kernels: that the generated code calls.
+        kernels: the kernels that the generated code calls.
         unlowered: candidates that were left to the code generator.
         generated: number of kernels that Inductor generates; None: no code was generated.
-        code_failure: why Inductor can't generate code; None: it can, or wasn't asked to.
+        code_failure: the reason why Inductor can't generate code; None: it can, or wasn't asked to.
     """
 
     graph: str | None = None
@@ -192,7 +195,7 @@ class RunFigures:
     """The work of one run.
 
     Attributes:
-        sizes: of every axis.
+        sizes: the size of every axis.
         flops: a multiply-add counts as two.
         weight_bytes: weights read, in the precision they are stored in.
         moved: bytes moved if generated code fuses all between two kernels, weights included.
@@ -214,8 +217,9 @@ class ModuleTime:
 
     Attributes:
         module: its path with ``*`` for numbers; "" is the model itself.
-        flops, moved: as in :class:`RunFigures`.
-        share: of the run's least time on the target; None where its profile lacks figures.
+        flops, moved: the figures of :class:`RunFigures`.
+        share: the share of the run's least time on the target; None where its profile lacks
+            figures.
     """
 
     module: str
@@ -226,7 +230,7 @@ class ModuleTime:
 
 @dataclass(frozen=True)
 class TimeFindings:
-    """Where time goes: the work of a run at several lengths, ascending, and of the last by module."""
+    """The distribution of time: the work of a run at several lengths, ascending, and of the last by module."""
 
     runs: tuple[RunFigures, ...] = ()
     modules: tuple[ModuleTime, ...] = ()
@@ -240,12 +244,12 @@ class Explanation:
 
     Attributes:
         model: its name, or the specification if it couldn't be loaded.
-        target, precision: what it was looked at for.
+        target, precision: the target and the precision that it was examined for.
         verdict: a key of :data:`VERDICTS`.
         causes: the gravest first.
         length_axis: the axis of the lengths; None: there is none.
         eager, export, program, time: the findings.
-        notes: what was left out, and why.
+        notes: the parts that were left out, and why.
     """
 
     model: str

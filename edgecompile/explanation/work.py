@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from edgecompile.backends import ops
+from edgecompile.backends.operators import ops
 from edgecompile.explanation.program import LoweredProgram, is_own, node_name
 from edgecompile.explanation.report import ModuleTime, RunFigures
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import without_fast_path
-from edgecompile.export.workcount import FORMULAS, byte_size, storage_of, tensors_in
+from edgecompile.export.workcount import FlopCounter, byte_size, storage_of, tensors_in
 from edgecompile.targets.profile import TargetProfile
 
 _LOOKUPS = ("embedding", "index", "index_select", "gather", "take", "embedding_bag")
@@ -63,7 +62,7 @@ def count_graph(gm: GraphModule, inputs: Mapping[str, torch.Tensor]) -> tuple[No
 
     Args:
         gm: an exported program's module, lowered or not; its placeholders are the inputs, in order.
-        inputs: by name, in the program's order.
+        inputs: the inputs by name, in the program's order.
 
     Returns:
         The work of each operator, in the graph's order.
@@ -71,7 +70,7 @@ def count_graph(gm: GraphModule, inputs: Mapping[str, torch.Tensor]) -> tuple[No
     Raises:
         Exception: whatever the graph's operators raise on these inputs.
     """
-    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    counter = FlopCounter()
     runner = _Runner(gm, counter)
     with (
         quiet_torch(),
@@ -88,7 +87,7 @@ def count_graph(gm: GraphModule, inputs: Mapping[str, torch.Tensor]) -> tuple[No
 class _Runner(Interpreter):
     """Counts node by node; views share the memory of the node that they are views of."""
 
-    def __init__(self, gm: GraphModule, counter: FlopCounterMode) -> None:
+    def __init__(self, gm: GraphModule, counter: FlopCounter) -> None:
         super().__init__(gm)
         self.work: list[NodeWork] = []
         self._counter = counter

@@ -1,6 +1,6 @@
 """Limits on .pt2 archives, so that torch reads them without running code from them.
 
-torch.export.load of torch 2.13 runs what an archive says in these places, so each is held to a list of
+torch.export.load of torch 2.13 and 2.14 runs what an archive says in these places, so each is held to a list of
 what is allowed; everything else is refused, whatever the archive says about it:
 
     member                          what torch would do
@@ -38,6 +38,7 @@ from torch.export.pt2_archive._package import load_pt2
 from edgecompile.errors import ModelError
 from edgecompile.export.guards import quiet_torch
 from edgecompile.models.modules import describe_error
+from edgecompile.toolchain.torch_versions import check_torch
 
 PROGRAM = "models/model.json"
 _MEMBERS = re.compile(
@@ -139,8 +140,10 @@ def _sample_dangers(data: bytes) -> list[str]:
 def _program_dangers(value: Any, key: str) -> Iterator[str]:
     """Walks the program's JSON; ``key`` is that of the value, or of the list that it is in."""
     if isinstance(value, dict):
+        # The ranges of sizes are named by these, sums of symbols among them, and only looked up.
+        is_plain = _is_plain_expression if key == "range_constraints" else _TEXT.fullmatch
         for name, item in value.items():
-            if not _TEXT.fullmatch(name):
+            if not is_plain(name):
                 yield f"the name {name[:60]!r} isn't plain"
             # What a node says of its origin is never made into code.
             if key != "metadata" or name not in _ORIGINS:
@@ -236,6 +239,7 @@ def check_archive(path: Path) -> None:
 
     Raises:
         ModelError: lists what is wrong.
+        MissingDependencyError: nobody has looked at what the installed torch would run.
     """
     with _checked(path):
         pass
@@ -244,6 +248,7 @@ def check_archive(path: Path) -> None:
 @contextmanager
 def _checked(path: Path) -> Iterator[IO[bytes]]:
     """The open archive, so that what is read is what was looked at."""
+    check_torch()
     hint = "torch.export.save writes such files"
     try:
         stream = path.open("rb")

@@ -12,14 +12,20 @@ from dataclasses import dataclass, field
 import torch
 
 from edgecompile.errors import ModelError
-from edgecompile.export.conditions import broken_conditions
+from edgecompile.export.conditions import Residue, broken_conditions
+from edgecompile.export.halves import computes_in_halves
+from edgecompile.models.definite import definite
+from edgecompile.models.kinds import turn
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error, run_module
 from edgecompile.models.probing import WriteWatch
+from edgecompile.models.rounding import find_margins
 
-# Largest |got - want| / max |want| of an output. The graph runs eager's own kernels on the same
-# machine: a right one differs by rounding, a wrong one by orders of magnitude more.
+# Largest |got - want| / max |want| of an output, beyond what eager's own error allows. The graph runs eager's
+# own kernels on the same machine: a right one differs by rounding, a wrong one by orders of magnitude more.
 TOLERANCE = 1e-4
+# Of a model that computes in half precision, which eager may round at other places.
+HALF_TOLERANCE = 5e-2
 
 Range = tuple[int, int]
 Sizes = dict[str, int]
@@ -27,17 +33,19 @@ Sizes = dict[str, int]
 
 @dataclass(frozen=True)
 class ExportScope:
-    """A model with what its programs are to serve.
+    """A model with the sizes that its programs are to serve.
 
     Attributes:
         loaded: the model.
         ranges: smallest and largest size of each axis, both inclusive.
         traced: sizes to trace with: the model is known to work there.
+        residue: the sizes of the length axis that count; None: all within its range.
     """
 
     loaded: LoadedModel
     ranges: Mapping[str, Range]
     traced: Mapping[str, int]
+    residue: Residue | None = None
 
     @property
     def varies(self) -> bool:
@@ -45,12 +53,12 @@ class ExportScope:
         return any(lo < hi for lo, hi in self.ranges.values())
 
     def example(
-        self, sizes: Mapping[str, int], seed: int, *, mask: bool = True
+        self, sizes: Mapping[str, int], seed: int, *, mask: bool = True, kind: str = ""
     ) -> dict[str, torch.Tensor]:
         """Random valid inputs; a third of the positions is masked where the model has a mask."""
         axis, masked = self.loaded.length_axis, mask and self.masked
         padding = sizes[axis] // 3 if masked and axis is not None else 0
-        return self.loaded.make_example(sizes, seed=seed, padding=padding)
+        return self.loaded.make_example(sizes, seed=seed, padding=padding, kind=kind)
 
     @property
     def masked(self) -> bool:
@@ -88,14 +96,21 @@ class CheckResult:
 
 
 def choose_sizes(
-    ranges: Mapping[str, Range], hint: Mapping[str, int], length_axis: str | None
+    ranges: Mapping[str, Range],
+    hint: Mapping[str, int],
+    length_axis: str | None,
+    residue: Residue | None = None,
 ) -> list[Sizes]:
     """Sizes to check: both edges and their neighbours, the hint, odd and even ones.
 
     The length axis goes through all of its values while the other axes take theirs in turn; the
-    corners where every axis is smallest or largest are among them.
+    corners where every axis is smallest or largest are among them. Of an axis with a ``residue`` only
+    sizes that leave its remainder are.
     """
-    values = {axis: _values(span, hint.get(axis)) for axis, span in ranges.items()}
+    values = {
+        axis: _values(span, hint.get(axis), residue if residue and residue.axis == axis else None)
+        for axis, span in ranges.items()
+    }
     if not values:
         return [{}]
     # The axis with the most values leads, the length axis if it is among them.
@@ -135,6 +150,7 @@ def check_program(
     except Exception as exc:  # a graph that refers to what tracing made and dropped
         result.failed.append((dict(hint), f"the graph can't be run: {describe_error(exc)}"))
         return result
+    tolerance = HALF_TOLERANCE if computes_in_halves(module) else TOLERANCE
     state = WriteWatch(
         {
             **dict(module.named_parameters()),
@@ -142,29 +158,31 @@ def check_program(
             **_plain_tensors(module),
         }
     )
-    chosen = choose_sizes(ranges, hint, loaded.length_axis)
+    chosen = choose_sizes(ranges, hint, loaded.length_axis, scope.residue)
     chosen += [sizes for sizes in also if sizes not in chosen and _within(sizes, ranges)]
     cases = [(sizes, index % 2) for index, sizes in enumerate(chosen)]
     if scope.masked:
         centre = {name: hint.get(name, span[1]) for name, span in ranges.items()}
         cases += [(centre, 0), (centre, 1)]
     for index, (sizes, odd) in enumerate(cases):
-        inputs = scope.example(sizes, index, mask=bool(odd))
-        mine, theirs = loaded.fresh(inputs), loaded.fresh(inputs)
         try:
-            expected = {**run_module(loaded.module, mine, loaded.name), **_changed(loaded, mine)}
+            inputs, expected = _answered(scope, sizes, index, bool(odd))
         except ModelError as failure:
             result.failed.append((sizes, failure.message))
             result.eager.append(failure)
             continue
+        theirs = loaded.fresh(inputs)
         watch = WriteWatch({s.name: theirs[s.name] for s in loaded.inputs if not s.in_place})
         try:
-            with torch.no_grad():
+            with torch.no_grad(), definite():
                 outputs = {**module(**theirs), **_changed(loaded, theirs)}
         except Exception as exc:
             result.failed.append((sizes, describe_error(exc)))
             continue
         error = compare_outputs(outputs, expected)
+        if isinstance(error, float) and error > tolerance:
+            margins = find_margins(loaded.module, loaded.fresh(inputs), expected)
+            error = compare_outputs(outputs, expected, margins)
         if written := state.written():
             # So it does at every size.
             names = ", ".join(_own_name(name) for name in written[:5])
@@ -174,14 +192,32 @@ def check_program(
             result.failed.append((sizes, f"changes its inputs in place: {', '.join(changed)}"))
         elif isinstance(error, str):
             result.failed.append((sizes, error))
-        elif not error <= TOLERANCE:
+        elif not error <= tolerance:
             result.failed.append((sizes, f"differs from eager by {error:.2g} of its scale"))
         else:
             result.passed.append(sizes)
             result.max_error = max(result.max_error, error)
     if not result.failed:
-        result.failed += broken_conditions(module, loaded.inputs, ranges, hint)
+        result.failed += broken_conditions(module, loaded.inputs, ranges, hint, scope.residue)
     return result
+
+
+def _answered(
+    scope: ExportScope, sizes: Sizes, seed: int, mask: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Inputs like real ones with eager's outputs; independent ones if the model refuses those."""
+    loaded = scope.loaded
+    for kind in (turn(seed), ""):
+        inputs = scope.example(sizes, seed, mask=mask, kind=kind)
+        mine = loaded.fresh(inputs)
+        try:
+            outputs = run_module(loaded.module, mine, loaded.name)
+        except ModelError:
+            if not kind:
+                raise
+        else:
+            break
+    return inputs, {**outputs, **_changed(loaded, mine)}
 
 
 def _within(sizes: Sizes, ranges: Mapping[str, Range]) -> bool:
@@ -194,11 +230,19 @@ def _changed(loaded: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def compare_outputs(
-    got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor]
+    got: Mapping[str, torch.Tensor],
+    want: Mapping[str, torch.Tensor],
+    margins: Mapping[str, float] | None = None,
 ) -> float | str:
     """Largest error over all outputs relative to each one's scale, or what can't be compared.
 
     Integers and booleans must be equal; NaN and infinity must stand at the same places.
+
+    Args:
+        got: Outputs by name.
+        want: Expected ones.
+        margins: By name, the share of the scale that is taken off an error
+            (:func:`edgecompile.models.rounding.find_margins`).
     """
     if list(got) != list(want):
         return f"gives the outputs {list(got)}, not {list(want)}"
@@ -222,7 +266,8 @@ def compare_outputs(
         if bool(finite.any()):
             difference = (actual - expected)[finite].abs().max().item()
             scale = expected[finite].abs().max().item()
-            worst = max(worst, difference / scale if scale > 0 else difference)
+            error = difference / scale if scale > 0 else difference
+            worst = max(worst, error - (margins or {}).get(name, 0.0))
     return worst
 
 
@@ -231,8 +276,9 @@ class SideEffects:
     """Effects of a model's forward beside its outputs.
 
     Attributes:
-        problem: what keeps it from being compiled, as the rest of a sentence; empty if nothing does.
-        notes: what a compiled program leaves out.
+        problem: the reason why it can't be compiled, as the rest of a sentence; empty if there is
+            none.
+        notes: the parts that a compiled program leaves out.
     """
 
     problem: str = ""
@@ -250,7 +296,7 @@ def find_side_effects(
 
     Args:
         loaded: the model.
-        sizes: of every axis, to run it at.
+        sizes: the sizes of every axis, to run it at.
         largest: the largest sizes that will be asked for; None: those of ``sizes``.
 
     Raises:
@@ -327,11 +373,15 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     return values
 
 
-def _values(span: Range, hint: int | None) -> list[int]:
+def _values(span: Range, hint: int | None, residue: Residue | None) -> list[int]:
     lo, hi = span
     middle = (lo + hi) // 2
+    step = 1
+    if residue is not None:
+        step = residue.step
+        lo, middle, hi = residue.at_least(lo), residue.at_most(middle), residue.at_most(hi)
     centre = middle if hint is None else hint
-    sizes = {lo, lo + 1, centre, centre + 1, middle, middle + 1, hi - 1, hi}
+    sizes = {lo, lo + step, centre, centre + step, middle, middle + step, hi - step, hi}
     return sorted(value for value in sizes if lo <= value <= hi)
 
 

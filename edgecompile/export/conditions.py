@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.models.specs import InputSpec
+from edgecompile.runtime.format.sums import size_of
 
 aten = torch.ops.aten
 
@@ -31,6 +33,33 @@ _SUBJECT = re.compile(r"failed:? (?:for expression )?(.+?)(?: on node '\w+')?$")
 Range = tuple[int, int]
 
 
+@dataclass(frozen=True)
+class Residue:
+    """Sizes of one axis that all leave the same remainder.
+
+    Attributes:
+        axis: Name of the axis.
+        step: Distance between neighbouring sizes.
+        remainder: Remainder of each size divided by ``step``.
+    """
+
+    axis: str
+    step: int
+    remainder: int
+
+    def has(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the axis has one of these sizes."""
+        return sizes[self.axis] % self.step == self.remainder
+
+    def at_least(self, size: int) -> int:
+        """The smallest of the sizes from ``size`` on."""
+        return size + (self.remainder - size) % self.step
+
+    def at_most(self, size: int) -> int:
+        """The largest of the sizes up to ``size``."""
+        return size - (size - self.remainder) % self.step
+
+
 def input_nodes(program: torch.export.ExportedProgram) -> list[Node]:
     """The nodes of a program's inputs, in their order."""
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -42,14 +71,16 @@ def broken_conditions(
     inputs: Sequence[InputSpec],
     ranges: Mapping[str, Range],
     centre: Mapping[str, int],
+    residue: Residue | None = None,
 ) -> list[tuple[dict[str, int], str]]:
     """Sizes at which a program's conditions don't hold, with the condition.
 
     Args:
-        module: of an exported program.
-        inputs: in the program's order.
-        ranges: what it is to serve.
+        module: the module of an exported program.
+        inputs: the inputs in the program's order.
+        ranges: the sizes that it is to serve.
         centre: sizes at which it is known to work.
+        residue: the sizes of an axis that it is to serve; None: all within its range.
     """
     if not isinstance(module, GraphModule):
         return []
@@ -60,7 +91,7 @@ def broken_conditions(
     check_inputs: Any = module.get_submodule(_GUARDS) if guards else None
     names = _names(module, inputs)
     broken = []
-    for sizes in every_size(ranges, centre):
+    for sizes in every_size(ranges, centre, residue=residue):
         tensors = [_stand_in(spec, sizes) for spec in inputs]
         problem = _problem(module, checks, check_inputs, tensors)
         if problem:
@@ -71,7 +102,7 @@ def broken_conditions(
 
 
 def _names(gm: GraphModule, inputs: Sequence[InputSpec]) -> dict[str, str]:
-    """The axes by what conditions call their sizes; longer names first, as one may begin another."""
+    """The axes by the conditions' names of their sizes; longer names first, as one may begin another."""
     names = {}
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     for spec, node in zip(inputs, placeholders, strict=True):
@@ -89,12 +120,13 @@ def drop_conditions(
     inputs: Sequence[InputSpec],
     ranges: Mapping[str, Range],
     centre: Mapping[str, int],
+    residue: Residue | None = None,
 ) -> list[dict[str, int]]:
     """Takes the conditions on sizes out of a program's graph; those on values stay.
 
     Args:
         program: its graph is changed.
-        inputs, ranges, centre: as in :func:`broken_conditions`.
+        inputs, ranges, centre, residue: the arguments of :func:`broken_conditions`.
 
     Returns:
         Sizes of every kind at which the program has to be compared in exchange. Sizes are of a kind
@@ -112,7 +144,7 @@ def drop_conditions(
         values: dict[Node, Any] = dict(zip(first, tensors, strict=True))
         return tuple(holds for _, holds in _evaluate(checks, values))
 
-    chosen = _of_each_kind(every_size(ranges, centre), held)
+    chosen = _of_each_kind(every_size(ranges, centre, residue=residue), held)
     for check, _ in checks:
         gm.graph.erase_node(check)
     gm.graph.eliminate_dead_code()
@@ -137,30 +169,31 @@ def unlike_sizes(
     inputs: Sequence[InputSpec],
     ranges: Mapping[str, Range],
     centre: Mapping[str, int],
+    residue: Residue | None = None,
 ) -> list[dict[str, int]]:
     """Sizes of every kind at which conditions on a graph's sizes don't all hold; some of each kind.
 
     Args:
         gm: the graph.
         assumed: conditions (sympy) on its inputs' symbolic sizes.
-        inputs, ranges, centre: as in :func:`broken_conditions`.
+        inputs, ranges, centre, residue: the arguments of :func:`broken_conditions`.
     """
     symbols = size_symbols(gm, inputs)
     # What depends on values, too, isn't known here.
     ours = [condition for condition in assumed if condition.free_symbols <= symbols.keys()]
 
     def held(sizes: Mapping[str, int]) -> tuple[bool, ...]:
-        values = {symbol: sizes[axis] for symbol, axis in symbols.items()}
+        values = {symbol: size_of(axis, sizes) for symbol, axis in symbols.items()}
         return tuple(bool(condition.xreplace(values)) for condition in ours)
 
-    sizes = every_size(ranges, centre) if ours else ()
+    sizes = every_size(ranges, centre, residue=residue) if ours else ()
     return _of_each_kind((item for item in sizes if not all(held(item))), held)
 
 
 def _of_each_kind(
     sizes: Iterable[dict[str, int]], held: Callable[[Mapping[str, int]], tuple[bool, ...]]
 ) -> list[dict[str, int]]:
-    """Of the sizes at which the same conditions hold: the ends, a few between, and the first ones,
+    """Chooses, among sizes at which the same conditions hold, the ends, a few between, and the first ones,
     as conditions on small sizes are usual."""
     kinds: dict[tuple[bool, ...], list[dict[str, int]]] = {}
     for item in sizes:
@@ -174,15 +207,22 @@ def _of_each_kind(
 
 
 def every_size(
-    ranges: Mapping[str, Range], centre: Mapping[str, int], most: int = _MOST_SIZES
+    ranges: Mapping[str, Range],
+    centre: Mapping[str, int],
+    most: int = _MOST_SIZES,
+    residue: Residue | None = None,
 ) -> Iterator[dict[str, int]]:
     """Every size of every axis, then sizes that are the same for all of them.
 
     Args:
         ranges: the axes' smallest and largest sizes.
-        centre: what the other axes are while one goes through its sizes.
+        centre: the sizes of the other axes while one goes through its sizes.
         most: sizes of an axis; of a longer one the first half of that number, then some of each kind.
+        residue: the sizes of an axis that count; the centre is one of them. None: all.
     """
+    if residue is not None:
+        yield from filter(residue.has, every_size(ranges, centre, most))
+        return
     middle = {axis: min(max(centre.get(axis, hi), lo), hi) for axis, (lo, hi) in ranges.items()}
     varying = {axis: span for axis, span in ranges.items() if span[0] < span[1]}
     for axis, span in varying.items():
@@ -207,7 +247,7 @@ def _values(span: Range, most: int) -> list[int]:
 
 def _stand_in(spec: InputSpec, sizes: Mapping[str, int]) -> torch.Tensor:
     """A tensor of an input's shape, without memory."""
-    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+    shape = [size_of(dim, sizes) for dim in spec.shape]
     return torch.empty(shape, dtype=getattr(torch, spec.dtype), device="meta")
 
 

@@ -10,18 +10,23 @@ from __future__ import annotations
 import ast
 import io
 import logging
+import math
+import operator
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
 from edgecompile.models.modules import describe_error
-from edgecompile.models.source_lines import line_of_trace, user_lines
+from edgecompile.models.source_lines import line_of_trace, running_line
 from edgecompile.models.specs import InputSpec
 
+_SOLVER = "torch/fx/experimental/symbolic_shapes.py"
 _SHAPES_LOG = "torch.fx.experimental.symbolic_shapes"
 _SIZE = re.compile(r"L\['(\w+)'\](?:\['(\w+)'\]|\[(\d+)\])?\.size\(\)\[(\d+)\]")
 _GUARD = re.compile(r"satisfy the generated guard (.+?)\.?(?:Specializations unexpectedly .*)?$")
@@ -50,7 +55,41 @@ _OPERATORS: Mapping[str, type[ast.operator]] = {
     "FloorDiv": ast.FloorDiv,
     "CleanDiv": ast.FloorDiv,
     "IntTrueDiv": ast.Div,
+    "FloatTrueDiv": ast.Div,
 }
+_FUNCTIONS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+}
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    "Max": max,
+    "Min": min,
+    "max": max,
+    "min": min,
+    "Abs": abs,
+    "And": lambda *parts: all(parts),
+    "Or": lambda *parts: any(parts),
+    "CeilToInt": math.ceil,
+    "FloorToInt": math.floor,
+    "ceiling": math.ceil,
+    "floor": math.floor,
+    "ToFloat": float,
+}
+_MODULUS = re.compile(r"//\s*(\d+)|(?:Mod|FloorDiv|CleanDiv)\((?:[^()]|\([^()]*\))*, (\d+)\)")
 _FIXED = re.compile(r"^Eq\((\w+), (\d+)\)$")
 
 
@@ -61,16 +100,23 @@ class Reason:
     Attributes:
         kind: ``specialised`` (the code fixes a size), ``guard`` (a condition doesn't hold for all
             sizes), ``data`` (control flow depends on values), ``operator`` (one that can't be
-            traced) or ``other``.
+            traced), ``unsolved`` (conditions that torch fails to solve) or ``other``.
         text: one sentence for people.
         guards: the conditions, with axis names.
         raw: the whole of what torch said.
+        sizes: the range of each axis that a condition limits to one.
     """
 
     kind: str
     text: str
     guards: tuple[str, ...] = ()
     raw: str = ""
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def is_range(self) -> bool:
+        """Whether every condition is a range of an axis."""
+        return bool(self.sizes) and len(self.sizes) == len(self.guards)
 
 
 @dataclass
@@ -90,6 +136,14 @@ class GuardWatch:
         used = [place for expr, place in conditions if any(s in expr for s in names)]
         return used[0] if used else None
 
+    def conditions(self, inputs: Sequence[InputSpec]) -> list[str]:
+        """The conditions as people write them, with the axes' names."""
+        names = {}
+        for symbol, source in self.symbols.items():
+            text = axis_texts(source, inputs)
+            names[symbol] = text if text.isidentifier() else f"({text})"  # a sum of axes
+        return [readable_guard(expr, names) for expr, _ in self.found]
+
 
 class _Listener(logging.Handler):
     def __init__(self, watch: GuardWatch) -> None:
@@ -103,7 +157,7 @@ class _Listener(logging.Handler):
             self.watch.symbols[created[1]] = created[2]
         added = _ADDED.match(text)
         if added is not None and "[guard suppressed]" not in text:
-            self.watch.found.append((added[1], _user_line()))
+            self.watch.found.append((added[1], str(running_line() or "")))
 
 
 @contextmanager
@@ -163,14 +217,15 @@ def explain_failure(
         traced = line_of_trace(raw)
         at = at or (f" (at {traced})" if traced else "")
         return _specialised(constant[1], constant[2], at, raw)
-    for guard in guards:
-        bounds = _RANGE.match(guard)
-        if bounds is not None and bounds[1] == bounds[3]:
-            return _specialised(bounds[2], bounds[1], at, raw)
+    bounds = [match for match in map(_RANGE.match, guards) if match is not None]
+    for match in bounds:
+        if match[1] == match[3]:
+            return _specialised(match[2], match[1], at, raw)
     if guards:
         shown = "; ".join(guards[:3]) + (f" (and {len(guards) - 3} more)" if guards[3:] else "")
         text = f"its code needs {shown}{at}"
-        return Reason("guard", text, guards, raw)
+        sizes = {match[2]: (int(match[1]), int(match[3])) for match in bounds}
+        return Reason("guard", text, guards, raw, sizes)
     data = _DATA.search(raw)
     if data is not None:
         called = _CALLED.search(raw[raw.find("The following call") :])
@@ -186,7 +241,24 @@ def explain_failure(
             "(torch.library.register_fake)"
         )
         return Reason("operator", text + (at or _place_in(exc)), (opaque[1],), raw)
+    if _in_solver(exc):
+        return Reason("unsolved", f"torch can't solve the conditions on sizes{at}", (), raw)
     return Reason("other", describe_error(exc), (), raw)
+
+
+def _in_solver(exc: BaseException) -> bool:
+    """Whether torch failed at solving conditions, or at wording them: that is no fault of a model."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    return any(
+        frame.filename.endswith(_SOLVER) and frame.name in ("solve", "prettify_results")
+        for frame in frames
+    )
+
+
+def moduli_in(conditions: Iterable[str]) -> set[int]:
+    """The numbers over 1 that conditions take remainders or quotients by."""
+    found = (int(a or b) for text in conditions for a, b in _MODULUS.findall(text))
+    return {number for number in found if number > 1}
 
 
 def _place_in(exc: BaseException) -> str:
@@ -215,8 +287,8 @@ def readable_guard(expression: str, names: Mapping[str, str] = MappingProxyType(
     """A condition as people write it: ``length % 16 == 0`` for ``Eq(Mod(s77, 16), 0)``.
 
     Args:
-        expression: as torch's log has it; what isn't an expression stays as it is.
-        names: what each of torch's symbols stands for.
+        expression: text of torch's log; text that isn't an expression stays as it is.
+        names: the meaning of each of torch's symbols.
     """
     try:
         tree = ast.parse(expression, mode="eval")
@@ -231,6 +303,45 @@ def fixed_size(expression: str, names: Mapping[str, str]) -> tuple[str, int] | N
     if match is None or match[1] not in names:
         return None
     return names[match[1]], int(match[2])
+
+
+def condition_holds(expression: str, values: Mapping[str, int]) -> bool | None:
+    """Whether a condition holds.
+
+    Args:
+        expression: text of torch's log or its error, or as :func:`readable_guard` writes it.
+        values: a number for each name.
+
+    Returns:
+        None if it has other names, or functions that aren't known here.
+    """
+    try:
+        tree = ast.parse(expression, mode="eval")
+        return bool(_value(_Operators({}).visit(tree.body), values))
+    except (SyntaxError, ValueError, LookupError, ArithmeticError):
+        return None
+
+
+def _value(node: ast.AST, values: Mapping[str, int]) -> Any:
+    """The value of a condition's part; raises what :func:`condition_holds` catches."""
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.Name(id=name):
+            return values[name]
+        case ast.UnaryOp(op=op, operand=operand):
+            return _FUNCTIONS[type(op)](_value(operand, values))
+        case ast.BinOp(left=left, op=op, right=right):
+            return _FUNCTIONS[type(op)](_value(left, values), _value(right, values))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            terms = [_value(item, values) for item in (left, *others)]
+            pairs = zip(ops, pairwise(terms), strict=True)
+            return all(_FUNCTIONS[type(op)](*pair) for op, pair in pairs)
+        case ast.BoolOp(op=op, values=parts):
+            return (all if isinstance(op, ast.And) else any)(_value(i, values) for i in parts)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return _CALLS[name](*(_value(item, values) for item in args))
+    raise LookupError(type(node).__name__)
 
 
 class _Operators(ast.NodeTransformer):
@@ -273,13 +384,3 @@ def _axis_of(match: re.Match[str], inputs: Sequence[InputSpec]) -> str:
         return match[0]
     size = spec.shape[dim]
     return size if isinstance(size, str) else f"{spec.name}.shape[{dim}]"
-
-
-def _user_line() -> str:
-    users = user_lines(f for f in traceback.extract_stack() if _is_model_frame(f.filename))
-    return str(users[-1]) if users else ""
-
-
-def _is_model_frame(filename: str) -> bool:
-    # The stack begins with whoever called us: the command line, a test runner, threads.
-    return not re.search(r"/(logging|_pytest|pluggy|click|threading|contextlib|runpy)\b", filename)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 
-from edgecompile.export.conditions import Range, input_nodes
+from edgecompile.export.conditions import Range, Residue, input_nodes
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.operators.recurrence import WholeRecurrences, has_recurrences
+from edgecompile.export.rewrites.numbers import symbolic_math
+from edgecompile.export.rewrites.varying import VaryingSizes
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import InputSpec
+from edgecompile.runtime.format.sums import axes_of, parse_sum, size_of, size_span
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,15 @@ def export_program(
     if strategy.recurrences and not has_recurrences(module):
         raise ValueError("the model has no LSTM, GRU or RNN")
     recurrences = WholeRecurrences() if strategy.recurrences else nullcontext()
+    plain = strategy.strict  # Bytecode is traced without these.
     with (
         torch.no_grad(),
         quiet_torch(),
         without_fast_path(),
         without_mask_detection(module),
         recurrences,
+        nullcontext() if plain else VaryingSizes(),
+        nullcontext() if plain else symbolic_math(casts=strategy.deferred),
     ):
         program = torch.export.export(
             module,
@@ -94,7 +100,49 @@ def export_program(
             prefer_deferred_runtime_asserts_over_guards=strategy.deferred,
         )
     _make_storable(program)
+    _state_sums(program, inputs, ranges)
     return program
+
+
+def _state_sums(
+    program: torch.export.ExportedProgram,
+    inputs: Sequence[InputSpec],
+    ranges: Mapping[str, Range],
+) -> None:
+    """Gives sizes that follow from axes the range that follows.
+
+    torch takes every axis for 2 at least, as it does in the range of an axis, but states the ranges
+    of sums as conditions.
+    """
+    for spec, node in zip(inputs, input_nodes(program), strict=True):
+        for dim, size in zip(spec.shape, node.meta["val"].shape, strict=True):
+            if isinstance(dim, str) and dim not in ranges and isinstance(size, torch.SymInt):
+                old = program.range_constraints.get(size.node.expr)
+                if old is not None:
+                    lo, hi = size_span(dim, ranges)
+                    most = upper_limit(old)
+                    # From 2 on is what torch assumes of any size; another range is what the code needs.
+                    least = lo if int(old.lower) <= 2 else max(lo, int(old.lower))
+                    hi = hi if most is None else min(hi, most)
+                    program.range_constraints[size.node.expr] = type(old)(least, hi)
+
+
+def restore_ranges(program: torch.export.ExportedProgram) -> None:
+    """Gives the inputs' symbolic sizes the whole range that the program serves.
+
+    Conditions that tracing met (the length is below 1,000) narrow a symbol's range. They were dropped or tried at
+    every size since, but code generated with the narrow range would be for few sizes: a sum of at most 999 terms, say.
+    """
+    for node in input_nodes(program):
+        for size in getattr(node.meta.get("val"), "shape", ()):
+            served = isinstance(size, torch.SymInt) and program.range_constraints.get(
+                size.node.expr
+            )
+            if served:
+                spans = size.node.shape_env.var_to_range
+                # From 2 on, as torch takes any size that varies while it traces.
+                least = max(served.lower, min(2, served.upper))
+                spans[size.node.expr] = type(served)(least, served.upper)
 
 
 def _make_storable(program: torch.export.ExportedProgram) -> None:
@@ -150,7 +198,26 @@ def program_ranges(
                 lo, hi = _size_range(program, size)
                 old = result[axis]
                 result[axis] = (max(old[0], lo), min(old[1], hi if hi is not None else old[1]))
+            elif isinstance(axis, str) and (span := _own_span(program, size)) is not None:
+                result.update(_solved(axis, span, result))
     return result
+
+
+def _own_span(program: torch.export.ExportedProgram, size: Any) -> Range | None:
+    """The range of a size that torch doesn't compute from others; None of others."""
+    lo, hi = _size_range(program, size)
+    return None if hi is not None and hi < lo else (lo, 2**31 if hi is None else hi)
+
+
+def _solved(text: str, span: Range, ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """The part of an axis' range at which a sum of it alone lies within ``span``."""
+    found = parse_sum(text)
+    if found is None or len(found.terms) != 1 or found.terms[0][0] not in ranges:
+        return {}
+    axis = found.terms[0][0]
+    lo, hi = ranges[axis]
+    inside = [n for n in range(lo, hi + 1) if span[0] <= found.at({axis: n}) <= span[1]]
+    return {axis: (inside[0], inside[-1]) if inside else (hi + 1, hi)}
 
 
 @contextmanager
@@ -199,15 +266,37 @@ def _dynamic_shapes(
     if not varying:
         return None
     dim = torch.export.Dim
-    dims = {} if auto else {a: dim(a, min=lo, max=hi) for a, (lo, hi) in varying.items()}
+    dims: dict[str, Any] = {}
+    names = dict.fromkeys(d for spec in inputs for d in spec.shape if isinstance(d, str))
+    # A sum is made of the axes' own.
+    for name in sorted(names, key=lambda name: name not in ranges):
+        if not any(axis in varying for axis in axes_of(name, varying)):
+            continue
+        lo, hi = size_span(name, ranges)
+        if lo == hi:
+            continue
+        derived = None if auto or name in varying else _derived(name, dims, ranges)
+        if derived is None:
+            named = name in varying and not auto
+            derived = dim(name, min=lo, max=hi) if named else dim.AUTO(min=lo, max=hi)
+        dims[name] = derived
     return {
-        spec.name: {
-            index: dim.AUTO(min=varying[axis][0], max=varying[axis][1]) if auto else dims[axis]
-            for index, axis in enumerate(spec.shape)
-            if isinstance(axis, str) and axis in varying
-        }
+        spec.name: {index: dims[axis] for index, axis in enumerate(spec.shape) if axis in dims}
         for spec in inputs
     }
+
+
+def _derived(name: str, dims: Mapping[str, Any], ranges: Mapping[str, Range]) -> Any:
+    """torch's own form of a sum of axes, which has one axis that varies and no negative factor; None: it hasn't one."""
+    found = parse_sum(name)
+    assert found is not None
+    varying = [(axis, n) for axis, n in found.terms if ranges[axis][0] < ranges[axis][1]]
+    if len(varying) != 1 or varying[0][1] < 1 or varying[0][0] not in dims:
+        return None
+    (axis, factor), constant = varying[0], found.constant
+    constant += sum(n * ranges[other][0] for other, n in found.terms if other != axis)
+    made = dims[axis] if factor == 1 else factor * dims[axis]
+    return made + constant if constant > 0 else made - -constant if constant else made
 
 
 def _size_range(program: torch.export.ExportedProgram, size: Any) -> tuple[int, int | None]:
@@ -230,20 +319,71 @@ def upper_limit(constraint: Any) -> int | None:
 
 
 def trace_sizes(
-    loaded: LoadedModel, spans: Mapping[str, Range], hint: Mapping[str, int] | None = None
+    loaded: LoadedModel,
+    spans: Mapping[str, Range],
+    hint: Mapping[str, int] | None = None,
+    residue: Residue | None = None,
 ) -> dict[str, int]:
     """Sizes to trace with: the hint, but 2 at least where the size varies, and all different.
 
-    torch takes sizes 0 and 1 for constants, and sizes that are equal for one and the same.
+    torch takes sizes 0 and 1 for constants, and sizes that are equal for one and the same. So sizes that
+    follow from axes are 2 at least as well, and unlike the others. An axis with a ``residue`` has a size
+    that leaves its remainder.
     """
     hint = hint or {}
     result: dict[str, int] = {}
+    dims = dict.fromkeys(dim for spec in loaded.inputs for dim in spec.shape)
+    sums = {dim: axes_of(dim, spans) for dim in dims if isinstance(dim, str) and dim not in spans}
+
+    def is_apart(axis: str, size: int) -> bool:
+        sizes = {**result, axis: size}
+        found = [
+            size_of(dim, sizes)
+            for dim, axes in sums.items()
+            if axis in axes and sizes.keys() >= set(axes)
+        ]
+        known = [*found, *sizes.values()]
+        return min(found, default=2) >= 2 and len(set(known)) == len(known)
+
     for axis, (lo, hi) in spans.items():
         usual = 16 if axis == loaded.length_axis else lo
         size = min(max(hint.get(axis, usual), lo), hi)
         if lo < hi:
             size = min(max(size, 2), hi)
             free = [s for s in (*range(size, hi + 1), *range(size - 1, max(lo, 2) - 1, -1))]
-            size = next((s for s in free if s not in result.values()), size)
+            if residue is not None and residue.axis == axis:
+                free = [s for s in free if residue.has({axis: s})]
+            unlike = next((s for s in free if s not in result.values()), size)
+            size = next((s for s in free if is_apart(axis, s)), unlike)
         result[axis] = size
     return result
+
+
+def other_sizes(
+    span: Range, size: int, moduli: Collection[int], residue: Residue | None = None
+) -> list[int]:
+    """Sizes of an axis to trace with where tracing with one failed; those that may do best first.
+
+    Multiples of what conditions take remainders by leave none, and primes are nobody's own size.
+
+    Args:
+        span: the axis's smallest and largest size.
+        size: the size that failed.
+        moduli: numbers by which conditions take remainders.
+        residue: the sizes of this axis that count; None: all within the span.
+    """
+    lo, hi, step = max(span[0], 2), span[1], 1
+    if residue is not None:
+        lo, step = residue.at_least(lo), residue.step
+    free = sorted(set(range(lo, hi + 1, step)) - {size}, key=lambda n: abs(n - size))
+    block = math.lcm(*moduli)
+    chosen = []
+    if 1 < block <= hi:
+        wanted = (0, 1, block - 1)
+        found = (
+            next((n for n in free if n % block == rest and n >= 2 * block), 0) for rest in wanted
+        )
+        chosen += [n for n in found if n]
+    primes = [n for n in free if all(n % d for d in range(2, math.isqrt(n) + 1))]
+    chosen += [*[n for n in primes if n > size][:1], *[n for n in primes if n < size][:1]]
+    return list(dict.fromkeys(chosen))

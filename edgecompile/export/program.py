@@ -13,7 +13,7 @@ import torch
 
 from edgecompile.errors import ExportError
 from edgecompile.export.archive import check_archive, load_program
-from edgecompile.export.conditions import Range, input_nodes
+from edgecompile.export.conditions import Range, Residue, input_nodes
 from edgecompile.files import hash_tree, plain_fields, replacing, write_json
 from edgecompile.models.examples import make_example
 from edgecompile.models.specs import InputSpec, OutputSpec
@@ -37,15 +37,17 @@ class ExportedModel:
         name: the model's.
         source: the program, or the file that it is read from when it is first asked for: where
             every artifact is reused, it is never read.
-        inputs: with the bounds of index inputs filled in from the graph where unknown before.
-        outputs: as of the model.
+        inputs: the inputs with the bounds of index inputs filled in from the graph where unknown
+            before.
+        outputs: the outputs of the model.
         ranges: smallest and largest size of every axis, verified; an axis with both equal is
             static in the program.
         length_axis: the model's.
         strategy: name of the strategy that served.
         checked: sizes at which the program was compared with eager.
         max_error: largest difference seen, relative to an output's scale.
-        notes: what a person may want to know.
+        notes: remarks for the user.
+        residue: the sizes of the length axis that were verified; None: all within its range.
     """
 
     name: str
@@ -58,6 +60,7 @@ class ExportedModel:
     checked: tuple[Mapping[str, int], ...]
     max_error: float
     notes: tuple[str, ...] = ()
+    residue: Residue | None = None
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -140,6 +143,7 @@ class ExportedModel:
                 ranges={axis: (span[0], span[1]) for axis, span in record["ranges"].items()},
                 checked=tuple(record["checked"]),
                 notes=tuple(record["notes"]),
+                residue=record["residue"] and Residue(**record["residue"]),
             )
             return cls(source=folder / PROGRAM_FILE, **{name: record[name] for name in names})
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as exc:
@@ -147,6 +151,30 @@ class ExportedModel:
                 f"'{folder}' holds no exported model that can be read: {exc}",
                 hint="it is written by 'edgecompile export'",
             ) from exc
+
+
+def common_inputs(programs: Sequence[ExportedModel]) -> tuple[InputSpec, ...]:
+    """The inputs of programs for several ranges, with the indices that all of their tables have."""
+    result = []
+    for specs in zip(*(program.inputs for program in programs), strict=True):
+        known = [spec.bounds for spec in specs if spec.bounds is not None]
+        bounds = (max(lo for lo, _ in known), min(hi for _, hi in known)) if known else None
+        result.append(replace(specs[0], bounds=bounds))
+    return tuple(result)
+
+
+def common_outputs(programs: Sequence[ExportedModel]) -> tuple[OutputSpec, ...]:
+    """The outputs of programs for several ranges, with None for sizes that aren't the same in all."""
+    return tuple(
+        replace(
+            specs[0],
+            shape=tuple(
+                sizes[0] if len(set(sizes)) == 1 else None
+                for sizes in zip(*(spec.shape for spec in specs), strict=True)
+            ),
+        )
+        for specs in zip(*(program.outputs for program in programs), strict=True)
+    )
 
 
 _SAME_VALUES = {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError, ExportError, PlanError
+from edgecompile.export.conditions import Residue
 from edgecompile.export.export import export_model
 from edgecompile.export.program import ExportedModel
 from edgecompile.installation import installation_id
@@ -35,15 +36,21 @@ def export_bucket(model: LoadedModel, bucket: Bucket) -> ExportedModel:
             hint='make the plan with the model, or give every bucket "axes" in the plan\'s file',
         )
     hint = {name: extent.hint for name, extent in bucket.program_axes}
-    return export_model(model, ranges, hint=hint)
+    return export_model(model, ranges, hint=hint, residue=residue_of(bucket))
+
+
+def residue_of(bucket: Bucket) -> Residue | None:
+    """The sizes of the length axis that the bucket's program serves; None: all within its range."""
+    axis, extent = bucket.program_axes[0]
+    return None if extent.step == 1 else Residue(axis, extent.step, extent.lo % extent.step)
 
 
 class ExportStore:
     """Exports of one model, each made once: kept in memory and, for other processes, on disk.
 
     Args:
-        model: what is exported.
-        folder: gets one folder for each request.
+        model: the exported model.
+        folder: the folder that gets one folder for each request.
     """
 
     def __init__(self, model: LoadedModel, folder: Path) -> None:
@@ -104,7 +111,7 @@ class ExportStore:
             CompileError: a key isn't the one of its bucket; never of a factory's model.
         """
         stale = [
-            f"{bucket.lo}..{bucket.hi}"
+            str(bucket.axes[0][1])
             for bucket, key in zip(buckets, keys, strict=True)
             if self.lasting and self.key(bucket) != key
         ]
@@ -136,13 +143,13 @@ def export_buckets(
     """
     result = []
     for index, bucket in enumerate(buckets):
-        step.update(index, len(buckets), f"bucket {index}: {bucket.lo}..{bucket.hi}")
+        step.update(index, len(buckets), f"bucket {index}: {bucket.axes[0][1]}")
         result.append(exports.get(bucket))
     return tuple(result)
 
 
 def model_fingerprint(model: LoadedModel) -> str:
-    """Identifies what is exported, across processes: the model, how it is loaded, and by what.
+    """Identifies an export across processes: the model, how it is loaded, and by what.
 
     A folder counts by every file in it, hashed whole, a saved program by its file. Nothing is left
     out because it seems not to matter: which files a loader reads depends on the model. Of a factory

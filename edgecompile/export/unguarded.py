@@ -42,10 +42,11 @@ def export_with(
     ranges, traced = scope.ranges, scope.traced
     tried: list[Mapping[str, int]] = [traced]
     while True:
-        also = drop_conditions(program, scope.loaded.inputs, ranges, traced)
+        also = drop_conditions(program, scope.loaded.inputs, ranges, traced, scope.residue)
         if not also:
             return program, [], None  # there was none
-        also += [sizes for sizes in every_size(ranges, traced, _MOST_SIZES) if sizes not in also]
+        every = every_size(ranges, traced, _MOST_SIZES, scope.residue)
+        also += [sizes for sizes in every if sizes not in also]
         result = check_program(program, scope, also)
         other = _untried([sizes for sizes, _ in result.failed], ranges, tried)
         if other is None or len(tried) == _MOST_TRACES:

@@ -17,9 +17,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from edgecompile.buckets.costs.flops import FlopModel, fit_quadratic
-from edgecompile.errors import CostError
+from edgecompile.errors import CostError, ModelError
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import without_fast_path
 from edgecompile.models.loaded import LoadedModel
@@ -28,6 +29,33 @@ from edgecompile.models.modules import run_module
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _ROUNDING = 1e-12
 _LOOKUPS = ("embedding", "embedding_bag")
+#: What torch's counter has no formula for.
+_FORMULAS = {
+    torch.ops.aten.mv: lambda a, *_, **__: 2 * a[0] * a[1],
+    torch.ops.aten.addmv: lambda _, a, *__, **___: 2 * a[0] * a[1],
+}
+
+
+class _NoTracker(ModuleTracker):
+    """Doesn't look which module is running.
+
+    torch's tracker asks for the gradient function of each input and output of a module. It fails
+    where a module gets, or returns, a view of a parameter that was made without gradients.
+    """
+
+    def __enter__(self) -> _NoTracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class FlopCounter(FlopCounterMode):
+    """torch's counter of operations, for their total alone."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False, custom_mapping=_FORMULAS)
+        self.mod_tracker = _NoTracker()
 
 
 def count_work(
@@ -48,7 +76,7 @@ def count_work(
 
     Raises:
         CostError: there is no length axis, or sizes are missing or outside the model's limits;
-            every one is named.
+            every one is named. Or an operation can't be counted.
         ModelError: the model fails at one of the lengths.
     """
     axis = model.length_axis
@@ -129,8 +157,9 @@ class _Run:
     Attributes:
         flops: operations that torch's counter knows.
         calls, written: calls of leaf modules that returned new tensors, and bytes of these.
-        functions, results: the same of torch's functions as the model's Python code calls them.
-        rows: how many rows were looked up, by the identity of the table.
+        functions, results: the same counts for torch's functions that the model's Python code
+            calls.
+        rows: the number of rows that were looked up, by the identity of the table.
         read: identities of tensors that went into other functions.
         silent: types by name of leaf modules with matrices of weights and no products.
     """
@@ -149,23 +178,35 @@ def _run(model: LoadedModel, sizes: Mapping[str, int]) -> _Run:
     """Runs the model once and looks on."""
     seen = _Run()
     inputs = model.make_example(sizes)
+    failure: ModelError | None = None
     with (
         quiet_torch(),
         _unchanged(model.module),
         without_fast_path(),
         torch.backends.mkldnn.flags(enabled=False),
         sdpa_kernel(SDPBackend.MATH),
-        FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter,
+        FlopCounter() as counter,
         _watched_modules(model.module, counter, seen),
         _WatchedFunctions(seen),
     ):
-        run_module(model.module, inputs, model.name)
+        try:
+            run_module(model.module, inputs, model.name)
+        except ModelError as error:
+            failure = error
+    if failure is not None:
+        with _unchanged(model.module):
+            model.run(inputs)  # raises where the model itself fails
+        raise CostError(
+            f"the work of {model.name} can't be counted: {failure.message}, but only while its "
+            "operations are counted",
+            hint="`quick=True` needs no costs, and a calibration brings measured ones",
+        ) from failure
     seen.flops = int(counter.get_total_flops())
     return seen
 
 
 def _split_bytes(module: torch.nn.Module, runs: Sequence[_Run]) -> tuple[int, list[int]]:
-    """Bytes of weights read from end to end in every run, and what else moves in each run.
+    """Bytes of weights read from end to end in every run, and the other bytes that move in each run.
 
     A parameter that is only ever looked up rows of is no weight to read, but its rows are.
     """
@@ -186,9 +227,7 @@ def _split_bytes(module: torch.nn.Module, runs: Sequence[_Run]) -> tuple[int, li
 
 
 @contextmanager
-def _watched_modules(
-    module: torch.nn.Module, counter: FlopCounterMode, seen: _Run
-) -> Iterator[None]:
+def _watched_modules(module: torch.nn.Module, counter: FlopCounter, seen: _Run) -> Iterator[None]:
     """Hooks on the leaf modules for as long as the context lasts."""
     before: list[int] = []
 
@@ -307,10 +346,3 @@ def _notes(module: torch.nn.Module, runs: Sequence[_Run]) -> tuple[str, ...]:
             "the model calls no modules, so the result of every operation counts as memory traffic"
         )
     return tuple(notes)
-
-
-#: What torch's counter has no formula for.
-FORMULAS = {
-    torch.ops.aten.mv: lambda a, *_, **__: 2 * a[0] * a[1],
-    torch.ops.aten.addmv: lambda _, a, *__, **___: 2 * a[0] * a[1],
-}

@@ -46,7 +46,7 @@ class Base:
     Attributes:
         layers: its layers, the lowest first.
         python: its Python's version, such as ``3.11``.
-        config: what its image says about running it.
+        config: the image's settings for running it.
         annotations: its name and digest, if it has any.
     """
 
@@ -97,7 +97,7 @@ def make_base(
     Args:
         base: ``mmdebstrap:SUITE``, or an image as skopeo names it; without a transport, of a registry.
         arch: ``amd64`` or ``arm64``.
-        blobs: gets the layers.
+        blobs: the store that gets the layers.
         refresh: make it of Debian's packages of today, not those of last time.
         tls: whether registries are asked over HTTPS with a certificate.
 
@@ -230,10 +230,10 @@ def add_packages(
     """Puts Python packages into a layer, for another Python and architecture than this one's, too.
 
     Args:
-        requirements: as pip takes them; only wheels are.
-        alone: those that come without what they require themselves.
-        arch, python: of the base.
-        blobs: gets the layer.
+        requirements: requirements in pip's syntax; only wheels are taken.
+        alone: the requirements that come without their own dependencies.
+        arch, python: the architecture and the version of Python of the base.
+        blobs: the store that gets the layer.
         refresh: take the newest versions, not those of last time.
 
     Raises:

@@ -92,7 +92,7 @@ def make_image(request: ImageRequest, progress: Progress = NULL_PROGRESS) -> dic
         RegistryError: a registry can't be reached, or refuses.
         MissingDependencyError: a program is missing.
         BundleWriteError: the output is taken, or can't be written.
-        BundleError and its like: what is no whole bundle.
+        BundleError and its like: the folder is no whole bundle.
     """
     chosen = _choose(request)
     _check(request)

@@ -21,10 +21,10 @@ class Layer:
     """A layer that lies among an image's blobs.
 
     Attributes:
-        title: what is in it.
+        title: a description of its content.
         media_type: whether it is compressed, and how.
-        digest: of the bytes that are stored and moved, ``sha256:…``.
-        diff_id: of the archive in them.
+        digest: the digest of the bytes that are stored and moved, ``sha256:…``.
+        diff_id: the digest of the archive in them.
         size: bytes stored.
     """
 
@@ -66,7 +66,7 @@ class Blobs:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, digest: str) -> Path:
-        """Where a blob lies."""
+        """The path of a blob."""
         return self.folder / digest.removeprefix("sha256:")
 
     def add(self, content: bytes) -> tuple[str, int]:
@@ -95,7 +95,7 @@ class Blobs:
         Owner, times and all of the modes but the right to execute are the same for all.
 
         Args:
-            title: what is in it.
+            title: a description of its content.
             entries: its files; of two of one name the later counts.
             compress: weights hardly shrink, and stay as they are.
         """

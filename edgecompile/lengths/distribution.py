@@ -97,7 +97,7 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class LengthDistribution(CountedSamples):
-    """How often each length occurs.
+    """The count of each length.
 
     Attributes:
         lengths: the distinct lengths, ascending, each from 1 to 2^31-1.
@@ -251,7 +251,7 @@ def add_up(sizes: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def draw_held_out(counts: IntArray, fraction: float, seed: int, source: str) -> IntArray:
-    """How many samples of each kind a random part of about ``fraction`` takes; shape of ``counts``.
+    """The number of samples of each kind in a random part of about ``fraction``; shape of ``counts``.
 
     Raises:
         LengthsError: there are fewer than two samples.

@@ -50,7 +50,7 @@ def count_document(value: object, name: str, axes: Sequence[str] | None = None) 
 
     Args:
         value: the document.
-        name: of its file, for messages.
+        name: the name of its file, for messages.
         axes: the model's axes that may vary, the length axis first; None: any.
 
     Raises:

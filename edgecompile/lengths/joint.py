@@ -21,13 +21,13 @@ from edgecompile.lengths.rows import LENGTH, Sizes
 
 @dataclass(frozen=True)
 class JointDistribution(CountedSamples):
-    """How often each pair of sizes occurs.
+    """The count of each pair of sizes.
 
     Attributes:
         axes: names of the two axes, the length axis first.
         sizes: the distinct pairs, ascending, each size from 1 to 2^31-1.
-        counts: how many samples have each pair, each from 1 up, 2^53 at most in all.
-        source: where the sizes come from, for people to read.
+        counts: the number of samples of each pair, each from 1 up, 2^53 at most in all.
+        source: the origin of the sizes, for people to read.
 
     Raises:
         LengthsError: the fields break one of these rules.
@@ -103,7 +103,7 @@ class JointDistribution(CountedSamples):
 
 
 def both_axes_hint(axes: Iterable[str], length_axis: str = LENGTH) -> str:
-    """How to give sizes on the length axis and another one of ``axes`` than the batch; empty if there is
+    """A hint for giving sizes on the length axis and an axis of ``axes`` other than the batch; empty if there is
     none."""
     other = next((axis for axis in axes if axis not in (length_axis, "batch")), None)
     if other is None:
@@ -113,7 +113,7 @@ def both_axes_hint(axes: Iterable[str], length_axis: str = LENGTH) -> str:
 
 
 def distribution_of(counted: CountedSizes) -> LengthDistribution | JointDistribution:
-    """The distribution of what a source has counted, over one axis or two."""
+    """The distribution of a source's counts, over one axis or two."""
     if len(counted.axes) == 1:
         return LengthDistribution.from_sizes(counted.counts, counted.source)
     return JointDistribution.from_counts(counted.axes, counted.counts, counted.source)

@@ -77,7 +77,7 @@ def choose_columns(names: Sequence[str], axes: Sequence[str] | None) -> Columns 
     """The columns that names of columns or keys stand for; None if there are none.
 
     Args:
-        names: of the source.
+        names: the column names of the source.
         axes: the model's axes that may vary, the length axis first; None accepts "length" with
             "batch", or with another name that has "length" in it. A column "length" stands for the
             length axis whatever its name.
@@ -144,7 +144,7 @@ class RowReader:
     """The grammar of the rows of a file; the first row that isn't blank decides on the columns.
 
     Attributes:
-        columns: of the file; None before the first row, or where it can't be one.
+        columns: the columns of the file; None before the first row, or where it can't be one.
     """
 
     def __init__(self, axes: Sequence[str] | None) -> None:

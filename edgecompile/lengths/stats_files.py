@@ -18,7 +18,12 @@ from edgecompile.json_files import read_object, refused_as
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.lengths.rows import MAX_LENGTH, MAX_TOTAL
-from edgecompile.lengths.traffic import STATS_HINT, BucketTraffic, ServedTraffic, merge_traffic
+from edgecompile.lengths.served_traffic import (
+    STATS_HINT,
+    BucketTraffic,
+    ServedTraffic,
+    merge_traffic,
+)
 from edgecompile.runtime.format.document import Field, Problems, shorten
 
 STATS_VERSION = 1

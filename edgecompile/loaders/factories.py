@@ -71,7 +71,7 @@ def load_factory(where: str, factory: str, options: LoadOptions) -> LoadedModel:
 
 
 def load_object(value: object, options: LoadOptions) -> LoadedModel:
-    """A model from an ExportedProgram, or from what a factory would return; see :class:`ModelSpec`.
+    """A model from an ExportedProgram, or from a factory's result; see :class:`ModelSpec`.
 
     Raises:
         ModelError: see :func:`load_factory`.
@@ -85,7 +85,7 @@ def load_object(value: object, options: LoadOptions) -> LoadedModel:
 def _load(
     value: object, subject: str, start: str, name: str, source: ModelSource, options: LoadOptions
 ) -> LoadedModel:
-    """The model of what a factory returned: ``subject`` and ``start`` begin errors about it."""
+    """The model of a factory's result: ``subject`` and ``start`` begin errors about it."""
     generator = _generator(value, subject, name, source, options)
     if generator is not None:
         return generator

@@ -19,13 +19,14 @@ from torch import nn
 from edgecompile.checks import MOST
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import plain_name
-from edgecompile.loaders.input_specs import check_kinds, describe_inputs
+from edgecompile.loaders.input_specs import check_kinds, describe_inputs, read_sum
 from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import NamedModule, describe_error
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
-from edgecompile.models.specs import BATCH, AxisLimits, axis_sizes, batch_problem
+from edgecompile.models.specs import BATCH, AxisLimits, Bound, axis_sizes, batch_problem
 from edgecompile.runtime.format.dtypes import INPUT_NAMES, Number
+from edgecompile.runtime.format.sums import axes_of, find_givers, size_of, size_span, take_sizes
 
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 _MAX_DIMS = 8
@@ -49,10 +50,8 @@ def build_model(
             hint="what a factory returns is described in edgecompile.ModelSpec",
         )
     inputs, axes, examples = checked.inputs, checked.axes, checked.examples
-    plain = _to_plain(checked.module, checked.notes)
     name = plain_name(options.name or spec.name or default_name)
-    named = NamedModule(plain, [item.name for item in inputs], output_names=spec.outputs).eval()
-    _run_example(named, examples, source.spec, checked.notes)
+    named = _find_runnable(checked.module, spec, source, examples, checked.notes)
     outputs, copied = probe_model(named, inputs, axes, name, axis_sizes(inputs, examples))
     return LoadedModel(
         name=name,
@@ -86,10 +85,13 @@ class _Checked:
         self.axes = self._axes(shapes)
         self.length_axis = self._length_axis()
         self._limit_length()
-        self._check_sizes(shapes)
+        # The sizes that each axis may have.
+        extents = {axis: (span.lo, span.hi or MOST) for axis, span in self.axes.items()}
+        self._check_sizes(shapes, extents)
         self.inputs = describe_inputs(
             self.examples,
             shapes,
+            extents,
             pad={**(spec.pad or {}), **options.pad},
             bounds=spec.bounds or {},
             masks=spec.masks,
@@ -190,19 +192,30 @@ class _Checked:
                 self.problems.append(f"axes names the input '{name}', which doesn't exist")
                 continue
             for dim, axis in dims.items():
-                rank = len(shapes[name])
+                rank, found = len(shapes[name]), read_sum(axis) if isinstance(axis, str) else None
                 if not isinstance(dim, int) or not -rank <= dim < rank:
                     self.problems.append(
                         f"axes names dimension {dim!r} of '{name}', which has {rank}, the first one 0"
                     )
-                elif not isinstance(axis, str) or not _NAME.fullmatch(axis):
-                    self.problems.append(f"{axis!r} isn't a name for an axis")
+                elif found is None or not all(_NAME.fullmatch(term) for term, _ in found.terms):
+                    self.problems.append(
+                        f"{axis!r} is neither a name for an axis nor a sum such as 2*length+1"
+                    )
                 else:
-                    shapes[name][dim] = axis
+                    shapes[name][dim] = str(found)
         return shapes
 
     def _axes(self, shapes: Mapping[str, Sequence[int | str]]) -> dict[str, AxisLimits]:
-        names = dict.fromkeys(d for shape in shapes.values() for d in shape if isinstance(d, str))
+        dims = dict.fromkeys(d for shape in shapes.values() for d in shape if isinstance(d, str))
+        names = [dim for dim in dims if _NAME.fullmatch(dim)]
+        names += [axis for axis, _ in find_givers(dims, names)]
+        for dim in dims:
+            others = [axis for axis in axes_of(dim, names) if axis not in names]
+            if others:
+                self.problems.append(
+                    f"the size {dim} gives no size of {' and '.join(others)}: all but one of its axes "
+                    "have to be dimensions of inputs, or follow from another size"
+                )
         limits: Any = self.spec.limits
         if not isinstance(limits, Mapping):
             self.problems.append('limits isn\'t of the form {"length": (1, 512)}')
@@ -258,13 +271,19 @@ class _Checked:
                 hi = min(value, limits.hi or value)
                 self.axes[self.length_axis] = AxisLimits(limits.lo, hi)
 
-    def _check_sizes(self, shapes: Mapping[str, Sequence[int | str]]) -> None:
+    def _check_sizes(
+        self, shapes: Mapping[str, Sequence[int | str]], extents: Mapping[str, tuple[int, int]]
+    ) -> None:
         seen: dict[str, tuple[str, int]] = {}
+        sums: list[tuple[str, str, int]] = []
         places = ((n, d, axis) for n, s in shapes.items() for d, axis in enumerate(s))
         for name, dim, axis in places:
             if not isinstance(axis, str):
                 continue
             size = int(self.examples[name].shape[dim])
+            if axis not in self.axes:
+                sums.append((axis, name, size))
+                continue
             first, other = seen.setdefault(axis, (name, size))
             if other != size:
                 self.problems.append(
@@ -276,6 +295,63 @@ class _Checked:
                 self.problems.append(
                     f"{axis} is {size} in the example '{name}', outside its limits {limits}"
                 )
+        sizes = {axis: size for axis, (_, size) in seen.items()}
+        given = {**sizes, **{text: size for text, _, size in reversed(sums)}}
+        for text in take_sizes(given, find_givers(given, sizes)):
+            self.problems.append(f"{text} is {given[text]} in the examples, for no whole size")
+        for axis in self.axes:
+            if axis in given and axis not in sizes:
+                sizes[axis], limits = given[axis], self.axes[axis]
+                if axis != BATCH and not limits.lo <= sizes[axis] <= (limits.hi or sizes[axis]):
+                    self.problems.append(
+                        f"{axis} is {sizes[axis]} in the examples, outside its limits {limits}"
+                    )
+        for text, name, size in sums:
+            if any(axis not in sizes for axis in axes_of(text, self.axes)):
+                continue
+            wanted, least = size_of(text, sizes), size_span(text, extents)[0]
+            if size != wanted:
+                self.problems.append(
+                    f"{text} is {size} in the example '{name}', but follows as {wanted}"
+                )
+            if least < 1:
+                self.problems.append(
+                    f"{text} is {least} at the least sizes: limits must leave at least 1"
+                )
+
+
+def _find_runnable(
+    module: nn.Module,
+    spec: ModelSpec,
+    source: ModelSource,
+    examples: Mapping[str, torch.Tensor],
+    notes: list[str],
+) -> NamedModule:
+    """The module with float32 weights; as it is given, if it runs in no other way: its forward may name dtypes.
+
+    Raises:
+        ModelError: it fails on its example inputs in both ways.
+    """
+
+    def wrapped(plain: nn.Module) -> NamedModule:
+        return NamedModule(plain, list(examples), output_names=spec.outputs).eval()
+
+    told: list[str] = []
+    plain = wrapped(_to_plain(module, told))
+    try:
+        _run_example(plain, examples, source.spec, told)
+    except ModelError as error:
+        given = wrapped(module)
+        if not told or "dtype" not in error.message:
+            raise
+        try:
+            _run_example(given, examples, source.spec, ())
+        except ModelError:
+            raise error from None
+        notes.append("weights keep their dtypes, since forward converts to those")
+        return given
+    notes += told
+    return plain
 
 
 def _to_plain(module: nn.Module, notes: list[str]) -> nn.Module:
@@ -353,8 +429,10 @@ class ModelSpec:
         module: the model; it is put in eval mode and its weights are converted to float32.
         inputs: example tensors by the names of ``forward``'s arguments, or a sequence of them in
             the arguments' order. The model must work with them.
-        axes: for each input, which dimensions vary: dimension → axis name. Dimensions that share
-            a name always have the same size. Where nothing varies, the examples' size is the plan.
+        axes: Dimensions that vary, for each input: dimension → axis name. Dimensions that share
+            a name always have the same size. A size that follows from others is a sum such as
+            ``"2*length"``, ``"past+length"`` or ``"length-1"``. Where nothing varies, the examples'
+            size is the plan.
         limits: smallest and largest size per axis; None as largest: no limit. Default: from 1 on;
             ``batch`` has 1 unless a batch range is asked for. A plan needs the largest size of every
             axis that its lengths don't count.
@@ -362,11 +440,12 @@ class ModelSpec:
         length_axis: the axis that varies with traffic; default: the one called ``length``, or the
             only one that isn't ``batch``.
         pad: value that fills an input behind its content in pad mode, by input name.
-        bounds: smallest and largest allowed value by input name.
+        bounds: Smallest and largest allowed value by input name. Either may be an axis or a sum of
+            axes: ``{"lengths": (1, "length")}``. Every run is checked against them.
         masks: inputs that are 1 at real positions and 0 at padding; default: those of integer or
             bool type whose name ends in ``mask``.
         outputs: names for what ``forward`` returns as a tensor or a tuple.
-        name: of the model.
+        name: the name of the model.
         tokenizer: path of its ``tokenizer.json``.
     """
 
@@ -377,7 +456,7 @@ class ModelSpec:
     max_length: int | None = None
     length_axis: str | None = None
     pad: Mapping[str, Number] = field(default_factory=dict)
-    bounds: Mapping[str, tuple[Number, Number]] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[Bound, Bound]] = field(default_factory=dict)
     masks: Sequence[str] | None = None
     outputs: Sequence[str] | None = None
     name: str | None = None

@@ -86,7 +86,8 @@ def check_form(spec: str | Path) -> None:
     """Refuses what is no model, before anything of it is loaded.
 
     Args:
-        spec: what the user wrote. Of a dotted module only importing it says whether it is there.
+        spec: the specification that the user wrote. Only importing a dotted module shows whether it
+            exists.
 
     Raises:
         ModelError: there is no such file or folder, it has another format, or lacks the files of a

@@ -18,7 +18,7 @@ from edgecompile.runtime.format.schema import CAUSAL_LM
 def load_model(
     spec: str | Path | object, options: LoadOptions | None = None, **changes: Any
 ) -> LoadedModel:
-    """Loads a model from what the user wrote; nothing is ever fetched.
+    """Loads a model from the user's specification; nothing is ever fetched.
 
     Args:
         spec: a folder in Hugging Face layout, ``file.py:factory``, ``package.module:factory``, a

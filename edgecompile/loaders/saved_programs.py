@@ -26,6 +26,7 @@ from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec, axis_sizes
 from edgecompile.runtime.format.dtypes import INPUT_NAMES
+from edgecompile.runtime.format.sums import find_givers, parse_sum
 
 
 def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
@@ -50,10 +51,10 @@ def load_program_object(
     ``options.pad`` (0 for integers that are looked up in a table).
 
     Args:
-        program: with its example inputs; weights in float32 on the CPU.
-        source: where it came from.
-        name: what to call it where the options don't say.
-        options: how to load it.
+        program: the program with its example inputs; weights in float32 on the CPU.
+        source: the origin of the model.
+        name: its name where the options have none.
+        options: options for loading it.
 
     Raises:
         ModelError: its signature can't be expressed, or its weights aren't float32 on the CPU.
@@ -98,7 +99,7 @@ def _check_weights(spec: str, program: torch.export.ExportedProgram) -> None:
 
 
 def _axis_notes(inputs: Sequence[InputSpec], axes: Mapping[str, AxisLimits]) -> tuple[str, ...]:
-    """Which sizes the axes are, where there are several: a saved program has lost their names."""
+    """A note on the sizes of several axes: a saved program has lost their names."""
     if len([axis for axis in axes if axis != "batch"]) < 2:
         return ()
     places = {
@@ -127,6 +128,18 @@ def _read_signature(
     if problems:
         raise ModelError(f"'{spec}': " + "; ".join(problems))
     symbols = _name_symbols(values)
+    unknown = {
+        size
+        for value in values
+        for size in map(str, value.shape)
+        if not size.isdigit() and _name_size(size, symbols) is None
+    }
+    if unknown:
+        raise ModelError(
+            f"'{spec}': a size is computed from others ({', '.join(sorted(unknown))}), which isn't "
+            "a sum of sizes that inputs have",
+            hint="export it with one Dim per size that varies",
+        )
     specs = [_input_spec(name, value, symbols) for name, value in zip(called, values, strict=True)]
     filled = fill_bounds(program, specs)
     own = tuple(replace(s, pad=0) if s.bounds and s.pad is None else s for s in filled)
@@ -134,11 +147,6 @@ def _read_signature(
     axes = {}
     for symbol, axis in symbols.items():
         ranges = [r for e, r in program.range_constraints.items() if str(e) == symbol]
-        if not ranges:
-            raise ModelError(
-                f"'{spec}': a size is computed from others ({symbol}), which isn't supported",
-                hint="export it with one Dim per size that varies",
-            )
         upper = upper_limit(ranges[0])
         if axis == "length" and options.max_length is not None:
             upper = min(upper or options.max_length, options.max_length)
@@ -180,19 +188,33 @@ def _name_symbols(values: Sequence[Any]) -> dict[str, str]:
     others = 0
     for value in values:
         for dim, size in enumerate(value.shape):
-            symbol = None if isinstance(size, int) else str(size)
-            if symbol is None or symbol in axes:
+            symbol = str(size)
+            if not symbol.isidentifier() or symbol in axes:
                 continue
             if dim == 0 and value.dim() > 1 and "batch" not in axes.values():
                 axes[symbol] = "batch"
             else:
                 others += 1
                 axes[symbol] = "length" if others == 1 else f"axis{others}"
+    # Symbols of which a sum alone is a size.
+    sizes = [str(size).replace(" ", "") for value in values for size in value.shape]
+    for symbol, _ in find_givers([s for s in sizes if not s.isdigit()], axes):
+        others += 1
+        axes[symbol] = "length" if others == 1 else f"axis{others}"
     return axes
 
 
+def _name_size(size: str, symbols: Mapping[str, str]) -> str | None:
+    """A symbolic size as an axis or a sum of axes; None where it is neither."""
+    found = parse_sum(size.replace(" ", ""))
+    if found is None or any(symbol not in symbols for symbol, _ in found.terms):
+        return None
+    return str(found._replace(terms=tuple((symbols[s], n) for s, n in found.terms)))
+
+
 def _input_spec(name: str, value: torch.Tensor, symbols: dict[str, str]) -> InputSpec:
-    shape = tuple(s if isinstance(s, int) else symbols[str(s)] for s in value.shape)
+    sizes = [s if isinstance(s, int) else _name_size(str(s), symbols) for s in value.shape]
+    shape = tuple(size for size in sizes if size is not None)
     dtype = str(value.dtype).removeprefix("torch.")
     if name.endswith("mask") and not value.dtype.is_floating_point:
         return InputSpec(name, dtype, shape, 0, (0, 1), (1, 1))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
+from edgecompile.models.draws import shape_values
 from edgecompile.models.specs import InputSpec
 from edgecompile.runtime.format.dtypes import BY_NAME, Number
+from edgecompile.runtime.format.sums import size_of
 
 
 def make_example(
@@ -18,6 +19,7 @@ def make_example(
     seed: int = 0,
     length_axis: str | None = None,
     padding: int | Sequence[int] = 0,
+    kind: str = "",
 ) -> dict[str, torch.Tensor]:
     """Draws inputs with the given axis sizes; the same seed gives the same values.
 
@@ -25,12 +27,14 @@ def make_example(
     there is a range to draw from; masks are 1.
 
     Args:
-        inputs: what to make.
+        inputs: the inputs to make.
         sizes: size of every axis that occurs in the shapes.
-        seed: of the draw.
+        seed: the seed of the draw.
         length_axis: the axis that ``padding`` is about.
-        padding: how many trailing positions of the length axis hold pad values; one number, or
+        padding: the number of trailing positions of the length axis that hold pad values; one, or
             one per index of the first dimension.
+        kind: the kind of likeness to real values (:mod:`edgecompile.models.kinds`); "": independent
+            values.
 
     Raises:
         ValueError: an axis has no size, or an input with padding has no pad value.
@@ -38,11 +42,16 @@ def make_example(
     generator = torch.Generator().manual_seed(seed)
     result = {}
     for spec in inputs:
-        missing = [dim for dim in spec.shape if isinstance(dim, str) and dim not in sizes]
-        if missing:
-            raise ValueError(f"no size was given for the axes {missing} of input '{spec.name}'")
-        shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
-        tensor = _draw(_narrowed(spec, sizes), shape, generator)
+        try:
+            shape = [size_of(dim, sizes) for dim in spec.shape]
+        except KeyError as missing:
+            raise ValueError(
+                f"no size was given for the axis {missing} of input '{spec.name}'"
+            ) from None
+        tensor = _draw(spec, spec.span(sizes), shape, generator)
+        # Numbers of its own: what is drawn for the next input doesn't depend on the kind.
+        random = torch.Generator().manual_seed(seed + 1)
+        tensor = shape_values(spec, tensor, length_axis, kind, random).contiguous()
         if padding and length_axis in spec.shape:
             _fill_tail(spec, tensor, spec.shape.index(length_axis), padding)
         result[spec.name] = tensor
@@ -68,17 +77,13 @@ def pad_inputs(
     return result
 
 
-def _narrowed(spec: InputSpec, sizes: Mapping[str, int]) -> InputSpec:
-    """The input with the range to draw from that the sizes leave to a place along an axis."""
-    if not spec.within:
-        return spec
-    room, *taken = (sizes[axis] for axis in spec.within)
-    return replace(spec, draw=(0, room - (taken[0] if taken else 1)))
-
-
-def _draw(spec: InputSpec, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+def _draw(
+    spec: InputSpec,
+    span: tuple[Number, Number] | None,
+    shape: Sequence[int],
+    generator: torch.Generator,
+) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
-    span = spec.draw or spec.bounds
     if BY_NAME[spec.dtype].kind == "f":
         if span is None:
             return torch.randn(shape, generator=generator).to(dtype)

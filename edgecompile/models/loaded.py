@@ -1,4 +1,4 @@
-"""Model specifications and what becomes of them: a module with described inputs and outputs.
+"""Model specifications and loaded models: a module with described inputs and outputs.
 
 ``load_model`` takes a folder in Hugging Face layout, ``file.py:factory`` or
 ``package.module:factory``, or a saved ``.pt2``. Importing this module loads no framework; loading
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
-from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
+from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec, tied_sizes
 from edgecompile.runtime.format.schema import GenerationSpec
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ ENCODER = "encoder"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model came from.
+    """The origin of a model.
 
     Attributes:
         kind: ``folder``, ``factory``, ``pt2`` or ``object``.
-        spec: what the user wrote.
+        spec: the specification that the user wrote.
         sha256: hashes of all files that shape it, by their path in its folder; none of a factory.
         details: facts for people and reports, such as the architecture's name.
     """
@@ -51,12 +51,13 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class Generation:
-    """How a model generates tokens over caches from outside.
+    """The settings with which a model generates tokens over caches from outside.
 
     Attributes:
-        spec: as a manifest has it: names of inputs, output and axes, and tokens.
-        greedy: gives the tokens that follow a prompt, up to a number, by the library that the model
-            comes from; where there is an encoder, it is given its inputs as well.
+        spec: the entry of a manifest: names of inputs, output and axes, and tokens.
+        greedy: a function that gives the tokens that follow a prompt, up to a number, by the
+            library that the model comes from; where there is an encoder, it is given its inputs as
+            well.
         encoder: makes the ``cross`` inputs of a source: its outputs have these names. None: the
             model has no source.
     """
@@ -73,15 +74,15 @@ class LoadedModel:
     Attributes:
         name: a short name made of what a manifest allows in names.
         module: takes the inputs by name (or in the order of ``inputs``), gives a dict of tensors.
-        inputs, outputs: what it takes and gives; outputs as seen on example inputs.
+        inputs, outputs: the inputs and outputs; outputs as seen on example inputs.
         axes: limits of every axis that occurs in an input's shape.
         length_axis: the axis that varies with traffic; None: there is none.
-        source: where it came from.
+        source: the origin of the model.
         tokenizer: its ``tokenizer.json``, if it has one.
         notes: choices made while loading that a person may want to know.
         labels: names of the classes by output, whose last dimension they count.
         load: the options that shaped it, as :meth:`LoadOptions.to_json` has them.
-        generation: how it generates; None: it doesn't.
+        generation: the settings of generation; None: it doesn't generate.
     """
 
     name: str
@@ -109,18 +110,29 @@ class LoadedModel:
 
     @property
     def paddable(self) -> bool:
-        """Whether every input along the length axis has a pad value."""
+        """Whether every input along the length axis has a pad value, and no other size follows from it."""
+        if self.length_axis is None or tied_sizes(self.inputs, (self.length_axis,)):
+            return False
         along = [spec for spec in self.inputs if self.length_axis in spec.shape]
-        return self.length_axis is not None and all(spec.pad is not None for spec in along)
+        return all(spec.pad is not None for spec in along)
 
     def make_example(
-        self, sizes: Mapping[str, int], seed: int = 0, padding: int | Sequence[int] = 0
+        self,
+        sizes: Mapping[str, int],
+        seed: int = 0,
+        padding: int | Sequence[int] = 0,
+        kind: str = "",
     ) -> dict[str, torch.Tensor]:
         """Random valid inputs; see :func:`edgecompile.models.examples.make_example`."""
         from edgecompile.models.examples import make_example
 
         return make_example(
-            self.inputs, sizes, seed=seed, length_axis=self.length_axis, padding=padding
+            self.inputs,
+            sizes,
+            seed=seed,
+            length_axis=self.length_axis,
+            padding=padding,
+            kind=kind,
         )
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -154,7 +166,8 @@ class LoadedModel:
                 "several; `max_context` bounds a whole text",
             )
         limits = {axis: AxisLimits(1, length)}
-        limits[made.spec.context_axis] = AxisLimits(least_context(length, most), most)
+        if made.spec.context_axis is not None:
+            limits[made.spec.context_axis] = AxisLimits(least_context(length, most), most)
         inputs = tuple(
             replace(spec, bounds=(0, length - 1)) if spec.name == made.spec.last else spec
             for spec in self.inputs

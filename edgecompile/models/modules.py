@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 
 from edgecompile.errors import ModelError
-from edgecompile.models.source_lines import user_lines
+from edgecompile.models.definite import definite
+from edgecompile.models.source_lines import line_of_error
 
 # torch lists what an operator does have in forty lines.
 _NO_CODE = re.compile(r"Could not run '([^']+)' with arguments from the 'CPU' backend")
@@ -25,11 +25,11 @@ class NamedModule(torch.nn.Module):
 
     Args:
         model: the module itself.
-        names: of its inputs, in order.
+        names: the names of its inputs, in order.
         constants: further keyword arguments that are always the same (``use_cache=False``).
         output_names: names for a tensor or the items of a tuple; None: made up.
-        only: which outputs to keep; None: all.
-        positional: how many of the inputs ``model`` wants by position.
+        only: the outputs to keep; None: all.
+        positional: the number of inputs that ``model`` wants by position.
 
     Attributes:
         copied: names of the inputs of which ``model`` gets copies, because it changes them in place.
@@ -109,13 +109,13 @@ def name_outputs(value: Any, names: Sequence[str] | None = None) -> dict[str, to
 def run_module(
     module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], name: str
 ) -> dict[str, torch.Tensor]:
-    """Runs a :class:`NamedModule` without gradients.
+    """Runs a :class:`NamedModule` without gradients, definite where torch leaves results open.
 
     Raises:
         ModelError: it raises; the message names the line of the model's code.
     """
     # What a model prints must not end up on stdout, which is for data.
-    with torch.no_grad(), redirect_stdout(sys.stderr):
+    with torch.no_grad(), definite(), redirect_stdout(sys.stderr):
         try:
             result: dict[str, torch.Tensor] = module(**inputs)
         except ModelError:
@@ -124,21 +124,23 @@ def run_module(
             shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in inputs.items())
             raise ModelError(
                 f"the model '{name}' fails on {shapes}: {describe_error(exc)}",
-                hint="it must work at every size within its limits; a factory can declare them",
+                hint="it must work at every size within its limits; a factory declares limits, sizes that follow "
+                'from others ({"f0": {2: "2*length"}} as axes) and values that a size bounds '
+                '({"lengths": (1, "length")} as bounds)',
             ) from exc
     return result
 
 
 def describe_error(exc: BaseException) -> str:
-    """The message of an exception, with the innermost line of code that isn't torch's or ours."""
+    """The message of an exception, with its place in the model."""
     lines = str(exc).strip().splitlines()
     missing = _NO_CODE.match(lines[0]) if lines else None
     if missing is not None:
         text = f"the operator {missing[1]} has no code for the CPU"
     else:
         text = type(exc).__name__ + (f": {lines[0]}" if lines else "")
-    places = user_lines(traceback.extract_tb(exc.__traceback__))
-    return f"{text} (at {places[-1]})" if places else text
+    place = line_of_error(exc)
+    return text if place is None else f"{text} (at {place})"
 
 
 def _flatten(prefix: str, value: Any) -> Iterable[tuple[str, torch.Tensor]]:
@@ -158,11 +160,11 @@ def _flatten(prefix: str, value: Any) -> Iterable[tuple[str, torch.Tensor]]:
         prefix = prefix or "output"
         items = enumerate(value)
     else:
-        where = f"output '{prefix}'" if prefix else "result"
-        raise ModelError(
-            f"the model's {where} is a {type(value).__name__}, not a tensor",
-            hint="wrap the model so that it returns a tensor, a tuple or a dict of tensors",
-        )
+        where, kind = f"output '{prefix}'" if prefix else "result", type(value).__name__
+        hint = "wrap the model so that it returns a tensor, a tuple or a dict of tensors"
+        if kind.endswith("Cache"):
+            hint = f'`task="causal-lm"` generates text with a cache; or {hint}'
+        raise ModelError(f"the model's {where} is a {kind}, not a tensor", hint=hint)
     for key, item in items:
         yield from _flatten(f"{prefix}_{key}" if prefix else str(key), item)
 

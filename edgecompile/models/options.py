@@ -20,23 +20,23 @@ POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is to be loaded.
+    """Options for loading a model.
 
     Attributes:
         batch: smallest and largest batch; None: 1 for folders, what it declares for factories.
         max_length: upper limit of the length axis; None: the model's own.
-        token_type_ids: whether a folder's model takes them; None: what suits the task.
+        token_type_ids: whether a folder's model takes them; None: as the task needs.
         pad: pad values by input name, over those that the model declares.
-        name: what to call the model; None: made from the specification.
-        task: what a folder's model is for, a name of :data:`edgecompile.models.tasks.TASKS`; None: what
-            its config.json says.
-        pooling: makes one embedding of a text's token embeddings, a name of
+        name: the model's name; None: made from the specification.
+        task: the task of a folder's model, a name of :data:`edgecompile.models.tasks.TASKS`; None:
+            what its config.json says.
+        pooling: the pooling of a text's token embeddings into one, a name of
             :data:`POOLING_MODES`; for folders without modules.json.
         normalize: divides the embedding by its Euclidean norm.
         softmax: compiles in the softmax behind a classifier.
         image_size: height and width, each one size or (smallest, largest); None: what the folder says.
         max_context: tokens that a prompt and what follows it may have together, for generation;
-            None: what the model allows, at most 2048.
+            None: the model's limit, at most 2048.
 
     Raises:
         UsageError: a value is of the wrong type or out of its range.

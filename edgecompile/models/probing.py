@@ -31,9 +31,9 @@ def probe_model(
 
     Args:
         module: takes inputs by name; its ``copied`` is set, if it has that.
-        inputs, axes: what it takes.
-        name: what to call the model in errors.
-        working_sizes: those for which the model is known to work; default: small ones.
+        inputs, axes: its inputs and their axes.
+        name: the model's name in errors.
+        working_sizes: the sizes for which the model is known to work; default: small ones.
 
     Returns:
         The outputs, and a note for each input that is copied.
@@ -141,7 +141,7 @@ class WriteWatch:
         """Names of those that were written to, or are new, or were replaced by other values.
 
         Args:
-            now: what has these names by now; None: the same tensors as before.
+            now: the present tensors of these names; None: the same tensors as before.
         """
         return [
             name

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.texts import load_tokenizer, read_lines, wants_lower_case
+from edgecompile.models.kinds import turn
 
 if TYPE_CHECKING:
     from edgecompile.models.loaded import LoadedModel
@@ -45,9 +46,9 @@ class Samples:
     """Inputs at the smallest size of every axis but the length axis.
 
     Attributes:
-        inputs: of one run each, by name.
-        lengths: of each.
-        source: what they are, in words.
+        inputs: the inputs of one run each, by name.
+        lengths: the length of each.
+        source: a description of them, in words.
         real: whether their values are real, not drawn.
     """
 
@@ -55,6 +56,22 @@ class Samples:
     lengths: tuple[int, ...]
     source: str
     real: bool = False
+
+    def within(self, lengths: Container[int]) -> Samples | None:
+        """The samples of these lengths; None where there are none."""
+        inside = [i for i, length in enumerate(self.lengths) if length in lengths]
+        if len(inside) == len(self.lengths):
+            return self
+        return (
+            replace(
+                self,
+                inputs=tuple(self.inputs[i] for i in inside),
+                lengths=tuple(self.lengths[i] for i in inside),
+                source=f"{len(inside)} of {self.source}",
+            )
+            if inside
+            else None
+        )
 
 
 def text_samples(
@@ -98,16 +115,19 @@ def draw_samples(
     longest: int,
     *,
     shortest: int | None = None,
+    step: int = 1,
     seed: int = 0,
 ) -> Samples:
     """Samples with drawn values at the quantiles of the lengths.
 
-    ``shortest`` is the least length that is served, the model's own by default.
+    ``shortest`` is the least length that is served, the model's own by default. The others follow it in
+    steps of ``step``.
     """
     assert model.length_axis is not None
     served, _ = traffic.clip(longest)
     shortest = model.axes[model.length_axis].lo if shortest is None else shortest
     lengths = tuple(max(shortest, served.quantile((i + 0.5) / _DRAWN)) for i in range(_DRAWN))
+    lengths = tuple(length - (length - shortest) % step for length in lengths)
     made = tuple(_drawn(model, length, seed + index) for index, length in enumerate(lengths))
     return Samples(made, lengths, f"{_DRAWN} drawn inputs of the traffic's lengths")
 
@@ -118,6 +138,7 @@ def add_drawn(
     longest: int,
     *,
     shortest: int | None = None,
+    step: int = 1,
     count: int = _DRAWN,
     seed: int = 0,
 ) -> Samples:
@@ -135,16 +156,21 @@ def add_drawn(
             lengths.append(samples.lengths[index])
         if index < count:
             length = shortest + round((longest - shortest) * index / max(1, count - 1))
-            inputs.append(_drawn(model, length, seed + index))
+            length -= (length - shortest) % step
+            inputs.append(_drawn(model, length, seed + index, turn(index, padded=True)))
             lengths.append(length)
     source = f"{samples.source} and {count} drawn inputs of all lengths"
     return Samples(tuple(inputs), tuple(lengths), source, samples.real)
 
 
-def _drawn(model: LoadedModel, length: int, seed: int) -> dict[str, npt.NDArray[np.generic]]:
+def _drawn(
+    model: LoadedModel, length: int, seed: int, kind: str = ""
+) -> dict[str, npt.NDArray[np.generic]]:
     """Drawn inputs of a length, at the smallest size of every other axis."""
+    from edgecompile.models.prompts import draw_inputs
+
     sizes = {name: length if name == model.length_axis else e.lo for name, e in model.axes.items()}
-    return {name: t.numpy() for name, t in model.make_example(sizes, seed=seed).items()}
+    return {name: t.numpy() for name, t in draw_inputs(model, sizes, seed, kind).items()}
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:

@@ -8,8 +8,11 @@ from typing import Any, TypeVar
 
 from edgecompile.files import plain_fields
 from edgecompile.runtime.format.dtypes import Number
+from edgecompile.runtime.format.sums import axes_of, find_givers, size_of, take_sizes
 
 BATCH = "batch"
+#: A number, or the text of a sum of axes.
+Bound = Number | str
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,13 @@ class InputSpec(_Spec):
     Attributes:
         name: the argument's name in the module's ``forward``.
         dtype: numpy's name of the element type.
-        shape: per dimension a fixed size, or the name of an axis.
-        pad: what fills the input behind its real content in pad mode; None: it can't be padded.
-        bounds: smallest and largest allowed value, checked by the runtime; None: any.
+        shape: per dimension a fixed size, the name of an axis, or a sum of axes
+            (:mod:`edgecompile.runtime.format.sums`).
+        pad: the padding value of the input in pad mode; None: it can't be padded.
+        bounds: smallest and largest allowed value, checked by the runtime; None: any. Either may be
+            a sum of axes, whose value differs from run to run.
         draw: range from which examples draw values of real positions, where it is narrower than
-            ``bounds``; a mask has (1, 1).
-        within: names of one or two axes, for an input that is a place along an axis: examples draw
-            it from 0 to the first one's size less the second one's, or less 1.
+            ``bounds``, with sums of axes as in ``bounds``; a mask has (1, 1).
         in_place: whether the model changes it; a caller passes memory of its own.
     """
 
@@ -61,15 +64,27 @@ class InputSpec(_Spec):
     dtype: str
     shape: tuple[int | str, ...]
     pad: Number | None = None
-    bounds: tuple[Number, Number] | None = None
-    draw: tuple[Number, Number] | None = None
-    within: tuple[str, ...] = ()
+    bounds: tuple[Bound, Bound] | None = None
+    draw: tuple[Bound, Bound] | None = None
     in_place: bool = False
 
     @property
     def is_mask(self) -> bool:
         """Whether the input only tells real positions (1) from padding (0)."""
         return self.pad == 0 and self.draw == (1, 1)
+
+    @property
+    def follows_sizes(self) -> bool:
+        """Whether the values depend on the sizes of axes: a position, or a length."""
+        return any(isinstance(end, str) for end in (self.bounds or ()) + (self.draw or ()))
+
+    def span(self, sizes: Mapping[str, int]) -> tuple[Number, Number] | None:
+        """The range to draw from where axes have these sizes; None: any."""
+        ends = self.draw or self.bounds
+        if ends is None:
+            return None
+        low, high = (size_of(end, sizes) if isinstance(end, str) else end for end in ends)
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -85,14 +100,22 @@ class OutputSpec(_Spec):
     shape: tuple[int | str | None, ...]
 
 
+def tied_sizes(inputs: Sequence[InputSpec], axes: Collection[str]) -> list[str]:
+    """The sizes of inputs that follow from some of ``axes``: inputs aren't filled up along these axes then."""
+    dims = dict.fromkeys(dim for spec in inputs for dim in spec.shape if dim not in axes)
+    return [str(dim) for dim in dims if not set(axes).isdisjoint(axes_of(dim, ()))]
+
+
 def axis_sizes(inputs: Sequence[InputSpec], arrays: Mapping[str, Any]) -> dict[str, int]:
-    """The size of every axis, as arrays or tensors have it."""
-    return {
+    """The size of every axis, as arrays or tensors have it; sums of axes follow, or give it."""
+    sizes = {
         dim: int(size)
         for spec in inputs
         for dim, size in zip(spec.shape, arrays[spec.name].shape, strict=True)
         if isinstance(dim, str)
     }
+    take_sizes(sizes, find_givers(sizes, [dim for dim in sizes if dim.isidentifier()]))
+    return {axis: size for axis, size in sizes.items() if axis.isidentifier()}
 
 
 def batch_problem(axes: Collection[str], batch: tuple[int, int] | None) -> str | None:

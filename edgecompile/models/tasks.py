@@ -23,10 +23,11 @@ class Task:
     """One use of a model.
 
     Attributes:
-        name: what ``--task`` takes.
-        summary: what is compiled, in a few words.
-        modality: what the model has to read; None: anything.
-        heads: how the names in config.json's ``architectures`` end for which this is the default.
+        name: the value of ``--task``.
+        summary: a description of the compiled model, in a few words.
+        modality: the modality that the model has to read; None: any.
+        heads: the endings of names in config.json's ``architectures`` for which this is the
+            default.
         auto: transformers' class that loads a folder for it, if ``architectures`` names no class
             of this kind; "": the bare model.
         bare: whether only hidden states are wanted, whatever head ``architectures`` names.
@@ -133,8 +134,8 @@ def choose_task(
 
     Args:
         config: the folder's config.json.
-        asked: what ``--task`` names; None: what config.json suggests.
-        main_input: what transformers calls the model's main input (``input_ids``).
+        asked: the value of ``--task``; None: the task that config.json suggests.
+        main_input: transformers' name of the model's main input (``input_ids``).
         pipeline: whether the folder has a modules.json.
 
     Raises:

@@ -7,6 +7,7 @@ since the last build there, no framework is loaded.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,31 +45,35 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
     with begin_build(run) as staging:
         model = load(run)
         with work_folder(work, model.source) as folder:
-            if profile.gpu is None and model.encoder is None:
-                result = _build_for_cpu(run, model, staging, folder)
-            elif profile.gpu is None:
+            if model.encoder is not None:
                 from edgecompile.pipeline.seq2seq import build_seq2seq
 
                 result = build_seq2seq(run, model, staging, folder)
             else:
-                from edgecompile.pipeline.gpu import build_for_gpu
-
-                result = build_for_gpu(run, model, staging, folder)
+                result = _build_whole(run, model, staging, folder)
     if work is not None and key is not None:
         write_stamp(work, key, result)
     return result
 
 
-def _build_for_cpu(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
+def _build_whole(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
+    from edgecompile.models.samples import text_samples
     from edgecompile.pipeline import stages
+    from edgecompile.pipeline.ahead import compiling_ahead
+    from edgecompile.pipeline.backend import Job
+    from edgecompile.pipeline.backends import find_backends
 
-    subject = stages.find_subject(run, model, work)
-    resolved = stages.choose_precision(run, subject)
-    planned = stages.make_plan(run, subject, resolved.precision)
-    exports, buckets = subject.whole, planned.plan.buckets
-    exported = stages.export_programs(run, exports, buckets)
-    compiled = stages.compile_programs(
-        run, map(exports.key, buckets), exported, buckets, work, precision=resolved.precision
-    )
-    contents = stages.contents(run, subject, planned, compiled, resolved)
-    return stages.pack(run, contents, staging)
+    backends = find_backends(run.options, run.profile)
+    with compiling_ahead(call for backend in backends for call in backend.ahead(run)):
+        subject = stages.find_subject(run, model, work)
+        resolved = stages.choose_precision(run, subject)
+        planned = stages.make_plan(run, subject, resolved.precision)
+        if run.profile.gpu is not None:
+            samples = text_samples(model, run.options.texts, planned.plan.max_length)
+            resolved = replace(resolved, samples=samples)
+        job = Job(run, subject, planned, resolved, work)
+        for backend in backends:
+            job = backend.plan(job)
+        for backend in backends:
+            job = backend.compile(job)
+        return stages.pack(run, job.contents(), staging)

@@ -9,22 +9,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.backends.compilation import CompiledModel
-from edgecompile.backends.cuda.compiled import GpuPrograms
 from edgecompile.buckets.assessment import assess_plan
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.assembly import built_by, stage
-from edgecompile.bundle.cases import GOLDEN_CASES, Case, length_cases, make_cases, sample_cases
-from edgecompile.bundle.generation import golden_texts
-from edgecompile.bundle.gpu_programs import (
-    add_gpu_programs,
-    rehearse_programs,
-    with_programs,
+from edgecompile.bundle.cases import (
+    GOLDEN_CASES,
+    Case,
+    length_cases,
+    make_cases,
+    rows_cases,
+    sample_cases,
 )
+from edgecompile.bundle.generation import golden_texts
+from edgecompile.bundle.margins import allow_rounding, widest_share
+from edgecompile.bundle.parts import Parts
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.verdict import VerifyReport, check_report
 from edgecompile.bundle.verify import verify_bundle
 from edgecompile.bundle.writer import BundleWriter
+from edgecompile.errors import VerificationError
 from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
@@ -32,17 +36,20 @@ from edgecompile.loaders.folders.chat import read_chat
 from edgecompile.loaders.folders.text_settings import describe_texts
 from edgecompile.models.loaded import ENCODER, LoadedModel
 from edgecompile.models.samples import Samples
-from edgecompile.narrowing.trials import PrecisionChoice
+from edgecompile.pipeline.origin import find_origin
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.server import ServerPlan, measure_server
-from edgecompile.precision import FP32, Precision, min_cosine
+from edgecompile.precision import FP32, TOLERANCES, Precision, min_cosine
 from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.quantization.reference import RoundedCases, round_cases
+from edgecompile.quantization.trials import PrecisionChoice
 from edgecompile.report.pages import build_header, build_page
+from edgecompile.runtime.call.rows import ROWS
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
+from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest, Tolerance
 from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import FILE as GENERATION_FILE
-from edgecompile.tensorrt.parts import GpuParts, add_gpu, try_engine, with_gpu
+from edgecompile.targets.profile import TargetProfile
 
 
 @dataclass(frozen=True)
@@ -50,18 +57,17 @@ class Contents:
     """The contents of a bundle.
 
     Attributes:
-        model: what was compiled.
+        model: the compiled model.
         plan: its buckets.
-        compiled: of these buckets; or of one that all of them share.
+        compiled: the programs of these buckets, or of one that all of them share.
         sizes: the traffic that the plan was made for, for the reports.
-        cost: what buckets take, likewise.
+        cost: the cost of a bucket, for the reports.
         samples: inputs to verify with beside those of :func:`edgecompile.bundle.cases.make_cases`.
-        choice: how the precision was chosen, for the reports.
-        gpu: what a GPU's engine will be built from, verified.
-        programs: what a GPU runs without TensorRT.
+        choice: the record of choosing the precision, for the reports.
+        parts: parts that backends for a GPU add.
         tokenizer: whether the model's tokenizer travels along, if it has one.
         encoder: the bundle that reads its sources, if it goes on from some.
-        server: what a server has to know, if it is for one.
+        server: the data for a server, if the bundle is for one.
     """
 
     model: LoadedModel
@@ -71,8 +77,7 @@ class Contents:
     cost: BucketCost | None = None
     samples: Samples | None = None
     choice: PrecisionChoice | None = None
-    gpu: GpuParts | None = None
-    programs: GpuPrograms | None = None
+    parts: tuple[Parts, ...] = ()
     tokenizer: bool = True
     encoder: Path | None = None
     server: ServerPlan | None = None
@@ -95,16 +100,18 @@ def pack_bundle(
     *,
     seed: int = 0,
     emulate: bool = True,
+    profile: TargetProfile | None = None,
     step: StepHandle = NULL_STEP,
 ) -> BuildResult:
     """Writes a bundle and verifies it before it gets its name.
 
     Args:
-        contents: what goes in.
-        claim: where the bundle goes, entered.
-        seed: of the inputs that are drawn.
+        contents: the contents of the bundle.
+        claim: the claim on the bundle's path, entered.
+        seed: the seed of the drawn inputs.
         emulate: whether variants that this host can't run are run under an emulator; see
             :func:`edgecompile.bundle.verify.verify_bundle`.
+        profile: the target; with it, a failure names the layer where the difference begins.
         step: told what is being done.
 
     Raises:
@@ -117,22 +124,22 @@ def pack_bundle(
     step.update(text="copying")
     manifest, notes = _fill(writer, contents)
     step.update(text="running eager")
-    cases, always = _cases(contents, seed)
+    cases, always = _cases(contents, manifest.tolerance, seed)
     golden = tuple(
-        writer.add_golden(c.bucket, c.name, c.inputs, c.outputs) for c in cases if c.name in always
+        writer.add_golden(c.bucket, c.name, c.inputs, c.outputs, c.margins, c.ties)
+        for c in cases
+        if c.name in always
     )
     made = contents.model.generation
     manifest = manifest._replace(golden=golden, generation=None if made is None else made.spec)
     texts = None
     if contents.model.generation is not None:
         step.update(text="generating with transformers")
-        texts = golden_texts(contents.model, seed=seed)
+        margin = widest_share(cases, contents.model.outputs[0].name)
+        texts = golden_texts(contents.model, seed=seed, margin=margin)
         writer.add_bytes(texts, GENERATION_FILE)
     writer.write_manifest(manifest)
-    if contents.programs is not None:
-        step.update(text="rehearsing the GPU's programs")
-        manifest = rehearse_programs(writer.staging, manifest)
-    report = _verify(writer, contents, manifest, cases, texts, emulate, step)
+    manifest, report = _verify(writer, contents, manifest, cases, texts, emulate, profile, step)
     manifest = manifest._replace(built_by={**manifest.built_by, "verified": report.summary})
     if contents.server is not None:
         step.update(text="measuring batches")
@@ -156,7 +163,7 @@ def pack_bundle(
         contents.compiled.audit,
         notes=(*notes, *run_notes(report)),
         choice=contents.choice,
-        gpu=contents.gpu,
+        parts=contents.parts,
     )
 
 
@@ -167,6 +174,7 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
     manifest = staged._replace(
         plan={
             **_plan_summary(plan, compiled.precision),
+            "operators": _operators(model),
             **({"load": dict(model.load)} if model.load else {}),
         },
         expected=_expected(plan),
@@ -181,31 +189,33 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
             chat = read_chat(model.tokenizer.parent) if model.generation is not None else None
             if chat is not None:
                 writer.add_bytes(chat, CHAT_FILE)
-    if contents.gpu is not None:
-        manifest = add_gpu(writer, manifest, contents.gpu)
-    if contents.programs is not None:
-        manifest = add_gpu_programs(writer, manifest, contents.programs, padding=bool(plan.padding))
+    for parts in contents.parts:
+        manifest = parts.add(writer, manifest)
     if contents.encoder is not None:
         writer.add_bundle(contents.encoder, ENCODER)
     return manifest, notes
 
 
-def _cases(contents: Contents, seed: int) -> tuple[list[Case], Sequence[str]]:
+def _cases(contents: Contents, tolerance: Tolerance, seed: int) -> tuple[list[Case], Sequence[str]]:
     """The cases that the bundle is compared on, and the names of those that are its golden vectors."""
+    narrower = [parts.precision for parts in contents.parts]
+    rtol = max([tolerance.rtol, *(TOLERANCES[name].rtol for name in narrower)])
     model, compiled, buckets = contents.model, contents.compiled, contents.plan.buckets
-    always = GOLDEN_CASES if model.generation is None else GOLDEN_CASES[1:2]
+    always = (*GOLDEN_CASES, ROWS) if model.generation is None else GOLDEN_CASES[1:2]
+    rows = list(rows_cases(model, buckets, seed=seed, rtol=rtol))
     if architecture(platform.machine()) not in {variant.arch for variant in compiled.variants}:
         # An emulator repeats the golden vectors, and nothing runs the rest.
-        return list(make_cases(model, buckets, seed=seed, golden=True)), always
-    cases = list(make_cases(model, buckets, seed=seed))
+        golden = [*make_cases(model, buckets, seed=seed, golden=True, rtol=rtol), *rows]
+        return allow_rounding(golden), always
+    cases = [*make_cases(model, buckets, seed=seed, rtol=rtol), *rows]
     # Of narrower weights the bounds are those of the usual cases; places in a cache are drawn
     # for the usual lengths.
     sweep = compiled.precision == FP32 and model.generation is None
     swept = buckets if sweep else ()
     cases += length_cases(model, swept, also=compiled.kinds(buckets), seed=seed)
     if contents.samples is not None and contents.samples.real:
-        cases += sample_cases(model, buckets, contents.samples)
-    return cases, always
+        cases += sample_cases(model, buckets, contents.samples, rtol=rtol)
+    return allow_rounding(cases), always
 
 
 def _verify(
@@ -215,15 +225,19 @@ def _verify(
     cases: Sequence[Case],
     texts: bytes | None,
     emulate: bool,
+    profile: TargetProfile | None,
     step: StepHandle,
-) -> VerifyReport:
+) -> tuple[Manifest, VerifyReport]:
     """Runs the staged bundle; raises VerificationError where it differs from eager."""
 
     def show(text: str) -> None:
         step.update(text=text)
 
-    gpu = contents.gpu
-    tested = () if gpu is None else try_engine(writer.staging, gpu, show)
+    compiled, rounded = contents.compiled, RoundedCases()
+    if compiled.precision.name != FP32.name:
+        show("running the rounded model")
+        rounded = round_cases(contents.model, compiled, cases)
+    cases = [*cases, *rounded.cases]
     show("running the bundle")
     report = verify_bundle(
         writer.staging,
@@ -235,12 +249,22 @@ def _verify(
         emulate=emulate,
         tell=show,
     )
-    if gpu is not None:
-        report = with_gpu(report, gpu, tested)
-    if contents.programs is not None:
-        report = with_programs(report, manifest)
-    check_report(report, reused=contents.compiled.reused, packing=True)
-    return report
+    for parts in contents.parts:
+        manifest, report = parts.check(writer.staging, manifest, report, show)
+    note = rounded.describe(compiled.precision.name)
+    report = replace(report, notes=(*report.notes, *note))
+    try:
+        check_report(report, reused=compiled.reused, packing=True)
+    except VerificationError as error:
+        origin = ""
+        if profile is not None:
+            buckets = contents.plan.buckets
+            origin = find_origin(
+                contents.model, compiled, buckets, cases, report, profile, step=step
+            )
+        error.message = "\n".join(filter(None, (error.message, *note, origin)))
+        raise
+    return manifest, report
 
 
 def run_notes(report: VerifyReport) -> tuple[str, ...]:
@@ -254,14 +278,15 @@ def run_notes(report: VerifyReport) -> tuple[str, ...]:
 
 
 def _file_names(source: str) -> str:
-    """Where lengths come from, without the folders of the files that it names."""
+    """The origin of lengths, without the folders of its files."""
     return ", ".join(part.rpartition("/")[2] for part in source.split(", "))
 
 
 def _reports(manifest: Manifest, contents: Contents, report: VerifyReport) -> dict[str, bytes]:
     """The reports inside the bundle: JSON for programs, one page for people."""
-    plan, choice, gpu = contents.plan, contents.choice, contents.gpu
-    audit = contents.compiled.audit
+    plan, choice, audit = contents.plan, contents.choice, contents.compiled.audit
+    for parts in contents.parts:
+        audit = (*audit, *parts.audit)
     files: dict[str, object] = {
         "verify.json": report.to_json(),
         "audit.json": [verdict.to_json() for verdict in audit],
@@ -269,16 +294,8 @@ def _reports(manifest: Manifest, contents: Contents, report: VerifyReport) -> di
     }
     if choice is not None:
         files["precision.json"] = choice.to_json()
-    if contents.programs is not None:
-        files["gpu.json"] = contents.programs.to_json()
-        audit = (*audit, *contents.programs.audit)
-        files["audit.json"] = [verdict.to_json() for verdict in audit]
-    if gpu is not None:
-        files["onnx.json"] = gpu.artifact.to_json()
-        if gpu.rtx is not None:
-            files["rtx.json"] = gpu.rtx.to_json()
-        if gpu.engine is not None:
-            files["engine.json"] = gpu.engine.to_json()
+    for parts in contents.parts:
+        files.update(parts.documents())
     page, sizes = None, contents.sizes
     if sizes is not None:
         joint = sizes if isinstance(sizes, JointDistribution) else None
@@ -312,6 +329,12 @@ def _plan_summary(plan: BucketPlan, precision: Precision) -> dict[str, object]:
         "notes": list(plan.notes),
         **({"padding": plan.padding} if plan.padding else {}),
     }
+
+
+def _operators(model: LoadedModel) -> list[str]:
+    """torch's layers in the model: what a failed self-test may be about."""
+    kinds = {type(module) for module in model.module.modules()}
+    return sorted(kind.__name__ for kind in kinds if kind.__module__.startswith("torch.nn.modules"))
 
 
 def _expected(plan: BucketPlan) -> dict[str, object]:

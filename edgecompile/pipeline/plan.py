@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from edgecompile.backends import WITH_TRITON
 from edgecompile.buckets.assessment import assess_plan
 from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost
@@ -17,7 +18,7 @@ from edgecompile.files import write_json
 from edgecompile.models.options import LoadOptions
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import CalibrationBundleResult, PlanResult
-from edgecompile.planning.options import BOTH, TRITON, PlanOptions
+from edgecompile.planning.options import PlanOptions
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import NULL_PROGRESS, Progress
 
@@ -34,9 +35,10 @@ def plan(
     """Plans a model's buckets; leaves the stages' files in the work folder, if one was named.
 
     Args:
-        request: what is asked for.
-        progress: is shown the stages.
-        files: what the caller will write: that it can be written is checked before the work begins.
+        request: the request.
+        progress: the display of the stages.
+        files: the files that the caller will write: that they can be written is checked before the
+            work begins.
 
     Raises:
         EdgecompileError: a subclass for each cause.
@@ -55,8 +57,8 @@ def plan(
         subject = stages.find_subject(run, model, work)
         resolved = stages.choose_precision(run, subject)
         planned = stages.make_plan(run, subject, resolved.precision, compare=True)
-        if run.options.backend in (TRITON, BOTH):
-            from edgecompile.pipeline.gpu import note_numbers
+        if run.options.backend in WITH_TRITON:
+            from edgecompile.pipeline.triton_backend import note_numbers
 
             run.notes.add(*note_numbers(run, subject, planned))
         own = replace(planned.plan, notes=tuple(run.notes[about_model:]))
@@ -146,8 +148,8 @@ def refuse_model_options(plan: PlanRequest, load: LoadOptions, others: Sequence[
     """Refuses options that mean nothing without a model.
 
     Args:
-        plan: what is asked for.
-        load: how the model would be loaded.
+        plan: the request for a plan.
+        load: the options for loading the model.
         others: further options of this kind.
 
     Raises:
@@ -155,7 +157,7 @@ def refuse_model_options(plan: PlanRequest, load: LoadOptions, others: Sequence[
     """
     plain = PlanRequest(None)
     names = [item.name for item in fields(PlanOptions) if item.name not in _WITHOUT_MODEL]
-    names += ["precision", "runtime"]
+    names += ["precision", "backend"]
     refused = [name for name in names if getattr(plan, name) != getattr(plain, name)]
     refused += [*others, *load.to_json()]
     if refused:

@@ -13,8 +13,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgecompile.backends import NATIVE
-from edgecompile.backends.cuda.installed import find_ptxas, need_triton
 from edgecompile.bundle.staging import FULL, Staging, free_space, nearest_folder
 from edgecompile.errors import (
     BundleWriteError,
@@ -24,6 +22,8 @@ from edgecompile.errors import (
     ModelError,
     PlanError,
 )
+from edgecompile.hosts.detection import runnable_variants
+from edgecompile.hosts.emulator import emulator_for
 from edgecompile.loaders.folders.files import (
     find_weights,
     optional_object,
@@ -33,24 +33,21 @@ from edgecompile.loaders.folders.files import (
 from edgecompile.loaders.folders.position_limits import stored_positions
 from edgecompile.loaders.kinds import first_module
 from edgecompile.loaders.load import check_model
-from edgecompile.machines.detection import runnable_variants
-from edgecompile.machines.emulator import emulator_for
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM, architecture_of, find_task
-from edgecompile.onnx.export import need_onnx
+from edgecompile.pipeline.backend import compiler_checks
+from edgecompile.pipeline.backends import find_backends
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.seq2seq import refuse_auto
 from edgecompile.planning.costs.roofline import WEIGHT_BYTES
 from edgecompile.planning.generation_plan import refuse_generation, refuse_two_parts
-from edgecompile.planning.options import BOTH, TRITON
 from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
 from edgecompile.planning.scope import longest_served
 from edgecompile.progress import StepHandle
-from edgecompile.runtime.format.schema import CAUSAL_LM
-from edgecompile.targets.jetpack import find_jetpack
+from edgecompile.runtime.format.schema import CAUSAL_LM, TORCH
 from edgecompile.targets.profile import TargetProfile
-from edgecompile.toolchain.compilers import find_toolchain
+from edgecompile.toolchain.torch_versions import note_untested
 from edgecompile.units import format_bytes
 
 #: The share of the weights that is taken for granted: heads that nobody asked for are left out.
@@ -60,7 +57,7 @@ _CODE_BYTES = 1_000_000
 
 
 class Preflight:
-    """Problems as they are found, and what a person should know before the work begins."""
+    """Problems as they are found, and remarks for the user before the work begins."""
 
     def __init__(self) -> None:
         self.problems: list[EdgecompileError] = []
@@ -72,7 +69,8 @@ class Preflight:
         try:
             yield
         except EdgecompileError as error:
-            self.problems.append(error)
+            if str(error) not in map(str, self.problems):  # several steps may need one compiler
+                self.problems.append(error)
 
     def raise_if_any(self) -> None:
         """Raises the problem that was found; of several the first one's class, naming all."""
@@ -99,7 +97,8 @@ def begin_build(run: Run) -> Iterator[Staging]:
         Where the bundle will grow.
 
     Raises:
-        EdgecompileError: of the class of the first problem; the message has them all.
+        EdgecompileError: there are problems: the class is that of the first, the message has them
+            all.
     """
     request, profile = run.request, run.profile
     staging = Staging(request.bundle, force=request.force)
@@ -107,6 +106,8 @@ def begin_build(run: Run) -> Iterator[Staging]:
 
     def check(step: StepHandle) -> None:
         preflight = Preflight()
+        if note := note_untested():
+            preflight.notes.append(note)
         temporary = _check_temporary(preflight)
         _check_options(preflight, request, profile)
         _check_target(preflight, request, profile)
@@ -134,12 +135,15 @@ def begin_plan(run: Run, files: Iterable[Path] = ()) -> None:
 
     Args:
         run: the plan.
-        files: what will be written beside those of the work folder.
+        files: the files that will be written besides those of the work folder.
 
     Raises:
-        EdgecompileError: of the class of the first problem; the message has them all.
+        EdgecompileError: there are problems: the class is that of the first, the message has them
+            all.
     """
     preflight, request = Preflight(), run.request
+    if note := note_untested():
+        run.notes.add(note)
     _check_temporary(preflight)
     runnable = _runnable(preflight, run.profile)
     if runnable is not None:
@@ -155,25 +159,15 @@ def _check_options(preflight: Preflight, request: BuildRequest, profile: TargetP
     if request.load.task == SEQ2SEQ_LM:
         with preflight.finding():
             refuse_auto(request.plan.precision_for(profile))
-    if profile.gpu is not None and request.plan.backend in (TRITON, BOTH):
-        with preflight.finding():
-            need_triton()
-            find_ptxas(profile.gpu.ptxas)
-    if profile.gpu is not None and request.plan.backend != TRITON:
-        with preflight.finding():
-            find_jetpack(profile, request.plan.jetpack)
-        with preflight.finding():
-            need_onnx()
+    for backend in find_backends(request.plan, profile):
+        for check in backend.checks(request.plan, profile):
+            with preflight.finding():
+                check()
 
 
 def _runnable(preflight: Preflight, profile: TargetProfile) -> frozenset[str] | None:
     """Names of the variants that this host can run; None where that can't be found out."""
-    compilers = Preflight()
-    for arch in profile.archs:
-        with compilers.finding():
-            find_toolchain(arch)
-    preflight.problems += compilers.problems
-    if compilers.problems or any(isinstance(p, BundleWriteError) for p in preflight.problems):
+    if any(isinstance(p, BundleWriteError) for p in preflight.problems):
         return None
     names = None
     with preflight.finding(), tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
@@ -182,12 +176,12 @@ def _runnable(preflight: Preflight, profile: TargetProfile) -> frozenset[str] | 
 
 
 def _check_target(preflight: Preflight, request: BuildRequest, profile: TargetProfile) -> None:
-    """That the target can be compiled for, and what will run its code."""
+    """Checks that the target can be compiled for, and notes which variants can be run here."""
     runnable = _runnable(preflight, profile)
     if runnable is None:
         return
     _check_costs(preflight, profile, request.plan, bool(runnable))
-    if request.plan.runtime != NATIVE:
+    if request.plan.backend == TORCH:
         return
     for variant in profile.variants:
         if variant.name in runnable:
@@ -203,8 +197,15 @@ def _check_target(preflight: Preflight, request: BuildRequest, profile: TargetPr
 def _check_costs(
     preflight: Preflight, profile: TargetProfile, request: PlanRequest, here: bool
 ) -> None:
-    """That there is something to plan by, where the target's code can't be timed on this host."""
-    if here or profile.gpu is not None:
+    """That there is something to plan by: compilers for what is timed on this host, or the profile's speeds."""
+    given = request.quick or request.plan is not None or request.calibration is not None
+    if profile.gpu is not None:
+        return
+    if here:
+        if request.precision == AUTO_PRECISION or not given:
+            for check in compiler_checks(profile):
+                with preflight.finding():
+                    check()
         return
     if request.precision == AUTO_PRECISION:
         preflight.problems.append(
@@ -214,9 +215,7 @@ def _check_costs(
                 hint='name one: `precision="bf16"` or `precision="int8"`; verify on the device',
             )
         )
-    if request.quick or request.plan is not None or request.calibration is not None:
-        return  # neither measured nor modelled
-    if not (profile.peak_gflops and profile.bandwidth_gbs):
+    if not given and not (profile.peak_gflops and profile.bandwidth_gbs):
         preflight.problems.append(
             CostError(
                 f"this host can't run the code of {profile.name}, so nothing can be measured, and "
@@ -238,7 +237,7 @@ def _check_generation(
     with preflight.finding():
         if task == SEQ2SEQ_LM:
             refuse_two_parts(name)
-        if request.plan.backend != TRITON:
+        if request.plan.uses_tensorrt(profile):
             refuse_generation(name, "TensorRT")
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from edgecompile.backends import RAY
 from edgecompile.bundle.names import bundle_name, bundle_path
 from edgecompile.errors import UsageError
-from edgecompile.machines.cluster import need_ray
+from edgecompile.hosts.cluster import need_ray
 from edgecompile.models.options import LoadOptions
-from edgecompile.planning.options import SERVER, TORCH_TENSORRT
+from edgecompile.planning.options import SERVER
 from edgecompile.planning.request import PlanRequest
+from edgecompile.runtime.base.installation import refuse_mixed_wheels
 from edgecompile.targets.profile import TargetProfile, load_target
+from edgecompile.toolchain.torch_versions import check_torch
 
 DEFAULT_TARGET = "cpu-x86-64"
 
@@ -26,10 +28,10 @@ class BuildRequest:
     """A model, its target, the options, and where the results go.
 
     Attributes:
-        model: what :func:`edgecompile.loaders.load.load_model` takes.
+        model: the model argument of :func:`edgecompile.loaders.load.load_model`.
         target: name or path of a target profile.
         plan: the traffic and the options.
-        load: how the model is loaded.
+        load: the options for loading the model.
         work_dir: folder for the stages' files; None: a temporary one.
         output: path of the bundle; ``.ecb`` is appended if it is missing. None: the model's name, in
             the current folder.
@@ -63,23 +65,22 @@ class BuildRequest:
         """The target; refuses options that it doesn't support, before anything else is read.
 
         Args:
-            without_gpu: why a target with a GPU is refused; empty: it isn't.
+            without_gpu: the reason why a target with a GPU is refused; empty: it isn't.
 
         Raises:
             TargetError: there is none of that name.
             UsageError: an option doesn't fit it.
-            MissingDependencyError: torch-tensorrt or Ray isn't installed.
+            MixedWheelsError: wheels of different versions are installed.
+            MissingDependencyError: torch is of another version, or Ray isn't installed.
         """
+        refuse_mixed_wheels()
+        check_torch()
         profile = load_target(self.target)
         self.plan.check_target(profile)
         if without_gpu and profile.gpu is not None:
             raise UsageError(f"Target {self.target} has a GPU: {without_gpu}")
         if self.plan.on == RAY:
             need_ray()
-        if self.plan.backend == TORCH_TENSORRT:
-            from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt
-
-            need_torch_tensorrt(profile, self.plan.precision_for(profile))
         return profile
 
     def check_stage(self) -> TargetProfile:

@@ -12,11 +12,11 @@ from edgecompile.buckets.plan import BucketPlan
 if TYPE_CHECKING:
     from edgecompile.audit.judge import AuditVerdict
     from edgecompile.buckets.assessment import PlanAssessment
+    from edgecompile.bundle.parts import Parts
     from edgecompile.bundle.verdict import VerifyReport
-    from edgecompile.narrowing.trials import PrecisionChoice
     from edgecompile.planning.costs.calibration_bundle import CalibrationSpec
     from edgecompile.precision import Precision
-    from edgecompile.tensorrt.parts import GpuParts
+    from edgecompile.quantization.trials import PrecisionChoice
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class PlanResult:
     Attributes:
         plan: the buckets.
         assessment: the plan beside its rivals, on the traffic; None for a plan without costs.
-        choice: how the precision was chosen, if it was.
-        notes: what a person should know of the model; the plan has notes of its own.
+        choice: the record of choosing the precision; None if it wasn't chosen.
+        notes: remarks on the model for the user; the plan has notes of its own.
     """
 
     plan: BucketPlan
@@ -47,8 +47,8 @@ class CalibrationBundleResult:
     Attributes:
         path: the bundle.
         spec: its programs, and at which sizes to run each.
-        precision: of its weights.
-        notes: what a person should know.
+        precision: the data type of its weights.
+        notes: remarks for the user.
     """
 
     path: Path
@@ -72,16 +72,16 @@ class BuildResult:
 
     Attributes:
         bundle_path: the bundle.
-        size_bytes: of all its files together.
-        sha256: of its manifest, which names the hash of every other file.
+        size_bytes: the size of all its files together.
+        sha256: the SHA-256 of its manifest, which names the hash of every other file.
         plan: the buckets.
-        verify: how the bundle compared with eager; None where nothing had to be built.
+        verify: the comparison of the bundle with eager; None where nothing had to be built.
         audit: a verdict for each library.
         seconds: wall time by stage.
-        notes: what a person should know.
-        choice: how the precision was chosen, if it was.
-        gpu: what a GPU's engine will be built from, if the target has one.
-        earlier: of a bundle in which nothing has changed, the document of the build that made it.
+        notes: remarks for the user.
+        choice: the record of choosing the precision; None if it wasn't chosen.
+        parts: parts that backends for a GPU added.
+        earlier: the document of the earlier build, if nothing in the bundle has changed since.
     """
 
     bundle_path: Path
@@ -93,7 +93,7 @@ class BuildResult:
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     choice: PrecisionChoice | None = None
-    gpu: GpuParts | None = None
+    parts: tuple[Parts, ...] = ()
     earlier: Mapping[str, Any] | None = None
 
     @property
@@ -122,20 +122,15 @@ class BuildResult:
         """A dict of plain values."""
         if self.earlier is not None:
             return {**self.earlier, "unchanged": True}
-        gpu = self.gpu
-        parts: dict[str, Any] = {
-            "precision": self.choice,
-            "onnx": gpu and gpu.artifact,
-            "rtx": gpu and gpu.rtx,
-            "engine": gpu and gpu.engine,
-            "verify": self.verify,
-        }
+        documents = {name: item for parts in self.parts for name, item in parts.documents().items()}
         return {
             "bundle": str(self.bundle_path),
             "size_bytes": self.size_bytes,
             "sha256": self.sha256,
             "plan": self.plan.to_json(),
-            **{name: None if part is None else part.to_json() for name, part in parts.items()},
+            "precision": None if self.choice is None else self.choice.to_json(),
+            "onnx": documents.get("onnx.json"),
+            "verify": None if self.verify is None else self.verify.to_json(),
             "audit": [verdict.to_json() for verdict in self.audit],
             "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
             "notes": list(self.notes),

@@ -25,14 +25,14 @@ class Run:
     """Things that the stages of one build or plan share.
 
     Args:
-        request: what is asked for.
+        request: the request.
         profile: its target.
-        progress: is shown every stage.
+        progress: the display of every stage.
 
     Attributes:
-        options: what decides the plan and the build.
+        options: the settings of the plan and the build.
         seconds: wall time by stage.
-        notes: what a person should know, from all stages.
+        notes: remarks for the user, from all stages.
     """
 
     def __init__(self, request: BuildRequest, profile: TargetProfile, progress: Progress) -> None:

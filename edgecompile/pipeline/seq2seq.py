@@ -17,19 +17,23 @@ from edgecompile.errors import PlanError
 from edgecompile.export.store import ExportStore
 from edgecompile.files import write_json
 from edgecompile.models.loaded import ENCODER, LoadedModel
+from edgecompile.pipeline.backend import Job
 from edgecompile.pipeline.packing import Contents
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.stages import (
     choose_precision,
     compile_programs,
-    contents,
     export_programs,
     find_subject,
     make_plan,
     pack,
 )
-from edgecompile.planning.generation_plan import decoder_buckets, require_native
+from edgecompile.planning.generation_plan import (
+    decoder_buckets,
+    refuse_two_parts,
+    require_generation,
+)
 from edgecompile.planning.request import AUTO_PRECISION
 
 
@@ -52,14 +56,17 @@ def build_seq2seq(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
     Args:
         run: the build; its lengths are those of sources.
         model: the decoder's step; its encoder makes what it attends to.
-        staging: where the bundle goes, claimed.
-        work: where the stages leave their files, the encoder's in a folder of their own.
+        staging: the claimed path of the bundle.
+        work: the work folder, where the stages leave their files, the encoder's in a folder of
+            their own.
 
     Raises:
         EdgecompileError: a subclass for each cause; nothing stands under the final name then.
     """
+    if run.profile.gpu is not None:
+        refuse_two_parts(model.name)
     refuse_auto(run.options.precision_for(run.profile))
-    require_native(model, runtime=run.options.runtime)
+    require_generation(model, run.options.backend_for(run.profile))
     encoder = model.encoder
     assert encoder is not None  # that is why this list of stages was chosen
     run.notes.add(*encoder.notes)
@@ -87,9 +94,9 @@ def build_seq2seq(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
     steps = programs(ExportStore(decoder, work / "exported"), plan, work)
     sources = programs(subject.whole, planned.plan, inner)
     run.notes.add(f"the plan is the encoder's; the decoder has {len(plan.buckets)} programs beside")
-    parts = contents(run, subject, planned, sources, resolved)
+    job = Job(run, subject, planned, resolved, inner, compiled=sources)
     with Staging(inner / (ENCODER + SUFFIX), force=True) as inside:
-        packed = pack(run, parts, inside, title="verify and pack the encoder")
+        packed = pack(run, job.contents(), inside, title="verify and pack the encoder")
     parts = Contents(decoder, plan, steps, encoder=packed.bundle_path, tokenizer=False)
     result = pack(run, parts, staging)
     return replace(result, plan=planned.plan, audit=(*sources.audit, *steps.audit))

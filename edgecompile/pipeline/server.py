@@ -1,4 +1,4 @@
-"""Bundles for servers: whether requests can share a run, what batches cost, how the CPUs are divided."""
+"""Bundles for servers: whether requests can share a run, the costs of batches, the division of the CPUs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class ServerPlan:
         joins: whether requests may share a run: no row changes with those beside it.
         padding: ``proven`` or ``assumed`` where requests of other lengths may share a run, filled up;
             empty where they may not.
-        lengths: of the traffic.
-        threads: to measure with; None: every CPU that the process may use.
-        variant: to measure; None: nothing is measured, as this machine runs none of them or no batch
-            will run.
+        lengths: the lengths of the traffic.
+        threads: the threads to measure with; None: every CPU that the process may use.
+        variant: the variant to measure; None: nothing is measured, as this machine runs none of
+            them or no batch will run.
     """
 
     joins: bool

@@ -12,16 +12,16 @@ from edgecompile.bundle.staging import Staging
 from edgecompile.errors import UsageError
 from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore
-from edgecompile.narrowing.files import load_precision
 from edgecompile.pipeline import stages
 from edgecompile.pipeline.packing import Contents
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.work_files import find_exports, left_sizes, settle_precision
-from edgecompile.planning.generation_plan import require_native
+from edgecompile.planning.generation_plan import require_generation
 from edgecompile.planning.padding import with_padding
 from edgecompile.progress import NULL_PROGRESS, Progress
+from edgecompile.quantization.files import load_precision
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class ExportedPlan:
         model: the model's name.
         plan: the buckets.
         programs: one for each.
-        folders: where each was left.
-        notes: what a person should know.
+        folders: the folder of each.
+        notes: remarks for the user.
     """
 
     model: str
@@ -68,7 +68,7 @@ def compile_exports(
     Args:
         request: its plan's precision is left for the next stages; without one, that of the plan.
         variants: names of the target's that are built for; () for all.
-        progress: is shown the stages.
+        progress: the display of the stages.
 
     Raises:
         EdgecompileError: a subclass for each cause.
@@ -82,7 +82,7 @@ def compile_exports(
     )
     keys = [path.name for path in folders]
     return stages.compile_programs(
-        run, keys, exported, plan.buckets, work, precision=precision, variants=variants
+        run, keys, exported, plan.buckets, work, precision=precision, variants=variants or None
     )
 
 
@@ -92,9 +92,9 @@ def pack_libraries(
     """Packs and verifies what was compiled.
 
     Args:
-        request: what is asked for.
+        request: the request.
         variants: names of the target's that were built for; () for all.
-        progress: is shown the stages.
+        progress: the display of the stages.
 
     Raises:
         EdgecompileError: a subclass for each cause.
@@ -111,12 +111,12 @@ def pack_libraries(
         work,
         precision=load_precision(work),
         title="load what was compiled",
-        variants=variants,
+        variants=variants or None,
         only_known=True,
     )
     model = stages.load(run)
     ExportStore(model, work / "exported").require(plan.buckets, keys)
-    require_native(model, runtime=run.options.runtime)
+    require_generation(model, run.options.backend_for(run.profile))
     sizes, tokenizer = left_sizes(work), run.options.keep_tokenizer
     plan = with_padding(plan, model)
     with Staging(request.bundle, force=request.force) as staging:

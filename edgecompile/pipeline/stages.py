@@ -1,6 +1,6 @@
 """The stages of plans and builds, each a function that hands its result on to the next.
 
-load → subject (scope, serving mode) → precision → plan → export → compile → pack and verify.
+load → subject (scope, length support) → precision → plan → export → compile → pack and verify.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from edgecompile.export.store import ExportStore, export_buckets
 from edgecompile.files import write_json
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.narrowing.choice import ResolvedPrecision, resolve_precision
-from edgecompile.narrowing.files import save_precision
-from edgecompile.narrowing.rounded import resolving_title
 from edgecompile.pipeline.packing import Contents, pack_bundle
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
-from edgecompile.pipeline.server import plan_server
-from edgecompile.planning.options import SERVER
 from edgecompile.planning.padding import with_padding
 from edgecompile.planning.planning import Planned, plan_model
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import FP32, Precision
+from edgecompile.quantization.calibrated import resolving_title
+from edgecompile.quantization.choice import ResolvedPrecision, resolve_precision
+from edgecompile.quantization.files import save_precision
 from edgecompile.units import sentence
 
 
@@ -48,7 +46,7 @@ def find_subject(run: Run, model: LoadedModel, work: Path, *, cut: bool = True) 
     Args:
         run: the build or the plan.
         model: the whole, or the part of it that the lengths are about.
-        work: where the stages leave their files.
+        work: the work folder, where the stages leave their files.
         cut: whether the device may cut texts that are too long.
     """
     exports = ExportStore(model, work / "exported")
@@ -122,19 +120,21 @@ def compile_programs(
     *,
     precision: Precision = FP32,
     title: str = "compile",
-    variants: Sequence[str] = (),
+    backend: str = "",
+    variants: Sequence[str] | None = None,
     only_known: bool = False,
 ) -> CompiledModel:
     """A library for each bucket and variant, judged; see ``compile_buckets``.
 
     Args:
-        keys: of what was exported, one for each bucket.
-        variants: names of the target's; () for all.
+        keys: the keys of the exports, one for each bucket.
+        backend: one of :data:`edgecompile.backends.CPU_BACKENDS`; empty: the request's.
+        variants: names of the target's; None for all.
     """
     options = CompileOptions(
-        [run.profile.variant(name) for name in variants] or None,
+        None if variants is None else [run.profile.variant(name) for name in variants],
         precision,
-        run.options.runtime,
+        backend or run.options.backend_for(run.profile),
         run.options.jobs,
         run.options.on,
         only_known,
@@ -148,27 +148,6 @@ def compile_programs(
     )
 
 
-def contents(
-    run: Run,
-    subject: Subject,
-    planned: Planned,
-    compiled: CompiledModel,
-    resolved: ResolvedPrecision,
-) -> Contents:
-    """Collects the stages' results, to be packed."""
-    return Contents(
-        subject.whole.model,
-        planned.plan,
-        compiled,
-        sizes=subject.asked.sizes,
-        cost=planned.cost,
-        samples=resolved.samples,
-        choice=resolved.choice,
-        tokenizer=run.options.keep_tokenizer,
-        server=plan_server(subject, planned) if run.options.profile == SERVER else None,
-    )
-
-
 def pack(
     run: Run, packed: Contents, staging: Staging, *, title: str = "verify and pack"
 ) -> BuildResult:
@@ -177,7 +156,12 @@ def pack(
     result = run.stage(
         title,
         lambda step: pack_bundle(
-            packed, staging, seed=options.seed, emulate=options.emulation, step=step
+            packed,
+            staging,
+            seed=options.seed,
+            emulate=options.emulation,
+            profile=run.profile,
+            step=step,
         ),
     )
     run.notes.add(*result.notes)

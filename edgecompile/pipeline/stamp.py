@@ -16,13 +16,13 @@ from typing import Any
 
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.files import file_sha256, hash_tree, write_json
+from edgecompile.hosts.identity import cpu_identity, usable_cpus
 from edgecompile.installation import installation_id
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
-from edgecompile.machines.identity import cpu_identity, usable_cpus
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
-from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.base.errors import EdgecompileError
 from edgecompile.runtime.format.schema import MANIFEST_NAME
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.targets.schema import search_path
@@ -35,7 +35,7 @@ def build_key(request: BuildRequest, profile: TargetProfile) -> str | None:
     """A hash of all that shapes a bundle; equal keys mean that a build would make the same again.
 
     Args:
-        request: what is asked for.
+        request: the request.
         profile: its target.
 
     Returns:
@@ -91,8 +91,8 @@ def write_stamp(work: Path, key: str, result: BuildResult) -> None:
 
     Args:
         work: the build's work folder.
-        key: from :func:`build_key`, taken before the build began.
-        result: what it made.
+        key: the key from :func:`build_key`, taken before the build began.
+        result: the result of the build.
     """
     manifest = file_sha256(result.bundle_path / MANIFEST_NAME)
     write_json(
@@ -105,8 +105,8 @@ def find_built(work: Path, key: str, bundle: Path) -> BuildResult | None:
 
     Args:
         work: the build's work folder.
-        key: of what is asked for now.
-        bundle: where the bundle should be; every file of it is hashed.
+        key: the key of the present request.
+        bundle: the expected path of the bundle; every file of it is hashed.
     """
     try:
         stamp = json.loads((work / STAMP_NAME).read_text(encoding="utf-8"))

@@ -15,8 +15,8 @@ from edgecompile.errors import CompileError, ExportError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.files import read_sizes
 from edgecompile.lengths.joint import JointDistribution
-from edgecompile.narrowing.files import load_precision, save_precision
 from edgecompile.precision import Precision
+from edgecompile.quantization.files import load_precision, save_precision
 
 
 def read_plan(path: Path) -> BucketPlan:
@@ -55,7 +55,7 @@ def find_exports(plan: BucketPlan, work: Path) -> tuple[Path, ...]:
             exports[_canonical(json.loads(mark.read_text(encoding="utf-8")))] = mark.parent
     folders = [exports.get(_canonical(bucket.program_json())) for bucket in plan.buckets]
     missing = [
-        f"{bucket.lo}..{bucket.hi}"
+        str(bucket.axes[0][1])
         for bucket, folder in zip(plan.buckets, folders, strict=True)
         if folder is None
     ]

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import NoReturn
 
-from edgecompile.backends import NATIVE
+from edgecompile.backends import CPU, WITH_TENSORRT
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import ModelError
@@ -19,27 +19,33 @@ from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import AxisLimits
 from edgecompile.planning.request import PlanRequest
+from edgecompile.runtime.format.schema import RECURRENT_LM, TRITON
 from edgecompile.units import format_share
 
 
-def require_native(model: LoadedModel, *, runtime: str = NATIVE, tensorrt: bool = False) -> None:
+def require_generation(model: LoadedModel, backend: str) -> None:
     """Refuses to build a model that generates for what can't change its caches in place.
 
     Args:
         model: any model.
-        runtime: what is to run its programs on a CPU.
-        tensorrt: whether TensorRT is to run them on a GPU.
+        backend: one of :data:`edgecompile.backends.BACKENDS` except ``auto``.
 
     Raises:
         ModelError: it generates, and that can't run it.
     """
-    if model.generation is not None and (tensorrt or runtime != NATIVE):
-        refuse_generation(model.name, "TensorRT" if tensorrt else f'`runtime="{runtime}"`')
+    if model.generation is None or backend == CPU:
+        return
+    if backend != TRITON:
+        refuse_generation(
+            model.name, "TensorRT" if backend in WITH_TENSORRT else f'`backend="{backend}"`'
+        )
+    if model.generation.spec.kind == RECURRENT_LM:
+        refuse_states(model.name)
 
 
 def refuse_generation(name: str, what: str) -> NoReturn:
     """Raises the ModelError for a model that generates, and ``what`` can't run that."""
-    hint = 'build it for a CPU with the native runtime, or without a cache: `task="logits"`'
+    hint = 'build it for a CPU with `backend="cpu"`, or without a cache: `task="logits"`'
     if what == "TensorRT":
         hint = '`backend="triton"` generates on a GPU; or ' + hint
     raise ModelError(
@@ -52,6 +58,14 @@ def refuse_two_parts(name: str) -> NoReturn:
     raise ModelError(
         f"{name} has an encoder and a decoder, and no backend for GPUs generates by two parts",
         hint='build it for a CPU, or its encoder alone: `task="seq2seq-encoder"`',
+    )
+
+
+def refuse_states(name: str) -> NoReturn:
+    """Raises the ModelError for a model that keeps states of a fixed size, on a GPU."""
+    raise ModelError(
+        f"{name} keeps states of a fixed size, which no backend for GPUs generates with",
+        hint='build it for a CPU, or without a cache: `task="logits"`',
     )
 
 

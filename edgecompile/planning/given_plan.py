@@ -54,11 +54,15 @@ def check_plan(
         hint = min(max(served.quantile(0.5), lo), hi) if name == axis else lo
         axes.append((name, AxisRange(lo, hi, hint)))
     joint = request.joint
-    return PlanScope(served, tuple(axes), joint and joint.clip(axis, plan.max_length)[0])
+    joint = joint and joint.clip(axis, plan.max_length)[0]
+    lengths = [bucket.axes[0][1] for bucket in plan.buckets]
+    in_steps = any(own.step > 1 for own in lengths)
+    strided = tuple((own.lo, own.hi, own.step) for own in lengths) if in_steps else ()
+    return PlanScope(served, tuple(axes), joint, plan.cuts, strided)
 
 
 def _size_problems(plan: BucketPlan, model: LoadedModel, request: PlanRequest) -> list[str]:
-    """Where its sizes aren't the model's, or leave traffic out that was to be served."""
+    """The sizes that aren't the model's, or that leave out traffic that was to be served."""
     problems = []
     for name, limits in model.axes.items():
         lo, hi = plan.extent(name)
@@ -98,7 +102,7 @@ def without_foreign_costs(plan: BucketPlan, made_for: Mapping[str, str]) -> tupl
     if not others:
         return plan, note
     bare = replace(
-        BucketPlan(plan.length_axis, plan.buckets, source=plan.source),
+        BucketPlan(plan.length_axis, plan.buckets, source=plan.source, cuts=plan.cuts),
         made_for=made_for,
         padding=plan.padding,
     )

@@ -6,21 +6,19 @@ The Python interface takes them as they are, the command line makes them, and re
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from functools import partial
 
 from edgecompile import checks
-from edgecompile.backends import LOCAL, NATIVE, PLACES, RUNTIMES
+from edgecompile.backends import AUTO, BACKENDS, CPU, LOCAL, PLACES
 from edgecompile.errors import UsageError
+from edgecompile.runtime.format.schema import TORCH
 from edgecompile.units import parse_bytes, parse_duration
 
 MODES = ("auto", "exact", "pad")
-#: What makes a GPU's engine: the device, from the bundle's ONNX; or torch-tensorrt, here and now, for
-#: the very GPU of this machine.
-#: Or nothing does: Triton's kernels are compiled here, for any GPU of the target's kind; or both, and the
-#: device takes what is faster.
-AUTO, TORCH_TENSORRT, TRITON, BOTH = "auto", "torch-tensorrt", "triton", "both"
-BACKENDS = (AUTO, TORCH_TENSORRT, TRITON, BOTH)
+#: The backends that the option ``runtime`` named, which ``backend`` replaces.
+_RUNTIMES = {"native": CPU, "torch": TORCH}
 #: Of programs for a GPU: as many as there are rules for their tiles beside the first.
 MOST_ALTERNATIVES = 3
 #: What the bundle is for: single runs, or a server that runs requests together.
@@ -89,64 +87,92 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """How programs are compiled, run and packed.
+    """Options for compiling, running and packing programs.
 
-    A plan needs the first five, of a GPU ``backend``; it ignores the others.
+    A plan needs the first five and ``backend``; it ignores the others.
 
     Attributes:
         max_error: the largest difference from eager that ``precision="auto"`` may cause, as a share
             of an output's largest magnitude (0 to 1); None: 0.02.
-        runtime: runs the programs on a CPU: ``"native"``, or ``"torch"`` on hosts that have it.
         threads: threads to measure with; None: every CPU that the process may use.
         jobs: programs to compile at once; None: one for each CPU.
-        on: where programs for CPUs are compiled: here (``"local"``), or on the machines of the Ray
-            cluster at RAY_ADDRESS (``"ray"``).
+        on: the place where programs for CPUs are compiled: here (``"local"``), or on the machines
+            of the Ray cluster at RAY_ADDRESS (``"ray"``).
         seed: random seed of verification inputs.
-        backend: what runs on a GPU: an engine of TensorRT that the device builds (``"auto"``) or this
-            machine does (``"torch-tensorrt"``); or programs that are compiled here, without
-            TensorRT (``"triton"``); or such programs beside the recipe of an engine, of which the
-            device takes what is there and measured faster (``"both"``).
+        backend: compiler and runtime of the model. On a CPU: programs that call the library in the bundle
+            (``"cpu"``), or torch's kernels on hosts that have the same torch (``"torch"``). On a GPU: an engine of
+            TensorRT that the device builds (``"tensorrt"``); or programs that are compiled here, without
+            TensorRT (``"triton"``); or such programs beside the recipe of an engine, of which the device
+            takes what is there and measured faster (``"both"``).
+            ``"auto"`` is ``"cpu"``, or ``"tensorrt"`` where the target has a GPU.
         alternatives: further programs for each bucket of a GPU, with other tiles, of which the device's
             ``tune`` takes the fastest (0 to 3); each takes about as long to build as the first, and 1 MB of the bundle.
-        jetpack: the JetPack release of a Jetson; None: the first that the target names.
+        fallback: Whether a bundle for a GPU also gets programs for its machine's own cores, with their
+            weights. They serve where the GPU can't; they take most of the time of a first build.
+        jetpack: the JetPack release of a Jetson; None: the first that the target names, and the one
+            before of the same major where its TensorRT takes the model.
         emulation: verify variants that this machine can't run under qemu, where it is installed.
         keep_tokenizer: put the model's tokenizer into the bundle, if it has one.
         profile: ``"server"`` lets batches of 1 to 32 run, measures what they cost on parts of the
             CPUs, and writes that into the bundle; ``"device"`` is for single runs.
+        runtime: deprecated name of ``backend``: ``"native"`` is ``"cpu"``. It is None once it was read.
 
     Raises:
-        UsageError: a value is of the wrong type or out of its range.
+        UsageError: a value is of the wrong type or out of its range, or ``runtime`` contradicts ``backend``.
 
     Example:
         >>> BuildOptions(threads=2, seed=7)
     """
 
     max_error: float | None = None
-    runtime: str = NATIVE
     threads: int | None = None
     jobs: int | None = None
     on: str = LOCAL
     seed: int = 0
     backend: str = AUTO
     alternatives: int = 0
+    fallback: bool = True
     jetpack: str | None = None
     emulation: bool = True
     keep_tokenizer: bool = True
     profile: str = DEVICE
+    runtime: str | None = None
 
     def __post_init__(self) -> None:
         checks.settle(
             self,
             max_error=partial(checks.number, least=1e-12, most=1),
-            runtime=partial(checks.choice, choices=RUNTIMES),
             threads=checks.whole,
             jobs=checks.whole,
             on=partial(checks.choice, choices=PLACES),
             seed=checks.seed,
             backend=partial(checks.choice, choices=BACKENDS),
             alternatives=partial(checks.whole, least=0, most=MOST_ALTERNATIVES),
+            fallback=checks.flag,
             jetpack=partial(checks.text, form='a release, such as "6.2"'),
             emulation=checks.flag,
             keep_tokenizer=checks.flag,
             profile=partial(checks.choice, choices=PROFILES),
         )
+        if self.runtime is not None:
+            object.__setattr__(self, "backend", join_runtime(self.runtime, self.backend))
+            text = f'`runtime` is deprecated: give `backend="{_RUNTIMES[self.runtime]}"`'
+            warnings.warn(text, DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "runtime", None)  # so that a copy doesn't warn again
+
+
+def join_runtime(runtime: str, backend: str) -> str:
+    """The backend that the old option ``runtime`` means beside the option ``backend``.
+
+    Raises:
+        UsageError: there is no such runtime, or the two contradict each other.
+    """
+    checks.choice("runtime", runtime, tuple(_RUNTIMES))
+    named = _RUNTIMES[runtime]
+    if backend not in (AUTO, named):
+        raise UsageError(
+            f"`runtime={runtime}` and `backend={backend}` contradict each other",
+            hint="give `backend` alone: `runtime` is its old name",
+        )
+    # A native runtime was the default of every target, those with a GPU included.
+    return backend if named == CPU else named

@@ -11,6 +11,9 @@ from edgecompile.errors import PlanError
 from edgecompile.export.padding.check import ASSUMED, PROVEN, check_padding
 from edgecompile.models.loaded import LoadedModel
 
+#: The cure where nothing is known against padding.
+ASSUME_HINT = "`assume_paddable=True` pads all the same, and the bundle says so"
+
 
 def require_paddable(
     model: LoadedModel, axes: Iterable[tuple[str, AxisRange]], *, assume: bool = False
@@ -19,7 +22,7 @@ def require_paddable(
 
     Args:
         model: the model.
-        axes: those that are padded, with the sizes to be served; one of a single size isn't.
+        axes: the padded axes, with the sizes to be served; an axis of a single size isn't padded.
         assume: be content with trials where nothing proves it.
 
     Returns:
@@ -42,7 +45,7 @@ def require_paddable(
         if not assume or verdict.harmful:
             hint = '`mode="exact"`, or a model that takes a mask and heeds it'
             if not verdict.harmful:
-                hint += "; `assume_paddable=True` pads all the same, and the bundle says so"
+                hint += f"; {ASSUME_HINT}"
             raise PlanError(
                 f"{model.name} can't run in padded buckets: {verdict.reason}", hint=hint
             )
@@ -62,7 +65,7 @@ def with_padding(
         also: axes that the device pads, whatever the buckets do.
 
     Raises:
-        PlanError: as :func:`require_paddable` does; or the model hasn't the sizes that are padded.
+        PlanError: see :func:`require_paddable`; or the model hasn't the padded sizes.
         ModelError: the eager model fails.
     """
     names = {name for bucket in plan.buckets for name in bucket.pad_axes}.union(also)

@@ -20,10 +20,10 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.costs.sources import calibrated_costs, find_costs
 from edgecompile.planning.generation_plan import with_decode
 from edgecompile.planning.given_plan import without_foreign_costs
+from edgecompile.planning.length_support import LengthSupport
 from edgecompile.planning.padding import require_paddable, with_padding
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope
-from edgecompile.planning.serving_modes import ServingMode
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
@@ -41,9 +41,10 @@ class Planned:
 
     Attributes:
         plan: its buckets.
-        cost: what they take.
-        scope: what is served: the whole of what was asked about, or the part that the model allows.
-        notes: those of the subject.
+        cost: the cost of a bucket.
+        scope: the sizes that are served: all that were requested, or the part that the model
+            allows.
+        notes: the notes of the subject.
     """
 
     plan: BucketPlan
@@ -66,7 +67,8 @@ def plan_model(
 
     Args:
         subject: the model, its target and its traffic.
-        precision: of the linear layers' weights on a CPU; costs are those of this precision.
+        precision: the data type of the linear layers' weights on a CPU; costs are those of this
+            precision.
         compare: find the costs also where one program alone is to choose from.
         step: told what is being done.
 
@@ -90,8 +92,16 @@ def plan_model(
     else:
         serving = subject.serving
         why = _why_not_measured(model, serving, request)
-        if why and (request.quick or (not compare and _measures_here(subject))):
-            plan = BucketPlan(serving.scope.axis, (serving.bucket,), source=request.traffic.source)
+        strided = bool(serving.scope.strided)
+        if strided:
+            _refuse_costs(request, len(serving.buckets))
+        if why and (strided or request.quick or (not compare and _measures_here(subject))):
+            plan = BucketPlan(
+                serving.scope.axis,
+                serving.buckets,
+                source=request.traffic.source,
+                cuts=serving.scope.cuts,
+            )
             notes.add(serving.note, why)
             return _planned(subject, plan, precision, BucketCost(), serving.scope)
         costs = find_costs(subject, precision, step)
@@ -109,9 +119,10 @@ def plan_model(
         plan = replace(plan, notes=())  # they compare plans
         note = _one_size(model, scope)
     notes.add(note)
-    if costs.measured is not None and _same_programs(plan.buckets, costs.measured.buckets[:1]):
-        # What was measured is the plan: keep its hint, so that nothing is built twice.
-        plan = replace(plan, buckets=costs.measured.buckets[:1])
+    dynamic = () if costs.measured is None else costs.measured.buckets[: len(scope.sides)]
+    if _same_programs(plan.buckets, dynamic):
+        # What was measured is the plan: keep its hints, so that nothing is built twice.
+        plan = replace(plan, buckets=dynamic)
     return _planned(subject, plan, precision, cost, scope)
 
 
@@ -142,7 +153,7 @@ def _note_refused_lengths(subject: Subject, longest: int) -> None:
 def _planned(
     subject: Subject, plan: BucketPlan, precision: Precision, cost: BucketCost, scope: PlanScope
 ) -> Planned:
-    """The plan with what every plan for a model has."""
+    """The plan with the fields that every plan for a model has."""
     plan = with_padding(plan, subject.model, assume=subject.request.assume_paddable)
     if subject.model.generation is not None:
         plan = with_decode(plan, subject.model)
@@ -160,29 +171,49 @@ def _one_size(model: LoadedModel, scope: PlanScope) -> str:
     return f"There is nothing to plan: {model.name} has one size of {scope.axis}, {scope.axes[0][1].lo}."
 
 
-def _why_not_measured(model: LoadedModel, serving: ServingMode, request: PlanRequest) -> str:
+def _why_not_measured(model: LoadedModel, serving: LengthSupport, request: PlanRequest) -> str:
     """Why no costs are needed; empty where they decide, or tell whether bounds are met."""
     extent = serving.scope.axes[0][1]
     if extent.lo == extent.hi and serving.scope.second is None:
         return _one_size(model, serving.scope)
     one = "exact" if "exact" in serving.modes else "padded"
-    if request.quick:
+    fewest = len(serving.buckets)
+    all_lengths = "all lengths" if fewest == 1 else "each of these ranges of lengths"
+    if serving.scope.strided:
         return (
-            f"one {one} program for all lengths, as a quick build has; nothing was measured for it"
+            "one exact program for each remainder of the length is all that there is to choose from"
         )
+    if request.quick:
+        return f"one {one} program for {all_lengths}, as a quick build has; nothing was measured for it"
     bounded = request.max_size is not None or request.max_build_time is not None
     if bounded or len(serving.modes) > 1:
         return ""
     if one == "exact":
         # Without padding every length costs what it costs, in one program or in several.
-        alone = request.buckets in (None, 1)
+        alone = request.buckets in (None, fewest)
     else:
         alone = 1 in (request.buckets, request.max_buckets) and serving.scope.second is None
     if alone:
-        return (
-            f"one {one} program is all that there is to choose from, so nothing was measured for it"
-        )
+        return f"one {one} program for {all_lengths} is all that there is to choose from, so nothing was measured for it"
     return ""
+
+
+def _refuse_costs(request: PlanRequest, count: int) -> None:
+    """Refuses what only costs can decide, where the model's code alone decides about the buckets."""
+    asked = {
+        "`max_size`": request.max_size is not None,
+        "`max_build_time`": request.max_build_time is not None,
+        "`runs`": request.runs is not None,
+        "`price_per_bucket`": request.price_per_bucket is not None,
+        f"`buckets` {request.buckets}": request.buckets not in (None, count),
+    }
+    refused = [option for option, is_asked in asked.items() if is_asked]
+    if refused:
+        raise PlanError(
+            f"{', '.join(refused)}: the model's code looks at remainders of the length, so it needs "
+            f"{count} buckets, whatever they cost",
+            hint="leave it out",
+        )
 
 
 def _require_known(request: PlanRequest, cost: BucketCost) -> None:
@@ -208,7 +239,7 @@ def _choose(
     """The best plan by these costs, and how its price came about if nobody gave one."""
     most = request.max_buckets
     if most is None and request.buckets is None:
-        most = DEFAULT_MAX_BUCKETS
+        most = max(DEFAULT_MAX_BUCKETS, len(scope.sides))
     # Sizes and times with units were read when the request was made.
     most_bytes = cast("int | None", request.max_size)
     limits = BucketLimits(most_bytes, cast("float | None", request.max_build_time), cost, memory)
@@ -225,6 +256,7 @@ def _choose(
             modes=costs.modes,
             limits=limits,
             other_axes=tuple(item for item in scope.axes if item not in scope.pad_axes),
+            cuts=scope.cuts,
         )
 
     if request.price_per_bucket is not None:
@@ -236,15 +268,15 @@ def _choose(
             f"load: over {request.runs:,.0f} runs it must save {format_ms(price)} ms of each."
         )
         return plan(price, request.buckets, most), note
-    single = plan(0.0, 1, None).expected_ms
-    assert single is not None
+    fewest = plan(0.0, len(scope.sides), None).expected_ms
+    assert fewest is not None
     share = noise_price(costs)
     why = (
         "the costs are modelled, and less is within their error"
         if costs.kind == "modelled"
         else "smaller savings are within measurement noise"
     )
-    return plan(share * single, request.buckets, most), (
+    return plan(share * fewest, request.buckets, most), (
         f"Each extra bucket must save at least {format_share(share)} of the mean run time: {why}. "
         "Give a price per bucket or a number of runs to decide otherwise."
     )

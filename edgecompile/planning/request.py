@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgecompile import checks
-from edgecompile.backends import NATIVE, RUNTIMES
+from edgecompile.backends import (
+    AUTO,
+    CPU,
+    CPU_BACKENDS,
+    GPU_BACKENDS,
+    WITH_TENSORRT,
+    WITH_TRITON,
+)
 from edgecompile.buckets.costs.grid import MODES as COST_MODES
 from edgecompile.buckets.costs.grid import Mode
 from edgecompile.buckets.plan import BucketPlan
@@ -13,16 +20,9 @@ from edgecompile.errors import UsageError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.models.samples import SampleTexts
-from edgecompile.planning.options import (
-    AUTO,
-    BACKENDS,
-    BOTH,
-    SERVER,
-    TRITON,
-    BuildOptions,
-    PlanOptions,
-)
+from edgecompile.planning.options import SERVER, BuildOptions, PlanOptions
 from edgecompile.precision import FP32, PRECISIONS
+from edgecompile.runtime.format.schema import TENSORRT, TORCH, TRITON
 from edgecompile.targets.gpu import (
     BOTH_PRECISIONS,
     FP8,
@@ -117,11 +117,21 @@ class PlanRequest(PlanOptions, BuildOptions):
         """The precision that was asked for, or the target's default."""
         return self.precision or (FP32.name if profile.gpu is None else GPU_PRECISION)
 
+    def backend_for(self, profile: TargetProfile) -> str:
+        """The backend that was asked for, or the target's default."""
+        if self.backend != AUTO:
+            return self.backend
+        return CPU if profile.gpu is None else TENSORRT
+
+    def uses_tensorrt(self, profile: TargetProfile) -> bool:
+        """Whether TensorRT builds an engine of the model, on the device or here."""
+        return self.backend_for(profile) in WITH_TENSORRT
+
     def check_target(self, profile: TargetProfile) -> None:
         """Refuses what the target doesn't support.
 
         Raises:
-            UsageError: the precision, the runtime, the backend or the JetPack.
+            UsageError: the precision, the backend or the JetPack.
             TargetError: Triton makes no code for its GPU.
         """
         gpu, precision = profile.gpu is not None, self.precision_for(profile)
@@ -131,29 +141,31 @@ class PlanRequest(PlanOptions, BuildOptions):
                 hint="leave it out",
             )
         precisions: tuple[str, ...] = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
-        if profile.gpu is not None and self.backend in (TRITON, BOTH):
+        if profile.gpu is not None and self.backend in WITH_TRITON:
             of_triton = profile.gpu.triton_precisions
             precisions = of_triton if self.backend == TRITON else BOTH_PRECISIONS
             _ = profile.gpu.facts
-        if self.alternatives and self.backend not in (TRITON, BOTH):
+        if self.alternatives and self.backend not in WITH_TRITON:
             raise UsageError(
                 "`alternatives` are of the programs that `backend` triton makes",
                 hint="leave it out, or choose `backend` triton or both",
             )
-        of_torch = self.runtime != NATIVE and not gpu
+        if not (gpu or self.fallback):
+            raise UsageError(
+                f"Target {profile.name} has no GPU: `fallback` is about the cores beside one",
+                hint="leave it out",
+            )
+        of_torch = self.backend == TORCH and not gpu
         for option, value, choices in (
             ("precision", precision, (FP32.name,) if of_torch else precisions),
-            ("runtime", self.runtime, (NATIVE,) if gpu else RUNTIMES),
             ("jetpack", self.jetpack, (None, *profile.jetpacks)),
-            ("backend", self.backend, BACKENDS if gpu else (AUTO,)),
+            ("backend", self.backend, (AUTO, *(GPU_BACKENDS if gpu else CPU_BACKENDS))),
         ):
             if value not in choices:
                 names = [choice for choice in choices if choice is not None]
                 cause = ""
-                if option == "precision" and (of_torch or self.backend in (TRITON, BOTH)):
-                    cause = " with " + (
-                        "`runtime` torch" if of_torch else f"`backend` {self.backend}"
-                    )
+                if option == "precision" and (of_torch or self.backend in WITH_TRITON):
+                    cause = f" with `backend` {self.backend}"
                 if profile.gpu is not None and value == FP8 and self.backend == TRITON:
                     cause += (
                         ": products of fp8 need compute capability 8.9 or later, its code is for "

@@ -92,6 +92,6 @@ def _draw(model: LoadedModel, axis: str, sizes: Mapping[str, int]) -> dict[str, 
             x = drawn[spec.name]
             scale = torch.logspace(0, 2, len(x), dtype=x.dtype).view(-1, *[1] * (x.dim() - 1))
             x = x * scale
-            span = spec.bounds or spec.draw
+            span = spec.span(sizes)
             drawn[spec.name] = x if span is None else x.clamp(*map(float, span))
     return drawn

@@ -9,11 +9,26 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import LengthsError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution, both_axes_hint
-from edgecompile.lengths.traffic import missing_lengths
+from edgecompile.lengths.rows import MAX_LENGTH
+from edgecompile.lengths.served_traffic import missing_lengths
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import BATCH
 from edgecompile.planning.request import PlanRequest
 from edgecompile.units import format_share
+
+#: Smallest and largest length of a program, and the distance between neighbouring lengths.
+Side = tuple[int, int, int]
+
+
+def side_between(side: Side, least: int = 1, most: int = MAX_LENGTH) -> Side | None:
+    """The part of a side with lengths from ``least`` to ``most``; None if there is none."""
+    lo, hi, step = side
+    lo += max(0, least - lo + step - 1) // step * step
+    hi = min(hi, most)
+    hi -= (hi - lo) % step
+    if lo > hi:
+        return None
+    return lo, hi, 1 if lo == hi else step
 
 
 @dataclass(frozen=True)
@@ -24,11 +39,16 @@ class PlanScope:
         traffic: the lengths, none over the longest that is served.
         axes: range of every axis, the length axis first.
         joint: the sizes of two axes together, where a plan over both is wanted.
+        cuts: lengths from which on the model's code takes another way: no bucket crosses them.
+        strided: the programs of a model whose code looks at remainders of the length, each in steps;
+            empty for another model.
     """
 
     traffic: LengthDistribution
     axes: tuple[tuple[str, AxisRange], ...]
     joint: JointDistribution | None = None
+    cuts: tuple[int, ...] = ()
+    strided: tuple[Side, ...] = ()
 
     @property
     def axis(self) -> str:
@@ -46,7 +66,7 @@ class PlanScope:
         return tuple(item for item in self.axes if item[0] in (self.axis, self.second))
 
     def second_sizes(self) -> tuple[int, ...]:
-        """Sizes of the other axis at which to measure: both ends and the middle of what varies."""
+        """Sizes of the other axis at which to measure: both ends and the middle of its range."""
         if self.joint is None or self.second is None:
             return ()
         extent = dict(self.axes)[self.second]
@@ -60,11 +80,37 @@ class PlanScope:
         return min(max(self.traffic.quantile(0.5), own.lo), own.hi)
 
     @property
-    def whole_bucket(self) -> Bucket:
-        """The program of dynamic length that serves every size."""
+    def sides(self) -> tuple[tuple[int, int], ...]:
+        """The ranges of lengths between cuts; the whole one where there are none."""
         own = self.axes[0][1]
-        axes = ((self.axis, AxisRange(own.lo, own.hi, self.middle)), *self.axes[1:])
-        return Bucket("exact", axes)
+        return tuple(zip((own.lo, *self.cuts), (*(c - 1 for c in self.cuts), own.hi), strict=True))
+
+    @property
+    def programs(self) -> tuple[Side, ...]:
+        """The lengths of each program of dynamic length."""
+        return self.strided or tuple((lo, hi, 1) for lo, hi in self.sides)
+
+    def exact_bucket(self, lo: int, hi: int, step: int = 1) -> Bucket:
+        """A program of dynamic length for ``lo``, ``lo + step``, … ``hi``, tuned for their median."""
+        inside = [
+            (length, count)
+            for length, count in zip(self.traffic.lengths, self.traffic.counts, strict=True)
+            if length in range(lo, hi + 1, step)
+        ]
+        traffic = LengthDistribution.from_counts(dict(inside)) if inside else self.traffic
+        hint = AxisRange(lo, hi, hi, step).below(traffic.quantile(0.5))
+        return Bucket("exact", ((self.axis, AxisRange(lo, hi, hint, step)), *self.axes[1:]))
+
+    @property
+    def whole_bucket(self) -> Bucket:
+        """The program of dynamic length that serves every size, where no cuts forbid it."""
+        own = self.axes[0][1]
+        return self.exact_bucket(own.lo, own.hi)
+
+    @property
+    def exact_buckets(self) -> tuple[Bucket, ...]:
+        """The fewest programs of dynamic length that serve every size: one for each side."""
+        return tuple(self.exact_bucket(*program) for program in self.programs)
 
     @property
     def padded_bucket(self) -> Bucket:
@@ -75,7 +121,8 @@ class PlanScope:
     def narrowed(self, lo: int, hi: int) -> PlanScope:
         """The part of it with lengths ``lo`` to ``hi``."""
         own = AxisRange(lo, hi, min(max(self.axes[0][1].hint, lo), hi))
-        return replace(self, axes=((self.axis, own), *self.axes[1:]))
+        cuts = tuple(cut for cut in self.cuts if lo < cut <= hi)
+        return replace(self, axes=((self.axis, own), *self.axes[1:]), cuts=cuts)
 
 
 def longest_served(

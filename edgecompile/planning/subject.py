@@ -7,33 +7,32 @@ from functools import cached_property
 from pathlib import Path
 
 from edgecompile.export.store import ExportStore
-from edgecompile.machines.detection import runnable_variants
+from edgecompile.hosts.detection import runnable_variants
 from edgecompile.models.loaded import LoadedModel, model_structure
 from edgecompile.planning.generation_plan import (
     prompts_only,
     refuse_sources,
     refused_prompts,
-    require_native,
+    require_generation,
 )
 from edgecompile.planning.given_plan import check_plan
+from edgecompile.planning.length_support import LengthSupport, find_length_support
 from edgecompile.planning.notes import Notes
-from edgecompile.planning.options import TRITON
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope, plan_scope, with_traffic
-from edgecompile.planning.serving_modes import ServingMode, find_serving_mode
 from edgecompile.precision import Precision
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to plan for. Scope, serving mode and the host's variants are found at their first use.
+    """A model to plan for. Scope, length support and the host's variants are found at their first use.
 
     Attributes:
         whole: exports of the model as it will be served.
         exports: exports of what is planned: of a model that generates, its runs of prompts.
         profile: the target.
-        request: what decides the plan; its traffic is known.
+        request: the request for the plan; its traffic is known.
         asked: the request as it was made; prompts may be longer than one run.
         work: folder for files that stages leave.
         notes: get what a person should know.
@@ -64,13 +63,13 @@ class Subject:
         return plan_scope(self.model, self.request)
 
     @cached_property
-    def serving(self) -> ServingMode:
+    def serving(self) -> LengthSupport:
         """The part of the scope that can be served, and how.
 
         Raises:
-            ExportError, PlanError: nothing; says why.
+            ExportError, PlanError: No length can be served; the message says why.
         """
-        return find_serving_mode(self.exports, self.request, self.scope)
+        return find_length_support(self.exports, self.request, self.scope)
 
     @cached_property
     def runnable(self) -> list[VariantSpec]:
@@ -86,7 +85,7 @@ class Subject:
         return {
             **subject,
             "precision": precision.label,
-            "runtime": self.request.runtime,
+            "backend": self.request.backend_for(self.profile),
             "threads": "all" if threads is None else str(threads),
         }
 
@@ -101,14 +100,14 @@ def make_subject(
     """The subject of a plan: a model and its scope.
 
     Args:
-        exports: of the model.
+        exports: the exports of the model.
         profile: the target.
-        request: what decides the plan. Without lengths, every batch size counts once.
-        work: for programs that are measured.
+        request: the request for the plan. Without lengths, every batch size counts once.
+        work: the folder for programs that are measured.
         notes: get what a person should know.
 
     Raises:
-        ModelError: it generates, and not on the target or the runtime that was asked for.
+        ModelError: it generates, and not on the target or by the backend that was asked for.
         UsageError: its lengths vary, and none are given.
     """
     model, notes = exports.model, Notes() if notes is None else notes
@@ -116,8 +115,7 @@ def make_subject(
     whole, asked = exports, request
     if model.generation is not None:
         refuse_sources(model)
-        tensorrt = profile.gpu is not None and request.backend != TRITON
-        require_native(model, runtime=request.runtime, tensorrt=tensorrt)
+        require_generation(model, request.backend_for(profile))
         notes.add(*refused_prompts(model, request))
         if request.plan is None:
             exports, request = prompts_only(exports, request)

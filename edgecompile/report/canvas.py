@@ -83,9 +83,9 @@ def draw(salt: str, description: str, height: float, plots: int = 1) -> Iterator
 
     Args:
         salt: starts the ids in the SVG, so that several drawings may share a page.
-        description: for those who can't see it.
-        height: in inches.
-        plots: how many stand side by side.
+        description: a description for those who can't see it.
+        height: the height in inches.
+        plots: the number of plots side by side.
     """
     # matplotlib's own salt would be random
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
@@ -101,7 +101,7 @@ def is_skewed(
 
     Args:
         sizes: distinct, ascending.
-        counts: of each size.
+        counts: the count of each size.
         high: end of the axis.
         skew: half of the sample has to be under this part of ``high``.
         least: shorter axes are linear.

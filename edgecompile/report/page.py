@@ -33,7 +33,7 @@ class Table:
         title: above it.
         columns: headings, with units.
         rows: cells as text.
-        words: how many columns, from the left, hold words and are set flush left.
+        words: the number of columns, from the left, that hold words and are set flush left.
         strong, bad: indices of rows to stress, and of rows that report a failure.
         caption: below it.
         wrap: whether columns of words may break their lines, as sentences do.
@@ -55,7 +55,7 @@ class Section:
 
     Attributes:
         title: the heading.
-        verdict: what the section comes to, in one sentence, set large.
+        verdict: the conclusion of the section, in one sentence, set large.
         figures: (name, value) pairs set large.
         notes: sentences.
         warnings: sentences on what to doubt, set apart above the notes.

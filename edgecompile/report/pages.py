@@ -12,7 +12,7 @@ from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.buckets.traffic import Sizes
 from edgecompile.bundle.verdict import FAILED, VerifyReport
-from edgecompile.machines.identity import describe_machine
+from edgecompile.hosts.identity import describe_machine
 from edgecompile.report import plots
 from edgecompile.report.page import Drawing, Section, Table, render_page
 from edgecompile.report.plan_section import plan_section
@@ -21,7 +21,7 @@ from edgecompile.units import format_count, format_share
 if TYPE_CHECKING:
     from edgecompile.audit.judge import AuditVerdict
     from edgecompile.models.loaded import ModelSource
-    from edgecompile.narrowing.trials import PrecisionChoice
+    from edgecompile.quantization.trials import PrecisionChoice
     from edgecompile.runtime.format.schema import Manifest
 
 
@@ -65,14 +65,14 @@ def build_page(
     """The page that a bundle carries: its plan, and how it compared with eager.
 
     Args:
-        name: of the bundle.
+        name: the name of the bundle.
         plan: its buckets.
         sizes: the traffic.
         assessment: the plan and the usual rules; None for a plan without costs, of which only is
             shown what share of the traffic each bucket serves.
-        report: of the verification.
-        choice: how the precision was chosen, if it was.
-        header: what it is about; see :func:`build_header`.
+        report: the report of the verification.
+        choice: the record of choosing the precision; None if it wasn't chosen.
+        header: the header of the page; see :func:`build_header`.
     """
     if assessment is not None:
         first = plan_section(assessment)
@@ -88,7 +88,7 @@ def build_page(
 
 def precision_section(choice: PrecisionChoice) -> Section:
     """The precisions tried, and their costs."""
-    from edgecompile.narrowing.trials import COLUMNS
+    from edgecompile.quantization.trials import COLUMNS
 
     strong = tuple(
         i for i, trial in enumerate(choice.trials) if trial.precision == choice.precision
@@ -106,15 +106,14 @@ def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:
     """Every comparison with eager.
 
     Args:
-        report: of :func:`edgecompile.bundle.verify.verify_bundle`.
-        buckets: those of the bundle; results name them by index.
+        report: the report of :func:`edgecompile.bundle.verify.verify_bundle`.
+        buckets: the buckets of the bundle; results name them by index.
     """
-    tolerance = report.tolerance
     columns, rows = report.table(buckets)
     failed = tuple(i for i, row in enumerate(rows) if row[-1] == FAILED)
-    caption = f"Allowed: |got − want| ≤ {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
-    if report.min_cosine is not None:
-        caption += f", and a cosine of at least {report.min_cosine:g}"
+    caption = f"Allowed: {report.rule()}"
+    if report.reference:
+        caption += f". Compared with {report.reference}"
     figures = [("checks", format_count(len(report.results))), ("failed", format_count(len(failed)))]
     if report.lengths is not None:
         figures.append(("run", str(report.lengths)))
@@ -142,9 +141,9 @@ def bench_section(
     """Milliseconds per run as bars.
 
     Args:
-        labels: of the groups of bars: lengths, or baselines.
+        labels: the labels of the groups of bars: lengths, or baselines.
         series: name -> milliseconds, one for each label.
-        figures: what to set large: cold start, sizes.
+        figures: the figures to set large: cold start, sizes.
         table: the numbers behind the bars.
         notes: sentences on how it was measured.
         warnings: reasons to doubt the numbers.

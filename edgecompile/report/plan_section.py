@@ -12,7 +12,7 @@ from edgecompile.units import format_bytes, format_count, format_duration, forma
 
 
 def plan_section(assessment: PlanAssessment) -> Section:
-    """The plan: its buckets over the traffic, what runs cost, and what other rules would.
+    """The plan: its buckets over the traffic, the costs of runs, and those of other rules.
 
     Args:
         assessment: the plan, other rules and doubts; over one axis or over two.

@@ -35,15 +35,15 @@ _SHORT_NAME = 9  # letters of an axis' name
 
 
 def length_histogram(traffic: Traffic, buckets: Sequence[Bucket], unit: str = "tokens") -> str:
-    """How often each length occurs, with the buckets behind it.
+    """The count of each length, with the buckets behind it.
 
     The axis is logarithmic where a linear one would press most of the sample into its first few
     per cent; areas, not heights, are then the shares.
 
     Args:
         traffic: over one axis; no length is over the buckets'.
-        buckets: of a plan, ascending; their upper edges are labelled.
-        unit: what a length counts.
+        buckets: the buckets of a plan, ascending; their upper edges are labelled.
+        unit: the unit of a length.
     """
     lengths, counts = traffic.sizes[:, 0].tolist(), traffic.counts
     high, text = buckets[-1].hi, "Histogram of input lengths with the edges of the buckets"
@@ -85,11 +85,11 @@ def length_histogram(traffic: Traffic, buckets: Sequence[Bucket], unit: str = "t
 
 
 def size_map(traffic: Traffic, buckets: Sequence[Bucket]) -> str:
-    """How often each pair of sizes occurs, as shades, with the outlines of the buckets over it.
+    """The count of each pair of sizes, as shades, with the outlines of the buckets over it.
 
     Args:
         traffic: over two axes.
-        buckets: of a plan; each is named by its number where there is room.
+        buckets: the buckets of a plan; each is named by its number where there is room.
     """
     names, shares = traffic.axes, 100 * traffic.counts / traffic.n
     edges: list[Any] = []
@@ -163,7 +163,7 @@ def cost_lines(plan: BucketPlan, costs: CostGrid, traffic: Traffic, axis: str) -
     Args:
         plan: its extent and the upper ends of its buckets are drawn.
         costs: over one axis or two.
-        traffic: with a logarithmic axis where its lengths need one.
+        traffic: the traffic, drawn with a logarithmic axis where its lengths need one.
         axis: name of the horizontal axis.
     """
     lengths, high = traffic.lengths, plan.max_length
@@ -267,9 +267,9 @@ def bars(
     """Horizontal bars, grouped by label, each with its value at its end.
 
     Args:
-        labels: of the groups, top down; long ones lose their middle.
+        labels: the labels of the groups, top down; long ones lose their middle.
         series: name -> one value for each label; one series or two.
-        unit: of the values; the axis starts at zero.
+        unit: the unit of the values; the axis starts at zero.
         strong: indices of groups to stress, the others are grey; None: all alike.
     """
     height = 0.75 + (0.21 * len(series) + 0.1) * len(labels)

@@ -10,7 +10,7 @@ error doesn't cost the import of numpy.
 
 from typing import TYPE_CHECKING, Any, List
 
-from .errors import (
+from .base.errors import (
     BundleError,
     ContextLengthError,
     CopyError,
@@ -29,6 +29,7 @@ from .errors import (
     InputError,
     LoaderNeededError,
     MemoryLimitError,
+    MixedWheelsError,
     ModeError,
     ModelClosedError,
     NativeError,
@@ -46,8 +47,8 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .model import Model
-    from .start import open_bundle
+    from .model.model import Model
+    from .model.open_bundle import open_bundle
     from .text.encoder import open_tokenizer
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "InputError",
     "LoaderNeededError",
     "MemoryLimitError",
+    "MixedWheelsError",
     "ModeError",
     "Model",
     "ModelClosedError",
@@ -91,11 +93,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "open_bundle":
-        from .start import open_bundle
+        from .model.open_bundle import open_bundle
 
         return open_bundle
     if name == "Model":
-        from .model import Model
+        from .model.model import Model
 
         return Model
     if name == "open_tokenizer":

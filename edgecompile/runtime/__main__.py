@@ -8,16 +8,19 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Type
 
 from .. import __version__
+from .base.errors import EdgecompileError, InputError, SelftestError
+from .base.installation import refuse_mixed_wheels
+from .base.limits import no_memory
+from .commands.chat import add_options as add_chat_options
 from .commands.generate import add_options as add_generate_options
 from .commands.options import (
     add_bench_options,
     add_encode_options,
     add_finish_options,
+    add_report_options,
     add_tune_options,
 )
-from .errors import EdgecompileError, InputError, SelftestError
 from .format.document import shorten
-from .limits import no_memory
 
 INTERNAL = 70
 INPUT_OUTPUT = 74
@@ -36,11 +39,12 @@ def main(
     With --json a failure is an object on stdout as well, as docs/errors.md has it.
 
     Args:
-        arguments: of the command line; None: those of this process.
-        parser: of ``make_parser``, as another program calls the commands.
+        arguments: the arguments of the command line; None: those of this process.
+        parser: the result of ``make_parser``, where another program calls the commands.
     """
     options = (parser or make_parser()).parse_args(arguments)
     try:
+        refuse_mixed_wheels()
         code: int = options.command(options)
         sys.stdout.flush()
         return code
@@ -114,9 +118,9 @@ def make_parser(
     """The parser of the arguments.
 
     Args:
-        prog: how help texts call the program.
-        bundle: what the commands are about; None: the first argument of each.
-        kind: of the parsers.
+        prog: the program's name in help texts.
+        bundle: the bundle of the commands; None: the first argument of each.
+        kind: the class of the parsers.
     """
     parser = kind(prog=prog, description="Looks at and runs edgecompile bundles.")
     parser.add_argument("--version", action="version", version="edgecompile " + __version__)
@@ -133,8 +137,9 @@ def make_parser(
         sub.add_argument("--json", action="store_true", help="print one JSON object")
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
         sub.add_argument("--variant", metavar="NAME", help="use this variant, not the best one")
-        if name not in ("info", "finish", "tune"):
+        if name not in ("info", "finish", "tune", "report"):
             sub.add_argument("--threads", metavar="N", type=int, help="use N threads for a run")
+        if name not in ("info", "finish", "tune"):
             sub.add_argument(
                 "--verify",
                 choices=("fast", "auto", "full"),
@@ -149,8 +154,12 @@ def make_parser(
     selftest.add_argument("--cases", metavar="DIR", help="run the <bucket>-<case>.npz of a folder")
     bench = add("bench", _bench, "Measure time per length, cold start and memory.", "auto")
     add_bench_options(bench)
+    report = add("report", _report, "Test and time a bundle here; write a file to post.", "full")
+    add_report_options(report)
     generate = add("generate", _generate, "Generate text after prompts, as it is made.", "auto")
     add_generate_options(generate)
+    chat = add("chat", _chat, "Talk to a language model, a line at a time.", "auto")
+    add_chat_options(chat)
     run = add("run", _run, "Run inputs of a file once.", "auto")
     run.add_argument(
         "--inputs",
@@ -221,11 +230,21 @@ def _selftest(options: argparse.Namespace) -> int:
 def _generate(options: argparse.Namespace) -> int:
     from .commands.generate import run_generate
 
+    return _write_text(options, run_generate)
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from .commands.chat import run_chat
+
+    return _write_text(options, run_chat)
+
+
+def _write_text(options: argparse.Namespace, command: Any) -> int:
     def show(text: str) -> None:
         if not options.json:
             print(text, end="", flush=True)
 
-    report, lines = run_generate(options, show, _opening(options))
+    report, lines = command(options, show, _opening(options))
     if options.json:
         _show(options, report, [])
     else:
@@ -259,7 +278,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _how(options: argparse.Namespace) -> Dict[str, Any]:
-    """How a bundle is to be opened and run, as every kind of measurement takes it."""
+    """The arguments for opening and running a bundle, which every kind of measurement takes."""
     how = {"seconds": options.seconds, "seed": options.seed, "say": _say}
     return {**_opening(options), **how}
 
@@ -318,6 +337,24 @@ def _measure_serving(options: argparse.Namespace) -> int:
     lines = ["{} threads, {} x {}: {:g} ms".format(*point) for point in report["points"]]
     _show(options, report, lines)
     return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .commands.report import format_report, make_report
+
+    report = make_report(
+        options.bundle,
+        onnx=options.onnx,
+        threads=options.threads,
+        seconds=options.seconds,
+        seed=options.seed,
+        output=options.output,
+        say=_say,
+        variant=options.variant,
+        verify=options.verify,
+    )
+    _show(options, report, format_report(report))
+    return 0 if report["selftest"]["ok"] else SelftestError.exit_code
 
 
 def _finish(options: argparse.Namespace) -> int:

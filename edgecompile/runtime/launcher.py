@@ -57,6 +57,7 @@ from types import CodeType, ModuleType  # noqa: E402
 from typing import Any, Dict, List, NoReturn, Optional  # noqa: E402
 
 # The exit codes of errors.BundleError, DamagedBundleError and FilePermissionError.
+NO_NUMPY = 1
 USAGE, MALFORMED, DAMAGED, NOT_PERMITTED = 2, 20, 22, 71
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -167,7 +168,7 @@ class Compared:
         exec(self.get_code(module.__spec__.name), module.__dict__)  # noqa: S102
 
     def get_code(self, name: str) -> CodeType:
-        """Of a module, for this and for runpy."""
+        """The code of a module, for this loader and for runpy."""
         file = self._file(name)
         place = os.path.join(self.bundle, file)
         code: CodeType = compile(self.files[file], place, "exec", dont_inherit=True)
@@ -203,8 +204,14 @@ def main(arguments: List[str]) -> None:
         name = "python3 " + os.path.basename(bundle)
         if "runtime/edgecompile/torch_runtime/__main__.py" in files:
             import_module("edgecompile.torch_runtime")  # registers its loader
-        program = import_module("edgecompile.runtime.__main__")
-        sys.exit(program.main(arguments, program.make_parser(name, bundle)))
+        try:
+            program = import_module("edgecompile.runtime.__main__")
+            sys.exit(program.main(arguments, program.make_parser(name, bundle)))
+        except ModuleNotFoundError as error:
+            if error.name != "numpy":
+                raise
+            text = "the runtime needs the Python package numpy, which isn't installed here"
+            refuse(NO_NUMPY, text, "pip install numpy")
 
 
 if __name__ == "__main__":

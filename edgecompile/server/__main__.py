@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from edgecompile import __version__
-from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.base.errors import EdgecompileError
+from edgecompile.runtime.base.installation import refuse_mixed_wheels
 from edgecompile.server.process.arguments import add_options, read_arguments
 from edgecompile.server.process.supervisor import Supervisor
 
@@ -36,6 +37,7 @@ def main(
     options = (parser or make_parser()).parse_args(argv)
     logging.basicConfig(format="edgecompile: %(message)s", level=logging.INFO)
     try:
+        refuse_mixed_wheels()
         settings = read_arguments(options)
         rest = [item for item in argv if item not in ("--json", "--debug")]
         return Supervisor(settings, rest, options.json).run()

@@ -30,3 +30,8 @@ class TextAnswer:
     texts: list[TokenizedText]
     queue_s: float
     run_s: float
+
+    @property
+    def truncated(self) -> list[int]:
+        """Positions of the texts whose end was cut off."""
+        return [index for index, text in enumerate(self.texts) if text.truncated]

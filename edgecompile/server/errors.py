@@ -5,7 +5,7 @@ Each protocol writes them in its own form; none of them says anything about the 
 
 from __future__ import annotations
 
-from edgecompile.runtime.errors import (
+from edgecompile.runtime.base.errors import (
     EdgecompileError,
     InputError,
     MemoryLimitError,
@@ -18,7 +18,7 @@ class ServerError(Exception):
     """A refusal or a failure.
 
     Args:
-        message: what is wrong, with the numbers, and the cure on a line of its own.
+        message: the problem, with the numbers, and the cure on a line of its own.
         retry_after: after how many seconds it may be worth trying again; None: never as it is.
     """
 

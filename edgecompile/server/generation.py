@@ -14,13 +14,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from edgecompile.runtime import Model, open_tokenizer
-from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime import Model
+from edgecompile.runtime.base.errors import EdgecompileError
 from edgecompile.runtime.generation.stream import TokenStream
-from edgecompile.server.chat import Chat, Message, open_chat
-from edgecompile.server.errors import BadRequest, Overloaded, translate
+from edgecompile.runtime.text.chat import Message
+from edgecompile.runtime.text.prompts import Prompt, Prompts, count_new_tokens
+from edgecompile.runtime.text.stream import TextStream
+from edgecompile.server.body_budget import check_characters
+from edgecompile.server.errors import Overloaded, translate
 from edgecompile.server.journal import Journal, digest
-from edgecompile.server.room import check_characters
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.schedule.threads import Threads
 
@@ -44,7 +46,8 @@ class Generation:
     Attributes:
         prompt: a text, token ids, or the messages of a chat.
         stop: texts at which the new one ends; they aren't part of it.
-        options: of ``Model.stream``.
+        options: Options of ``Model.stream``; ``max_new_tokens`` may be ``ALL``. None is the number of the
+            model's own generation_config.json, and without one ``ALL``.
     """
 
     prompt: str | Sequence[int] | Sequence[Message]
@@ -68,12 +71,12 @@ class Generator:
 
     Args:
         model: an open bundle.
-        texts: how many at once; each has caches of its own.
-        waiting: how many more may wait.
+        texts: the largest number of texts at a time; each has caches of its own.
+        waiting: the largest number of further texts that wait.
         clock: seconds that only go on.
-        journal: where it is noted what runs; None: nowhere.
+        journal: the journal of runs; None: none is kept.
         cores: the CPUs that it shares with other models; None: as many as the model's threads.
-        characters: of a prompt at most.
+        characters: the largest number of characters of a prompt.
     """
 
     def __init__(
@@ -105,21 +108,20 @@ class Generator:
         self._busy = False
         self._thread = Threads(1)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
-        self._tokenizer: Any = None
-        self._chat: Chat | None = None
+        self._prompts: Prompts | None = None
 
-    def tokenizer(self) -> Any:
-        """The bundle's tokenizer.
+    def prompts(self) -> Prompts:
+        """The bundle's tokenizer and chat template.
 
         Raises:
-            Unprocessable: it has none, or the package tokenizers isn't installed.
+            Unprocessable: it has no tokenizer, or the package tokenizers isn't installed.
         """
-        if self._tokenizer is None:
+        if self._prompts is None:
             try:
-                self._tokenizer = open_tokenizer(self._model)
+                self._prompts = Prompts(self._model)
             except EdgecompileError as error:
                 raise translate(error) from None
-        return self._tokenizer
+        return self._prompts
 
     async def read(self, generation: Generation) -> list[int]:
         """The token ids of the prompt; a long one is tokenized on a thread, for it takes a while.
@@ -129,32 +131,20 @@ class Generator:
             TooLarge: it has too many characters.
             Unprocessable: the bundle has no tokenizer, or no chat template that can be used.
         """
-        tokenizer, prompt = self.tokenizer(), generation.prompt
+        prompts, prompt = self.prompts(), generation.prompt
         if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
             return list(cast("Sequence[int]", prompt))
-        if not isinstance(prompt, str) and self._chat is None:
-            self._chat = open_chat(self._model)
 
         def tokenize() -> list[int]:
-            chat = not isinstance(prompt, str)
-            text = cast("Chat", self._chat).render(prompt) if chat else prompt  # type: ignore[arg-type]
-            check_characters(len(text), self._characters)
+            judge = partial(check_characters, most=self._characters)
             try:
-                str(text).encode("utf-8")
-            except UnicodeEncodeError:
-                raise BadRequest("the prompt has half of a surrogate pair") from None
-            # Unlike encode() this one lets other threads go on. A template writes special tokens itself.
-            encodings = tokenizer.encode_batch([text], add_special_tokens=not chat)
-            ids: list[int] = encodings[0].ids
-            return ids
+                return prompts.read(cast("Prompt", prompt), judge)
+            except EdgecompileError as error:
+                raise translate(error) from None
 
         if isinstance(prompt, str) and len(prompt) <= _SHORT:
-            ids = tokenize()
-        else:
-            ids = await asyncio.get_running_loop().run_in_executor(self._tokenizing, tokenize)
-        if not ids:
-            raise BadRequest("the prompt holds no tokens")
-        return ids
+            return tokenize()
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, tokenize)
 
     async def run(self, prompt: list[int], generation: Generation) -> AsyncIterator[Piece]:
         """The new text, piece by piece, as its tokens are made; the last one says why it ended.
@@ -181,29 +171,22 @@ class Generator:
     async def _run(
         self, prompt: list[int], generation: Generation, key: bytes
     ) -> AsyncIterator[Piece]:
-        from tokenizers.decoders import DecodeStream
-
-        tokenizer = self.tokenizer()
-        decoded = DecodeStream(skip_special_tokens=True)
-        held = _Held(generation.stop)
         try:
-            stream = self._model.stream(prompt, **generation.options)
-            while True:
-                token = await self._next(stream, key)
-                if token is None:
+            prompts, options = self.prompts(), generation.options
+            most = count_new_tokens(prompts.spec, prompt, options.get("max_new_tokens"))
+            stream = self._model.stream(prompt, **{**options, "max_new_tokens": most})
+            text = TextStream(prompts.tokenizer, stream, generation.stop)
+            while (token := await self._next(stream, key)) is not None:
+                piece = text.read(token)
+                if text.finish_reason is not None:
+                    reason = "length" if text.finish_reason == "length" else "stop"
                     break
-                ended = stream.finish_reason == "eos"
-                text = held.add("" if ended else decoded.step(tokenizer, token) or "")
-                if held.stopped or stream.finish_reason is not None:
-                    break
-                yield Piece(text, len(stream.tokens), None)
-                text = ""
-            length = stream.finish_reason == "length" and not held.stopped
-            rest = "" if token is None else text
-            reason = "length" if length else "stop"
+                yield Piece(piece, len(stream.tokens), None)
+            else:
+                piece, reason = "", "stop"  # somebody else ended it
             if self._journal.suspects():
                 self._journal.clear(key)
-            yield Piece(rest + held.rest(), len(stream.tokens), reason)
+            yield Piece(piece, len(stream.tokens), reason)
         except EdgecompileError as error:
             raise translate(error) from None
 
@@ -254,37 +237,3 @@ class Generator:
         self._cores.leave(self._begin)
         self._tokenizing.shutdown()
         self._thread.close()
-
-
-class _Held:
-    """Gives text out as far as no stop can have begun in it."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
-        self._text = ""
-        self.stopped = False
-
-    def add(self, text: str) -> str:
-        """Takes ``text``, and returns all that can be given out now."""
-        self._text += text
-        positions = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
-        if positions:
-            self.stopped = True
-            output, self._text = self._text[: min(positions)], ""
-            return output
-        keep = max((_overlap(self._text, stop) for stop in self._stops), default=0)
-        cut = len(self._text) - keep
-        output, self._text = self._text[:cut], self._text[cut:]
-        return output
-
-    def rest(self) -> str:
-        """The characters that were held back and are no stop after all."""
-        return self._text
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of ``text`` a stop may begin with."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0

@@ -60,7 +60,7 @@ class Journal:
         return self._map is not None
 
     def suspects(self) -> Mapping[bytes, int]:
-        """How many workers died with each; empty nearly always."""
+        """The number of workers that died with each; nearly always empty."""
         if self._map is not None and self._map[: _HEAD.size] != self._head:
             self._head = self._map[: _HEAD.size]
             count = _HEAD.unpack(self._head)[1]

@@ -33,5 +33,5 @@ class Keys:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of one length, whatever the key's."""
+    """A digest of the key, of the same length for all keys."""
     return hashlib.sha256(key).digest()

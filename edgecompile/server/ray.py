@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.base.errors import InputError
 from edgecompile.server.http.app import App
 from edgecompile.server.process.worker import prove
 from edgecompile.server.serving import Repository, ServedModel
@@ -26,12 +26,14 @@ class Options:
 
     Attributes:
         bundle: its folder, at the same path on every machine.
-        name: what clients call it; "": the bundle's own name.
-        threads: of a replica, which takes as many of a machine's CPUs.
-        min_replicas, max_replicas: of the deployment.
+        name: the name for clients; "": the bundle's own name.
+        threads: the threads of a replica, which takes as many of a machine's CPUs.
+        min_replicas, max_replicas: the smallest and the largest number of replicas of the
+            deployment.
         slo_ms: the deadline of requests that name none; 0: none.
         backlog_ms: predicted work that a replica may have waiting before there is another one;
             0: a quarter of the deadline, or 100.
+        token_ids: 1 where ids in place of texts are taken, as the model's own; 0: they are refused.
     """
 
     bundle: str
@@ -41,6 +43,7 @@ class Options:
     max_replicas: int = 4
     slo_ms: float = 0.0
     backlog_ms: float = 0.0
+    token_ids: int = 0
 
     @property
     def backlog_s(self) -> float:
@@ -97,7 +100,7 @@ class Replica:
         )
         prove(self._model.model)
         self._model.proven = True
-        settings = Settings(slo_s=slo, threads=options.threads)
+        settings = Settings(slo_s=slo, threads=options.threads, token_ids=options.token_ids == 1)
         self._app = App(Repository([self._model]), settings)
 
     def __serve_build_asgi_app__(self) -> App:

@@ -11,9 +11,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edgecompile.runtime import Model
-from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.base.errors import EdgecompileError
 from edgecompile.runtime.text.encoder import Text, TextEncoder, TokenizedText
 from edgecompile.server.answers import Answer, TextAnswer
+from edgecompile.server.body_budget import check_characters
 from edgecompile.server.errors import (
     BadRequest,
     NotReady,
@@ -23,7 +24,6 @@ from edgecompile.server.errors import (
 )
 from edgecompile.server.generation import Generator
 from edgecompile.server.journal import Journal
-from edgecompile.server.room import check_characters
 from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.settings import DEFAULT_LIMITS, Limits
@@ -36,8 +36,8 @@ class ServedModel:
     """One open bundle in one worker; made on the event loop that its methods are called on.
 
     Attributes:
-        name: what clients call it.
-        version: which build it is, the beginning of its manifest's SHA-256.
+        name: the name for clients.
+        version: the id of the build: the beginning of its manifest's SHA-256.
         model: the open bundle.
         scheduler: its queue.
         generator: makes new tokens; None where the bundle is no language model.
@@ -61,7 +61,13 @@ class ServedModel:
         self.name = name or model.manifest.name
         self.version: str = model.info["manifest_sha256"][:12]
         self.scheduler = scheduler or Scheduler(
-            model, queue=limits.queue, clock=clock, costs=costs, journal=journal, cores=cores
+            model,
+            queue=limits.queue,
+            texts=limits.waiting_texts,
+            clock=clock,
+            costs=costs,
+            journal=journal,
+            cores=cores,
         )
         self.clock = clock
         self._characters = limits.characters
@@ -90,7 +96,7 @@ class ServedModel:
         Args:
             inputs: an array for every input, as ``Model.run`` takes them.
             outputs: the outputs that are wanted; None: all.
-            deadline: when the answer is of no more use, by ``clock``.
+            deadline: the time from which the answer is of no more use, by ``clock``.
             priority: 1 goes first, then 2, and so on; 0, which is none, goes last.
 
         Raises:
@@ -117,8 +123,8 @@ class ServedModel:
 
         Args:
             texts: strings, pairs of them, or what has been tokenized already.
-            prompt, truncate: as in ``Model.encode_texts``.
-            deadline, priority: as in ``infer``.
+            prompt, truncate: the arguments of ``Model.encode_texts``.
+            deadline, priority: the arguments of ``infer``.
 
         Raises:
             BadRequest, Unprocessable: something is wrong with the texts, or the bundle takes none.
@@ -132,14 +138,7 @@ class ServedModel:
             arrays = [encoder.make_inputs([text]) for text in tokenized]
         except EdgecompileError as error:
             raise translate(error) from None
-        futures: list[asyncio.Future[Answer]] = []
-        try:
-            futures = self.scheduler.submit_all(arrays, deadline=deadline, priority=priority)
-            answers = [await future for future in futures]
-        finally:
-            for future in futures:
-                if not future.cancel() and not future.cancelled():
-                    future.exception()  # one was raised; others aren't left unlooked at
+        answers = await self.infer_all(arrays, deadline=deadline, priority=priority)
         outputs = [
             {name: encoder.cut(name, array[0], len(text.ids)) for name, array in a.outputs.items()}
             for a, text in zip(answers, tokenized, strict=True)
@@ -147,6 +146,24 @@ class ServedModel:
         waited = max((a.queue_s for a in answers), default=0.0)
         ran = max((a.run_s for a in answers), default=0.0)
         return TextAnswer(outputs, tokenized, waited, ran)
+
+    async def infer_all(
+        self,
+        requests: Sequence[Mapping[str, NDArray[Any]]],
+        *,
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> list[Answer]:
+        """Runs several batches, each an item of the queue; all or none. The rest is as in ``infer``."""
+        self.check_ready()
+        futures: list[asyncio.Future[Answer]] = []
+        try:
+            futures = self.scheduler.submit_all(requests, deadline=deadline, priority=priority)
+            return [await future for future in futures]
+        finally:
+            for future in futures:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # one was raised; others aren't left unlooked at
 
     async def _tokenize(
         self,
@@ -241,12 +258,16 @@ class Repository:
         versions.pop(model.version, None)
         versions[model.version] = model
 
-    def get(self, name: str, version: str | None = None) -> ServedModel:
-        """The model of this name.
+    def get(self, name: str | None, version: str | None = None) -> ServedModel:
+        """The model of this name; None: the only one.
 
         Raises:
+            BadRequest: none is named, and there are several.
             UnknownModel: there is none, or none of this version.
         """
+        if name is None and len(self._models) > 1:
+            raise BadRequest(f"model is missing; this server has {', '.join(self._models)}")
+        name = next(iter(self._models), "") if name is None else name
         versions = self._models.get(name)
         if versions is None:
             names = ", ".join(self._models) or "none"

@@ -10,13 +10,14 @@ class Limits:
     """Limits on a client's requests.
 
     Attributes:
-        body_bytes: of a request's body, as it arrives.
-        pending_bytes: of the bodies of all requests under way together; further large ones get 429.
-        header_bytes: of a request's line and headers.
-        elements: of a request's tensors together.
-        texts: of one request.
-        characters: of the texts of one request together.
-        queue: requests that wait for a model.
+        body_bytes: the size of a request's body, as it arrives.
+        pending_bytes: the size of the bodies of all requests under way together; further large ones
+            get 429.
+        header_bytes: the size of a request's line and headers.
+        elements: the number of elements of a request's tensors together.
+        texts: the number of texts of one request.
+        characters: the number of characters of the texts of one request together.
+        queue: requests that wait for a model; one of many texts is one.
         connections: open at once; further ones get 503.
         generations: texts that are generated at once; further ones wait.
         header_s, body_s: seconds for the headers to come whole, and then for the body.
@@ -28,7 +29,7 @@ class Limits:
     pending_bytes: int = 256 << 20
     header_bytes: int = 32 << 10
     elements: int = 4 << 20
-    texts: int = 1024
+    texts: int = 2048
     characters: int = 2 << 20
     queue: int = 1024
     connections: int = 1024
@@ -37,6 +38,11 @@ class Limits:
     body_s: float = 30.0
     idle_s: float = 75.0
     write_s: float = 30.0
+
+    @property
+    def waiting_texts(self) -> int:
+        """Texts of such requests that may wait for a model, together."""
+        return 16 * self.texts
 
 
 DEFAULT_LIMITS = Limits()
@@ -47,16 +53,18 @@ class Settings:
     """A worker's settings beside its bundles.
 
     Attributes:
-        limits: of what clients ask for.
+        limits: the limits of requests.
         keys: bearer keys, one of which a request has to bring; none: anybody may ask.
         slo_s: the deadline of requests that name none; None: they wait as long as it takes.
         stuck_s: seconds after which a run counts as stuck, and with it the worker.
         drain_delay_s: seconds between the notice that the server ends and the end of its listening.
         drain_s: seconds in which requests that are in may end then.
-        threads: of one run; None: as many as there are CPUs.
+        threads: the threads of one run; None: as many as there are CPUs.
         costs: files that ``bench --serving`` wrote here; each is for the bundle that it names.
-        stats: where the requests of a model are counted, with {model} for its name and {pid} for
+        token_ids: whether ids in place of texts are taken, as the model's own.
+        stats: the file that counts the requests of a model, with {model} for its name and {pid} for
             the worker's number; None: nowhere.
+        cors_origins: Origins of pages that may ask from within a browser; "*": all.
     """
 
     limits: Limits = DEFAULT_LIMITS
@@ -68,6 +76,8 @@ class Settings:
     threads: int | None = None
     costs: tuple[str, ...] = ()
     stats: str | None = None
+    token_ids: bool = False
+    cors_origins: tuple[str, ...] = ()
 
     @property
     def patience_s(self) -> float:

@@ -49,9 +49,9 @@ class GpuFacts:
 
     Attributes:
         compute_capability: 87 for 8.7.
-        multiprocessors: how many; of a class of devices, the least.
+        multiprocessors: the number of them; the smallest of a class of devices.
         shared_memory: bytes that a block may have.
-        threads: that a multiprocessor holds at once.
+        threads: the threads that a multiprocessor holds at once.
         l2: bytes of the second-level cache.
     """
 
@@ -68,8 +68,8 @@ class GpuSpec:
 
     Attributes:
         compute_capability: such as "8.7".
-        clock_mhz: of its multiprocessors, sustained.
-        bandwidth_gbs: of its memory, 1e9 bytes per second.
+        clock_mhz: the sustained clock rate of its multiprocessors.
+        bandwidth_gbs: the bandwidth of its memory, 1e9 bytes per second.
         memory_gib: GiB that it can use; a Jetson's is the whole machine's, which the CPU uses too.
         models: one of these is part of what the device tree calls a Jetson, or CUDA another GPU.
         peak_gflops: (precision, 1e9 dense operations per second) pairs; a multiply-add is two.
@@ -113,7 +113,7 @@ class GpuSpec:
 
     @property
     def triton_precisions(self) -> tuple[str, ...]:
-        """Those of :data:`TRITON_PRECISIONS` that all have for which Triton's code is assembled."""
+        """The ones of :data:`TRITON_PRECISIONS` that all GPUs have for which Triton's code is assembled."""
         least = min(map(float, self.cubins or (self.compute_capability,)))
         return tuple(name for name in TRITON_PRECISIONS if name != FP8 or least >= _FP8_SINCE)
 
@@ -151,10 +151,10 @@ def profile_bytes(weight_bytes: int, precision: str) -> int:
 
     By TensorRT 8.6.0 on an H100: in fp32 MiniLM's engine grew by 5 MB a profile, BERT-base's by 6. In fp16 the kernels of
     each profile want some weights in an order of their own: 0.1 to 0.9 of them, 0.35 in an encoder of MiniLM's sizes
-    (docs/benchmarks/2026-11-26-tensorrt-8.6-lengths.md). int8 wasn't looked at; fp16's share is taken.
+    (docs/benchmarks/gpu-tensorrt.md). int8 wasn't looked at; fp16's share is taken.
 
     Args:
-        weight_bytes: of the weights, as the engine stores them.
+        weight_bytes: the size of the weights, as the engine stores them.
         precision: one of :data:`GPU_PRECISIONS`.
     """
     return (5 << 20) + (0 if precision == "fp32" else int(0.35 * weight_bytes))

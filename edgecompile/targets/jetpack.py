@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgecompile.errors import PlanError, TargetError
-from edgecompile.runtime.format.recipe import version_pair
+from edgecompile.runtime.format.recipe_schema import version_pair
 from edgecompile.targets.schema import (
     JETPACK_KEYS,
     check_table,
@@ -33,9 +33,10 @@ class JetPack:
     Attributes:
         name: such as "6.2"; "" of :data:`NO_JETPACK`.
         ubuntu, glibc, python, cuda, tensorrt: versions; "" where any will do.
-        tensorrt_least, tensorrt_below: which TensorRT may finish a bundle for this release: the
+        tensorrt_least, tensorrt_below: the versions of TensorRT that may finish a bundle for this release: the
             first and what lies above it, up to but without the second.
         opset: newest ONNX opset to use.
+        ran: the parts of its TensorRT that were run, and where; "": none.
         sources: (key, where it comes from) pairs.
     """
 
@@ -48,6 +49,7 @@ class JetPack:
     tensorrt_least: str
     tensorrt_below: str
     opset: int
+    ran: str = ""
     sources: tuple[tuple[str, str], ...] = ()
 
     def takes(self, tensorrt: str) -> bool:
@@ -56,7 +58,7 @@ class JetPack:
         return least <= version_pair(tensorrt) < below
 
     def releases(self, versions: Sequence[str]) -> tuple[str, ...]:
-        """Those of some TensorRT releases (major.minor) that may finish a bundle."""
+        """The ones of some TensorRT releases (major.minor) that may finish a bundle."""
         return tuple(name for name in versions if self.takes(name))
 
 
@@ -76,7 +78,7 @@ def find_jetpack(profile: TargetProfile, name: str | None) -> JetPack:
 
     Args:
         profile: the target; it has a GPU.
-        name: which of its releases; None: the first.
+        name: one of its releases; None: the first.
 
     Returns:
         The release; for a GPU that isn't a Jetson's, the TensorRT that its profile asks for.
@@ -94,6 +96,18 @@ def find_jetpack(profile: TargetProfile, name: str | None) -> JetPack:
             hint=f"it knows {', '.join(profile.jetpacks) or 'none: it is no Jetson'}",
         )
     return jetpack
+
+
+def find_older(profile: TargetProfile, jetpack: JetPack) -> JetPack | None:
+    """The release that a bundle for a target's default one may serve, too: the one before of the same major.
+
+    Raises:
+        TargetError: see :func:`load_jetpack`.
+    """
+    major = jetpack.name.partition(".")[0]
+    names = [n for n in profile.jetpacks if n.partition(".")[0] == major]
+    older = [n for n in names if version_pair(n) < version_pair(jetpack.name)]
+    return load_jetpack(max(older, key=version_pair)) if older else None
 
 
 def _without_jetpack(tensorrt: str) -> JetPack:

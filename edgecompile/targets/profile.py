@@ -41,9 +41,10 @@ class VariantSpec:
         cpu_capability: torch's CPU_CAPABILITY macro: AVX2, AVX512, NEON or DEFAULT (scalar).
         requires: CPU features, in the names of the runtime's probe, without which code of this
             variant must not be loaded.
-        rank: of all variants that a host can run, the highest rank is loaded.
+        rank: the order of preference: of all variants that a host can run, the highest rank is
+            loaded.
         extra_flags: further compiler flags.
-        description: for people.
+        description: a description for people.
     """
 
     name: str
@@ -74,11 +75,11 @@ class TargetProfile:
     """A device, or a class of devices.
 
     Attributes:
-        name: as in ``--target``; the file's name without ``.toml``.
-        kind: which family of backends builds for it: ``cpu``, ``jetson``, or ``cuda`` for another
+        name: the value of ``--target``; the file's name without ``.toml``.
+        kind: the family of backends that builds for it: ``cpu``, ``jetson``, or ``cuda`` for another
             machine with a GPU.
-        description: for people.
-        variants: what to build, highest rank last.
+        description: a description for people.
+        variants: the variants to build, highest rank last.
         cores: CPU cores that inference may use.
         memory_gib: main memory in GiB.
         glibc: oldest glibc that must load the libraries, such as "2.34".
@@ -90,8 +91,8 @@ class TargetProfile:
         features: (arch, feature names) pairs that every member of the class has; where the
             profile names none, what its least demanding variant of that arch requires.
         sources: (key, where the figure comes from) pairs.
-        gpu: of a ``jetson`` or ``cuda``; its variants are then for the machine's own cores, to fall
-            back to.
+        gpu: the GPU of a ``jetson`` or ``cuda``; its variants are then for the machine's own cores,
+            to fall back to.
         jetpacks: releases of a ``jetson``'s system to build for, the first by default.
         tensorrt: major.minor of a ``cuda``'s TensorRT; empty: any from 10.3 on.
     """
@@ -181,7 +182,7 @@ def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None)
     Args:
         name_or_path: a name to look up, or the path of a TOML file: what ends in ``.toml`` or
             holds a path separator is a path.
-        folders: where to look instead of ``search_path()``.
+        folders: the folders to search instead of ``search_path()``.
 
     Raises:
         TargetError: unknown name (the nearest ones are named), unreadable or malformed file

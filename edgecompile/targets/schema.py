@@ -238,6 +238,7 @@ JETPACK_KEYS = (
     Key("tensorrt_least", _VERSION),
     Key("tensorrt_below", _VERSION),
     Key("opset", _integer(9, 30)),
+    Key("ran", _text, required=False),
     Key("sources", _table_of(_text), required=False),
 )
 

@@ -76,9 +76,9 @@ class BuiltObject:
     """An object file in the cache.
 
     Attributes:
-        path: where it lies.
-        seconds: how long it took to build; 0 when it came from the cache.
-        command: what was run, with the source and the output left out.
+        path: the object file.
+        seconds: the build time; 0 when it came from the cache.
+        command: the command that was run, with the source and the output left out.
     """
 
     path: Path
@@ -138,7 +138,7 @@ def _output(command: Sequence[str]) -> str:
 
 
 def cache_directory() -> Path:
-    """Where objects are kept: ``$EDGECOMPILE_CACHE_DIR``, else the user's cache directory."""
+    """The folder for objects: ``$EDGECOMPILE_CACHE_DIR``, else the user's cache directory."""
     explicit = os.environ.get("EDGECOMPILE_CACHE_DIR")
     if explicit:
         return Path(explicit)
@@ -196,7 +196,7 @@ def compile_object(
         flags: compiler flags; part of the key.
         include_dirs: header directories; their paths aren't part of the key, so that the same
             project in another folder hits the same entry. ``headers_id`` stands for them.
-        headers_id: what identifies the content of the include directories.
+        headers_id: the id of the content of the include directories.
         precompiled: the #include lines that the source begins with, or of C++'s own headers that may stand
             before it, to be taken from a precompiled header where those are asked for; see
             :mod:`edgecompile.toolchain.precompiled`. The object is the same either way.
@@ -304,21 +304,28 @@ def link_shared(
         partial.unlink(missing_ok=True)
 
 
-def undefined_symbols(toolchain: Toolchain, obj: Path, *, dynamic: bool = False) -> frozenset[str]:
-    """Names that an object file needs from elsewhere, or with ``dynamic`` a shared library; weak
-    ones included."""
-    kind = ["--dynamic"] if dynamic else []
-    return _symbols(toolchain, [*kind, "--undefined-only", str(obj)])
+def undefined_symbols(toolchain: Toolchain, obj: Path) -> frozenset[str]:
+    """Names that an object file needs from elsewhere, weak ones included."""
+    text = _output([toolchain.nm, "--format=posix", "--undefined-only", str(obj)])
+    return frozenset(line.split()[0] for line in text.splitlines() if line.strip())
 
 
-def exported_symbols(toolchain: Toolchain, library: Path) -> frozenset[str]:
-    """Names that a shared library offers."""
-    return _symbols(toolchain, ["--dynamic", "--defined-only", str(library)])
+def dynamic_symbols(library: Path, *, defined: bool) -> frozenset[str]:
+    """Names that a shared library offers, or those that it needs from elsewhere.
 
+    They are read without binutils, which a host that only packs bundles may lack.
+    """
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import SymbolTableSection
 
-def _symbols(toolchain: Toolchain, arguments: Sequence[str]) -> frozenset[str]:
-    text = _output([toolchain.nm, "--format=posix", *arguments])
-    return frozenset(line.split()[0].split("@")[0] for line in text.splitlines() if line.strip())
+    with library.open("rb") as file:
+        table = ELFFile(file).get_section_by_name(".dynsym")
+        symbols = table.iter_symbols() if isinstance(table, SymbolTableSection) else ()
+        return frozenset(
+            symbol.name
+            for symbol in symbols
+            if symbol.name and (symbol["st_shndx"] != "SHN_UNDEF") == defined
+        )
 
 
 def rename_symbols(toolchain: Toolchain, source: Path, output: Path, names: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import edgecompile
@@ -15,13 +15,15 @@ import edgecompile.runtime
 from edgecompile.files import file_sha256
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import (
+    COMMON_FLAGS,
     BuiltObject,
     Toolchain,
     compile_object,
-    exported_symbols,
+    dynamic_symbols,
     find_toolchain,
     link_shared,
 )
+from edgecompile.toolchain.prebuilt import take_prebuilt
 
 #: The lowest instruction set of each architecture: what the probe and cold code are built for.
 BASELINE_MARCH = {"x86-64": "x86-64", "aarch64": "armv8-a"}
@@ -47,7 +49,7 @@ _APART = frozenset({"cuda", "generated", "probe", "replay"})
 #: loops are unrolled by hand (of 144 KB more no convolution of bench-kernels was 2 % faster).
 SMALL_SOURCES = frozenset(
     {
-        "shim/lines/aoti_indices.cpp", "shim/lines/aoti_scatters.cpp", "shim/lines/aoti_sorts.cpp", "kernels/convolution/convolution_channels.cpp",
+        "shim/along_dimension/aoti_indices.cpp", "shim/along_dimension/aoti_scatters.cpp", "shim/along_dimension/aoti_sorts.cpp", "kernels/convolution/convolution_channels.cpp",
         "tensors/copies.cpp", "program/model_library.cpp", "program/program.cpp",
     }
 )  # fmt: skip
@@ -68,14 +70,17 @@ class NativeRuntime:
     Attributes:
         variant: the variant's name.
         path: the shared library; its file name is its SONAME.
-        sha256: of the file.
-        exports: the symbols that it offers, all prefixed ``ec_``.
+        sha256: the SHA-256 of the file.
     """
 
     variant: str
     path: Path
     sha256: str
-    exports: frozenset[str]
+
+    @cached_property
+    def exports(self) -> frozenset[str]:
+        """The symbols that it offers, all prefixed ``ec_``."""
+        return dynamic_symbols(self.path, defined=True)
 
 
 def native_sources() -> Path:
@@ -93,9 +98,9 @@ def runtime_sources() -> dict[str, Path]:
     }
 
 
-def c_interface_sources() -> Path:
-    """The folder with the sources of the C interface; its header is in ``include``."""
-    return Path(next(iter(edgecompile.__path__))) / "c_interface"
+def c_runtime_sources() -> Path:
+    """The folder with the sources of the C runtime; its header is in ``include``."""
+    return Path(next(iter(edgecompile.__path__))) / "c_runtime"
 
 
 @cache
@@ -113,38 +118,119 @@ def headers_id(folder: Path) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class Part:
+    """Sources that are compiled alike.
+
+    Attributes:
+        sources: Sources, of :func:`native_sources` or others that include its headers.
+        flags: All flags of the compiler.
+        folders: Folders of headers that come before that of the native runtime.
+    """
+
+    sources: tuple[Path, ...]
+    flags: tuple[str, ...]
+    folders: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """A library of the native runtime.
+
+    Attributes:
+        arch: ``x86-64`` or ``aarch64``.
+        name: name of the variant or the architecture, with what it is for.
+        parts: what it is made of.
+        file_name: name of the file, which is its SONAME. ``{}`` stands for a hash of the objects: two bundles in one
+            process share a library if and only if it is made of the same ones, also where another linker put them
+            together.
+    """
+
+    arch: str
+    name: str
+    parts: tuple[Part, ...]
+    file_name: str
+
+    @cached_property
+    def key(self) -> str:
+        """Identifies its sources and flags, whichever compiler is used."""
+        digest = hashlib.sha256()
+
+        def add(*texts: str) -> None:
+            for text in texts:
+                digest.update(text.encode() + b"\0")
+
+        add(self.arch, *COMMON_FLAGS, *sorted(SMALL_SOURCES), native_headers_id())
+        for part in self.parts:
+            add(*part.flags, *map(headers_id, part.folders))
+            for source in part.sources:
+                add(source.name)
+                digest.update(source.read_bytes())
+        return digest.hexdigest()[:16]
+
+    def build(self, output_dir: Path) -> Path:
+        """Takes the wheel's into ``output_dir``, or compiles it where the wheel has none.
+
+        Raises:
+            ToolchainError, CompileError, DiskFullError.
+        """
+        return take_prebuilt(self.arch, self.key, output_dir) or self.compile(output_dir)
+
+    def compile(self, output_dir: Path) -> Path:
+        """Compiles it into ``output_dir``.
+
+        Raises:
+            ToolchainError, CompileError, DiskFullError.
+        """
+        toolchain = find_toolchain(self.arch)
+        objects = [item.path for part in self.parts for item in _compile(toolchain, part)]
+        digest = hashlib.sha256()
+        for item in objects:
+            digest.update(item.read_bytes())
+        path = output_dir / self.file_name.format(digest.hexdigest()[:12])
+        output_dir.mkdir(parents=True, exist_ok=True)
+        link_shared(toolchain, objects, path, exports=["ec_*"], soname=path.name)
+        return path
+
+
+def runtime_library(variant: VariantSpec) -> NativeLibrary:
+    """The runtime library of a variant."""
+    flags = (*RUNTIME_FLAGS, f"-march={variant.march}", *variant.extra_flags)
+    part = Part(tuple(runtime_sources().values()), flags)
+    return NativeLibrary(variant.arch, variant.name, (part,), "libeckernels-{}.so")
+
+
+def probe_library(arch: str) -> NativeLibrary:
+    """The library that reports the CPU's features, for the lowest baseline of an architecture."""
+    flags = ("-x", "c", "-std=c11", "-O1", f"-march={BASELINE_MARCH[arch]}")
+    source = native_sources() / "probe" / "cpu_probe.c"
+    return NativeLibrary(arch, f"{arch}-probe", (Part((source,), flags),), "libecprobe.so")
+
+
 def build_runtime(variant: VariantSpec, output_dir: Path) -> NativeRuntime:
     """Builds the runtime library of ``variant`` into ``output_dir``.
 
     Raises:
         ToolchainError, CompileError, DiskFullError.
     """
-    toolchain = find_toolchain(variant.arch)
-    machine_flags = (f"-march={variant.march}", *variant.extra_flags)
-    objects = compile_native(toolchain, runtime_sources().values(), machine_flags)
-    return link_runtime(toolchain, objects, "ecrt", variant.name, output_dir)
+    path = runtime_library(variant).build(output_dir)
+    return NativeRuntime(variant.name, path, file_sha256(path))
 
 
-def link_runtime(
-    toolchain: Toolchain, objects: Sequence[BuiltObject], stem: str, name: str, output_dir: Path
-) -> NativeRuntime:
-    """Links the runtime library called ``name`` into ``output_dir``, as lib``stem``-….so.
+def build_probe(arch: str, output_dir: Path) -> Path:
+    """Builds the library that reports the CPU's features into ``output_dir``.
 
-    The SONAME carries a hash of the objects: two bundles in one process share the library if and
-    only if it is made of the same ones, also where another linker put them together.
+    Raises:
+        ToolchainError, CompileError, DiskFullError.
     """
-    digest = hashlib.sha256()
-    for built in objects:
-        digest.update(built.path.read_bytes())
-    soname = f"lib{stem}-{digest.hexdigest()[:12]}.so"
-    output_dir.mkdir(parents=True, exist_ok=True)
-    path = output_dir / soname
-    link_shared(toolchain, [o.path for o in objects], path, exports=["ec_*"], soname=soname)
-    return NativeRuntime(name, path, file_sha256(path), exported_symbols(toolchain, path))
+    return probe_library(arch).build(output_dir)
 
 
 def compile_native(
-    toolchain: Toolchain, sources: Iterable[Path], machine_flags: Sequence[str]
+    toolchain: Toolchain,
+    sources: Iterable[Path],
+    machine_flags: Sequence[str],
+    folders: Sequence[Path] = (),
 ) -> list[BuiltObject]:
     """Compiles sources of the native runtime, or others that include its headers, side by side.
 
@@ -152,6 +238,7 @@ def compile_native(
         toolchain: the tools.
         sources: C++ files; those of :func:`native_sources` get the flags that they ship with.
         machine_flags: flags beside :data:`RUNTIME_FLAGS`, ``-march`` among them.
+        folders: other folders of headers, which come before that of the native runtime.
 
     Returns:
         An object for each source, in their order.
@@ -159,8 +246,15 @@ def compile_native(
     Raises:
         ToolchainError, CompileError, DiskFullError.
     """
-    root, sources = native_sources(), list(sources)
+    part = Part(tuple(sources), (*RUNTIME_FLAGS, *machine_flags), tuple(folders))
+    return _compile(toolchain, part)
+
+
+def _compile(toolchain: Toolchain, part: Part) -> list[BuiltObject]:
+    root = native_sources()
+    sources, flags, folders = part.sources, part.flags, part.folders
     headers = _HEADERS if len(sources) >= _MANY else ""
+    known_headers = " ".join([native_headers_id(), *map(headers_id, folders)])
 
     def build(source: Path) -> BuiltObject:
         is_small = root in source.parents and source.relative_to(root).as_posix() in SMALL_SOURCES
@@ -168,29 +262,12 @@ def compile_native(
             toolchain,
             source.read_bytes(),
             name=source.name,
-            flags=(*RUNTIME_FLAGS, *machine_flags, *(("-O2",) if is_small else ())),
-            include_dirs=(root,),
-            headers_id=native_headers_id(),
+            flags=(*flags, *(("-O2",) if is_small else ())),
+            # The probe names a header from its own folder.
+            include_dirs=(*folders, root, root / "probe"),
+            headers_id=known_headers,
             precompiled="" if is_small else headers,
         )
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         return list(pool.map(build, sources))
-
-
-def build_probe(arch: str, output_dir: Path) -> Path:
-    """Builds the library that reports the CPU's features, for the lowest baseline of ``arch``."""
-    toolchain: Toolchain = find_toolchain(arch)
-    source = native_sources() / "probe" / "cpu_probe.c"
-    built = compile_object(
-        toolchain,
-        source.read_bytes(),
-        name=source.name,
-        flags=("-x", "c", "-std=c11", "-O1", f"-march={BASELINE_MARCH[arch]}"),
-        include_dirs=(source.parent, native_sources()),
-        headers_id=native_headers_id(),
-    )
-    output_dir.mkdir(parents=True, exist_ok=True)
-    path = output_dir / "libecprobe.so"
-    link_shared(toolchain, [built.path], path, exports=["ec_*"], soname=path.name)
-    return path

@@ -3,7 +3,7 @@
 torch's headers take g++ some three seconds in each of a program's two large files, whatever stands
 below them. Precompiled they cost next to nothing, but making them takes as long as two or three
 programs, and they take over 100 MB each, so they are made only where ``$EDGECOMPILE_PRECOMPILED`` is
-1: on machines that build many programs (docs/benchmarks has the figures). The native runtime's sources
+1: on machines that build many programs. The native runtime's sources
 share those of C++ itself.
 """
 
@@ -33,10 +33,10 @@ def precompile(cache: Path, command: Sequence[str], includes: str, headers_id: s
     takes longer and gives the same.
 
     Args:
-        cache: gets a folder for each header.
+        cache: the cache, which gets a folder for each header.
         command: the compiler with all options that the source is compiled with.
         includes: the header's text.
-        headers_id: what identifies the content of the files that it includes.
+        headers_id: the id of the content of the files that it includes.
 
     Raises:
         OSError: the cache can't be written.

@@ -1,4 +1,4 @@
-"""Runs bundles that were built with ``--runtime torch``, on a host that has torch.
+"""Runs bundles that were built with ``--backend torch``, on a host that has torch.
 
     from edgecompile.torch_runtime import open_bundle
 
@@ -18,8 +18,8 @@ from edgecompile.runtime.format.schema import TORCH
 from .loader import TorchLoader
 
 if TYPE_CHECKING:
-    from edgecompile.runtime.model import Model
-    from edgecompile.runtime.start import open_bundle
+    from edgecompile.runtime.model.model import Model
+    from edgecompile.runtime.model.open_bundle import open_bundle
 
 __all__ = ["Model", "open_bundle"]
 
@@ -28,7 +28,7 @@ register_loader(TORCH, TorchLoader())
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from edgecompile.runtime import model
+        from edgecompile.runtime.model import model
 
         return getattr(model, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

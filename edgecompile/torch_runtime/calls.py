@@ -1,6 +1,6 @@
 """Operators of torch that have no C interface: compiled code asks for them to be called here.
 
-The program holds a list of such calls, a JSON text that the builder wrote (backends/torch_calls.py).
+The program holds a list of such calls, a JSON text that the builder wrote (backends/torch/calls.py).
 Tensors and integers come with each run, in the order of the arguments; all else is in the list.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edgecompile.runtime.errors import NativeError
+from edgecompile.runtime.base.errors import NativeError
 from edgecompile.runtime.format.document import shorten
 
 from .container import Container, OperatorCall
@@ -72,7 +72,7 @@ class OperatorCalls:
 
     Args:
         container: whose handles come and go.
-        operators: by the number that the program uses.
+        operators: the operators by the number that the program uses.
     """
 
     def __init__(self, container: Container, operators: Sequence[Operator]) -> None:

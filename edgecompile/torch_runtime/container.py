@@ -10,8 +10,8 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from edgecompile.runtime.base.errors import NativeError
 from edgecompile.runtime.cpu.tensors import row_major
-from edgecompile.runtime.errors import NativeError
 
 _POINTER = ctypes.c_void_p
 _SIZE = ctypes.c_size_t
@@ -73,8 +73,8 @@ class Container:
 
     Args:
         library: the program.
-        label: what to call it in errors.
-        models: how many runs may go on at once.
+        label: its name in errors.
+        models: the number of runs that may go on at once.
 
     Raises:
         NativeError: it isn't such a program, or the container can't be made.
@@ -107,7 +107,7 @@ class Container:
         self.n_outputs = self._count("AOTInductorModelContainerGetNumOutputs")
 
     def check(self, status: int, doing: str) -> None:
-        """Raises NativeError with what the program and torch say, if ``status`` isn't 0."""
+        """Raises NativeError with the messages of the program and torch, if ``status`` isn't 0."""
         if status == 0:
             return
         text = ctypes.c_char_p()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.runtime.errors import (
+from edgecompile.runtime.base.errors import (
     TorchUnavailableError,
     TorchVersionError,
     UnsupportedHostError,

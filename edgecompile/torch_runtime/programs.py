@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from edgecompile.runtime.base.errors import NativeError
 from edgecompile.runtime.cpu.libraries import load_library
 from edgecompile.runtime.cpu.programs import Programs
-from edgecompile.runtime.errors import NativeError
 from edgecompile.runtime.format.dtypes import BY_NAME
 
 from .calls import SYMBOL, OperatorCalls, read_operators
@@ -36,9 +36,9 @@ class TorchProgram:
 
     Args:
         library: the program, loaded.
-        label: what to call it in errors.
+        label: its name in errors.
         weights: the bundle's, mapped; its memory is borrowed until ``close``.
-        concurrency: how many runs may be in flight at once; more wait their turn.
+        concurrency: the number of runs that may be in flight at once; more wait their turn.
 
     Raises:
         NativeError: it isn't such a program, or constants or operators are missing.
@@ -89,7 +89,7 @@ class TorchProgram:
         """Runs once and writes the outputs, or the leading part that fits, to ``results``.
 
         Args:
-            arrays: as for ``run``.
+            arrays: the arguments of ``run``.
             results: an array for each output, of its dtype and no larger.
 
         Raises:
@@ -220,7 +220,7 @@ class TorchLibrary:
         Args:
             pinned: the program's library.
             weights: kept mapped until the program is closed.
-            concurrency: how many runs may be in flight at once; more wait their turn.
+            concurrency: the number of runs that may be in flight at once; more wait their turn.
 
         Raises:
             DamagedBundleError: its content changed since it was pinned.

@@ -1,6 +1,6 @@
 """What of TensorRT's Python API the runtime uses, written down for mypy; not NVIDIA's.
 
-Only names that 10.3, 10.16 and 11.4 all have (tests/onnx/test_tensorrt_names.py compares, and with 8.6), with the
+Only names that 10.3, 10.16 and 11.4 all have (tests/onnx_files/test_tensorrt_names.py compares, and with 8.6), with the
 types that their documentation gives. None where TensorRT returns it instead of raising.
 set_optimization_profile_async and infer_shapes raise RuntimeError where they fail.
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ import torch
 
 import edgecompile
 from edgecompile import BuildOptions, LoadOptions, PlanOptions
-from edgecompile.api.models import find_subject, kept_state
-from edgecompile.api.traffic import find_sources
+from edgecompile.api.models import kept_state, read_model_argument
+from edgecompile.api.traffic_sources import find_sources
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import EdgecompileError, InputError, LengthsError, ModelError, UsageError
@@ -53,7 +55,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             {"axes": {"x": {3: "length"}}},
             "names dimension 3 of 'x', which has 3, the first",
         ),
-        (Tiny(), {"axes": {"x": {1: 5}}}, "5 isn't a name for an axis"),
+        (Tiny(), {"axes": {"x": {1: 5}}}, "5 is neither a name for an axis nor a sum"),
         (Tiny(), {"axes": "length"}, "axes isn't of the form"),
         (Tiny(), {"example_inputs": 5}, "no dict of example tensors"),
         (Tiny(), {"example_inputs": {"x": 5}}, "'x' is a int, not a tensor"),
@@ -212,7 +214,7 @@ def test_a_module_without_lengths_is_loaded_once(monkeypatch: pytest.MonkeyPatch
         lambda: BuildOptions(threads=1.5),  # type: ignore[arg-type]
         lambda: BuildOptions(max_error=2),
         lambda: BuildOptions(seed=None),  # type: ignore[arg-type]
-        lambda: BuildOptions(runtime="onnx"),
+        lambda: BuildOptions(backend="onnx"),
         lambda: BuildOptions(jetpack=6.2),  # type: ignore[arg-type]
         lambda: PlanOptions(runs=10**400),
         lambda: PlanOptions(buckets=3, max_buckets=2),
@@ -304,7 +306,7 @@ def test_every_kind_of_model_loads() -> None:
         (edgecompile.ModelSpec(Tiny(), EXAMPLE, AXES), None, None, "model"),
     )
     for model, inputs, axes, name in specs:
-        subject = find_subject(model, inputs, axes)
+        subject = read_model_argument(model, inputs, axes)
         subject.check(varying=True)
         assert subject.name == name and subject.in_memory
         loaded = load_model(subject.model, subject.options)
@@ -324,7 +326,7 @@ def test_a_module_stays_as_it_was() -> None:
     module = Tiny().train()
     module.drop.eval()
     module.first.weight.requires_grad_(False)
-    with kept_state(find_subject(module, EXAMPLE, AXES).model):
+    with kept_state(read_model_argument(module, EXAMPLE, AXES).model):
         module.eval().requires_grad_(True)
         module.second.weight.requires_grad_(False)
     assert module.training and module.first.training and not module.drop.training
@@ -333,7 +335,7 @@ def test_a_module_stays_as_it_was() -> None:
 
 def test_half_precision_weights_stay_what_they_are() -> None:
     module = Tiny().half()
-    subject = find_subject(module, EXAMPLE, AXES)
+    subject = read_model_argument(module, EXAMPLE, AXES)
     assert load_model(subject.model).run({"x": torch.ones(1, 3, 8)})["output"].shape == (1, 3, 4)
     assert module.first.weight.dtype == torch.float16
 
@@ -363,3 +365,33 @@ def test_texts_as_a_list_or_a_file(tiny_model: Path, tmp_path: Path) -> None:
     assert not file.exists()
     with pytest.raises(LengthsError, match="no text"):
         find_sources(tiny_model, texts=["", " "])
+
+
+@pytest.mark.parametrize(
+    ("old", "backend", "found"),
+    [
+        ("torch", "auto", "torch"),
+        ("torch", "torch", "torch"),
+        ("native", "auto", "auto"),  # the default of every target, those with a GPU included
+        ("native", "cpu", "cpu"),
+    ],
+)
+def test_the_old_name_of_the_backend_is_understood(old: str, backend: str, found: str) -> None:
+    with pytest.warns(DeprecationWarning, match='give `backend="(torch|cpu)"`') as caught:
+        options = BuildOptions(runtime=old, backend=backend)
+    assert caught[0].filename == __file__
+    assert (options.backend, options.runtime) == (found, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert replace(options, seed=3).backend == found  # a copy is no further use of the name
+
+
+@pytest.mark.parametrize(
+    ("old", "backend"),
+    [("torch", "cpu"), ("native", "torch"), ("torch", "triton"), ("native", "both")],
+)
+def test_two_names_of_the_backend_that_differ_are_refused(old: str, backend: str) -> None:
+    with pytest.raises(UsageError, match=f"`runtime={old}` and `backend={backend}` contradict"):
+        BuildOptions(runtime=old, backend=backend)
+    with pytest.raises(UsageError, match="`runtime` is 'onnx'"):
+        BuildOptions(runtime="onnx", backend=backend)

@@ -45,3 +45,16 @@ def test_the_examples_run(
     assert {"net.ecb", "encoder.ecb", "plan.json", "plan.html"} <= set(
         path.name for path in tmp_path.iterdir()
     )
+
+
+@pytest.mark.slow
+def test_the_plan_and_the_exports_for_torch_tensorrt_run(tmp_path: Path) -> None:
+    """Its last example, which needs a GPU, is left out."""
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(blocks(DOCS / "torch-tensorrt.md", "python")[:2]))
+    made = runpy.run_path(str(program))
+    (bucket,), (exported,) = made["plan"].buckets, made["programs"]
+    ranges = sorted(
+        (int(span.lower), int(span.upper)) for span in exported.range_constraints.values()
+    )
+    assert ranges == [(1, 8), (1, 300)] and bucket.serves({"batch": 8, "length": 300})

@@ -76,6 +76,7 @@ _ELSEWHERE = {
     "keep_work",  # give work_dir
     "report",  # .write_report(path)
     "calibration_bundle", "cost_points", "file",
+    "untested_torch",  # EDGECOMPILE_UNTESTED_TORCH=1
 }  # fmt: skip
 _NAMES = {
     "plan_file": "plan",

@@ -179,14 +179,14 @@ def test_libstdcplusplus(build: Build) -> None:
 
 
 def test_unexpected_and_allowed_libraries(build: Build, tmp_path: Path) -> None:
-    soname = "-Wl,-soname,libecrt-0123.so"
-    build("int ec_add(int a) { return a + 1; }", soname, *GOOD, name="libecrt-0123.so")
+    soname = "-Wl,-soname,libeckernels-0123.so"
+    build("int ec_add(int a) { return a + 1; }", soname, *GOOD, name="libeckernels-0123.so")
     source = KERNEL + "int ec_add(int); int g(int x) { return ec_add(x); }"
-    path = build(source, *GOOD, str(tmp_path / "libecrt-0123.so"))
+    path = build(source, *GOOD, str(tmp_path / "libeckernels-0123.so"))
     assert set(errors(judge(path, V3, PROFILE))) == {"needed", "undefined"}
-    allowed = {"allowed_needed": ("libecrt-0123.so",), "runtime_exports": ("ec_add",)}
+    allowed = {"allowed_needed": ("libeckernels-0123.so",), "runtime_exports": ("ec_add",)}
     assert judge(path, V3, PROFILE, **allowed).ok
-    without = judge(path, V3, PROFILE, allowed_needed=("libecrt-0123.so",))
+    without = judge(path, V3, PROFILE, allowed_needed=("libeckernels-0123.so",))
     assert "ec_add" in only(without, "undefined").what
 
 
@@ -213,6 +213,13 @@ def test_too_new_instructions(build: Build) -> None:
     finding = only(judge(path, V3, PROFILE), "instructions")
     assert "need avx512f, first in scale: " in finding.what
     assert "-march=x86-64-v3" in finding.cure
+
+
+def test_instructions_that_are_used_where_the_cpu_has_them(build: Build) -> None:
+    path = build(KERNEL, "-O3", "-march=x86-64-v4", "-mprefer-vector-width=512")
+    lacking = [finding.what.split()[3].strip(",") for finding in judge(path, V3, PROFILE).findings]
+    assert lacking and judge(path, V3, PROFILE, dispatched=lacking).ok
+    assert not judge(path, V3, PROFILE, dispatched=("sha_ni",)).ok
 
 
 def test_tiles_are_for_the_variant_that_requires_them(build: Build) -> None:

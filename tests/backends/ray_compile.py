@@ -1,4 +1,4 @@
-"""Compiles on a Ray cluster of this machine, with the folder shared and not; run by test_remote.py.
+"""Compiles on a Ray cluster of this machine, with the folder shared and not; run by test_ray.py.
 
 Prints one JSON object.
 """
@@ -15,13 +15,13 @@ from typing import Any
 
 import ray
 
-from edgecompile.backends import remote
+from edgecompile.backends import ray as remote
 from edgecompile.backends.compilation import CompiledModel, CompileOptions, compile_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import ClusterError, EdgecompileError
 from edgecompile.export.store import ExportStore, export_buckets
+from edgecompile.hosts.cluster import open_cluster
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.cluster import open_cluster
 from edgecompile.targets.profile import load_target
 
 MODELS = """

@@ -19,7 +19,7 @@ from edgecompile.bench.process import Baseline, WorkerProcess, clean_environment
 from edgecompile.bench.report import BenchSettings
 from edgecompile.bench.worker import make_inputs
 from edgecompile.errors import BenchError
-from edgecompile.runtime.errors import DamagedBundleError
+from edgecompile.runtime.base.errors import DamagedBundleError
 from edgecompile.runtime.format.schema import Manifest
 from tests.runtime.bundles import DummyBundle
 

@@ -89,3 +89,12 @@ def test_json_of_buckets_alone_is_enough() -> None:
     assert plan.length_axis == "length"
     assert plan.policy == "manual"
     assert [b.hint for b in plan.buckets] == [5, 9]
+
+
+def test_plans_of_earlier_versions_name_the_backend_as_it_was_called() -> None:
+    def read(made_for: dict[str, str]) -> dict[str, str]:
+        plan = BucketPlan("length", (bucket(1, 9),)).to_json()
+        return dict(BucketPlan.from_json({**plan, "made_for": made_for}).made_for)
+
+    assert read({"target": "a", "runtime": "native"}) == {"target": "a", "backend": "cpu"}
+    assert read({"runtime": "torch"}) == read({"backend": "torch"}) == {"backend": "torch"}

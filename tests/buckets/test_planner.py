@@ -80,6 +80,60 @@ def brute_force(
     )
 
 
+@settings(max_examples=examples(200), deadline=None)
+@given(samples, curves(), st.sets(st.integers(2, 12), max_size=3), st.integers(0, 3), st.data())
+def test_no_other_plan_with_these_cuts_is_cheaper(
+    sample: LengthDistribution, curve: CostGrid, chosen: set[int], beyond: int, data: st.DataObject
+) -> None:
+    high = sample.max + beyond
+    cuts = tuple(sorted(cut for cut in chosen if cut <= high))
+    starts, ends = (1, *cuts), (*(cut - 1 for cut in cuts), high)
+    most = data.draw(st.integers(len(starts), len(starts) + 3))
+    price = data.draw(st.sampled_from([0.0, 0.3]))
+    plan = plan_buckets(
+        sample,
+        curve,
+        max_buckets=most,
+        price_per_bucket=price,
+        max_sizes={"length": high},
+        cuts=sorted(chosen),
+    )
+    assert plan.cuts == cuts and plan.max_length == high
+    assert {bucket.lo for bucket in plan.buckets} >= set(cuts)
+    # The least cost of each range by its number of buckets; an unused range has one, for nothing.
+    tables = []
+    for lo, hi in zip(starts, ends, strict=True):
+        inside = {n: c for n, c in zip(sample.lengths, sample.counts, strict=True) if lo <= n <= hi}
+        if not inside:
+            tables.append({1: 0.0})
+            continue
+        part = LengthDistribution.from_counts(inside)
+        costs = {
+            k: brute_force(part, curve, lo, hi, k) * part.n / sample.n
+            for k in range(1, min(most, hi - lo + 1) + 1)
+        }
+        tables.append({k: ms for k, ms in costs.items() if ms < math.inf})
+    best = min(
+        sum(table[k] for table, k in zip(tables, counts, strict=True)) + price * sum(counts)
+        for counts in itertools.product(*tables)
+        if sum(counts) <= most
+    )
+    own = mean_cost(plan, sample, curve)
+    assert own + price * len(plan.buckets) == pytest.approx(best, rel=1e-9)
+    assert plan.expected_ms == pytest.approx(own, rel=1e-9)
+    assert BucketPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_fewer_buckets_than_cuts_need_are_refused() -> None:
+    sample = LengthDistribution.from_samples([3, 30])
+    curve = CostGrid((CostPoint(1, 1.0, 1.0),), "measured")
+    for bound in ({"max_buckets": 2}, {"buckets": 2}):
+        with pytest.raises(PlanError, match="takes 3 ways by the length, and each needs a bucket"):
+            plan_buckets(sample, curve, cuts=(10, 20), **bound)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"the bucket 1\.\.30 crosses 10"):
+        BucketPlan("length", (Bucket("exact", (("length", AxisRange(1, 30, 30)),)),), cuts=(10,))
+
+
 def mean_cost(plan: BucketPlan, sample: LengthDistribution, curve: CostGrid) -> float:
     total = 0.0
     for length, n in zip(sample.lengths, sample.counts, strict=True):

@@ -69,3 +69,18 @@ def test_padded_axes_of_another_form_are_refused(padded: object) -> None:
     value = {**Bucket("pad", AXES).to_json(), "pad_axes": padded}
     with pytest.raises(PlanError, match="isn't a list of names"):
         Bucket.from_json(value, "length")
+
+
+def test_lengths_in_steps() -> None:
+    odd = Bucket("exact", (("length", AxisRange(1, 9, 5, 2)),))
+    assert Bucket.from_json(odd.to_json(), "length") == odd
+    assert odd.to_json()["step"] == 2 and odd.program_json()["length"]["step"] == 2
+    assert [n for n in range(12) if odd.serves({"length": n})] == [1, 3, 5, 7, 9]
+    assert str(odd.range("length")) == "1..9 in steps of 2"
+    assert [odd.range("length").below(n) for n in (0, 4, 5, 20)] == [1, 3, 5, 9]
+    for other, held in (((3, 7, 3, 4), True), ((3, 7, 3, 1), False), ((5, 5, 5, 1), True)):
+        assert odd.holds(Bucket("exact", (("length", AxisRange(*other)),))) is held
+    with pytest.raises(PlanError, match="aren't reached from lo 1 in steps of 2"):
+        AxisRange(1, 8, 5, 2)
+    with pytest.raises(PlanError, match="step is '2', not a whole number"):
+        AxisRange.from_json({"lo": 1, "hi": 9, "step": "2"})

@@ -54,3 +54,19 @@ def test_three_axes() -> None:
     assert tiling_problems([*cut, bucket((5, 8), (1, 9), (1, 2))]) == [
         "no bucket serves length 5..8, batch 1..2, width 3..3"
     ]
+
+
+def test_lengths_in_steps() -> None:
+    def stepped(lo: int, hi: int, step: int, batch: int = 1) -> Bucket:
+        return Bucket(
+            "exact",
+            (("length", AxisRange(lo, hi, lo, step)), ("batch", AxisRange(1, batch, 1))),
+        )
+
+    tiles = [stepped(1, 4, 1), stepped(5, 13, 4), stepped(6, 14, 2), stepped(7, 11, 4)]
+    assert tiling_problems(tiles) == []
+    assert tiling_problems(tiles[:-1]) == [f"no bucket serves the length {n}" for n in (7, 11)]
+    twice = [*tiles, stepped(14, 14, 1)]
+    assert tiling_problems(twice) == ["2 buckets serve the length 14"]
+    (problem,) = tiling_problems([*tiles, stepped(15, 15, 1, batch=2)])
+    assert "must agree in all other axes" in problem

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
+from edgecompile.backends.cpu.lowering.lower import lower_graph
+from edgecompile.backends.inductor.compat import GENERATING, generate_cpp
 from edgecompile.backends.lowering.constants import PACKED_PREFIX
-from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.bundle.weights import lay_out
 from edgecompile.errors import EdgecompileError, ExportError, ModelError
 from edgecompile.export.checks import ExportScope, check_program
@@ -300,12 +300,25 @@ class Mixed(nn.Module):
         return self.low(x.to(dtype)).float() * self.exact
 
 
-def test_mixed_dtypes_become_float32_or_are_refused_with_the_reason() -> None:
+def test_mixed_dtypes_become_float32_or_stay_where_forward_names_them() -> None:
     made = load(Mixed(named=False))
     assert made.notes == ("weights were torch.bfloat16, torch.float64, they are float32 now",)
     assert export_model(made).max_error < 1e-6
+    kept = load(Mixed(named=True))
+    assert kept.notes == ("weights keep their dtypes, since forward converts to those",)
+    assert export_model(kept).max_error < 1e-6
+
+
+class Torn(Mixed):
+    """What runs with its weights in no dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.low(x.half()).float()
+
+
+def test_dtypes_that_run_in_no_way_are_refused_with_the_reason() -> None:
     with pytest.raises(ModelError, match="same dtype") as failure:
-        load(Mixed(named=True))
+        load(Torn(named=True))
     assert "all weights are float32 now" in (failure.value.hint or "")
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from edgecompile.cli import cli
 from edgecompile.loaders.load import load_model
-from edgecompile.runtime.start import open_bundle
+from edgecompile.runtime.model.open_bundle import open_bundle
 
 pytestmark = pytest.mark.slow
 

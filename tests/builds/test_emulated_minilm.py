@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines.emulation import ARM, X86, build_for_any, interpreter, report_of, selftest
+from tests.hosts.emulation import ARM, X86, build_for_any, interpreter, report_of, selftest
 from tests.needs import lack
 
 pytestmark = [

@@ -13,8 +13,8 @@ import torch
 
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.compilation import CompiledModel
-from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
-from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.backends.cpu.lowering.lower import lower_graph
+from edgecompile.backends.inductor.compat import GENERATING, generate_cpp
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.cases import SPREAD_LENGTHS, length_cases, make_cases
 from edgecompile.bundle.verdict import LengthsRun
@@ -64,6 +64,7 @@ def differences(model: LoadedModel, exported: ExportedModel) -> list[dict[str, i
         (sizes.everything, (1, 130)),
         (sizes.smallest, (1, 130)),
         (sizes.root, (1, 130)),
+        (sizes.logarithm, (1, 130)),
         (sizes.blocks, (1, 130)),
         (sizes.as_number, (1, 130)),
         # Where another branch begins, the program ends; the traced length is 16.
@@ -88,7 +89,6 @@ def test_an_export_is_right_at_every_length_that_it_serves(
         (sizes.threshold, "its code needs 2 <= length and length <= 37"),
         (sizes.from_list, r"its code fixes length to 16.*TABLE\[x\.shape\[1\]\]"),
         (sizes.from_dict, r"unhashable type.*by_length\[x\.shape\[1\]\]"),
-        (sizes.logarithm, "its code fixes length to 16.*math.log2"),
         (sizes.loop, r"its code needs \(?length // 16\)? == 1 \(at"),
     ],
 )
@@ -154,11 +154,9 @@ def test_what_the_code_generator_takes_for_given_is_tried_where_it_does_not_hold
     assert {"length": 1} in found and {"length": 16} not in found
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sizes")
+def built(factory: str, folder: Path) -> Path:
     request = BuildRequest(
-        model=FACTORY,
+        model=factory,
         target="cpu-x86-64-v3",
         plan=PlanRequest(LengthDistribution.from_samples([16, 40, 90]), mode="exact", buckets=1),
         output=folder / "sizes.ecb",
@@ -166,8 +164,21 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(request).bundle_path
 
 
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(FACTORY, tmp_path_factory.mktemp("sizes"))
+
+
 def test_a_built_program_is_right_at_every_length(bundle: Path) -> None:
-    eager = loaded(sizes.everything)
+    agrees_everywhere(bundle, sizes.everything)
+
+
+def test_what_torch_fixes_a_length_by_is_built_and_right_at_every_length(tmp_path: Path) -> None:
+    agrees_everywhere(built(f"{sizes.__file__}:rewritten_spec", tmp_path), sizes.rewritten)
+
+
+def agrees_everywhere(bundle: Path, compute: Callable[..., Any]) -> None:
+    eager = loaded(compute)
     with open_bundle(bundle) as model:
         for length in range(1, sizes.LONGEST + 1):
             inputs = eager.make_example({"length": length}, seed=length)
@@ -264,7 +275,16 @@ def test_sizes_to_try_reach_the_verification(tmp_path: Path) -> None:
         "k", 0, "v", library, digest, "", False, {}, {}, (), {}, ({"length": 1}, {"length": 3})
     )
     assert Artifact.load(made.save()).kinds == ({"length": 1}, {"length": 3})
-    compiled = CompiledModel((), {}, {"v": (made,)}, {}, TensorStore(tmp_path), (), frozenset(), ())
+    compiled = CompiledModel(
+        variants=(),
+        natives={},
+        artifacts={"v": (made,)},
+        probes={},
+        store=TensorStore(tmp_path),
+        audit=(),
+        compilers=frozenset(),
+        exported=(),
+    )
     buckets = [Bucket("exact", (("length", AxisRange(lo, hi, hi)),)) for lo, hi in ((1, 2), (2, 9))]
     # One program serves both, each at its own lengths.
     assert compiled.kinds(buckets) == {0: [{"length": 1}], 1: [{"length": 3}]}

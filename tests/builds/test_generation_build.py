@@ -16,10 +16,16 @@ from click.testing import CliRunner
 
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime import ContextLengthError, InputError, Model, open_bundle
 from edgecompile.targets.profile import load_variant
 from tests.conftest import one_at_a_time
-from tests.zoo.generation_families import LONGEST_RUN, TARGET, build_family, load_family
+from tests.zoo.generation_families import (
+    LONGEST_RUN,
+    TARGET,
+    build_family,
+    load_family,
+    make_family,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -81,8 +87,8 @@ def test_only_the_new_rows_of_a_cache_change(model: Model, gemma: LoadedModel) -
 
 def test_no_program_allocates_anything_of_the_context(gemma: LoadedModel) -> None:
     """In the generated code: what is as long as the context are the inputs alone."""
-    from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
-    from edgecompile.backends.lowering.lower import lower_graph
+    from edgecompile.backends.cpu.lowering.lower import lower_graph
+    from edgecompile.backends.inductor.compat import GENERATING, generate_cpp
     from edgecompile.export.export import export_model
 
     for length in ((1, 1), (2, 24)):
@@ -131,3 +137,28 @@ def test_a_folder_by_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
     checked = CliRunner().invoke(cli, ["verify", "out.ecb", "--model", "gpt2", "--json"])
     assert checked.exit_code == 0, checked.stderr
     assert all(text["ok"] for text in json.loads(checked.stdout)["texts"])
+
+
+def test_a_model_without_caches_that_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgecompile.cli import cli
+
+    monkeypatch.chdir(tmp_path)
+    make_family("mamba2").save_pretrained("mamba2")
+    (tmp_path / "prompts.txt").write_text("\n".join(["3", "5", "9", "14", "30"]) + "\n")
+    options = "--max-context 48 --max-length 16 --quick"
+    command = f"build mamba2 --lengths prompts.txt --target {TARGET} {options} --output out.ecb"
+    done = CliRunner().invoke(cli, [*command.split(), "--json"])
+    assert done.exit_code == 0, done.stderr
+    loaded = load_model("mamba2", max_context=48)
+    assert loaded.generation is not None
+    with open_bundle("out.ecb") as opened:
+        assert "context" not in opened.manifest.axes
+        prompt = [5, 6, 7, 8] * 5
+        want = loaded.generation.greedy(prompt, 28)
+        assert list(opened.generate(prompt, max_new_tokens=28, do_sample=False)) == want
+        with pytest.raises(ContextLengthError, match="context of 48"):
+            opened.generate(prompt, max_new_tokens=29)
+        arrays = {spec.name: np.zeros(spec.shape, np.float32) for spec in loaded.inputs[3:]}  # type: ignore[arg-type]
+        place = {"position": np.array([40]), "last": np.array([0])}
+        with pytest.raises(InputError, match="40 with 9 tokens doesn't lie within the 48 rows of"):
+            opened.run({"input_ids": np.full((1, 9), 5), **place, **arrays})

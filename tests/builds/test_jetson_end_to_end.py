@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from edgecompile import BuildOptions, build
 from edgecompile.errors import CostError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
@@ -26,9 +28,9 @@ from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import make_subject
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.base.errors import UnfinishedBundleError
 from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.errors import UnfinishedBundleError
 from edgecompile.runtime.finish.finish import finish_bundle
 from edgecompile.runtime.measure.calibrate import calibrate_bundle
 from edgecompile.targets.profile import load_target
@@ -42,13 +44,66 @@ def bundle(jetson_bundle: Path, tmp_path: Path) -> str:
     """A copy whose GPU variant says that it is for this machine's architecture."""
     copy = tmp_path / "jetson.ecb"
     shutil.copytree(jetson_bundle, copy)
-    manifest = json.loads((copy / "manifest.json").read_text())
+    return made_for_here(copy)
+
+
+def made_for_here(bundle: Path) -> str:
+    manifest = json.loads((bundle / "manifest.json").read_text())
     here = architecture(platform.machine())
     for variant in manifest["variants"]:
         if variant["backend"] == "tensorrt":
             variant["arch"] = here
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    return str(copy)
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    return str(bundle)
+
+
+class Conditional(torch.nn.Module):
+    """Pads what is short, takes another way at one length, and keeps the last twelve positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        if x.shape[1] < 4:
+            x = torch.nn.functional.pad(x, (0, 0, 0, 4 - x.shape[1]))
+        if x.shape[1] == 20:
+            x = x.cumsum(1)
+        return x[:, -12:]
+
+
+@pytest.mark.slow
+def test_each_side_of_a_condition_is_right_at_every_length(
+    fake_device: FakeCudart, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    factory = {
+        "module": Conditional(),
+        "inputs": {"x": torch.randn(1, 16, 8)},
+        "axes": {"x": {1: "length"}},
+        "limits": {"length": (1, 32)},
+    }
+    build(
+        factory,
+        lengths=[2, 9, 16, 20, 32],
+        target="jetson-orin-nano",
+        output=tmp_path / "sides.ecb",
+        precision="fp32",
+        quick=True,
+        build_options=BuildOptions(fallback=False),
+    )
+    bundle = made_for_here(tmp_path / "sides.ecb")
+    recipe = json.loads((tmp_path / "sides.ecb/code/jetson-orin-nano/recipe.json").read_text())
+    assert len(recipe["sides"]) == len(recipe["profiles"]) - 1 >= 4
+    assert finish_bundle(bundle)["profile_of"] == list(range(len(recipe["profiles"])))
+    eager = load_model(factory)
+    with open_bundle(bundle) as model:
+        for length in range(1, 33):
+            inputs = eager.make_example({"length": length})
+            (got,) = model.run({"x": inputs["x"].numpy()}).values()
+            (want,) = eager.run(inputs).values()
+            np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_finish_open_run_and_plan_anew(
@@ -61,8 +116,6 @@ def test_finish_open_run_and_plan_anew(
     report = finish_bundle(bundle, say=said.append)
     assert report["ok"] and report["selftest"]["cases"]
     assert report["profile_of"] == [0, 1, 2]
-
-    import torch
 
     eager = load_model(str(tiny_model))
     with open_bundle(bundle) as model:
@@ -117,7 +170,7 @@ def test_finish_open_run_and_plan_anew(
 
 
 def test_a_changed_weight_is_damage_not_an_engine(bundle: str, fake_device: FakeCudart) -> None:
-    from edgecompile.runtime.errors import DamagedBundleError
+    from edgecompile.runtime.base.errors import DamagedBundleError
 
     weights = Path(bundle) / "code" / "jetson-orin-nano" / "weights.fp16"
     data = bytearray(weights.read_bytes())
@@ -125,3 +178,40 @@ def test_a_changed_weight_is_damage_not_an_engine(bundle: str, fake_device: Fake
     weights.write_bytes(bytes(data))
     with pytest.raises(DamagedBundleError, match=r"weights\.fp16"):
         finish_bundle(bundle)
+
+
+def test_a_bundle_without_programs_for_the_cores(fake_device: FakeCudart, tmp_path: Path) -> None:
+    """The GPU's engine alone, and one copy of the weights."""
+    import torch
+
+    import edgecompile
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
+    made = {
+        "module": net,
+        "inputs": {"input": torch.randn(1, 6, 8)},
+        "axes": {"input": {1: "length"}},
+        "limits": {"length": (1, 16)},
+    }
+    path = tmp_path / "gpu.ecb"
+    edgecompile.build(
+        made, lengths=[3, 9], target="jetson-orin", quick=True, output=path,
+        build_options=edgecompile.BuildOptions(fallback=False),
+    )  # fmt: skip
+    manifest = json.loads((path / "manifest.json").read_text())
+    (variant,) = manifest["variants"]
+    assert variant["backend"] == "tensorrt"
+    assert manifest["weights"] == {"fp16": "code/jetson-orin/weights.fp16"}
+    assert not list(path.rglob("libeckernels*")) and not list(path.rglob("bucket-*"))
+    variant["arch"] = architecture(platform.machine())
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UnfinishedBundleError):
+        open_bundle(path)
+    assert finish_bundle(str(path), say=lambda text: None)["ok"]
+    x = np.random.default_rng(0).standard_normal((1, 11, 8)).astype(np.float32)
+    with open_bundle(path) as model:
+        assert model.info["backend"] == "tensorrt"
+        (got,) = model.run({"input": x}).values()
+    with torch.no_grad():
+        np.testing.assert_allclose(got, net(torch.from_numpy(x)).numpy(), atol=5e-3)

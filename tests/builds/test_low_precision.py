@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends import ops
 from edgecompile.backends.artifact import TensorStore
-from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.backends.cpu.lowering.lower import lower_graph
 from edgecompile.backends.lowering.rewriting import LoweringReport
+from edgecompile.backends.operators import ops
 from edgecompile.bundle.weights import write_weights
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision

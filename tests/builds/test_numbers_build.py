@@ -11,7 +11,7 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.errors import GpuError
+from edgecompile.runtime.base.errors import GpuError
 from edgecompile.runtime.format.manifest import parse_manifest
 from tests.cli.command import run
 from tests.fake_gpu.build import FakeCudart

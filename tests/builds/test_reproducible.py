@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.runtime.opening import VARIANT_VARIABLE
+from edgecompile.runtime.open.choose import VARIANT_VARIABLE
 
 pytestmark = pytest.mark.slow
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from edgecompile.audit.elf import read_elf
 from edgecompile.errors import AuditError, TargetError, UsageError
@@ -18,22 +19,22 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.base.errors import SelftestError
 from edgecompile.runtime.call.inputs import make_inputs
-from edgecompile.runtime.errors import SelftestError
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.recipe import read_recipe
 from edgecompile.runtime.format.schema import TRITON
 from edgecompile.runtime.format.weights import map_weights
 from edgecompile.runtime.measure.tune import tune_bundle
-from edgecompile.runtime.triton.driver import Driver
 from edgecompile.runtime.triton.tuning import TuningFolder
 from edgecompile.targets.profile import load_target
+from edgecompile.toolchain.torch_versions import torch_version
 from tests.cli.command import run
 from tests.factories.folders import write_model
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.triton_bundle import FakeCublasLt
-from tests.native.host.c_host import HostLibrary, build_library
+from tests.native.c_runtime.c_library import CLibrary, build_library
 from tests.needs import need_aarch64_compiler, need_triton
 
 LENGTHS = LengthDistribution.from_samples([3, 4, 7, 9, 20, 31])
@@ -72,7 +73,8 @@ def test_the_bundle_has_programs_for_the_gpu_and_the_cores(built: BuildResult) -
     assert gpu.gpu.precision == "fp16" and gpu.gpu.tolerance.rtol == 0.02
     assert set(gpu.gpu.checks) == {"audit", "graph", "interpreter", "rehearsal"}
     assert set(manifest.weights) == {"fp32", "fp16"}
-    assert manifest.built_by["gpu"].startswith("triton 3.7.1, ptxas V12.8")
+    assert manifest.built_by["gpu"].startswith(f"triton {torch_version().triton}, ptxas V12.")
+    assert manifest.built_by["torch"] == torch.__version__
     assert "triton-x86-64: not run, it needs a GPU" in manifest.built_by["verified"]
 
 
@@ -173,7 +175,7 @@ def test_products_may_be_computed_by_cublaslt(
     launches = fake_driver.library.fake_cuda_launches
 
     def count(rows: list[int]) -> tuple[int, int]:
-        folder = TuningFolder(manifest, variant, Driver.load())
+        folder = TuningFolder(BundleFolder(str(built.bundle_path)), variant)
         folder.make()
         products = {"version": 130002, "rows": [rows]}
         folder.write({"choice": [0], "cublaslt": products})
@@ -239,7 +241,7 @@ def test_products_of_fp8(fake_driver: FakeCudart, tmp_path: Path) -> None:
     narrow = [item for item in constants if item.type.name == "float8_e4m3fn"]
     assert narrow and all("_fp8_" in item.name for item in narrow)
     inputs, counts = make_inputs(manifest, {"batch": 1, "length": 9}), []
-    library = HostLibrary(build_library())
+    library = CLibrary(build_library())
     with open_bundle(result.bundle_path) as python, library.open(str(result.bundle_path)) as c:
         for opened in (python, c):
             before = fake_driver.calls("cuLaunchKernel")

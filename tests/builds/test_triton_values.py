@@ -14,7 +14,7 @@ from edgecompile.bundle.rehearsal import REHEARSAL
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.manifest import parse_manifest
 from tests.fake_gpu.build import FakeCudart
-from tests.native.host.c_host import HostLibrary, build_library
+from tests.native.c_runtime.c_library import CLibrary, build_library
 from tests.needs import need_triton
 
 
@@ -68,7 +68,7 @@ def test_sizes_that_depend_on_values(fake_driver: FakeCudart, tmp_path: Path) ->
     verify = json.loads((tmp_path / "distinct.ecb" / "reports" / "verify.json").read_text())
     assert verify["ok"] and verify["lengths"]["run"] == verify["lengths"]["total"] == 32
     assert any("wait" in note for note in bundle.notes)
-    library = HostLibrary(build_library())
+    library = CLibrary(build_library())
     with open_bundle(path, warmup=False) as python, library.open(path, lazy=1) as c:
         assert python.info["variant"] == c.describe()["variant"] == "triton-x86-64"
         assert python.info["scratch_bytes"] == c.describe()["scratch_bytes"] > 0

@@ -61,5 +61,8 @@ def test_sizes_are_all_or_many_with_the_ends() -> None:
     lengths = sorted({sizes["length"] for sizes in some})
     assert len(some) == 60 and len(lengths) == 20 and lengths[0] == 2 and lengths[-1] == 512
     assert {sizes["batch"] for sizes in some} == {1, 2, 3}
+    odd = BucketSpec("exact", {"length": Extent(1, 9, 5, step=2)})
+    assert [sizes["length"] for sizes in spread_sizes(odd, "length")] == [1, 3, 5, 7, 9]
+    assert [sizes["length"] for sizes in spread_sizes(odd, "length", 3)] == [1, 5, 9]
     padded = list(spread_sizes(BucketSpec("pad", axes), "length"))
     assert [tuple(sizes.values()) for sizes in padded] == [(1, 512), (2, 512), (3, 512)]

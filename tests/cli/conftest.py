@@ -16,3 +16,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "costs.csv").write_text(COSTS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output goes to a file without a width, whatever the terminal's is that the tests were started from."""
+    monkeypatch.delenv("COLUMNS", raising=False)

@@ -39,17 +39,17 @@ def test_bundle_names(model: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "runtime", "expected"),
+    ("target", "backend", "expected"),
     [
-        ("cpu-x86-64", "native", "Next: python3 'out dir/a.ecb' selftest"),
+        ("cpu-x86-64", "cpu", "Next: python3 'out dir/a.ecb' selftest"),
         (
             "raspberry-pi-5",
-            "native",
+            "auto",
             "Next: copy 'out dir/a.ecb' to the device, and there: python3 a.ecb selftest",
         ),
         (
             "jetson-orin-nano",
-            "native",
+            "both",
             "Next: copy 'out dir/a.ecb' to the device, and there: python3 a.ecb finish",
         ),
         (
@@ -57,10 +57,15 @@ def test_bundle_names(model: str, name: str) -> None:
             "torch",
             "Next: python3 -m edgecompile.torch_runtime selftest 'out dir/a.ecb'",
         ),
+        (
+            "jetson-orin-nano",
+            "triton",
+            "Next: copy 'out dir/a.ecb' to the device, and there: python3 a.ecb selftest",
+        ),
     ],
 )
-def test_what_to_type_next(target: str, runtime: str, expected: str) -> None:
-    assert next_step(load_target(target), Path("out dir/a.ecb"), runtime) == expected
+def test_what_to_type_next(target: str, backend: str, expected: str) -> None:
+    assert next_step(load_target(target), Path("out dir/a.ecb"), backend) == expected
 
 
 def test_verbose_prints_the_defaults_too(files: Path) -> None:
@@ -211,3 +216,29 @@ def test_the_stages_one_by_one(files: Path, tiny_model: Path) -> None:
     changed = run("pack", model, "-w", "w", *target, "-o", "u.ecb")
     assert changed.exit_code == 36 and "changed since they were built" in changed.stderr
     assert not (files / "u.ecb").exists()
+
+
+@pytest.mark.parametrize("command", ["build", "plan", "compile", "pack"])
+def test_two_spellings_of_the_backend_that_differ_are_refused_before_work(
+    command: str, tmp_path: Path
+) -> None:
+    folder = ["--work-dir", str(tmp_path / "work")]
+    model = {"build": ["no.py:model"], "plan": ["--model", "no.py:model"], "pack": ["no.py:model"]}
+    options = ["--runtime", "torch", "--backend", "cpu", "--json"]
+    result = run(command, *model.get(command, []), *folder, *options)
+    assert result.exit_code == 2
+    said = json.loads(result.stdout)["error"]
+    assert said["message"] == "--runtime torch and --backend cpu contradict each other"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_old_spelling_of_the_backend_is_understood_with_a_note(tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("3\n")
+    options = ["--lengths", str(tmp_path / "lengths.txt"), "--target", "jetson-orin"]
+    result = run("build", SMALL, *options, "--runtime", "torch")
+    assert result.exit_code == 2
+    text = " ".join(result.stderr.split())
+    assert "--runtime is the old spelling of --backend hint: give --backend torch" in text
+    assert "jetson-orin does not support --backend torch" in text
+    # Nothing is said to who doesn't use it, and --help doesn't offer it.
+    assert "--runtime" not in run("build", "--help").output

@@ -9,6 +9,7 @@ import pytest
 
 from edgecompile import __version__
 from edgecompile.cli import COMMANDS
+from edgecompile.cli.options.groups import GROUPS
 from tests.cli.command import python, run
 
 SUBCOMMANDS = [(name,) for name in COMMANDS] + [
@@ -34,6 +35,19 @@ def test_help_is_quick_and_has_examples(command: tuple[str, ...]) -> None:
     assert "Usage: edgecompile" in stdout
     if command and command[0] != "targets":
         assert re.search(r"Examples?:\n +edgecompile ", stdout)
+
+
+@pytest.mark.parametrize("command", GROUPS)
+def test_help_groups_the_options_and_begins_with_the_five_most_used(command: str) -> None:
+    text = run(command, "--help").stdout
+    groups = GROUPS[command]
+    assert (groups[0][0], len(groups[0][1])) == ("Most used", 5)
+    assert re.findall(r"^(\w[^:]*):$", text, re.MULTILINE)[: len(groups)] == [
+        title for title, _ in groups
+    ]
+    printed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
+    # Each once; one that no group names would be printed behind them.
+    assert printed == [flag for _, flags in groups for flag in flags]
 
 
 def test_the_group_names_every_command_and_completion() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.base.errors import InputError
 from edgecompile.server.__main__ import make_parser
 from edgecompile.server.process.worker import UNUSABLE
 from tests.needs import need

@@ -20,7 +20,7 @@ from edgecompile.drift.drift import chance_distance, check_drift, judge_drift, l
 from edgecompile.drift.report import MIN_CALLS, Thresholds
 from edgecompile.errors import DriftError, LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.lengths.traffic import BucketTraffic, ServedTraffic
+from edgecompile.lengths.served_traffic import BucketTraffic, ServedTraffic
 from tests.draws import examples
 
 SHA, OTHER = "ab" * 32, "cd" * 32

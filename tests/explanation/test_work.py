@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from edgecompile.backends import ops
+from edgecompile.backends.operators import ops
 from edgecompile.explanation.work import Limits, count_graph, limits_of
 from edgecompile.targets.profile import load_target
 

@@ -10,6 +10,7 @@ from edgecompile.export.checks import choose_sizes, compare_outputs
 from edgecompile.export.export import export_model
 from edgecompile.export.ladder import ExportStrategy, export_program
 from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from tests.factories import tiny_models
 
 
@@ -29,6 +30,28 @@ class _WrongWhenTraced(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if torch.compiler.is_exporting() else x * 3
+
+
+class _ExactWhenTraced(torch.nn.Module):
+    """Loses digits in eager alone, as another order of a sum may."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor if torch.compiler.is_exporting() else (x + 1e4) - 1e4
+
+
+def test_an_export_may_differ_by_what_eager_itself_loses() -> None:
+    def load(factor: float) -> LoadedModel:
+        example = {"x": torch.randn(1, 8)}
+        return load_model((_ExactWhenTraced(factor), example, {"x": {1: "length"}}))
+
+    # Eager is off by 5e-4, of a scale of about 3.
+    assert export_model(load(1.0), {"length": (1, 40)}).strategy
+    with pytest.raises(ExportError, match=r"differs from eager by"):
+        export_model(load(1.005), {"length": (1, 40)})
 
 
 def test_an_export_that_differs_from_eager_is_not_accepted() -> None:

@@ -9,11 +9,12 @@ import torch
 
 from edgecompile.errors import ExportError, ModelError
 from edgecompile.export.checks import ExportScope, check_program, choose_sizes, compare_outputs
-from edgecompile.export.export import export_model
-from edgecompile.export.ladder import LADDER, ExportStrategy, export_program
+from edgecompile.export.export import export_model, try_strategy
+from edgecompile.export.ladder import LADDER, ExportStrategy, export_program, trace_sizes
 from edgecompile.export.program import ExportedModel
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
+from edgecompile.runtime.format.sums import size_of
 from tests.factories import tiny_models
 
 TINY = Path(tiny_models.__file__)
@@ -253,6 +254,19 @@ def test_conditions_that_change_nothing_are_dropped(traced: int) -> None:
     assert "_assert_scalar" not in str(exported.source.graph)
 
 
+def test_a_size_keeps_the_whole_range_that_is_served() -> None:
+    """Tracing compares the steps of a crop with the length; code would be generated for 100 at most."""
+
+    class Steps(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.cumsum(2)[..., ::100]
+
+    exported = export_model(of_lengths(Steps(), 2, 4000))
+    (node,) = (n for n in exported.program.graph.nodes if n.op == "placeholder" and n.name == "x")
+    size = node.meta["val"].shape[2].node
+    assert str(size.shape_env.var_to_range[size.expr]) == "VR[2, 4000]"
+
+
 @pytest.mark.parametrize(("module", "hi"), [(Eighths(2), 100), (Once(), 4000)], ids=["8", "once"])
 def test_conditions_that_matter_are_not_dropped(module: torch.nn.Module, hi: int) -> None:
     """Also where a single size of many is of its kind."""
@@ -308,6 +322,43 @@ def test_a_model_that_fails_within_the_range_is_named() -> None:
     assert "limits" in (failure.value.hint or "")
 
 
+class Rest(torch.nn.Module):
+    """Joins a text with what fills it up to another length."""
+
+    def forward(self, rest: torch.Tensor, text: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        return torch.cat([text, rest], 1) * whole
+
+
+class Shifted(torch.nn.Module):
+    """Takes weights for all places but the last 15."""
+
+    def forward(self, text: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return text[:, :-15] * weights
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes", "limits"),
+    [
+        (Rest(), {"rest": "whole-length", "text": "length", "whole": "whole"}, {"whole": (17, 60), "length": (1, 16)}),
+        (Shifted(), {"text": "length", "weights": "length-15"}, {"length": (16, 40)}),
+    ],
+)  # fmt: skip
+def test_sizes_that_follow_are_traced_with_no_size_of_1(
+    module: torch.nn.Module, sizes: dict[str, str], limits: dict[str, tuple[int, int]]
+) -> None:
+    """At the usual length, 16, the size that follows is 1, which torch takes for a constant."""
+    axes = {"length": 16, "whole": 40}
+    model = load_model(
+        {
+            "module": module,
+            "inputs": {name: torch.randn(1, size_of(text, axes)) for name, text in sizes.items()},
+            "axes": {name: {1: text} for name, text in sizes.items()},
+            "limits": limits,
+        }
+    )
+    assert export_model(model).ranges == limits
+
+
 def test_an_exported_model_goes_through_files(tmp_path: Path) -> None:
     model = load("masked_mlp")
     exported = export_model(model, {"length": (1, 30)}, hint={"length": 9})
@@ -337,3 +388,82 @@ def test_damaged_files_of_an_export_are_refused(tmp_path: Path) -> None:
         (tmp_path / "exported.json").write_text(broken)
         with pytest.raises(ExportError):
             ExportedModel.load(tmp_path)
+
+
+class Blocks(torch.nn.Module):
+    """Pads to a multiple of 8 and takes blocks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pad = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[1] % 8))
+        return pad.unflatten(1, (-1, 8)).amax(2)
+
+
+class OwnSize(torch.nn.Module):
+    """Adds a table of 24 rows where the length is 24, and else its first row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(24, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table[:1] if x.shape[1] != 24 else x + self.table[:1].expand(24, -1)
+
+
+@pytest.mark.parametrize("hint", [8, 30, 33])
+def test_the_length_that_is_traced_decides_nothing(hint: int) -> None:
+    """At 30 and 33 torch fails to word the conditions of Blocks."""
+    spec = {
+        "module": Blocks(),
+        "inputs": {"x": torch.randn(1, 12, 4)},
+        "axes": {"x": {0: "batch", 1: "length"}},
+        "limits": {"length": (1, 100), "batch": (1, 3)},
+    }
+    exported = export_model(load_model(spec), hint={"length": hint})
+    assert exported.ranges == {"batch": (1, 3), "length": (1, 100)}
+
+
+def test_a_length_that_is_a_size_of_the_model_is_traced_as_another() -> None:
+    spec = {
+        "module": OwnSize(),
+        "inputs": {"x": torch.randn(1, 12, 4)},
+        "axes": {"x": {1: "length"}},
+        "limits": {"length": (1, 60)},
+    }
+    exported = export_model(load_model(spec), hint={"length": 24})
+    assert exported.ranges == {"length": (1, 60)}
+
+
+def test_a_failure_of_torchs_solver_is_no_reason() -> None:
+    spec = {
+        "module": Blocks(),
+        "inputs": {"x": torch.randn(1, 30, 4)},
+        "axes": {"x": {1: "length"}},
+        "limits": {"length": (25, 31)},  # no multiple of 8 to trace with
+    }
+    with pytest.raises(ExportError) as failure:
+        export_model(load_model(spec), hint={"length": 30}, ladder=LADDER[:1])
+    assert "torch can't solve the conditions on sizes (at " in failure.value.message
+    assert "pad.unflatten(1, (-1, 8))" in failure.value.message
+    assert "AssertionError" not in failure.value.message
+
+
+class HalvedAbove(torch.nn.Module):
+    """Two inputs, the second of which is treated another way where it is long."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, y + 1 if y.shape[1] <= 20 else y / 2
+
+
+def test_a_condition_on_a_size_that_follows_narrows_the_axis() -> None:
+    model = load_model(
+        {
+            "module": HalvedAbove(),
+            "inputs": {"x": torch.randn(1, 6, 4), "y": torch.randn(1, 12, 4)},
+            "axes": {"x": {1: "length"}, "y": {1: "2*length"}},
+            "limits": {"length": (1, 16)},
+        }
+    )
+    ranges = {"length": (1, 16)}
+    scope = ExportScope(model, ranges, trace_sizes(model, ranges, {"length": 6}))
+    attempt = try_strategy(scope, ExportStrategy("auto", auto=True))
+    assert attempt.ranges == {"length": (2, 10)}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgecompile.export.guards import explain_failure, readable_guard
+from edgecompile.export.guards import condition_holds, explain_failure, readable_guard
 from edgecompile.models.specs import InputSpec
 
 INPUTS = (
@@ -64,3 +64,26 @@ def test_other_errors_are_kept_as_they_are() -> None:
     reason = explain_failure(TypeError("unsupported thing\nsecond line"), INPUTS)
     assert (reason.kind, reason.text) == ("other", "TypeError: unsupported thing")
     assert reason.raw.endswith("second line")
+
+
+@pytest.mark.parametrize(
+    ("condition", "lengths"),
+    [
+        ("Ne(s77, 3)", {1, 2, 4, 5, 6}),
+        ("Eq(Mod(s77, 2), 0)", {2, 4, 6}),
+        ("Eq(((s77 + 1)//2), 2)", {3, 4}),
+        ("(-1) + s77 > Max(1, s77 - 4)", {3, 4, 5, 6}),
+        ("And(2 <= s77, s77 < 5)", {2, 3, 4}),
+        ("2 <= s77 and not s77 == 5", {2, 3, 4, 6}),
+        ("Eq(CeilToInt(IntTrueDiv(s77, 4)), 2)", {5, 6}),
+    ],
+)
+def test_conditions_are_evaluated(condition: str, lengths: set[int]) -> None:
+    assert {n for n in range(1, 7) if condition_holds(condition, {"s77": n})} == lengths
+
+
+@pytest.mark.parametrize(
+    "condition", ["s5 > 1", "Unknown(s77)", "s77 // 0 == 1", "not (", "s77.real > 1", "'a' == 'a'"]
+)
+def test_what_isn_t_known_of_a_condition_is_said_so(condition: str) -> None:
+    assert condition_holds(condition, {"s77": 4}) is None

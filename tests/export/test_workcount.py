@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgecompile.errors import CostError, ModelError
+from edgecompile.export import workcount
 from edgecompile.export.workcount import count_work
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
@@ -279,3 +280,44 @@ def test_a_model_of_one_size_is_counted_at_it() -> None:
     fixed = load_model((nn.Linear(8, 2), {"input": torch.randn(1, 8)}))
     assert fixed.length_axis == "batch"
     assert count_work(fixed, [1]).flops == (2 * 8 * 2,)
+
+
+def test_learned_parameters_may_go_into_submodules_in_every_form() -> None:
+    """torch's own counter asks for gradients of views that were made without any."""
+
+    class Queries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Parameter(torch.randn(2, 8))
+            self.plain = torch.randn(2, 8, requires_grad=True)
+
+        def forward(self, batch: int) -> Tensor:
+            return (self.own + self.plain)[None].expand(batch, -1, -1)
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.queries = nn.Parameter(torch.randn(1, 2, 8)), Queries()
+            self.project, self.attend = (
+                nn.Linear(8, 8),
+                nn.MultiheadAttention(8, 2, batch_first=True),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            own = self.project(self.query.expand(len(x), -1, -1)) + self.project(self.query)
+            more = self.project(self.queries(len(x))) + self.project(self.queries.plain)
+            return self.attend(own + more, x, x)[0]
+
+    work = count_work(tokens(Reader()), [4, 16])
+    # Keys, values, scores and sums: what grows with the length is that of both.
+    assert work.flops_per_element == 2 * (2 * 8 * 8 + 2 * 2 * 8)
+    assert work.flops_per_pair == 0
+
+
+def test_a_failure_of_the_counting_alone_is_no_fault_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(workcount._FORMULAS, torch.ops.aten.tanh, None)
+    with pytest.raises(CostError, match="only while its operations are counted") as failure:
+        count_work(load("token_mlp"), [4])
+    assert "limits" not in (failure.value.hint or "")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.factories.outliers import add_outliers
 from tests.factories.tiny_models import seeded
 
 VOCABULARY = 61
@@ -116,8 +117,10 @@ def decoder() -> dict[str, Any]:
     }
     for name in CACHES:
         inputs[name] = torch.randn(80, KV_HEADS, HEAD_DIM)
+    module = Decoder()
+    add_outliers(module)
     return {
-        "module": Decoder(),
+        "module": module,
         "inputs": inputs,
         "axes": {"input_ids": {1: "length"}, **{name: {0: "context"} for name in CACHES}},
         "limits": {"length": (1, LONGEST_CHUNK), "context": (LEAST_CONTEXT, MAX_CONTEXT)},

@@ -50,13 +50,12 @@ class Stacked(nn.Module):
 
 
 class Picked(nn.Module):
-    """Attention among rows that are picked by their values: their number is known in a run alone."""
+    """Pairs of rows that are picked by their values: only a run knows the number of rows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x[x[..., 0] > 0.5]
-        heads = rows.view(-1, 2, WIDTH // 2).transpose(0, 1)
-        attended = nn.functional.scaled_dot_product_attention(heads, heads, heads)
-        return x + attended.sum((0, 1)).repeat(2)
+        rows = torch.cat([x[0], x[0], x[x[..., 0] > 0.5]])
+        pairs = rows.unfold(0, 2, 1)
+        return x + pairs.sum((0, 2))
 
 
 def _tokens(module: nn.Module) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from tests.factories.outliers import add_outliers
+
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "purred", "quietly", "all", "day")
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 VOCABULARY = 40
@@ -44,8 +46,14 @@ def write_model(folder: Path, kind: str = "bert", head: str = "Model", **changes
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
+        if kind in _NORMS_FIRST:
+            add_outliers(model)
     model.save_pretrained(folder)
     return folder
+
+
+#: Kinds whose norms stand before their layers, and take back what a residual stream has too much.
+_NORMS_FIRST = ("gpt2", "t5")
 
 
 def write_tokenizer(folder: Path, *, truncate: int | None = 4) -> Path:

@@ -42,6 +42,17 @@ class Newer(nn.Module):
         return self.act(x) + (x.to(torch.int64) & 3)
 
 
+class Activated(nn.Module):
+    """An operator that TensorRT 10 has, and 8.6 hasn't."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.Mish()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x)
+
+
 class Mixer(nn.Module):
     """Bitwise operations, of which TensorRT has none."""
 
@@ -78,6 +89,10 @@ def overflowing() -> dict[str, Any]:
 
 def newer() -> dict[str, Any]:
     return _seeded(Newer, {"x": torch.ones(1, 12, 8)}, 0.0)
+
+
+def mish() -> dict[str, Any]:
+    return _seeded(Activated, {"x": torch.ones(1, 12, 8)}, 0.0)
 
 
 def bitwise() -> dict[str, Any]:

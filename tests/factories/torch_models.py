@@ -1,4 +1,4 @@
-"""A model of operators that the native runtime doesn't have and won't: for ``--runtime torch``."""
+"""A model of operators that the native runtime doesn't have and won't: for ``--backend torch``."""
 
 from __future__ import annotations
 

@@ -15,13 +15,25 @@ MODULES = Path(__file__).with_name("modules")
 
 def build_fake_cudart(folder: Path) -> Path:
     """The library, compiled into ``folder``."""
+    return build_fake(SOURCE, folder / "libfake_cudart.so")
+
+
+def build_fake(source: Path, path: Path) -> Path:
+    """A fake library of one C file, compiled to ``path``."""
+    flags = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-shared", "-fPIC", "-pthread"]
+    # A torch for CUDA brings the real library, whose functions would take the place of the fake's own.
+    subprocess.run(
+        [need_compiler(), *flags, "-Wl,-Bsymbolic", "-o", str(path), str(source)], check=True
+    )
+    return path
+
+
+def need_compiler() -> str:
+    """A C compiler; without one the test is skipped."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs a C compiler")
-    path = folder / "libfake_cudart.so"
-    flags = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([compiler, *flags, "-o", str(path), str(SOURCE)], check=True)
-    return path
+    return compiler
 
 
 class FakeCudart:

@@ -108,6 +108,17 @@ class GpuBundle(DummyBundle):
         self.document["golden"].append({"bucket": number, "case": "hint", "file": name})
         self.files[name] = write_case(*run_eager(hi, number))
 
+    def add_rows(self, bucket: int) -> None:
+        """A golden vector of two rows."""
+        one, other = (run_eager(LENGTHS[bucket], seed) for seed in (8, 9))
+        both = [
+            {name: np.concatenate([array, other[part][name]]) for name, array in one[part].items()}
+            for part in (0, 1)
+        ]
+        name = f"golden/{bucket}-rows.npz"
+        self.document["golden"].append({"bucket": bucket, "case": "rows", "file": name})
+        self.files[name] = write_case(*both)
+
     def set_opset(self, opset: int) -> None:
         """Another opset of the ONNX, whose operators are the same in it."""
         import onnx

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.runtime.errors import GpuError
+from edgecompile.runtime.base.errors import GpuError
 from edgecompile.runtime.format.schema import Manifest
 from tests.fake_gpu.build import FakeCudart
 
@@ -39,7 +39,6 @@ class NumpyEngine:
 
     label = "numpy engine"
     records = True
-    keeps_graphs = False
 
     def __init__(
         self,
@@ -132,10 +131,6 @@ class NumpyContext:
 
     def results(self) -> None:
         """None: the shapes are known before."""
-
-    def simplify(self) -> bool:
-        """There is one way."""
-        return False
 
     def enqueue(self, stream: int) -> None:
         """Puts a call into the stream that computes when the fake gets there."""

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime.cpu.host import architecture
+from tests.fake_gpu.build import build_fake, need_compiler
 from tests.fake_gpu.numpy_engine import embed
-from tests.hostile.toy import build_libraries, find_compiler, make_toy_bundle
+from tests.hostile.toy import build_libraries, make_toy_bundle
 from tests.runtime.bundles import LENGTHS, make_case
 from tests.runtime.generations import make_generative, put_generations
 from tests.runtime.golden_files import write_case
@@ -38,10 +40,7 @@ CALLS_OF_A_RUN = (
 
 def build_fake_driver(folder: Path) -> Path:
     """The fake of libcuda, compiled into ``folder``."""
-    path = folder / "libfake_cuda.so"
-    flags = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([_compiler(), *flags, "-o", str(path), str(HERE / "fake_cuda.c")], check=True)
-    return path
+    return build_fake(HERE / "fake_cuda.c", folder / "libfake_cuda.so")
 
 
 @cache
@@ -53,6 +52,15 @@ def build_gpu_runtime() -> Path:
 
 
 @cache
+def build_older_gpu_runtime() -> Path:
+    """As those of older bundles, it runs single programs alone."""
+    native = pytest.importorskip("edgecompile.toolchain.gpu_native")
+    library = native.gpu_library(architecture(platform.machine()))
+    path: Path = replace(library, parts=library.parts[:1]).build(BUILD)
+    return path
+
+
+@cache
 def build_program(runtime: Path, *defines: str, name: str = "toy_program.c") -> bytes:
     """A program, linked to the runtime library."""
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -60,7 +68,7 @@ def build_program(runtime: Path, *defines: str, name: str = "toy_program.c") -> 
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
     flags += ["-fvisibility=hidden", *(f"-D{item}" for item in defines)]
     source = str(HERE / "programs" / name)
-    subprocess.run([_compiler(), *flags, source, str(runtime), "-o", str(path)], check=True)
+    subprocess.run([need_compiler(), *flags, source, str(runtime), "-o", str(path)], check=True)
     try:
         return path.read_bytes()
     finally:
@@ -101,13 +109,6 @@ def take_failing_driver(
         patch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
 
-def _compiler() -> str:
-    compiler = find_compiler()
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    return compiler
-
-
 class TritonBundle:
     """A bundle with a variant for the CPU that gives zeros, and one for a GPU that computes.
 
@@ -116,9 +117,10 @@ class TritonBundle:
 
     source = "toy_program.c"
 
-    def __init__(self, folder: Path, *defines: str) -> None:
+    def __init__(self, folder: Path, *defines: str, library: Path | None = None) -> None:
+        """``library`` takes the place of the runtime library for GPUs."""
         self.bundle = make_toy_bundle(folder, build_libraries())
-        runtime = build_gpu_runtime()
+        self.library = runtime = library or build_gpu_runtime()
         self.runtime = f"code/{VARIANT}/{runtime.name}"
         self.programs = [f"code/{VARIANT}/bucket-{i}.so" for i in range(2)]
         self.variant: dict[str, Any] = {
@@ -159,7 +161,7 @@ class TritonBundle:
     def add_alternatives(self, *defines: str, bucket: int | None = None) -> None:
         """Another program of a bucket, or of each, compiled with these macros."""
         lists = self.variant.setdefault("alternatives", [[], []])
-        program = build_program(build_gpu_runtime(), *defines, name=self.source)
+        program = build_program(self.library, *defines, name=self.source)
         for index in range(2) if bucket is None else (bucket,):
             path = f"code/{VARIANT}/bucket-{index}-{len(lists[index]) + 1}.so"
             lists[index].append(path)
@@ -182,8 +184,8 @@ class TritonSelector(TritonBundle):
 
     source = "toy_selector.c"
 
-    def __init__(self, folder: Path, *defines: str) -> None:
-        super().__init__(folder, *defines)
+    def __init__(self, folder: Path, *defines: str, library: Path | None = None) -> None:
+        super().__init__(folder, *defines, library=library)
         self.gpu["graphs"] = False
         document = self.bundle.document
         document["outputs"] = [
@@ -209,8 +211,8 @@ class TritonMultiplier(TritonBundle):
 
     source = "toy_multiplier.c"
 
-    def __init__(self, folder: Path, *defines: str) -> None:
-        super().__init__(folder, *defines)
+    def __init__(self, folder: Path, *defines: str, library: Path | None = None) -> None:
+        super().__init__(folder, *defines, library=library)
         self.gpu["cublaslt"] = True
         self.bundle.document["outputs"] = [
             {"name": name, "dtype": "float32", "shape": ["batch", "length", 4]}
@@ -228,7 +230,7 @@ def build_fake_cublaslt(driver: Path) -> Path:
     flags = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-shared", "-fPIC"]
     linked = [str(driver), f"-Wl,-rpath,{driver.parent}"]
     source = str(HERE / "fake_cublaslt.c")
-    subprocess.run([_compiler(), *flags, source, *linked, "-o", str(path)], check=True)
+    subprocess.run([need_compiler(), *flags, source, *linked, "-o", str(path)], check=True)
     return path
 
 
@@ -266,8 +268,8 @@ class TritonDecoder(TritonBundle):
 
     source = "toy_decoder.c"
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, *, library: Path | None = None) -> None:
+        super().__init__(folder, library=library)
         make_generative(self.bundle)
         self.bundle.document["generation"]["defaults"] = {"max_new_tokens": 20}
         for index, length in ((0, 1), (1, 5)):

@@ -68,6 +68,7 @@ REPORT: dict[str, Any] = {
                 "limit": float,
                 "cosine": float,
                 "ms": float,
+                "threads": int,
             }
         ],
         "modes": [str],

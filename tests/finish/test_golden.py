@@ -40,6 +40,19 @@ def test_an_engine_that_is_wrong_isn_t_served(rig: Rig) -> None:
     assert list((rig.cache / "timing").iterdir()) == []
 
 
+def test_rows_that_change_with_those_beside_them_aren_t_served(rig: Rig) -> None:
+    rig.bundle.add_rows(0)
+    rig.bundle.document["plan"] = {"operators": ["Gather", "Softmax", "GridSample"]}
+    done = rig.finish(FAKE_TRT_MIXES_ROWS="1")
+    assert done.code == 27
+    assert "case equal-rows" in done.stderr and "case rows-alone" in done.stderr
+    assert "equal rows of a batch give different answers, which eager doesn't" in done.stderr
+    assert "the likeliest operators of this model are GridSample, Softmax" in done.stderr
+    assert rig.names() == []
+    found = rig.finish().report["selftest"]["cases"]
+    assert {"equal-rows", "rows-alone", "rows"} <= {item["case"] for item in found}
+
+
 def test_the_recipe_s_tolerance_judges_the_engine(rig: Rig) -> None:
     """The manifest's is that of the variants for the CPU, whose precision may be another."""
     spoil(rig.bundle, 0, 0.01)

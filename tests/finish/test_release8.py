@@ -10,6 +10,7 @@ import pytest
 from tests.fake_gpu.bundles import FOLDER
 from tests.fake_gpu.rig import Rig
 from tests.finish.outcome import check_served
+from tests.runtime.recipes import OLDER
 
 V8 = {"FAKE_TRT_VERSION": "8.6.0"}
 
@@ -32,6 +33,25 @@ def test_a_bundle_is_finished_and_served(rig8: Rig) -> None:
     assert rig8.calls("set_output_type") == []
     assert rig8.calls("set_preview_feature") == ["set_preview_feature PROFILE_SHARING_0806"]
     check_served(rig8, [3, 20], ("default", "reduce-overhead"))
+
+
+def test_one_bundle_is_for_both_releases(rig: Rig) -> None:
+    rig.bundle.recipe["also"] = [OLDER | {"onnx": "model-8.6.onnx"}]
+    rig.bundle.recipe["tensorrt"] = {"least": "10.3", "below": "10.4"}
+    rig.bundle.set_opset(17)
+    rig.bundle.files[FOLDER + "model-8.6.onnx"] = rig.bundle.files[FOLDER + "model.onnx"]
+    newer = rig.finish().report
+    assert rig.calls("set_flag") == [] and newer["device"]["tensorrt"].startswith("10.3")
+    check_served(rig, [3, 20], ("default",))
+    rig.environment.update(V8)
+    older = rig.finish().report
+    assert older["state"] == "finished" and older["key"] != newer["key"]
+    assert rig.calls("set_flag") == ["set_flag FP16"]
+    assert any("model-8.6.onnx" in line for line in rig.calls("parse_from_file"))
+    check_served(rig, [3, 20], ("default",))
+    done = rig.finish(FAKE_TRT_VERSION="10.7.0")
+    assert done.code == 61
+    assert "for 10.3 and later, below 10.4, or for 8.6 and later, below 8.7" in done.stderr
 
 
 def test_float16_that_is_wrong_is_built_again_with_pins(rig8: Rig) -> None:
@@ -163,7 +183,7 @@ def test_bundles_of_other_releases_are_refused_both_ways(rig: Rig) -> None:
 
 @pytest.mark.parametrize(("value", "fits"), [(2**31 - 1, True), (2**31, False), (-(2**40), False)])
 def test_ids_beyond_int32_are_refused_and_never_wrapped(value: int, fits: bool) -> None:
-    from edgecompile.runtime.errors import InputError
+    from edgecompile.runtime.base.errors import InputError
     from edgecompile.runtime.format.schema import TensorSpec
     from edgecompile.runtime.gpu.program import check_range, list_limits
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgecompile.runtime.start import open_bundle
+from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.hostile.conftest import Toy
 from tests.hostile.toy import WEIGHTS
 

@@ -234,13 +234,13 @@ def compare(first_name: str, first: Answer, name: str, answer: Answer) -> list[s
 
 def build_programs() -> dict[str, Path]:
     """The C loader, plain and with AddressSanitizer and UndefinedBehaviorSanitizer."""
-    from tests.native.host import c_host
+    from tests.native.c_runtime import c_library
 
-    machine = c_host.MACHINES[c_host.NATIVE_ARCH]
-    sources = [c_host.PROGRAMS / "host_cases.c"]
+    machine = c_library.MACHINES[c_library.NATIVE_ARCH]
+    sources = [c_library.PROGRAMS / "host_cases.c"]
     return {
-        "plain": c_host.build(machine, "host_cases", sources),
-        "sanitized": c_host.build(machine, "host_cases", sources, flags=c_host.SANITIZERS),
+        "plain": c_library.build(machine, "host_cases", sources),
+        "sanitized": c_library.build(machine, "host_cases", sources, flags=c_library.SANITIZERS),
     }
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from edgecompile.runtime.base.errors import BundleError, UnsupportedHostError
 from edgecompile.runtime.call.dispatch import Dispatcher
 from edgecompile.runtime.cpu import host as cpu
-from edgecompile.runtime.errors import BundleError, UnsupportedHostError
 from edgecompile.runtime.format.document import Problems
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES
 from edgecompile.runtime.format.weights import MAX_HEADER_BYTES, read_constants
-from edgecompile.runtime.start import open_bundle
+from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.hostile.cases import MANIFEST, Corpus
 from tests.hostile.conftest import Toy
 from tests.hostile.fuzzer import MEMORY_MIB, build_programs

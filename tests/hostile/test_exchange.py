@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from edgecompile.runtime import model as model_module
+from edgecompile.runtime.base.errors import BundleError, DamagedBundleError, NativeError
 from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.cpu import host as cpu
 from edgecompile.runtime.cpu import libraries as libraries_module
 from edgecompile.runtime.cpu import library
 from edgecompile.runtime.cpu import programs as programs_module
 from edgecompile.runtime.cpu.libraries import PinnedLibrary, pin_library
-from edgecompile.runtime.errors import BundleError, DamagedBundleError, NativeError
 from edgecompile.runtime.format import folder as files
 from edgecompile.runtime.format import weights
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.weights import map_weights
-from edgecompile.runtime.start import open_bundle
+from edgecompile.runtime.model import model as model_module
+from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.hostile.conftest import Toy
 from tests.hostile.exchange import after, before, exchange, other_weights, run_once, write_into
 from tests.hostile.fuzzer import build_programs

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.cases import Corpus
-from tests.hostile.fuzzer import CPU_SECONDS, MEMORY_MIB, Report, build_programs, open_fuzzer
+from tests.hostile.fuzzer import CPU_SECONDS, MEMORY_MIB, build_programs, open_fuzzer
 from tests.hostile.loaders import REPOSITORY, Canary, PythonLoader
 from tests.hostile.toy import ToyLibraries
 from tests.hostile.trees import Members, mutate, render, to_tree
 
-QUICK = 250
-MANY = 1000
+COUNT = 1250
 #: What a loader may take beside the arrays of a warm-up.
 ROOM_MIB = 64
 
@@ -132,32 +131,20 @@ def test_a_dead_or_slow_loader_is_a_finding(tmp_path: Path, python: PythonLoader
     assert python.restarts == 1
 
 
-def fuzz(seed: int, count: int) -> Report:
-    with open_fuzzer(seed, build_programs()) as fuzzer:
-        fuzzer.run(range(count))
-    return fuzzer.report
-
-
-def check(report: Report, count: int) -> None:
+@pytest.mark.slow
+def test_hostile_bundles() -> None:
+    with open_fuzzer(1, build_programs()) as fuzzer:
+        fuzzer.run(range(COUNT))
+    report = fuzzer.report
     told = [f"{item.number} ({item.done}): {item.texts}" for item in report.findings]
     assert told == []
     assert report.endings == []
-    assert report.cases == count
+    assert report.cases == COUNT
     # The corpus is neither trivial nor harmless.
-    assert count // 50 < report.accepted < count // 2
+    assert COUNT // 50 < report.accepted < COUNT // 2
     assert {20, 22, 26} <= set(report.codes)
     assert len(report.rules) >= 30
-    assert report.libraries_checked > count
+    assert report.libraries_checked > COUNT
     # A warm-up of huge sizes takes at most one array of half the address space; the next one
     # fails. Nothing else is nearly as large.
     assert report.largest.value < MEMORY_MIB / 2 + ROOM_MIB
-
-
-@pytest.mark.slow
-def test_hostile_bundles() -> None:
-    check(fuzz(1, QUICK), QUICK)
-
-
-@pytest.mark.slow
-def test_many_hostile_bundles() -> None:
-    check(fuzz(2, MANY), MANY)

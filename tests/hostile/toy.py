@@ -24,7 +24,7 @@ NATIVE = REPOSITORY / "edgecompile" / "runtime" / "native"
 
 VARIANT = "toy"
 PROBE = "code/libecprobe.so"
-RUNTIME = "code/toy/libecrt-0.so"
+RUNTIME = "code/toy/libeckernels-0.so"
 PROGRAMS = ("code/toy/bucket-0.so", "code/toy/bucket-1.so")
 WEIGHTS = "weights.fp32"
 

@@ -15,16 +15,15 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.deploy.test_container_image import buildah, choose_storage, need_network
+from tests.hosts.emulation import build_encoder_for_any
 from tests.image.layouts import change_code, contained, document, refusal, unpack, write
-from tests.machines.emulation import build_encoder_for_any
-from tests.needs import lack, need
+from tests.needs import lack, need, need_network
 
 pytestmark = [pytest.mark.slow, pytest.mark.emulated]
 
@@ -173,6 +172,25 @@ def test_arm64_runs_what_is_its_own(pushed: Pushed, tmp_path: Path) -> None:
     ):
         done = subprocess.run([*command, "-c", f"import {module}"], env=variables)
         assert done.returncode == 0, module
+
+
+def buildah(*arguments: str, variables: Mapping[str, str]) -> str:
+    done = subprocess.run(
+        ["buildah", *arguments], env=dict(variables), capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"buildah {arguments}: {done.stderr}"
+    return done.stdout.strip()
+
+
+def choose_storage(folder: Path) -> dict[str, str]:
+    """Variables that keep buildah's images in a folder, layered where this system can do that."""
+    (folder / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/store"\nrunroot = "{folder}/run"\n'
+    )
+    variables = {**os.environ, "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
+    if subprocess.run(["buildah", "info"], env=variables, capture_output=True).returncode != 0:
+        variables["STORAGE_DRIVER"] = "vfs"
+    return variables
 
 
 def test_buildah_takes_it(pushed: Pushed, tmp_path: Path) -> None:

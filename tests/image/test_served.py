@@ -22,9 +22,8 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
-from tests.deploy.test_container_image import need_network
 from tests.image.layouts import append, change_code, contained, unpack, write
-from tests.needs import lack, need
+from tests.needs import lack, need, need_network
 from tests.server.http.asgi import tensor
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.served_traffic import BucketTraffic, merge_traffic
 from edgecompile.lengths.stats_files import read_stats
-from edgecompile.lengths.traffic import BucketTraffic, merge_traffic
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.stats.counters import Stats
 from edgecompile.runtime.stats.file import StatsWriter

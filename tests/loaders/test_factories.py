@@ -21,6 +21,13 @@ def tokens(**more: Any) -> dict[str, Any]:
     return {**tiny_models.token_mlp(), **more}
 
 
+#: Integers in place of token_mlp's vectors.
+IDS = {
+    "inputs": {"x": torch.ones(1, 12, dtype=torch.int64)},
+    "axes": {"x": {0: "batch", 1: "length"}},
+}
+
+
 def test_every_documented_form_gives_the_same_model() -> None:
     made = tiny_models.token_mlp()
     forms = [
@@ -183,7 +190,32 @@ def test_all_mistakes_of_a_factory_are_listed_at_once() -> None:
         ({"inputs": {"x": torch.ones(1, 0, 8)}}, r"shape \[1, 0, 8\]"),
         ({"inputs": {"x": torch.ones(1, 3, 8, dtype=torch.complex64)}}, "complex64"),
         ({"inputs": (torch.ones(1, 3, 8), torch.ones(1))}, "2 example inputs, but forward takes x"),
-        ({"axes": {"x": {1: "a b"}}}, "'a b' isn't a name for an axis"),
+        ({"axes": {"x": {1: "a/b"}}}, r"'a/b' is neither a name for an axis nor a sum such as"),
+        ({"axes": {"x": {0: "2*length", 1: "length"}}}, "2*length is 1 in the example 'x', but"),
+        ({"axes": {"x": {1: "5*length"}}}, r"5\*length is 12 in the examples, for no whole size"),
+        (
+            {"axes": {"x": {1: "3*length"}}, "limits": {"length": (5, 9)}},
+            r"length is 4 in the examples, outside its limits 5\.\.9",
+        ),
+        ({"axes": {"x": {1: "rows+length"}}}, "rows.length gives no size of rows and length: all"),
+        ({"axes": {"x": {0: "length-12", 1: "length"}}}, "length-12 is -11 at the least sizes"),
+        ({**IDS, "bounds": {"x": (0, "width")}}, r"bounds \(0, 'width'\) of 'x' aren't"),
+        ({"bounds": {"x": (0, "length")}}, r"bounds \(0, 'length'\) of 'x' aren't"),
+        ({**IDS, "bounds": {"x": ("length", 99)}}, "outside its bounds length..99"),
+        (
+            {**IDS, "bounds": {"x": (0, "length-3")}},
+            "0..length-3 of 'x' leave no value at some sizes",
+        ),
+        ({"bounds": {"x": (0, "width")}}, r"aren't \(lowest, highest\), numbers of float32\n"),
+        ({"axes": {"x": {1: "a b"}}}, "'a b' is neither a name for an axis nor a sum such as"),
+        ({"axes": {"x": {1: "a" * 101}}}, "a' is neither a name for an axis nor a sum such as"),
+        (
+            {
+                "inputs": {"x": torch.ones(5, 12, 24), "y": torch.ones(25)},
+                "axes": {"x": {1: "length", 2: "2 * length"}, "y": {0: "length+length"}},
+            },
+            r"2\*length is 25 in the example 'y', but follows as 24",
+        ),
         ({"axes": ["x"]}, "axes isn't of the form"),
         ({"axes": {"y": {0: "length"}}}, "axes names the input 'y'"),
         ({"axes": {"x": {0: "rows", 1: "columns"}}}, "length_axis must say which of rows, columns"),
@@ -266,3 +298,13 @@ def test_outputs_of_every_form_get_names(value: Any, names: list[str]) -> None:
 def test_outputs_that_are_no_arrays_are_refused(value: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load_model((_Returns(value), {"x": torch.randn(1, 4, 8)}, {"x": {1: "length"}}))
+
+
+def test_a_cache_among_the_outputs_hints_at_generation() -> None:
+    class TextCache:
+        pass
+
+    value = _Returns(lambda x: {"logits": x, "past": TextCache()})
+    with pytest.raises(ModelError, match="output 'past' is a TextCache") as caught:
+        load_model((value, {"x": torch.randn(1, 4, 8)}, {"x": {1: "length"}}))
+    assert caught.value.hint is not None and '`task="causal-lm"` generates' in caught.value.hint

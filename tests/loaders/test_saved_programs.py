@@ -15,9 +15,12 @@ import torch
 from torch.export import Dim
 
 from edgecompile.errors import ModelError, UsageError
+from edgecompile.export.checks import compare_outputs
 from edgecompile.export.export import export_model
+from edgecompile.export.program import ExportedModel
 from edgecompile.loaders.load import load_model
 from edgecompile.models.specs import AxisLimits
+from edgecompile.runtime.format.sums import size_of
 from tests.factories import tiny_models
 
 
@@ -67,6 +70,55 @@ def test_a_saved_program_is_exported_again_for_a_bucket(saved: Path) -> None:
     assert exported.ranges == {"batch": (1, 1), "length": (5, 20)}
     static = export_model(model, {"length": (16, 16)})
     assert static.static
+
+
+class Pairs(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(1, (-1, 2)).sum(2).cumsum(1)
+
+
+def test_a_size_may_be_a_multiple_of_one_that_no_input_has(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.pt2"
+    shapes = {"x": {1: 2 * Dim("half", min=2, max=20)}}
+    save(path, Pairs(), (), {"x": torch.randn(1, 8, 4)}, dynamic_shapes=shapes)
+    model = load_model(path)
+    assert model.inputs[0].shape == (1, "2*length", 4)
+    assert model.axes == {"length": AxisLimits(2, 20)} and model.length_axis == "length"
+    exported = export_model(model)
+    assert exported.ranges == {"length": (2, 20)}
+    assert exported.outputs[0].shape == (1, "length", 4)
+
+
+class TwoRates(torch.nn.Module):
+    def forward(self, x: torch.Tensor, fast: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+        return x.mean(1) + fast[:, : fast.shape[1] - 3].mean(1) + past.mean(1)
+
+
+def test_sizes_may_follow_from_others(tmp_path: Path) -> None:
+    """As torch writes them: ranges are named by sums of symbols."""
+    length = Dim("length", min=2, max=30)
+    inputs = {"x": torch.randn(1, 6), "fast": torch.randn(1, 13), "past": torch.randn(1, 5)}
+    shapes = {"x": {1: length}, "fast": {1: 2 * length + 1}, "past": {1: length - 1}}
+    path = tmp_path / "rates.pt2"
+    save(path, TwoRates(), (), inputs, dynamic_shapes=shapes)
+    model = load_model(path)
+    sizes = {item.name: item.shape[1] for item in model.inputs}
+    (axis,) = model.axes
+    wanted = {"x": size_of(sizes["x"], {axis: 9})}
+    wanted |= {"fast": 2 * wanted["x"] + 1, "past": wanted["x"] - 1}
+    assert {name: size_of(size, {axis: 9}) for name, size in sizes.items()} == wanted
+    exported = export_model(model, {axis: (4, 20)})
+    exported.save(tmp_path / "exported")
+    again = ExportedModel.load(tmp_path / "exported")
+    example = again.example({axis: 7})
+    assert compare_outputs(again.program.module()(**example), model.run(example)) < 1e-6
+
+    parts = read_parts(path)
+    program = json.loads(parts[MODEL])
+    program["range_constraints"]["f(1)"] = {"min_val": 1, "max_val": 2}
+    parts[MODEL] = json.dumps(program).encode()
+    with pytest.raises(ModelError, match=r"the name 'f\(1\)' isn't plain"):
+        load_model(write_parts(tmp_path / "evil.pt2", parts))
 
 
 def test_tables_give_integer_inputs_their_bounds_and_pad(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from edgecompile.targets.profile import list_variants, load_variant
 from edgecompile.toolchain.compilers import Toolchain, find_toolchain, run_tool
 from edgecompile.toolchain.native import compile_native, native_sources
 from tests.conftest import one_at_a_time
-from tests.native.host.c_host import HostLibrary, build_library
+from tests.native.c_runtime.c_library import CLibrary, build_library
 
 NATIVE = native_sources()
 HERE = Path(__file__).resolve().parent
@@ -180,6 +180,6 @@ def kernels(build_native: Build, march: str) -> ctypes.CDLL:
 
 
 @pytest.fixture(scope="session")
-def library() -> HostLibrary:
-    """The C interface."""
-    return HostLibrary(build_library())
+def library() -> CLibrary:
+    """The C runtime."""
+    return CLibrary(build_library())

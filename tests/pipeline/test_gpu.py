@@ -18,8 +18,9 @@ from onnx import TensorProto, helper
 from edgecompile.cli import cli
 from edgecompile.errors import CompileError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.onnx.memory import MemoryEstimate, estimate_memory, peak_live_bytes
-from edgecompile.pipeline import gpu
+from edgecompile.onnx_files.memory import MemoryEstimate, estimate_memory, peak_live_bytes
+from edgecompile.pipeline import triton_backend
+from edgecompile.pipeline.ahead import NICENESS, compiling_ahead
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run
@@ -27,10 +28,17 @@ from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import NULL_PROGRESS
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.recipe import read_recipe
-from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, TensorSpec, Variant
+from edgecompile.runtime.format.schema import (
+    BucketSpec,
+    Extent,
+    Manifest,
+    TensorSpec,
+    Tolerance,
+    Variant,
+)
 from edgecompile.targets.jetpack import load_jetpack
 from edgecompile.targets.profile import VariantSpec, load_target
-from edgecompile.tensorrt.recipes import make_recipe, require_memory, shape_ranges
+from edgecompile.tensorrt_recipes.recipes import make_recipe, require_memory, shape_ranges
 from tests.needs import need_aarch64_compiler
 
 MIB = 1 << 20
@@ -75,7 +83,12 @@ def test_the_recipe_is_for_the_module_and_its_system(folder: BundleFolder) -> No
     assert gpu is not None
     assert recipe.device.compute_capability == "8.7" and recipe.device.sm_count == 8
     assert recipe.device.memory_bytes == gpu.memory_bytes
-    assert (recipe.jetpack, recipe.least, recipe.below, recipe.opset) == ("6.2", "10.3", "10.4", 20)
+    assert (recipe.jetpack, recipe.least, recipe.below, recipe.opset) == ("6.2", "10.3", "10.4", 17)
+    older = recipe.for_tensorrt("8.6.2")
+    assert (older.jetpack, older.least, older.below, older.opset) == ("6.0", "8.6", "8.7", 17)
+    assert older.onnx == "model-8.6.onnx" and older.weights == recipe.weights
+    assert recipe.float32 is None and older.float32 is not None
+    assert recipe.for_tensorrt("10.3.0") == recipe
     assert recipe.precision == "fp16" and recipe.padding
     scratch = recipe.predicted.scratch_bytes
     assert list(scratch) == sorted(scratch) and scratch[0] > 0
@@ -272,6 +285,7 @@ def test_a_build_that_does_not_fit_is_refused_with_its_numbers(
             tmp_path / "weights.fp16",
             opset=20,
             precision="fp16",
+            tolerance=Tolerance(1e-6, 2e-5),
             padding=True,
         )
     assert "bucket 1" in caught.value.message and "8,192 MiB" in caught.value.message
@@ -283,7 +297,9 @@ def test_what_fits_is_not_refused(folder: BundleFolder, tmp_path: Path) -> None:
 
     def estimate(profiles: int, precision: str, host: int | None = None) -> MemoryEstimate:
         sizes = [{"batch": 1, "length": 1}] * profiles
-        return estimate_memory(tmp_path / "model.onnx", sizes, 100 * MIB, precision, 8 << 30, host)
+        return estimate_memory(
+            {tmp_path / "model.onnx": range(len(sizes))}, sizes, 100 * MIB, precision, 8 << 30, host
+        )
 
     memory = estimate(1, "fp16")
     require_memory(memory, folder.manifest, load_target("jetson-orin-nano"))
@@ -304,7 +320,9 @@ def test_an_engine_whose_profiles_do_not_fit_is_refused(
 
     def estimate(profiles: int) -> MemoryEstimate:
         sizes = [{"batch": 1, "length": 1}] * profiles
-        return estimate_memory(tmp_path / "model.onnx", sizes, 1500 * MIB, "fp16", 8 << 30)
+        return estimate_memory(
+            {tmp_path / "model.onnx": range(len(sizes))}, sizes, 1500 * MIB, "fp16", 8 << 30
+        )
 
     device = load_target("jetson-orin-nano")
     fits, many = estimate(8), estimate(12)
@@ -342,15 +360,15 @@ def test_native_code_is_compiled_beside_the_first_stages(monkeypatch: pytest.Mon
         child = subprocess.run(["nice"], capture_output=True, text=True, check=True)
         begun.append(f"nice {child.stdout.strip()}")
 
-    monkeypatch.setattr(gpu, "build_gpu_runtime", first)
-    monkeypatch.setattr(gpu, "build_runtime", fail)
-    monkeypatch.setattr(gpu, "find_emulator", lambda arch: "qemu")
-    monkeypatch.setattr(gpu, "build_replay", last)
-    monkeypatch.setattr(gpu.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(triton_backend, "build_gpu_runtime", first)
+    monkeypatch.setattr(triton_backend, "build_runtime", fail)
+    monkeypatch.setattr(triton_backend, "find_emulator", lambda arch: "qemu")
+    monkeypatch.setattr(triton_backend, "build_replay", last)
+    monkeypatch.setattr(triton_backend.platform, "machine", lambda: "x86_64")
     run = Run(BuildRequest("model"), load_target("jetson-orin"), NULL_PROGRESS)
-    with gpu._compiling_ahead(run):
+    with compiling_ahead(triton_backend.TritonBackend().ahead(run)):
         all_begun.wait()
         own = os.nice(0)
     # The compilers give way to the stages, whose priority stays.
-    nice = f"nice {min(19, own + gpu._NICENESS)}"
+    nice = f"nice {min(19, own + NICENESS)}"
     assert begun == ["aarch64", nice, "aarch64-dotprod", "replay"]

@@ -255,7 +255,7 @@ def test_torch_leaves_nothing_among_the_temporary_files(tiny_model: Path, tmp_pa
 def test_a_full_disk_is_named_by_where_the_bundle_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / "libecrt.so"
+    source = tmp_path / "libeckernels.so"
     source.write_bytes(b"x" * 2_900_000)
 
     def full(given: Path, target: Path) -> None:
@@ -264,10 +264,10 @@ def test_a_full_disk_is_named_by_where_the_bundle_goes(
     monkeypatch.setattr(shutil, "copyfile", full)
     output = tmp_path / "tiny" / "x.ecb"
     with pytest.raises(DiskFullError) as caught, Staging(output) as claim:
-        BundleWriter(claim).add_file(source, "code/v/libecrt.so")
+        BundleWriter(claim).add_file(source, "code/v/libeckernels.so")
     failure = describe_failure(caught.value)
     assert failure.message.startswith(
-        f"{tmp_path / 'tiny'}: no space left for code/v/libecrt.so of x.ecb (needs 2.90 MB, has "
+        f"{tmp_path / 'tiny'}: no space left for code/v/libeckernels.so of x.ecb (needs 2.90 MB, has "
     )
     assert str(source) not in failure.message and failure.exit_code == 41
 

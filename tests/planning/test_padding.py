@@ -13,11 +13,11 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import PlanError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.joint import JointDistribution
+from edgecompile.planning.length_support import find_length_support
 from edgecompile.planning.padding import require_paddable, with_padding
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import plan_scope
-from edgecompile.planning.serving_modes import find_serving_mode
 from edgecompile.planning.subject import make_subject
 from edgecompile.targets.profile import load_target
 from tests.planning.test_planning import FOREIGN, Mean, Tokens, load
@@ -48,7 +48,7 @@ def test_a_second_axis_is_padded_only_where_that_changes_nothing(tmp_path: Path)
     asked = PlanRequest(joint.marginal("length"), joint, max_length=32)
     for module, modes in ((Tokens(), ("exact", "pad")), (Centred(), ("exact",))):
         model = load(module, **WIDE)
-        form = find_serving_mode(ExportStore(model, tmp_path), asked, plan_scope(model, asked))
+        form = find_length_support(ExportStore(model, tmp_path), asked, plan_scope(model, asked))
         assert form.modes == modes
     assert "batch 1 padded to 8: outputs change" in form.note
     padded = replace(asked, mode="pad")

@@ -19,10 +19,10 @@ from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import PlanError, UsageError
 from edgecompile.export.store import ExportStore, export_bucket
+from edgecompile.hosts.detection import runnable_variants
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.detection import runnable_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning import planning, subject
 from edgecompile.planning.planning import Planned, noise_price, plan_model
@@ -264,7 +264,7 @@ def test_a_quick_program_is_padded_where_none_can_be_dynamic(
 def test_a_plan_that_was_given_is_taken_as_it_is(unmeasured: None, tmp_path: Path) -> None:
     model = load(Tokens())
     one = plan_with(model, tmp_path, "cpu-x86-64", quick=True).plan
-    assert set(one.made_for) == {"structure", "target", "precision", "runtime", "threads"}
+    assert set(one.made_for) == {"structure", "target", "precision", "backend", "threads"}
     curve = CostGrid((CostPoint(1, 1.0, 1.0), CostPoint(32, 2.0, 2.0)), "measured", {})
     two = plan_buckets(
         LENGTHS,
@@ -280,11 +280,11 @@ def test_a_plan_that_was_given_is_taken_as_it_is(unmeasured: None, tmp_path: Pat
     assert planned.scope.traffic == LENGTHS and planned.scope.axes[0][1].hi == 32
     assert set(two.notes) <= set(planned.notes) and two.notes
     assert "nothing was measured for it" in planned.notes[-1]
-    # Costs of another precision, runtime or number of threads aren't this bundle's.
+    # Costs of another precision, backend or number of threads aren't this bundle's.
     for changed, says in (
         ({"precision": Precision("bf16")}, "costs are of precision fp32, so"),
-        ({"runtime": "torch"}, "costs are of runtime native, so"),
-        ({"runtime": "torch", "threads": 1}, "costs are of runtime native, threads all, so"),
+        ({"backend": "torch"}, "costs are of backend cpu, so"),
+        ({"backend": "torch", "threads": 1}, "costs are of backend cpu, threads all, so"),
     ):
         other = plan_with(model, tmp_path, "cpu-x86-64", plan=given, **changed)
         assert other.plan.buckets == given.buckets and other.plan.cost_model is None
@@ -360,3 +360,27 @@ def test_a_padded_plan_needs_a_model_that_bears_it(tmp_path: Path) -> None:
     given = BucketPlan("length", (replace(ONE_EXACT, mode="pad"),))
     with pytest.raises(PlanError, match="can't run in padded buckets"):
         plan_with(load(Mean()), tmp_path, "cpu-x86-64", plan=given)
+
+
+class OddOrEven(Mean):
+    """Another mean at odd lengths."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        vectors = self.table(ids)
+        return vectors.amax(1) if ids.shape[1] % 2 else vectors.mean(1)
+
+
+def test_no_costs_decide_where_the_code_looks_at_remainders(tmp_path: Path) -> None:
+    model = load(OddOrEven())
+    planned = plan_with(model, tmp_path, "jetson-orin-nano")
+    assert [bucket.axes[0][1] for bucket in planned.plan.buckets] == [
+        AxisRange(1, 31, 13, 2),
+        AxisRange(2, 32, 8, 2),
+    ]
+    assert planned.plan.cost_model is None
+    assert any("one exact program for each remainder of the length" in n for n in planned.notes)
+    again = BucketPlan.from_json(planned.plan.to_json())
+    given = plan_with(model, tmp_path, "jetson-orin-nano", plan=again)
+    assert given.plan.buckets == planned.plan.buckets == given.scope.exact_buckets
+    with pytest.raises(PlanError, match=r"`runs`, `buckets` 3: .* needs 2 buckets, whatever"):
+        plan_with(model, tmp_path, "jetson-orin-nano", runs=100, buckets=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import inspect
 import re
@@ -22,9 +23,9 @@ from edgecompile import errors
 from edgecompile.bundle.verify import RUNTIME_COMMAND
 from edgecompile.cli import DEVICE_COMMANDS, cli
 from edgecompile.runtime import __main__ as device
-from edgecompile.runtime import errors as device_errors
-from edgecompile.runtime import model, start
+from edgecompile.runtime.base import errors as device_errors
 from edgecompile.runtime.cpu.loaders import PACKAGES
+from edgecompile.runtime.model import model, open_bundle
 from edgecompile.server import errors as server_errors
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -35,6 +36,17 @@ PAGES = [
     *sorted(DOCS.glob("*.md")),
     REPOSITORY / "edgecompile" / "runtime" / "FORMAT.md",
 ]
+
+#: Also the pages whose blocks aren't commands for users.
+LINKING = [
+    *PAGES,
+    *sorted((DOCS / "benchmarks").glob("*.md")),
+    *(REPOSITORY / name for name in ("CONTRIBUTING.md", "RELEASE.md", "SECURITY.md")),
+]
+#: Folders that pages leave out where they name files of the code.
+ROOTS = (
+    ".", "edgecompile", "edgecompile/runtime", "edgecompile/runtime/native", "edgecompile/backends",
+)  # fmt: skip
 
 
 def page_id(path: Path) -> str:
@@ -88,22 +100,55 @@ def load_script(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_links_lead_to_files(page: Path) -> None:
+@pytest.mark.parametrize("page", LINKING, ids=page_id)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not re.match(r"[a-z]+:", target):
-            assert (page.parent / target.partition("#")[0]).exists(), f"{page.name}: {target}"
+            name, _, anchor = target.partition("#")
+            found = page.parent / name if name else page
+            assert found.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(found), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = (heading.replace("`", "") for heading in re.findall(r"^#+ (.+)$", text, flags=re.M))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=page_id)
 def test_paths_that_are_named_exist(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+    """Folders and files of the repository, and files of the code below the folders in ``ROOTS``."""
+    text = page.read_text(encoding="utf-8").replace("/NAME.", "/*.")  # stands for any name
     for name in re.findall(
         r"`((?:scripts|tests|docs|profiles|edgecompile|docker|examples|benchmarks|\.ci)/[\w./-]*)`",
         text,
     ):
         assert (REPOSITORY / name).exists(), f"{page.name} names {name}"
+    for name in re.findall(r"`([\w-]+(?:/[\w-]+)+\.(?:py|cpp|h|toml))`", text):
+        folders = [REPOSITORY / root for root in ROOTS]
+        if any((folder / name.split("/")[0]).is_dir() for folder in folders):
+            assert any((folder / name).is_file() for folder in folders), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("page", LINKING, ids=page_id)
+def test_commands_within_sentences_exist(page: Path) -> None:
+    """Their names, and the options that stand beside them."""
+    for words in re.findall(r"`edgecompile ([a-z][^`]*)`", page.read_text(encoding="utf-8")):
+        command: click.Command = cli
+        for word in words.split():
+            if not isinstance(command, click.Group):
+                break
+            found = command.get_command(click.Context(cli), word)
+            assert found is not None, f"{page.name}: edgecompile {words}"
+            command = found
+        known = {option for item in command.params for option in item.opts} | {"--help", "--json"}
+        if command.name not in DEVICE_COMMANDS:
+            unknown = {*re.findall(r"(?<!\S)--[\w-]+", words)} - known
+            assert not unknown, f"{page.name}: edgecompile {words}"
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
@@ -126,6 +171,8 @@ def test_commands_and_their_options_exist(page: str, line: str) -> None:
         del words[0]
     if ">" in words:
         words = words[: words.index(">")]
+    if page.startswith(("docs/tutorial", "docs/install")) and not words[0].startswith(KNOWN):
+        return  # test_tutorial.py, test_tutorial_board.py or test_wheels.py runs it
     assert words[0].startswith(KNOWN), f"{page}: nothing checks the command {words[0]}"
     if words[0].startswith("scripts/"):
         assert (REPOSITORY / words[0]).stat().st_mode & 0o100, f"{words[0]} can't be run"
@@ -174,6 +221,17 @@ def test_cli_page_is_what_the_commands_say() -> None:
     assert (DOCS / "cli.md").read_text(encoding="utf-8") == written, "run scripts/write-cli-docs"
 
 
+def test_chart_and_table_of_the_readme_are_those_of_the_record() -> None:
+    script = load_script("write-chart")
+    assert (DOCS / "measured.svg").read_text(encoding="utf-8") == script.render(), (
+        "run scripts/write-chart"
+    )
+    means = {script.NAMES[name]: mean for name, (_, mean) in script.read_means().items()}
+    shown = dict(re.findall(r"^\| ([^|]+) \| ([\d.]+) \|", README.read_text(), re.MULTILINE))
+    for name, mean in means.items():
+        assert float(shown[name]) == round(mean, 1)
+
+
 def all_errors(base: type[errors.EdgecompileError]) -> Iterator[type[errors.EdgecompileError]]:
     yield base
     for child in base.__subclasses__():
@@ -201,12 +259,12 @@ def test_every_error_has_an_exit_code_of_its_own() -> None:
 
 
 def test_arguments_of_open_bundle_are_documented() -> None:
-    parameters = list(inspect.signature(start.open_bundle).parameters)[1:]
+    parameters = list(inspect.signature(open_bundle.open_bundle).parameters)[1:]
     documented = [row[0].strip("`") for row in rows(DOCS / "runtime.md", "argument")]
     assert documented == parameters
     signature = ", ".join(
         f'{name}="{item.default}"' if isinstance(item.default, str) else f"{name}={item.default}"
-        for name, item in inspect.signature(start.open_bundle).parameters.items()
+        for name, item in inspect.signature(open_bundle.open_bundle).parameters.items()
         if item.default is not item.empty
     )
     text = (DOCS / "runtime.md").read_text(encoding="utf-8")

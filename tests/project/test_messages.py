@@ -20,8 +20,14 @@ _COMMAND = re.compile(
     r"\b(edgecompile \w+|bench|info|plan|build|start|install|download)( [A-Z]+| …)?( --[a-z-]+( \w+)?)+"
 )
 _NAMED = re.compile(r"`(\w+)(?:=[^`]*)?`")
-#: Attributes of an error, the key of a profile, and what only `plan` on the command line has.
-_OTHERS = {"__cause__", "details", "tensorrt", "calibration_bundle"}
+#: Attributes of an error, the key of a profile, what only `plan` on the command line has, and an environment variable.
+_OTHERS = {
+    "__cause__",
+    "details",
+    "tensorrt",
+    "calibration_bundle",
+    "EDGECOMPILE_UNTESTED_TORCH",
+}
 
 
 def messages() -> Iterator[tuple[str, str]]:

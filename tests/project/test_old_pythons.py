@@ -53,7 +53,7 @@ def test_the_self_test_passes(pythons: list[Interpreter], tiny_bundle: Path) -> 
     strict = ("-W", "error")
     for python in pythons:
         report = json.loads(python.run(tiny_bundle, "selftest", "--json", options=strict))
-        assert report["ok"] and len(report["cases"]) == 9, python
+        assert report["ok"] and len(report["cases"]) == 18, python
         info = json.loads(python.run(tiny_bundle, "info", "--host", "--json", options=strict))
         assert info["chosen"] == report["variant"], python
         versions = info["host"]["versions"]
@@ -73,4 +73,4 @@ def test_the_oldest_and_the_newest_run_the_example(
 ) -> None:
     program = REPOSITORY / "examples" / "serve.py"
     for python in (pythons[0], pythons[-1]):
-        assert "--connections" in python.run(tiny_bundle, str(program), "--help"), python
+        assert "--host" in python.run(tiny_bundle, str(program), "--help"), python

@@ -159,7 +159,7 @@ def test_wheel_metadata(wheel: Path) -> None:
     plain = {
         requirement.split(";")[0].strip() for requirement in needed if "extra" not in requirement
     }
-    assert "torch==2.13.*" in plain
+    assert "torch>=2.13" in plain, "an upper bound would have pip replace a newer torch"
     assert any(requirement.startswith("numpy") for requirement in plain)
     assert not any(requirement.startswith("transformers") for requirement in plain)
 
@@ -292,7 +292,7 @@ def device(tmp_path: Path) -> Environment:
 def test_runtime_wheel_runs_the_self_test(device: Environment, tiny_bundle: Path) -> None:
     command = (device.python, "-m", "edgecompile.runtime")
     report = json.loads(run(*command, "selftest", tiny_bundle, "--json", cwd=device.folder))
-    assert report["ok"] and len(report["cases"]) == 9
+    assert report["ok"] and len(report["cases"]) == 18
     assert not {"torch", "click", "elftools"} & set(report["imported"])
     info = json.loads(run(*command, "info", tiny_bundle, "--host", "--json", cwd=device.folder))
     assert info["chosen"] == report["variant"]

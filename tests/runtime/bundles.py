@@ -69,7 +69,7 @@ DOCUMENT: dict[str, Any] = {
             "backend": "aoti-cpu",
             "requires": ["avx2", "fma"],
             "glibc": "2.28",
-            "runtime": "code/x86-64-v3/libecrt-0.so",
+            "runtime": "code/x86-64-v3/libeckernels-0.so",
             "programs": ["code/x86-64-v3/bucket-0.so", "code/x86-64-v3/bucket-1.so"],
             "rank": 30,
         }
@@ -217,7 +217,7 @@ class DummyBundle:
         self.files = {
             "weights.fp32": make_weights(),
             "code/x86-64/libecprobe.so": b"no probe",
-            "code/x86-64-v3/libecrt-0.so": b"no runtime",
+            "code/x86-64-v3/libeckernels-0.so": b"no runtime",
             "code/x86-64-v3/bucket-0.so": b"no program 0",
             "code/x86-64-v3/bucket-1.so": b"no program 1",
             "reports/plan.json": b"{}",
@@ -232,32 +232,6 @@ class DummyBundle:
         self.files["code/jetson-orin/weights.fp16"] = make_weights()
         self.put_recipe(RECIPE)
         return copy.deepcopy(RECIPE)
-
-    def add_engine(self, recipe: dict[str, Any], data: bytes = b"no engine") -> None:
-        """Gives the recipe an engine that comes along: one profile, its outputs named by number."""
-        name = "engine-0.plan"
-        self.files["code/jetson-orin/" + name] = data
-        recipe["engine"] = {
-            "file": name,
-            "made_by": "a test",
-            "device": {
-                "model": "",
-                "l4t": "",
-                "name": "FAKE H1",
-                "compute_capability": "9.0",
-                "sm_count": 132,
-                "integrated": False,
-                "driver": "13.0",
-                "tensorrt": "10.16.1",
-            },
-            "profile_of": [0 for _ in recipe["profiles"]],
-            "tensors": {
-                "input_ids": "input_ids",
-                "attention_mask": "attention_mask",
-                "embedding": "output0",
-                "states": "output1",
-            },
-        }
 
     def put_recipe(self, recipe: dict[str, Any]) -> None:
         """Replaces the recipe of that variant."""

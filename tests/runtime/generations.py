@@ -65,8 +65,8 @@ def make_generative(bundle: DummyBundle) -> None:
     put_generations(bundle, {"cases": [{"prompt": [1, 5], "tokens": [7, 8]}]})
 
 
-def put_golden_runs(bundle: DummyBundle, **beside: np.ndarray) -> None:
-    """A golden run for each bucket of the generative bundle, with further inputs."""
+def put_golden_runs(bundle: DummyBundle, **beside: np.ndarray | None) -> None:
+    """A golden run for each bucket of the generative bundle, with further inputs; without those of None."""
     for index, length in ((0, 1), (1, 5)):
         inputs = {
             "input_ids": np.ones((1, length), np.int64),
@@ -76,8 +76,36 @@ def put_golden_runs(bundle: DummyBundle, **beside: np.ndarray) -> None:
             "value": np.zeros((40, 2, 4), np.float32),
             **beside,
         }
+        inputs = {name: array for name, array in inputs.items() if array is not None}
         outputs = {"logits": np.zeros((1, 100), np.float32)}
         bundle.files[f"golden/{index}-hint.npz"] = write_case(inputs, outputs)
+
+
+STATE: dict[str, Any] = {
+    "name": "state", "dtype": "float32", "shape": [4, 5], "pad": None, "bounds": None,
+}  # fmt: skip
+
+
+def make_recurrent(bundle: DummyBundle) -> None:
+    """Turns the dummy bundle into that of a model with a state of a fixed size beside its caches."""
+    make_generative(bundle)
+    document = bundle.document
+    document["inputs"].append(copy.deepcopy(STATE))
+    document["generation"]["kind"] = "recurrent-lm"
+    document["generation"]["caches"].append("state")
+    put_golden_runs(bundle, state=np.zeros((4, 5), np.float32))
+
+
+def make_states_alone(bundle: DummyBundle) -> None:
+    """Turns the dummy bundle into that of a model without a cache that grows."""
+    make_recurrent(bundle)
+    document = bundle.document
+    document["inputs"] = [item for item in document["inputs"] if "context" not in item["shape"]]
+    del document["axes"]["context"]
+    for item in document["buckets"]:
+        del item["axes"]["context"]
+    document["generation"].update(caches=["state"], context_axis=None)
+    put_golden_runs(bundle, state=np.zeros((4, 5), np.float32), key=None, value=None)
 
 
 CROSS: list[dict[str, Any]] = [
@@ -138,7 +166,7 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("key-type", "generation.defaults.top_p", None, "defaults.top_p: must be a number, not null"),
     ("list-size", "generation.caches", [], "generation.caches: has 0 entries"),
     ("list-size", "generation.eos", [1] * 65, "has 65 entries, must have 0 to 64"),
-    ("generation-kind", "generation.kind", "seq2seq-lm", "'seq2seq-lm' is neither causal"),
+    ("generation-kind", "generation.kind", "seq2seq-lm", "'seq2seq-lm' is none of causal"),
     ("generation-default", "generation.defaults.temperature", -0.5, "-0.5 makes no sense"),
     ("generation-default", "generation.defaults.top_k", -1, "-1 isn't within 0..2147483647"),
     ("generation-default", "generation.defaults.top_p", 0, "defaults.top_p: 0 makes no sense"),
@@ -188,6 +216,34 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("generation-buckets", "buckets.1.pad_axes", ["length", "context"], "pads the context"),
 ]
 
+#: The same of a bundle with a state of a fixed size.
+HOSTILE_STATES: list[tuple[str, str, Any, str]] = [
+    ("generation-states", "inputs.5.shape", ["context", 4], "all have the context's axis"),
+    ("generation-shape", "generation.kind", "causal-lm", "'state' must be float32[context, 5]"),
+    ("generation-shape", "generation.context_axis", None, "'key' must be float32 of fixed sizes"),
+    ("generation-shape", "inputs.5.dtype", "float64", "'state' must be float32 of fixed sizes"),
+    ("generation-shape", "inputs.5.shape", [], "'state' must be float32 of fixed sizes"),
+    ("generation-shape", "inputs.5.shape", [4, "context"], "'state' must be float32 of fixed"),
+    ("generation-shape", "inputs.3.shape", ["context"], "'key' must have the context's axis first"),
+    ("generation-inputs", "generation.caches.2", "states", "'states' isn't an input"),
+]
+
+#: The same of a bundle without a cache that grows.
+HOSTILE_STATES_ALONE: list[tuple[str, str, Any, str]] = [
+    ("key-missing", "generation.context_axis", DELETE, "generation.context_axis: is required"),
+    ("key-type", "generation.kind", "causal-lm", "context_axis: must be a string, not null"),
+    ("generation-axes", "generation.context_axis", "context", "'context' isn't another one"),
+    ("generation-axes", "generation.max_context", 0, "is 0, must be 1 to 2147483647"),
+    ("generation-axes", "generation.max_context", 2**31, "is 2147483648, must be 1 to"),
+    ("generation-buckets", "generation.max_context", 15, "a run can have 16 tokens, a text 15"),
+    (
+        "generation-buckets",
+        "buckets.0",
+        {"mode": "pad", "axes": {"length": {"lo": 1, "hi": 16, "hint": 16}}},
+        "no bucket takes one token",
+    ),
+]
+
 #: The same of a bundle behind an encoder.
 HOSTILE_SOURCES: list[tuple[str, str, Any, str]] = [
     *[("key-missing", f"generation.{key}", DELETE, f"generation.{key}") for key in SOURCE],
@@ -208,7 +264,8 @@ HOSTILE_SOURCES: list[tuple[str, str, Any, str]] = [
     ("generation-shape", "inputs.5.dtype", "float64", "must be float32[source, 2, 3]"),
     ("generation-shape", "inputs.6.shape", [8, 2, 3], "must be float32[source, 2, 3]"),
     ("generation-shape", "inputs.6.shape", ["source", "source"], "fixed sizes behind it"),
-    ("generation-shape", "inputs.5.shape", ["context", 2, 3], "can't have the axis 'context'"),
+    ("generation-shape", "inputs.5.shape", ["context", 2, 3], "can't have the size 'context'"),
+    ("generation-shape", "inputs.5.shape", ["2*source", 2, 3], "can't have the size '2*source'"),
     ("generation-buckets", "buckets.1.axes.source.lo", 2, "bucket 1 doesn't take every source"),
     ("generation-buckets", "buckets.1.pad_axes", ["length", "source"], "pads the source"),
 ]

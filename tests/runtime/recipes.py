@@ -6,6 +6,19 @@ from typing import Any
 
 from tests.runtime.bundles import DELETE
 
+#: A form for another TensorRT.
+OLDER: dict[str, Any] = {
+    "onnx": "model.onnx",
+    "opset": 17,
+    "strongly_typed": False,
+    "float32": ["sum"],
+    "jetpack": "6.0",
+    "tensorrt": {"least": "8.6", "below": "8.7"},
+}
+
+#: A graph for some of the buckets.
+SIDE: dict[str, Any] = {key: OLDER[key] for key in ("onnx", "opset", "strongly_typed", "float32")}
+
 #: (rule, key path, value that breaks the rule, text of the error). DELETE removes.
 HOSTILE_RECIPES: list[tuple[str, str, Any, str]] = [
     ("key-missing", "recipe_version", DELETE, "recipe_version: is required"),
@@ -55,6 +68,9 @@ HOSTILE_RECIPES: list[tuple[str, str, Any, str]] = [
     ("recipe-typed", "strongly_typed", False, "strongly_typed: must be true, or false and"),
     ("recipe-typed", "float32", ["scores"], "strongly_typed: must be true, or false and"),
     ("key-type", "float32", "scores", "float32: must be a list"),
+    ("recipe-sides", "sides", [{**SIDE, "buckets": [0, 1]}], "no bucket is left"),
+    ("recipe-sides", "sides", [{**SIDE, "buckets": [2]}], "must ascend, below 2"),
+    ("recipe-sides", "sides", [{**SIDE, "buckets": [1, 1]}], "must ascend, below 2"),
     ("recipe-versions", "jetpack", "6", "jetpack: '6' must look like 10.3"),
     ("recipe-versions", "tensorrt.least", "10.3.0", "tensorrt.least: '10.3.0'"),
     ("recipe-versions", "tensorrt.below", "10.3", "at least 10.3 and below 10.3"),
@@ -95,35 +111,28 @@ HOSTILE_RECIPES: list[tuple[str, str, Any, str]] = [
     ("recipe-profile", "profiles.0.input_ids.max.1", 31, "from at most 1 to at least 32"),
     ("recipe-profile", "profiles.0.input_ids.max.1", 2**31, "dimension 1: 1, 16, 2147483648"),
     ("recipe-profile", "profiles.1.input_ids.max.1", 63, "from at most 64 to at least 64"),
-]
-
-#: Likewise, of a recipe with the entry ``engine``; the key paths begin below it.
-HOSTILE_ENGINES: list[tuple[str, str, Any, str]] = [
-    ("key-missing", "file", DELETE, "engine.file: is required"),
-    ("key-missing", "made_by", DELETE, "engine.made_by: is required"),
-    ("key-missing", "device", DELETE, "engine.device: is required"),
-    ("key-missing", "device.tensorrt", DELETE, "engine.device.tensorrt: is required"),
-    ("key-missing", "profile_of", DELETE, "engine.profile_of: is required"),
-    ("key-missing", "tensors", DELETE, "engine.tensors: is required"),
-    ("key-type", "file", 1, "engine.file: must be a string, not integer"),
-    ("key-type", "device", "Orin", "engine.device: must be an object"),
-    ("key-type", "device.sm_count", "8", "engine.device.sm_count: must be an integer"),
-    ("key-type", "device.integrated", 1, "engine.device.integrated: must be true or false"),
-    ("key-type", "profile_of.0", 0.0, "engine.profile_of[0]: must be an integer"),
-    ("key-type", "tensors.embedding", None, "engine.tensors.embedding: must be a string, not null"),
-    ("list-size", "profile_of", [], "engine.profile_of: has 0 entries, must have 1 to 256"),
-    ("recipe-files", "file", "../engine.plan", "engine.file: '../engine.plan' isn't the bare name"),
-    ("recipe-files", "file", "/etc/passwd", "engine.file: '/etc/passwd' isn't the bare name"),
-    ("recipe-files", "file", "other.plan", "'code/jetson-orin/other.plan' isn't listed"),
-    ("recipe-engine", "made_by", "", "engine.made_by: '' must be 1 to 200 printable"),
-    ("recipe-engine", "made_by", "tool\x1b[2J", "engine.made_by"),
-    ("recipe-engine", "device.name", "x" * 201, "engine.device.name"),
-    ("recipe-engine", "device.sm_count", 0, "engine.device.sm_count: 0 isn't within 1..4096"),
-    ("recipe-engine", "profile_of", [0], "engine.profile_of: 1 profiles for 2 buckets"),
-    ("recipe-engine", "profile_of.1", 2, "engine.profile_of: 2 isn't within 0..1"),
-    ("recipe-engine", "profile_of.0", -1, "engine.profile_of: -1 isn't within 0..1"),
-    ("recipe-engine", "tensors.embedding", DELETE, "engine.tensors: has attention_mask, input_ids"),
-    ("recipe-engine", "tensors.other", "x", "input_ids, other, states, must have input_ids"),
-    ("recipe-engine", "tensors.embedding", "output1", "engine.tensors: two have the same name"),
-    ("recipe-engine", "tensors.embedding", "", "engine.tensors.embedding: '' must be"),
+    ("list-size", "also", [], "also: has 0 entries, must have 1 to 8"),
+    ("key-type", "also", {}, "also: must be a list"),
+    ("key-missing", "also", [{}], "also[0].onnx: is required"),
+    (
+        "recipe-files",
+        "also",
+        [{**OLDER, "onnx": "../m"}],
+        "also[0].onnx: '../m' isn't the bare name",
+    ),
+    ("recipe-files", "also", [{**OLDER, "onnx": "other"}], "'code/jetson-orin/other' isn't listed"),
+    (
+        "recipe-typed",
+        "also",
+        [{**OLDER, "strongly_typed": True}],
+        "also[0].strongly_typed: must be",
+    ),
+    ("recipe-range", "also", [{**OLDER, "opset": 8}], "also[0].opset: 8 isn't within 9..99"),
+    ("recipe-versions", "also", [{**OLDER, "jetpack": "6"}], "also[0].jetpack: '6' must look like"),
+    (
+        "recipe-versions",
+        "also",
+        [{**OLDER, "tensorrt": {"least": "8.7", "below": "8.6"}}],
+        "at least 8.7 and below 8.6",
+    ),
 ]

@@ -10,7 +10,7 @@ from edgecompile.runtime import open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import BucketSpec, Extent
-from tests.runtime.test_model import assert_agree
+from tests.runtime.model.test_model import assert_agree
 
 
 def test_padding_agrees_with_exact(native_copy: Path, native_bundle: str) -> None:

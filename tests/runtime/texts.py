@@ -34,6 +34,10 @@ def add_texts(bundle: DummyBundle, tokenizer: bytes = b"{}") -> None:
     bundle.document["labels"] = copy.deepcopy(LABELS)
 
 
+#: The ids and the mask have a size that follows from another input's.
+TIED: list[dict[str, Any]] = [
+    {**item, "shape": ["batch", "batch+2"]} for item in DOCUMENT["inputs"]
+] + [{"name": "x", "dtype": "int64", "shape": ["length"], "pad": 0, "bounds": None}]
 HUGE = {"size": (64 << 20) + 1, "sha256": "0" * 64}
 #: rule, where, what, part of the message.
 HOSTILE_TEXTS: list[tuple[str, str, Any, str]] = [
@@ -60,6 +64,7 @@ HOSTILE_TEXTS: list[tuple[str, str, Any, str]] = [
     ("text-inputs", "inputs.1.dtype", "float32", "signed integers with two dimensions"),
     ("text-inputs", "inputs.1.shape", ["batch", "length", 1], "with two dimensions"),
     ("text-inputs", "inputs.1.shape", ["batch", 64], "they must have one shape"),
+    ("text-inputs", "inputs", TIED, "axes or fixed sizes as dimensions, no sums"),
     ("text-length", "text.max_length", 65, "65 isn't within 1..64"),
     ("text-length", "text.max_length", 0, "0 isn't within 1..64"),
     ("text-pad", "text.pad_id", 100, "100 isn't a value of 'input_ids'"),

@@ -113,9 +113,9 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 #: Statistics are written 20 times in a second.
 OFTEN = """
-from edgecompile.server.schedule.traffic import Traffic
-schedule = Traffic.schedule
-Traffic.schedule = lambda self, path, every: schedule(self, path, 0.05)
+from edgecompile.server.schedule.request_counts import RequestCounts
+schedule = RequestCounts.schedule
+RequestCounts.schedule = lambda self, path, every: schedule(self, path, 0.05)
 """
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import Model, open_bundle
-from edgecompile.runtime.errors import NativeError
+from edgecompile.runtime.base.errors import NativeError
 from edgecompile.server.http.app import App
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Settings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.errors import TargetError
-from edgecompile.onnx.operators import known_releases
+from edgecompile.onnx_files.operators import known_releases
 from edgecompile.planning.costs.gpu_roofline import (
     LAUNCH_US,
     MLPERF_RECORD,
@@ -19,7 +19,7 @@ from edgecompile.planning.costs.gpu_roofline import (
 )
 from edgecompile.planning.costs.roofline import Efficiency
 from edgecompile.targets.gpu import GpuSpec
-from edgecompile.targets.jetpack import list_jetpacks, load_jetpack
+from edgecompile.targets.jetpack import find_older, list_jetpacks, load_jetpack
 from edgecompile.targets.profile import TargetProfile, list_targets, load_target
 from tests.planning.costs.test_roofline import MINILM
 
@@ -117,6 +117,11 @@ def test_releases_say_what_may_finish_a_bundle() -> None:
 def test_every_release_that_may_finish_is_compared() -> None:
     known = ("10.3", "10.7", "10.16", "11.4", "11.6")
     assert load_jetpack("6.0").releases(("8.5", "8.6", *known)) == ("8.6",)
+    profile = load_target("jetson-orin")
+    older = find_older(profile, load_jetpack("6.2"))
+    assert older is not None and older.name == "6.0" and "8.6.0" in older.ran
+    assert find_older(profile, load_jetpack("6.0")) is None
+    assert find_older(profile, load_jetpack("7.2")) is None
     assert load_jetpack("6.2").releases(known) == ("10.3",)
     assert load_jetpack("7.2").releases(known) == ("10.16", "11.4")
 

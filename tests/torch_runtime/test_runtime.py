@@ -1,4 +1,4 @@
-"""``--runtime torch``: built, verified and run by torch; refused by name where that can't be."""
+"""``--backend torch``: built, verified and run by torch; refused by name where that can't be."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from edgecompile.backends.torch_calls import list_calls
+from edgecompile.backends.torch.calls import list_calls
 from edgecompile.cli import cli
 from edgecompile.errors import (
     CompileError,
@@ -33,8 +33,8 @@ from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime.cpu import loaders
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import TORCH, Manifest
-from edgecompile.runtime.model import Model
-from edgecompile.runtime.start import open_bundle
+from edgecompile.runtime.model.model import Model
+from edgecompile.runtime.model.open_bundle import open_bundle
 from edgecompile.targets.profile import load_target
 from tests.conftest import FACTORIES, one_at_a_time
 from tests.factories.tiny_models import masked_mlp
@@ -55,7 +55,7 @@ def spectral(shared_folder: Path) -> Path:
                     model=f"{FACTORIES}/torch_models.py:spectral",
                     target="cpu-x86-64-v3",
                     plan=PlanRequest(
-                        lengths, buckets=1, mode="exact", max_length=24, runtime=TORCH
+                        lengths, buckets=1, mode="exact", max_length=24, backend=TORCH
                     ),
                     output=output,
                 )
@@ -74,7 +74,7 @@ def plain(shared_folder: Path) -> Path:
             lengths.write_text("3\n4\n9\n")
             model = f"{FACTORIES}/tiny_models.py:masked_mlp"
             options = ["--buckets", "1", "--mode", "exact", "--target", "cpu-x86-64-v3"]
-            command = ["build", model, "--lengths", str(lengths), "--runtime", "torch", *options]
+            command = ["build", model, "--lengths", str(lengths), "--backend", "torch", *options]
             done = CliRunner().invoke(cli, [*command, "--output", str(output)])
             assert done.exit_code == 0, done.output
     return output
@@ -314,25 +314,25 @@ def test_a_program_that_can_t_be_opened_is_given_back(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "runtime, target, precision, words",
+    "backend, target, precision, words",
     [
-        ("jax", "cpu-x86-64", "fp32", "`runtime` is 'jax'"),
+        ("jax", "cpu-x86-64", "fp32", "`backend` is 'jax'"),
         (
             "torch",
             "jetson-orin-nano",
             "fp16",
-            "jetson-orin-nano does not support (--|`)runtime`? torch",
+            "jetson-orin-nano does not support (--|`)backend`? torch",
         ),
         ("torch", "cpu-x86-64", "int8", "does not support (--|`)precision`? int8"),
     ],
 )
 def test_what_torch_doesn_t_go_with(
-    runtime: str, target: str, precision: str, words: str, tmp_path: Path
+    backend: str, target: str, precision: str, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        PlanRequest(None, precision=precision, runtime=runtime).check_target(load_target(target))
+        PlanRequest(None, precision=precision, backend=backend).check_target(load_target(target))
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("3\n")
-    command = ["build", "x.py:y", "--lengths", str(lengths), "--runtime", runtime]
+    command = ["build", "x.py:y", "--lengths", str(lengths), "--backend", backend]
     done = CliRunner().invoke(cli, [*command, "--target", target, "--precision", precision])
     assert done.exit_code == 2, done.output

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgecompile.machines.cluster import open_cluster
+from edgecompile.hosts.cluster import open_cluster
 
 __all__ = ["Child", "Limits", "run_children", "run_there"]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edgecompile.loaders.factory_specs import ModelSpec
+from tests.factories.outliers import add_outliers
 
 __all__ = ["LONGEST", "Entry", "seeded", "shake"]
 
@@ -33,12 +34,22 @@ class Entry:
     sources: Sequence[str] = ()
 
 
-def seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    """The module with weights drawn from a fixed seed; torch's own random state stays as it was."""
+def seeded(
+    build: Callable[[], nn.Module], *, outliers: Mapping[str, Tensor] | None = None
+) -> nn.Module:
+    """The module with weights drawn from a fixed seed; torch's own random state stays as it was.
+
+    Args:
+        build: Makes it.
+        outliers: Inputs of a model of tokens, whose residual stream gets large channels
+            (:func:`add_outliers`); None: it gets none.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(3)
         module = build().eval()
         shake(module)
+        if outliers is not None:
+            add_outliers(module, outliers)
     return module
 
 

@@ -43,6 +43,12 @@ _GPT2 = {
     "n_positions": POSITIONS,
     **_TOKENS,
 }
+_MAMBA = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    **_TOKENS,
+}
 _WITHOUT_MLP = {name: value for name, value in _USUAL.items() if name != "intermediate_size"}
 
 
@@ -201,6 +207,170 @@ FAMILIES: Mapping[str, Family] = {
         },
         "ALiBi, sized by what is in the cache",
     ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
+        {**_SHARED, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        "a short convolution before attention",
+    ),
+    "mamba2": Family(
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        {**_MAMBA, "state_size": 8, "n_groups": 2, "num_heads": 8, "head_dim": 8, "chunk_size": 16},
+        "states alone, no attention",
+    ),
+    "falcon_h1": Family(
+        "FalconH1ForCausalLM",
+        "FalconH1Config",
+        {
+            **_SHARED,
+            "head_dim": 8,
+            "mamba_d_ssm": 32,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 8,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 16,
+        },
+        "Mamba-2 beside attention in each layer",
+    ),
+    "granitemoehybrid": Family(
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            **_SHARED,
+            "layer_types": ["mamba", "attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 8,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 16,
+        },
+        "layers of Mamba-2, a mixture of experts",
+    ),
+    "qwen3_5": Family(
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5TextConfig",
+        {
+            **_SHARED,
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+        "the gated delta rule before attention",
+    ),
+    "qwen3_next": Family(
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
+        {
+            **_SHARED,
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        "the gated delta rule, a mixture of experts",
+    ),
+    "kimi_linear": Family(
+        "KimiLinearForCausalLM",
+        "KimiLinearConfig",
+        {
+            **_USUAL,
+            "num_key_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_heads": 4,
+            "linear_head_dim": 8,
+            "q_lora_rank": None,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+            "first_k_dense_replace": 2,
+        },
+        "the delta rule with a decay for each key, latent attention",
+    ),
+    "nemotron_h": Family(
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            **_SHARED,
+            "layers_block_type": ["mamba", "attention"],
+            "head_dim": 8,
+            "ssm_state_size": 8,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "chunk_size": 16,
+        },
+        "Mamba-2, whose single steps differ from its prompts",
+    ),
+    "mamba": Family(
+        "MambaForCausalLM",
+        "MambaConfig",
+        {**_MAMBA, "state_size": 8, "tie_word_embeddings": False},
+        "Mamba-1 alone",
+    ),
+    "jamba": Family(
+        "JambaForCausalLM",
+        "JambaConfig",
+        {
+            **_SHARED,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": False,
+        },
+        "Mamba-1 before attention",
+    ),
+    "gemma3n": Family(
+        "Gemma3nForCausalLM",
+        "Gemma3nTextConfig",
+        {
+            **_SHARED,
+            "num_hidden_layers": 4,
+            "intermediate_size": [64] * 4,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.9, 0.0, 0.9, 0.0],
+        },
+        "layers that read the keys of others, embeddings of each layer",
+    ),
+    "gemma4": Family(
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            **_SHARED,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCABULARY,
+        },
+        "head widths of each layer, layers that read the keys of others",
+    ),
 }
 
 
@@ -273,6 +443,8 @@ def make_family(name: str) -> Any:
     import torch
     import transformers
 
+    from tests.factories.outliers import add_outliers
+
     family = {**FAMILIES, **SOURCES}[name]
     config = getattr(transformers, family.config)(**family.settings)
     with torch.random.fork_rng():
@@ -284,6 +456,7 @@ def make_family(name: str) -> Any:
                     parameter.normal_(0, _spread(name, path))
                 else:
                     parameter.add_(torch.randn_like(parameter) * 0.05)
+        add_outliers(model)
     model.generation_config.update(**family.generation)
     return model
 
@@ -334,11 +507,12 @@ def build_family(
     """
     from edgecompile.buckets.ranges import AxisRange, Bucket
 
-    limits = loaded.axes["context"]
-    context = ("context", AxisRange(limits.lo, limits.hi, limits.lo))
+    # A model with nothing but states of a fixed size has no such axis.
+    limits = loaded.axes.get("context")
+    context = [("context", AxisRange(limits.lo, limits.hi, limits.lo))] if limits else []
 
     def bucket(mode: Any, lo: int, hi: int) -> Bucket:
-        return Bucket(mode, (("length", AxisRange(lo, hi, hi)), context))
+        return Bucket(mode, (("length", AxisRange(lo, hi, hi)), *context))
 
     prompts = [bucket("exact", 2, LONGEST_RUN)]
     if padded:

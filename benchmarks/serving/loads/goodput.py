@@ -37,7 +37,7 @@ from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.server.schedule.costs import CostTable, read_costs, read_document
 from edgecompile.server.schedule.jobs import Job, Run
 from edgecompile.server.schedule.queue import Queue
-from edgecompile.server.schedule.simulate import Request, draw_trace, make_queue, simulate
+from edgecompile.server.schedule.simulate import Arrival, draw_trace, make_queue, simulate
 
 #: Of the simulated runs' times, as in the tests: sigma of a lognormal number.
 NOISE = 0.2
@@ -47,10 +47,11 @@ SIMULATED = 10.0
 
 @contextlib.contextmanager
 def serving(
-    bundle: str, costs: str | None, code: str | None, options: argparse.Namespace
+    bundle: str, costs: str | None, code: str | None, options: argparse.Namespace, *more: str
 ) -> Iterator[tuple[int, int]]:
-    """The port of a server, and the number of its worker's process."""
-    words = ["--costs", os.path.abspath(costs)] if costs else []
+    """The port of a server with the options ``more``, and the number of its worker's process."""
+    words = [*more]
+    words += ["--costs", os.path.abspath(costs)] if costs else []
     words += ["--threads", str(options.threads)] if options.threads else []
     paths = filter(None, [code, os.environ.get("PYTHONPATH")])
     with running(
@@ -160,7 +161,7 @@ def predict(
         dues = draw_times(shape, most * load, SIMULATED, seed=7)
         # Of one seed, long gaps would come before long texts.
         drawn = draw_trace(lengths, len(dues), seed=8)
-        trace = [Request(at, item.length) for at, item in zip(dues, drawn, strict=True)]
+        trace = [Arrival(at, item.length) for at, item in zip(dues, drawn, strict=True)]
         # Without deadlines our rule is one of those that know none.
         policy = "patient" if options.patient else "by-cost"
         outcome = simulate(trace, queue(), cpus, policy=policy, slo=options.slo, noise=NOISE)

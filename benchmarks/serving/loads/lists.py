@@ -121,7 +121,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for turn in range(options.rounds):
         for code in options.code:
-            with serving(options.bundle, options.costs, code, options) as (port, _):
+            # Versions from before the option take ids without it.
+            arguments = Path(code, "edgecompile/server/process/arguments.py").read_text()
+            more = ["--token-ids"] if "--token-ids" in arguments else []
+            with serving(options.bundle, options.costs, code, options, *more) as (port, _):
                 for words in options.lists:
                     clients, _, size = words.partition("x")
                     lists = int(clients), int(size or 0)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from edgecompile.server.schedule.compose import composed_seconds
 from edgecompile.server.schedule.costs import CostTable
-from edgecompile.server.schedule.simulate import Request
+from edgecompile.server.schedule.simulate import Arrival
 
 
-def offline_seconds(trace: Sequence[Request], costs: CostTable, cpus: int) -> float:
+def offline_seconds(trace: Sequence[Arrival], costs: CostTable, cpus: int) -> float:
     """A bound on every schedule that knows all requests beforehand: the best batches of all of them,
     on as many parts of the CPUs as fit, all busy to the end."""
     lengths = sorted(request.length for request in trace)

@@ -34,7 +34,7 @@ from edgecompile.server.schedule.costs import CostTable, read_costs
 from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.schedule.simulate import (
     POLICIES,
-    Request,
+    Arrival,
     draw_trace,
     make_queue,
     simulate,
@@ -170,7 +170,7 @@ class Bench:
         short = {"refused": 0, "expired": 0}
         lengths_refused: list[int] = []
 
-        async def one(index: int, item: Request) -> None:
+        async def one(index: int, item: Arrival) -> None:
             nonlocal refused
             try:
                 answer = await scheduler.submit(

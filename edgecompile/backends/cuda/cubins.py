@@ -1,4 +1,4 @@
-"""PTX to code for certain GPUs, by ptxas, which runs on any host; and the audit of what comes out."""
+"""PTX to code for certain GPUs, by ptxas, which runs on any host; and the audit of the result."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.audit.judge import AuditVerdict, Finding
-from edgecompile.backends.cuda.code import Kernel
-from edgecompile.backends.cuda.installed import find_ptxas, run_assembler
+from edgecompile.backends.cuda.requirements import find_ptxas, run_assembler
+from edgecompile.backends.cuda.source import Kernel
 from edgecompile.errors import CompileError, ToolchainError
 from edgecompile.files import plain_fields
 from edgecompile.targets.gpu import GpuFacts
@@ -50,7 +50,7 @@ class Image:
     Attributes:
         arch: such as 87.
         code: a cubin.
-        registers: of a thread.
+        registers: the registers of a thread.
         spilled: bytes that a thread stores to and loads from local memory for want of registers.
         static_shared: bytes of shared memory beside what the launch asks for.
     """
@@ -67,9 +67,9 @@ class Assembled:
     """A kernel in every form that is shipped.
 
     Attributes:
-        kernel: what it was made from.
-        images: for the architectures that were asked for.
-        ptx: for later ones; None where the code is for one architecture alone.
+        kernel: the kernel that it was made from.
+        images: the images for the architectures that were asked for.
+        ptx: the PTX for later ones; None where the code is for one architecture alone.
         ptx_arch: the least architecture for it.
     """
 
@@ -121,7 +121,7 @@ def assemble(
     """Assembles kernels for architectures.
 
     Args:
-        kernels: from Inductor.
+        kernels: the kernels from Inductor.
         archs: such as 87; none older than what the PTX is for.
         ptxas: the assembler.
         ptx: whether to ship PTX for later architectures, where it can serve them.
@@ -167,8 +167,8 @@ def _waiting(ptx: str, arch: int) -> str:
     "griddepcontrol" in NVIDIA's PTX ISA. That the next kernel is let in early, too, gained nothing.
 
     Args:
-        ptx: with one entry.
-        arch: what it is for; before 90 it stays as it is.
+        ptx: the PTX with one entry.
+        arch: the architecture that it is for; before 90 it stays as it is.
 
     Raises:
         CompileError: Triton writes PTX in another way.
@@ -214,7 +214,7 @@ def audit_kernels(
 
     Args:
         assembled: the kernels.
-        gpu: what they have to run on.
+        gpu: the GPU that they have to run on.
         target: its name.
         private: texts, such as folders of this host, that no kernel may hold.
     """

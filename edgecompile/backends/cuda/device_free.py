@@ -33,17 +33,17 @@ from torch.fx import GraphModule
 from torch.utils import _triton
 from torch.utils._pytree import tree_map_only
 
-from edgecompile.backends.cuda import described, patches
-from edgecompile.backends.cuda.code import Kernel, RawCode
-from edgecompile.backends.cuda.products.plain import offer_product, read_product
-from edgecompile.backends.cuda.products.row_tiles import (
+from edgecompile.backends.cuda import gpu_properties, patches
+from edgecompile.backends.cuda.gemm.plain import offer_product, read_product
+from edgecompile.backends.cuda.gemm.row_tiles import (
     RowKernel,
     TileChooser,
     launch_by_rows,
     read_template,
     with_tile,
 )
-from edgecompile.backends.cuda.products.tiles import Tile
+from edgecompile.backends.cuda.gemm.tiles import Tile
+from edgecompile.backends.cuda.source import Kernel, RawSource
 from edgecompile.errors import CompileError
 from edgecompile.targets.gpu import GpuFacts
 
@@ -84,7 +84,7 @@ def move_to_gpu(module: GraphModule, kwargs: Mapping[str, Tensor]) -> OnGpu:
     def fake(tensor: Tensor) -> Tensor:
         with mode:
             return torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=described.DEVICE
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=gpu_properties.DEVICE
             )
 
     def fake_constant(tensor: Tensor) -> Tensor:
@@ -108,8 +108,8 @@ def move_to_gpu(module: GraphModule, kwargs: Mapping[str, Tensor]) -> OnGpu:
             continue
         for node in part.graph.nodes:
             if node.kwargs.get("device") is not None:
-                node.kwargs = {**node.kwargs, "device": described.DEVICE}
-            node.args = tree_map_only(torch.device, lambda _: described.DEVICE, node.args)
+                node.kwargs = {**node.kwargs, "device": gpu_properties.DEVICE}
+            node.args = tree_map_only(torch.device, lambda _: gpu_properties.DEVICE, node.args)
             if "val" in node.meta:
                 node.meta["val"] = tree_map_only(FakeTensor, fake, node.meta["val"])
         part.recompile()
@@ -131,14 +131,14 @@ def run_inductor(
     chooser: TileChooser,
     folder: Path,
     ptxas: Path,
-) -> RawCode:
+) -> RawSource:
     """Generates a program's code.
 
     Args:
-        program: from :func:`move_to_gpu`.
-        gpu: what the code is for.
+        program: the program from :func:`move_to_gpu`.
+        gpu: the GPU that the code is for.
         chooser: chooses among templates.
-        folder: gets Inductor's and Triton's files; none of an earlier program.
+        folder: the folder that gets Inductor's and Triton's files; none of an earlier program.
         ptxas: will assemble the PTX: decides its version.
 
     Raises:
@@ -148,7 +148,7 @@ def run_inductor(
     choosing = patches.choosing(chooser)
     with device_free(gpu, folder, ptxas), _caught(pieces, chooser), choosing, torch.no_grad():
         torch._inductor.aot_compile(
-            program.module, (), dict(program.kwargs), options=described.inductor_options()
+            program.module, (), dict(program.kwargs), options=gpu_properties.inductor_options()
         )
     constants = {
         name: program.real[name] if name in program.real else _real(tensor, name)
@@ -160,7 +160,7 @@ def run_inductor(
         kernels.update((item.kernel.name, item.kernel) for item in others)
     for number, (name, product) in enumerate(pieces["plain"].items()):
         wrapper = offer_product(wrapper, name, number, product)
-    return RawCode(wrapper, constants, tuple(kernels.values()), len(pieces["plain"]))
+    return RawSource(wrapper, constants, tuple(kernels.values()), len(pieces["plain"]))
 
 
 def _real(tensor: Any, name: str) -> Tensor:
@@ -177,7 +177,7 @@ def _real(tensor: Any, name: str) -> Tensor:
 @contextmanager
 def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
     """Lets Inductor and Triton generate code for ``gpu`` as if it were the current device."""
-    properties, capability = described.properties_of(gpu), divmod(gpu.compute_capability, 10)
+    properties, capability = gpu_properties.properties_of(gpu), divmod(gpu.compute_capability, 10)
     device_interface.get_interface_for_device("cpu")  # registers the real ones, once
     lazy_init = joint_graph.lazy_init
     deduce = joint_graph.UniformValueConstantFolder._deduce_value
@@ -220,7 +220,7 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
         # Small constants are written into kernels.
         (FakeTensor, "tolist", lambda self: self.ec_real.tolist()),
         (FakeTensor, "item", lambda self: self.ec_real.item()),
-        *((torch.Tensor, name, method) for name, method in described.UNGUARDED.items()),
+        *((torch.Tensor, name, method) for name, method in gpu_properties.UNGUARDED.items()),
         *patches.PATCHES,
     )
     _forget_device()
@@ -231,7 +231,7 @@ def device_free(gpu: GpuFacts, folder: Path, ptxas: Path) -> Iterator[None]:
         for owner, name, value in replaced:
             stack.enter_context(patch.object(owner, name, value))
         stack.enter_context(_until_ptx())
-        driver.set_active(described.IdleDriver(gpu.compute_capability))
+        driver.set_active(gpu_properties.IdleDriver(gpu.compute_capability))
         try:
             yield
         finally:

@@ -12,30 +12,35 @@ around it by two ("Unexpected tiling"). So one block goes through each line.
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from sympy import Integer, sympify  # type: ignore[import-untyped]
-from torch._inductor import ir, select_algorithm
+from torch._inductor import ir, lowering, select_algorithm
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.codegen.triton import TritonKernelOverrides
 from torch._inductor.runtime.hints import HeuristicType, ReductionHint
-from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, GemmConfig
 from torch._inductor.virtualized import V
 from torch._inductor.virtualized import _ops as ops
 
+from edgecompile.backends.cuda.gemm.row_tiles import TileChooser
+from edgecompile.backends.cuda.gemm.tiles import FP8_TILES, PRODUCT_TILES, Product, Tile
 from edgecompile.backends.cuda.number_ranges import number_range
-from edgecompile.backends.cuda.products.row_tiles import TileChooser
-from edgecompile.backends.cuda.products.tiles import FP8_TILES, PRODUCT_TILES, Product, Tile
+from edgecompile.toolchain.torch_versions import torch_version
 
+aten = torch.ops.aten
 #: Values of a reduced line for each warp.
 _LINE_OF_A_WARP = 32 * 16
 
 _masked: Callable[..., Any] = TritonKernelOverrides.masked
-_configurations: Callable[..., Any] = BaseConfigHeuristic.preprocess_mm_configs
+_tiles: Any = importlib.import_module(torch_version().tile_heuristics)
+_configurations: Callable[..., Any] = _tiles.BaseConfigHeuristic.preprocess_mm_configs
+_falls_back: Callable[..., Any] = lowering.use_scatter_fallback
 _splits: Callable[..., Any] = ir.Scan.num_splits
 _dynamic_scalar: Callable[..., Any] = CppWrapperCpu._codegen_dynamic_scalar
 
@@ -55,7 +60,7 @@ def _offer_tiles(
     """In half precision and fp8 our tiles in the place of Inductor's; it cuts all of them to the product's rows."""
     tiles = {1: FP8_TILES, 2: PRODUCT_TILES}.get(options.get("dtype_size", 0))
     if tiles is not None and configs is self.mm_configs:
-        configs = [GemmConfig(t.m, t.n, t.k, t.stages, t.warps) for t in tiles]
+        configs = [_tiles.GemmConfig(t.m, t.n, t.k, t.stages, t.warps) for t in tiles]
     return _configurations(self, Integer(_largest(m)), n, k, configs, *args, **options)
 
 
@@ -82,7 +87,7 @@ def _expect_number(self: Any, node: Any) -> None:
 
 
 def configuration(tuner: Any) -> Any:
-    """How a kernel is to be compiled: as Inductor would, but for the warps where each block reduces one line.
+    """The options for compiling a kernel: as Inductor would, but for the warps where each block reduces one line.
 
     A thread takes 16 values. Inductor's eight warps for a line of 768 take up to 1.5 times the time for thousands of
     lines on an H200, and as long for few.
@@ -100,12 +105,22 @@ def configuration(tuner: Any) -> Any:
     return config
 
 
+def _scatter_falls_back(operator: Any, reduction: str | None, *args: Any) -> bool:
+    """Whether a scatter is left to a kernel of torch: not one that only writes, whatever its type.
+
+    Inductor takes one of whole numbers for a sum, for which there is no atomic instruction.
+    """
+    plain = reduction is None and operator.overloadpacket is aten.scatter_
+    return not plain and bool(_falls_back(operator, reduction, *args))
+
+
 #: What to put in the place of which attribute.
 PATCHES = (
     (TritonKernelOverrides, "masked", staticmethod(_keep_mask)),
     (ir.Scan, "num_splits", classmethod(_never_split)),
-    (BaseConfigHeuristic, "preprocess_mm_configs", _offer_tiles),
+    (_tiles.BaseConfigHeuristic, "preprocess_mm_configs", _offer_tiles),
     (CppWrapperCpu, "_codegen_dynamic_scalar", _expect_number),
+    (lowering, "use_scatter_fallback", _scatter_falls_back),
 )
 
 

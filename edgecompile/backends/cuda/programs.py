@@ -15,23 +15,28 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from edgecompile.audit.judge import AuditVerdict, baseline, judge, require
-from edgecompile.backends.artifact import Artifact, TensorStore
-from edgecompile.backends.cuda.checks import check_graph, check_kernels
-from edgecompile.backends.cuda.compile import build_library
-from edgecompile.backends.cuda.compiled import PREFIX, GpuPrograms
+from edgecompile.audit.judge import (
+    GPU_LIBRARY_DISPATCHES,
+    AuditVerdict,
+    baseline,
+    judge,
+    require,
+)
+from edgecompile.backends.artifact import Artifact, TensorStore, hinted_sizes
+from edgecompile.backends.cuda.artifact import PREFIX, CompiledGpuModel
+from edgecompile.backends.cuda.checks import Draw, check_graph, check_kernels
 from edgecompile.backends.cuda.cubins import (
     LEAST_DRIVER,
     Assembled,
     assemble,
     audit_kernels,
 )
-from edgecompile.backends.cuda.generate import GeneratedGpu, generate_gpu
-from edgecompile.backends.cuda.installed import TRITON, find_ptxas, ptxas_version
-from edgecompile.backends.cuda.products.tiles import RULES
-from edgecompile.backends.missing_kernels import refuse_missing_kernels
+from edgecompile.backends.cuda.gemm.tiles import RULES
+from edgecompile.backends.cuda.library import build_library
+from edgecompile.backends.cuda.make_source import GpuSource, make_gpu_source
+from edgecompile.backends.cuda.requirements import find_ptxas, ptxas_version
+from edgecompile.backends.inductor.missing_kernels import refuse_missing_kernels
 from edgecompile.buckets.ranges import Bucket
-from edgecompile.errors import CompileError
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import file_sha256, plain_fields
 from edgecompile.installation import installation_id
@@ -41,6 +46,7 @@ from edgecompile.targets.profile import TargetProfile
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.gpu_native import build_gpu_runtime
 from edgecompile.toolchain.native import NativeRuntime
+from edgecompile.toolchain.torch_versions import installed_version
 
 
 def compile_for_gpu(
@@ -53,22 +59,27 @@ def compile_for_gpu(
     keys: Sequence[str] = (),
     saved: Sequence[Path] = (),
     alternatives: int = 0,
+    draw: Draw | None = None,
     step: StepHandle = NULL_STEP,
-) -> GpuPrograms:
+) -> CompiledGpuModel:
     """Compiles every bucket for the GPU of a target, and audits what comes out.
 
     Args:
         exported: one export for each bucket, in float32.
-        buckets: what to compile.
+        buckets: the buckets to compile.
         profile: the target; it has a GPU.
         precision: ``fp32``, ``bf16``, ``fp16``, or ``int8``: fp16 with weights of int8, or ``fp8``: fp16 with products of e4m3.
-        folder: gets ``triton-<arch>/bucket-N.so``, ``bucket-N-<rule>.so``, the runtime libraries and tensors.
-        keys: what identifies each export; with them, programs that an earlier call left there are
+        folder: the folder that gets ``triton-<arch>/bucket-N.so``, ``bucket-N-<rule>.so``, the
+            runtime libraries and tensors.
+        keys: the key of each export; with them, programs that an earlier call left there are
             reused.
         saved: the folders of the exports; with them, kernels of ours are tried in Triton's interpreter.
-        alternatives: how many further programs of each bucket, with tiles that other rules choose
-            (:data:`~edgecompile.backends.cuda.products.tiles.RULES`). Those that come out as an earlier one are dropped.
-        step: gets the progress.
+        alternatives: the number of further programs of each bucket, with tiles that other rules
+            choose (:data:`~edgecompile.backends.cuda.gemm.tiles.RULES`). Those that come out as an
+            earlier one are dropped.
+        draw: a function that gives inputs of some sizes to check a graph with; None: the export's
+            own examples.
+        step: a function that gets the progress.
 
     Raises:
         TargetError: Triton makes no code for this GPU.
@@ -90,7 +101,7 @@ def compile_for_gpu(
             task = _Task(
                 program, bucket, index, profile.name, gpu, precision, ptxas, store, folder, natives,
                 keys[index] if keys else uuid.uuid4().hex, saved[index] if saved else None,
-                ptx=profile.kind != "jetson",
+                ptx=profile.kind != "jetson", draw=draw,
             )  # fmt: skip
             tell = partial(
                 _tell, step, (index * len(rules), len(buckets) * len(rules)), f"bucket {index}"
@@ -115,21 +126,33 @@ def compile_for_gpu(
                 AuditVerdict.from_json(next(iter(artifacts.values())).lowering["audit"])
             )
     for arch, native in natives.items():
-        verdicts.append(judge(native.path, baseline(arch), profile, vectorised=False))
+        verdicts.append(
+            judge(
+                native.path,
+                baseline(arch),
+                profile,
+                vectorised=False,
+                dispatched=GPU_LIBRARY_DISPATCHES,
+            )
+        )
     require(verdicts)
-    result = GpuPrograms(
-        natives,
-        {arch: tuple(programs[0] for programs in items) for arch, items in by_arch.items()},
-        store,
-        tuple(verdicts),
-        precision,
-        gpu.cubins or (gpu.compute_capability,),
-        None,
-        LEAST_DRIVER,
-        f"triton {TRITON}, ptxas {ptxas_version(ptxas)}",
-        {arch: tuple(tuple(programs[1:]) for programs in items) for arch, items in by_arch.items()}
-        if alternatives
-        else {},
+    result = CompiledGpuModel(
+        natives=natives,
+        artifacts={
+            arch: tuple(programs[0] for programs in items) for arch, items in by_arch.items()
+        },
+        store=store,
+        audit=tuple(verdicts),
+        precision=precision,
+        capabilities=gpu.cubins or (gpu.compute_capability,),
+        ptx=None,
+        driver=LEAST_DRIVER,
+        compiler=f"triton {installed_version('triton')}, ptxas {ptxas_version(ptxas)}",
+        alternatives={
+            arch: tuple(tuple(programs[1:]) for programs in items)
+            for arch, items in by_arch.items()
+            if alternatives
+        },
     )
     every = (
         item for artifact in result.of(next(iter(natives))) for item in artifact.lowering["kernels"]
@@ -148,8 +171,8 @@ def _compile_each(
 
     Args:
         task: the program.
-        rules: which tiles.
-        tell: gets the number of the rule before it is compiled.
+        rules: the rules for the tiles.
+        tell: a function that gets the number of the rule before it is compiled.
         linking: compiles and links host code.
     """
     programs: list[_Program] = []
@@ -185,7 +208,7 @@ def _judge_program(
 class _Made:
     """A bucket's code before it is linked for an architecture."""
 
-    generated: GeneratedGpu
+    generated: GpuSource
     kernels: tuple[Assembled, ...]
     lowering: Mapping[str, Any]
     seconds: Mapping[str, float]
@@ -217,6 +240,7 @@ class _Task:
     saved: Path | None
     ptx: bool  # a Jetson's GPU is a part of it: no later one will run its bundle
     rule: str = RULES[0]
+    draw: Draw | None = None
 
     def key(self, arch: str) -> str:
         """Identifies everything that shapes the library."""
@@ -231,7 +255,7 @@ class _Task:
             self.ptx,
             self.natives[arch].sha256,
             [toolchain.cxx, toolchain.version],
-            [TRITON, ptxas_version(self.ptxas)],
+            [installed_version("triton"), ptxas_version(self.ptxas)],
             installation_id(),
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -246,10 +270,14 @@ class _Task:
         """The program, or what an earlier process left of it.
 
         Args:
-            checks: of the same program with other tiles, whose graph isn't checked again.
+            checks: the checks of the same program with other tiles, whose graph isn't checked
+                again.
             linking: compiles and links the host code.
         """
-        pairs = [(arch, self.find_known(arch)) for arch in self.natives]
+        pairs = [
+            (arch, Artifact.find(self.output(arch), self.key(arch), self.store))
+            for arch in self.natives
+        ]
         artifacts = {arch: artifact for arch, artifact in pairs if artifact is not None}
         if len(artifacts) == len(pairs):
             lowering = next(iter(artifacts.values())).lowering
@@ -260,15 +288,6 @@ class _Task:
             linking.submit(lambda: {arch: self.link(arch, made) for arch in self.natives}),
         )
 
-    def find_known(self, arch: str) -> Artifact | None:
-        """The program that an earlier process left, if it has this key and is whole."""
-        try:
-            artifact = Artifact.load(self.output(arch).with_suffix(".json"))
-        except CompileError:
-            return None
-        whole = all(self.store.path(tensor).is_file() for tensor in artifact.constants.values())
-        return artifact if artifact.key == self.key(arch) and whole else None
-
     def make(self, checks: Sequence[Mapping[str, Any]] | None) -> _Made:
         """Generates and assembles; refuses what the runtime lacks before anything is compiled."""
         ranges, start = self.exported.ranges, time.perf_counter()
@@ -278,17 +297,15 @@ class _Task:
             axis: min(hi, max(lo, 5)) if axis == self.exported.length_axis else lo
             for axis, (lo, hi) in ranges.items()
         }
-        hints = {
-            name: min(max(extent.hint, ranges[name][0]), ranges[name][1])
-            for name, extent in self.bucket.axes
-            if name in ranges
-        }
+        own = dict(self.bucket.program_axes)
+        few = {axis: own[axis].below(size) for axis, size in few.items()}
+        hints = hinted_sizes(self.bucket, ranges)
         sizes = [
             dict(items)
             for items in dict.fromkeys(tuple(s.items()) for s in [ends[0], hints, ends[1]])
         ]
-        check, graph_checks = check_graph(self.exported, sizes, self.precision)
-        generated = generate_gpu(
+        check, graph_checks = check_graph(self.exported, sizes, self.precision, self.draw)
+        generated = make_gpu_source(
             self.exported,
             self.bucket,
             self.gpu.facts,

@@ -2,7 +2,7 @@
 
 Inductor has no code for complex numbers and calls a function of torch for each operator. What
 models do with them is little: rotary embeddings written as a complex product, Fourier transforms
-(:mod:`~edgecompile.backends.fourier`) and what stands between a transform and its inverse.
+(:mod:`~edgecompile.backends.lowering.fourier`) and what stands between a transform and its inverse.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
-from edgecompile.backends.fourier import TRANSFORMS, Pair
 from edgecompile.backends.lowering.constants import attribute_name, constant_of, value_of
+from edgecompile.backends.lowering.fourier import TRANSFORMS, Pair
 from edgecompile.backends.lowering.in_place import changed_memory, memory_of
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering
@@ -68,7 +68,7 @@ def _power(x: Pair, exponent: Any) -> Pair:
 
 
 def _product(function: Callable[[Tensor, Tensor], Tensor], a: Pair, b: Pair) -> Pair:
-    """By a function that is linear in both operands."""
+    """A complex product by a function that is linear in both operands."""
     return (
         function(a[0], b[0]) - function(a[1], b[1]),
         function(a[0], b[1]) + function(a[1], b[0]),

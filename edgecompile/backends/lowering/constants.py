@@ -67,7 +67,7 @@ class Folded:
     Attributes:
         tensor: its values; a tuple of tensors for what is only an operand of another one.
         label: the name of the constant that it is, or is made of in the first place.
-        key: how it is made, by names: equal keys in one module mean equal values.
+        key: its derivation, by names: equal keys in one module mean equal values.
         plain: whether it is the constant ``label`` itself.
     """
 

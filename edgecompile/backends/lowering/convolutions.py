@@ -1,9 +1,9 @@
-"""Graph lowering of convolutions to the runtime's operator, with what stands around them.
+"""Graph lowering of convolutions to the runtime's operator, with the operators around them.
 
 Weights are packed at build time, computed ones (weight norm) too; a batch norm behind is folded
 into weight and bias, padding with zeros before and an activation behind become part of the
 operator. Pointwise convolutions become linears over the channels, for
-:mod:`edgecompile.backends.lowering.lower` to pack. What isn't recognised stays as it is, and the runtime's
+:mod:`edgecompile.backends.cpu.lowering.lower` to pack. What isn't recognised stays as it is, and the runtime's
 general kernel computes it.
 """
 
@@ -20,13 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn.utils import fuse_conv_bn_weights
 
-from edgecompile.backends.convolution_ops import (
-    CONVOLUTION,
-    Geometry,
-    canonical_weight,
-    pack_convolution,
-)
-from edgecompile.backends.lowering.activations import OUT_OF_PLACE, activation_of
+from edgecompile.backends.cpu.lowering.activations import OUT_OF_PLACE, activation_of
 from edgecompile.backends.lowering.constants import (
     PACKED_PREFIX,
     Folded,
@@ -41,6 +35,12 @@ from edgecompile.backends.lowering.rewriting import (
     erase_chain,
     is_float32,
     replace,
+)
+from edgecompile.backends.operators.convolution import (
+    CONVOLUTION,
+    Geometry,
+    canonical_weight,
+    pack_convolution,
 )
 
 aten = torch.ops.aten

@@ -65,7 +65,7 @@ class ChangesInPlace:
         self._changes = [self._order[node] for node in changes_in_place(gm)]
 
     def before(self, node: Node) -> int:
-        """How many changes come before a node, itself included."""
+        """The number of changes before a node, itself included."""
         return sum(i <= self._order[node] for i in self._changes)
 
     def between(self, first: Node, second: Node) -> bool:

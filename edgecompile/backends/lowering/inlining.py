@@ -20,22 +20,26 @@ def inline(
     arguments: Sequence[Node],
     *,
     symbolic: bool = False,
+    composite: bool = True,
 ) -> list[Node]:
     """Traces ``function`` on the arguments' recorded values and copies its operators.
 
     Args:
         gm: changed in place.
-        before: where they are put; they count as of its module.
-        function: takes tensors, returns a tensor or a tuple of them.
+        before: the node before which they are put; they count as part of its module.
+        function: a function that takes tensors and returns a tensor or a tuple of them.
         arguments: nodes whose values export recorded (tensors, or sizes if ``symbolic``), or constants.
         symbolic: let ``function`` compute with sizes that only a run knows.
+        composite: keep operators whole that torch makes of others, such as ``linear``.
 
     Returns:
         The nodes of its results.
     """
     values = [_fake_value(gm, node, before) for node in arguments]
     mode: Literal["symbolic", "real"] = "symbolic" if symbolic else "real"
-    trace = make_fx(function, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=symbolic)
+    trace = make_fx(
+        function, tracing_mode=mode, pre_dispatch=composite, _allow_non_fake_inputs=symbolic
+    )
     traced = trace(*values)
     inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
     mapping = dict(zip(inputs, arguments, strict=True))

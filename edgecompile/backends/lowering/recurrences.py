@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from edgecompile.backends import ops
 from edgecompile.backends.lowering.constants import constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import (
@@ -22,6 +21,7 @@ from edgecompile.backends.lowering.rewriting import (
     replace,
     replace_results,
 )
+from edgecompile.backends.operators import ops
 from edgecompile.export.operators.recurrence import PLAIN, Stack
 
 aten = torch.ops.aten

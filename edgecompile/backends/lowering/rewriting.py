@@ -25,13 +25,14 @@ class LoweringReport:
     """Counts of rewrites, for the build log, explanations and tests.
 
     Attributes:
-        counts: how often, by kind: ``linears``, ``norms``, ``attentions``, ``recurrences``,
-            ``convolutions``: calls of the runtime's operators that were emitted; ``merged``: linears
-            that became part of a wider one because they share an input; ``activations`` and
-            ``residuals``: activations and sums fused into a linear; ``exact``: remainders, floored
-            quotients and variances done as torch's kernels do them; ``equal``: nodes that computed
-            what another one does; ``grouped``: products of groups of rows (mixtures of experts);
-            ``pointwise``: convolutions that became linears; ``batch_norms``, ``pads`` and
+        counts: the number of rewrites by kind: ``linears``, ``norms``, ``attentions``,
+            ``recurrences``, ``convolutions``: calls of the runtime's operators that were emitted;
+            ``merged``: linears that became part of a wider one because they share an input;
+            ``activations`` and ``residuals``: activations and sums fused into a linear; ``exact``:
+            remainders, floored quotients and variances done as torch's kernels do them; ``equal``:
+            nodes that computed what another one does; ``halves``: operators of half precision that
+            compute in float32 and round; ``grouped``: products of groups of rows (mixtures of
+            experts); ``pointwise``: convolutions that became linears; ``batch_norms``, ``pads`` and
             ``convolved_activations``: what was taken over into convolutions.
         kept: reasons, by node name, why a candidate was left to Inductor.
         plain_convolutions: reasons, by node name, why one was left to the general kernel.

@@ -36,7 +36,7 @@ def read_costs(path: str | os.PathLike[str], kind: CostKind = "measured") -> Cos
 
     Args:
         path: the file.
-        kind: what to call the costs of a CSV file; JSON says it itself.
+        kind: the kind of the costs of a CSV file; JSON states it itself.
 
     Raises:
         CostError: the file can't be read, or holds no usable points; every bad row is counted.

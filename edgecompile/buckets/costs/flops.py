@@ -44,11 +44,11 @@ class FlopModel:
             leaf modules return, written and read once each. Programs that fuse operations move
             less.
         calls: calls of leaf modules that make a new tensor, at the shortest of ``lengths``.
-        lengths: where the model was run to count.
+        lengths: the lengths at which the model was run to count.
         flops: the operations counted there.
         misfit: largest distance of the formula from ``flops``, as a part of the count; 0 where
             the formula is exact.
-        notes: what the counts leave out, for people.
+        notes: the parts that the counts leave out, for people.
     """
 
     model: str

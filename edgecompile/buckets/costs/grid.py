@@ -49,7 +49,7 @@ class CostPoint:
     Attributes:
         length: size of the length axis.
         exact_ms: median milliseconds of a dynamic program at this size, None where unknown.
-        pad_ms: the same of a static program of this size.
+        pad_ms: the run time of a static program of this size.
         exact_spread_ms, pad_spread_ms: distance of the quartiles of the repetitions; 0 if unknown.
         other: size of the second axis; 1 where there is none.
     """
@@ -109,7 +109,7 @@ class CostGrid:
         points: ascending in the size of the other axis, then in length. Each length comes with
             each size of the other axis, and every point has a cost for each mode of the grid.
         kind: measured (on this machine), calibrated (on the device), modelled (a roofline).
-        provenance: where the numbers come from (machine, model, threads, date), for people and
+        provenance: the origin of the numbers (machine, model, threads, date), for people and
             for checks against another model or machine.
         axes: names of the axes, the length axis first. Where there is one, its name is of no
             account.

@@ -16,7 +16,7 @@ from edgecompile.buckets.costs.grid import MOST_MS, CostGrid, CostPoint, Mode
 def merge_modes(
     exact_points: Sequence[CostPoint], pad_points: Sequence[CostPoint]
 ) -> tuple[CostPoint, ...]:
-    """One list of points out of what was measured of each mode.
+    """One list of points out of the measurements of each mode.
 
     At a length where one mode is missing it is filled:
 

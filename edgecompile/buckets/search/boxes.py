@@ -47,6 +47,14 @@ def make_buckets(
     return tuple(buckets)
 
 
+def make_unused(problem: Problem, other_axes: OtherAxes) -> Bucket:
+    """The bucket of sizes that have to be served and that no sample has."""
+    ends = zip(problem.axes, problem.lows, problem.highs, strict=True)
+    axes = [(name, AxisRange(low, high, high)) for name, low, high in ends]
+    exact = "exact" in problem.modes
+    return Bucket("exact" if exact else "pad", (*axes, *other_axes), () if exact else problem.axes)
+
+
 def _hints(extents: Sequence[tuple[int, int]], problem: Problem) -> list[int]:
     """The size on each axis that an exact bucket is tuned for."""
     assert problem.exact is not None

@@ -21,10 +21,11 @@ class CutPoints:
     Attributes:
         sizes: the observed sizes, then the largest served if no sample has it, shape [m].
         weights: share of the samples at each, shape [m].
-        exact: what the samples of each cost in exact mode, in ms of the mean run, shape [m], or
+        exact: the cost of the samples of each in exact mode, in ms of the mean run, shape [m], or
             None.
         padded: cost in ms of the best static size of each, shape [m], or None.
-        pad_sizes: that size: at least the observed one, less than the next one, shape [m].
+        pad_sizes: the best static size of each: at least the observed one, less than the next one,
+            shape [m].
     """
 
     sizes: IntArray
@@ -47,7 +48,7 @@ class CutPoints:
         Args:
             sizes, weights, exact: see the class.
             ends: sizes of static programs, ascending, ``sizes`` among them, shape [ends].
-            costs: what such programs cost, shape [ends]; None where there is no padding.
+            costs: the costs of such programs, shape [ends]; None where there is no padding.
         """
         if costs is None:
             return cls(sizes, weights, exact, None, sizes)

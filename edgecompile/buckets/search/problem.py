@@ -1,4 +1,4 @@
-"""The planner's problem: which sizes come how often, what they cost, and what a plan may have.
+"""The planner's problem: the sizes with their counts and costs, and the limits of a plan.
 
 Everything is reckoned on two axes: traffic over one axis has the size 1 on a second one, which no
 bucket and no message knows of.
@@ -6,7 +6,8 @@ bucket and no message knows of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,6 +28,7 @@ class Problem:
         most: the most buckets allowed; None leaves it to the price, which is over 0 then.
         count: the exact number of buckets, if it is given.
         price: milliseconds of the mean run that each bucket costs.
+        samples: number of samples that the mean run is over; None: those of ``served``.
     """
 
     served: Traffic
@@ -37,6 +39,32 @@ class Problem:
     most: int | None = None
     count: int | None = None
     price: float = 0.0
+    samples: int | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of samples that the mean run is over."""
+        return self.served.n if self.samples is None else self.samples
+
+    def divided(self, cuts: Sequence[int]) -> tuple[Problem, ...]:
+        """The problems between sizes of the length axis at which a bucket has to begin, ascending.
+
+        What their buckets cost adds up: it is of the mean run over all samples.
+        """
+        starts = (self.lows[0], *cuts)
+        ends = (*(cut - 1 for cut in cuts), self.highs[0])
+        most = None if self.most is None else self.most - len(cuts)
+        return tuple(
+            replace(
+                self,
+                served=self.served.between(low, high),
+                lows=(low, *self.lows[1:]),
+                highs=(high, *self.highs[1:]),
+                most=most,
+                samples=self.n,
+            )
+            for low, high in zip(starts, ends, strict=True)
+        )
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -56,8 +84,8 @@ class Problem:
 
     @cached_property
     def weights(self) -> FloatArray:
-        """Share of the samples at each pair of sizes, shape [cells]."""
-        return self.served.counts / self.served.n
+        """Share of all samples at each pair of sizes, shape [cells]."""
+        return self.served.counts / self.n
 
     @cached_property
     def exact(self) -> FloatArray | None:

@@ -42,7 +42,7 @@ class SearchBounds:
     """Bounds on the work, beyond which not all ends are tried: a heuristic.
 
     Attributes:
-        steps: of the recurrence of segments, over all strips.
+        steps: the steps of the recurrence of segments, over all strips.
         ends: sizes of the outer axis at which strips may end.
     """
 
@@ -57,7 +57,7 @@ class Strip:
     Attributes:
         start, end: number of observed outer sizes before the strip, and to its end.
         size: the outer size at which its padded boxes end.
-        points: where the inner axis can be cut.
+        points: the points at which the inner axis can be cut.
         cuts: the cuts chosen.
     """
 
@@ -125,7 +125,7 @@ class StripSearch:
         self.row_numbers = [0, *(int(row) + 1 for row in rows)]
 
     def _find_ends(self, rows: IntArray, limit: int) -> None:
-        """Where strips may end: at each chosen row, and where a larger program is cheaper."""
+        """The possible ends of strips: at each chosen row, and where a larger program is cheaper."""
         by_row = [self._row_ends(int(row)) for row in rows]
         if sum(map(len, by_row)) > limit:
             self.dropped = True
@@ -154,7 +154,7 @@ class StripSearch:
         return [(int(sizes[index]), costs[index]) for index in cheapest]
 
     def _steps(self) -> int:
-        """How many cut points all strips have together."""
+        """The number of cut points of all strips together."""
         return sum(
             int(np.count_nonzero(self.counts[start:] > self.counts[start - 1]))
             + len(self.counts)
@@ -176,7 +176,7 @@ class StripSearch:
         exact = None
         if self.exact is not None:
             exact = self.exact[start + 1 : row + 1].sum(axis=0)[used]
-        weights = counts[used] / self.problem.served.n
+        weights = counts[used] / self.problem.n
         costs = self.padded[end] if self.problem.pads else None
         return CutPoints.of(self.columns[used], weights, exact, self.inner_ends, costs)
 

@@ -13,9 +13,9 @@ def add_options(name: str, make: Callable[..., Any], *options: Decorator) -> Dec
     """Adds options to a command, which gets their values as one argument.
 
     Args:
-        name: of the argument.
-        make: makes it; takes the options' values by name.
-        options: in the order of the help.
+        name: the name of the argument.
+        make: a function that makes it from the options' values by name.
+        options: the options in the order of the help.
     """
 
     def probe() -> None: ...

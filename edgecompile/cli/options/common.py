@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from edgecompile.cli.options import Decorator
+from edgecompile.cli.options import Decorator, add_options
+from edgecompile.toolchain.torch_versions import UNTESTED
 
 DEFAULT_TARGET = "cpu-x86-64"
 
@@ -56,21 +58,57 @@ mode_option = click.option(
     "--mode",
     type=click.Choice(["auto", "exact", "pad"]),
     default="auto",
-    help="Use programs of dynamic length (exact), of fixed length with padded inputs (pad), or those "
-    "that suit the model.",
+    help="Use programs of dynamic length (exact), or of fixed length with padded inputs (pad). auto "
+    "takes whichever suits the model.",
 )
 
 max_length_option = number_option(
     "--max-length", help="Serve lengths up to N. Default: the model's limit, or the longest seen."
 )
 
-runtime_option = click.option(
-    "--runtime",
-    type=click.Choice(["native", "torch"]),
-    default="native",
-    help="Run the programs on a CPU with the library in the bundle (native); or with torch, for "
-    "models with kernels that this library lacks, on hosts that have the same version of torch.",
+_CPU_HELP = (
+    "On a CPU, cpu calls the library in the bundle; torch uses torch's kernels, for models that need kernels "
+    "which this library lacks, on hosts with the same version of torch."
 )
+
+
+def backend_options(*more: str) -> tuple[Decorator, Decorator]:
+    """``--backend``, and its old spelling for :func:`read_backend`; ``more`` are backends for GPUs."""
+    help = f"Choose how the model runs. {_CPU_HELP}"
+    if more:
+        help += (
+            " On a GPU, tensorrt uses a TensorRT engine that the device builds from the bundle's ONNX; triton "
+            "uses programs that are compiled here, without TensorRT, for every GPU of the target's kind; "
+            "both uses these programs until the engine is built, and then the faster of the two."
+        )
+    help += " auto is cpu" + (", or tensorrt for a target with a GPU." if more else ".")
+    choices = click.Choice(["auto", "cpu", "torch", *more])
+    return (
+        click.option("--backend", type=choices, default="auto", help=help),
+        click.option("--runtime", type=click.Choice(["native", "torch"]), hidden=True),
+    )
+
+
+def read_backend(backend: str, runtime: str | None) -> str:
+    """The backend that both spellings of the option name.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    if runtime is None:
+        return backend
+    from edgecompile.planning.options import join_runtime
+
+    chosen = join_runtime(runtime, backend)
+    context = click.get_current_context()
+    context.obj.console.warn(
+        "--runtime is the old spelling of --backend",
+        f"give --backend {'cpu' if runtime == 'native' else runtime}",
+    )
+    return chosen
+
+
+cpu_backend_option = add_options("backend", read_backend, *backend_options())
 
 threads_option = number_option(
     "--threads", help="Measure with N threads. Default: every CPU that the process may use."
@@ -85,7 +123,7 @@ on_option = click.option(
     type=click.Choice(["local", "ray"]),
     default="local",
     help="Compile programs for CPUs on this machine (local), or on the machines of the Ray cluster at "
-    "RAY_ADDRESS (ray); costs are measured here, or on a machine of it that says that it is the target.",
+    "RAY_ADDRESS (ray). Costs are measured here, or on a machine of the cluster that declares itself the target.",
 )
 
 seed_option = number_option("--seed", least=0, default=0, help="Set the random seed.")
@@ -102,7 +140,7 @@ force_option = click.option("--force", is_flag=True, help="Replace a bundle of t
 tokenizer_option = off_option(
     "--no-tokenizer",
     "keep_tokenizer",
-    help="Leave the model's tokenizer.json out: the device is given token ids.",
+    help="Leave out the model's tokenizer.json: the device is given token ids.",
 )
 
 work_dir_option = file_option(
@@ -113,10 +151,26 @@ plan_file_option = file_option(
     "--plan", "plan_file", help="Use the buckets of this plan. Default: DIR/plan.json."
 )
 
+
+def _allow_untested_torch(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        os.environ[UNTESTED] = "1"  # of the processes that this one starts as well
+
+
+untested_torch_option = click.option(
+    "--untested-torch",
+    is_flag=True,
+    envvar=UNTESTED,
+    expose_value=False,
+    callback=_allow_untested_torch,
+    help="Allow a version of torch, or of Triton with it, that edgecompile refuses. Its programs are verified, but "
+    "its code generator may have changed.",
+)
+
 variants_option = click.option(
     "--variant",
     "variants",
     multiple=True,
     metavar="NAME",
-    help="Use this variant of the target only; may be given several times.",
+    help="Use only this variant of the target; may be given several times.",
 )

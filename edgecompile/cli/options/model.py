@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
@@ -12,7 +12,15 @@ from edgecompile.cli.options.common import number_option
 from edgecompile.models.options import POOLING_MODES
 from edgecompile.models.tasks import TASK_NAMES
 
-Span = tuple[int, int]
+
+class Span(NamedTuple):
+    """A smallest and a largest number, printed as they may be typed."""
+
+    lo: int
+    hi: int
+
+    def __str__(self) -> str:
+        return str(self.lo) if self.lo == self.hi else f"{self.lo}..{self.hi}"
 
 
 def _complete_model(
@@ -22,19 +30,19 @@ def _complete_model(
 
 
 def _read_span(text: str, whole: str, forms: str) -> Span:
-    """N, or LO:HI."""
-    low, colon, high = text.partition(":")
+    """N, or LO..HI as output prints it, or LO:HI."""
+    low, mark, high = text.partition(".." if ".." in text else ":")
     try:
-        span = int(low), int(high) if colon else int(low)
+        span = Span(int(low), int(high) if mark else int(low))
     except ValueError:
         raise click.BadParameter(f"'{whole}' is neither {forms}.") from None
-    if not 1 <= span[0] <= span[1]:
-        raise click.BadParameter(f"LO:HI needs 1 <= LO <= HI, got {text}.")
+    if not 1 <= span.lo <= span.hi:
+        raise click.BadParameter(f"LO..HI needs 1 <= LO <= HI, got {text}.")
     return span
 
 
 def _read_batch(ctx: click.Context, param: click.Parameter, value: str) -> Span:
-    return _read_span(value, value, "a number nor LO:HI")
+    return _read_span(value, value, "a number nor LO..HI")
 
 
 def _read_image_size(
@@ -44,7 +52,7 @@ def _read_image_size(
     if value is None:
         return None
     parts = value.lower().split("x")
-    spans = [_read_span(part, value, "N, nor HxW, nor LO:HIxLO:HI") for part in parts]
+    spans = [_read_span(part, value, "N, nor HxW, nor LO..HIxLO..HI") for part in parts]
     if len(spans) > 2:
         raise click.BadParameter(f"'{value}' has {len(spans)} sizes, an image has two.")
     return spans[0], spans[-1]
@@ -64,7 +72,7 @@ model_options = add_options(
     _load_options,
     click.option(
         "--batch",
-        metavar="N|LO:HI",
+        metavar="N|LO..HI",
         callback=_read_batch,
         default="1",
         help="Set the batch size: fixed, or a range.",
@@ -72,32 +80,32 @@ model_options = add_options(
     click.option(
         "--task",
         type=click.Choice(TASK_NAMES),
-        help="Compile a folder's model for this task.  [default: what its config.json says]",
+        help="Compile a folder's model for this task.  [default: from its config.json]",
     ),
     click.option(
         "--pooling",
         type=click.Choice(POOLING_MODES),
-        help="Make one embedding of a text's token embeddings; for folders without a modules.json.",
+        help="Pool a text's token embeddings into one embedding; for folders without a modules.json.",
     ),
     click.option("--normalize", is_flag=True, help="Divide the embedding by its norm."),
-    click.option("--softmax", is_flag=True, help="Compile in the softmax behind a classifier."),
+    click.option("--softmax", is_flag=True, help="Include the softmax after a classifier."),
     click.option(
         "--token-type-ids/--no-token-type-ids",
         default=None,
-        help="Take an input that tells the first text of a pair from the second.  [default: for "
+        help="Add the input that tells the first text of a pair from the second.  [default: for "
         "question-answering]",
     ),
     click.option(
         "--image-size",
         metavar="N|HxW",
         callback=_read_image_size,
-        help="Set the height and width of images; ranges 64:224 make them dynamic.  [default: what "
-        "the folder says]",
+        help="Set the height and width of images; a range such as 64..224 makes them dynamic.  [default: "
+        "from the folder]",
     ),
     number_option(
         "--max-context",
         least=2,
-        help="Limit a prompt and its new tokens together to N; --max-length then bounds one run, "
-        "longer prompts take several.  [default: what the model allows, at most 2048]",
+        help="Limit a prompt and its new tokens together to N. --max-length then limits one run, and "
+        "longer prompts take several runs.  [default: the model's limit, at most 2048]",
     ),
 )

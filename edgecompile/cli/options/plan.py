@@ -16,7 +16,7 @@ from edgecompile.cli.options.common import (
     mode_option,
     number_option,
     on_option,
-    runtime_option,
+    read_backend,
     seed_option,
     threads_option,
 )
@@ -58,12 +58,13 @@ def _arguments(**values: Any) -> dict[str, Any]:
     """Arguments of :func:`edgecompile.plan`."""
     from edgecompile.planning.options import BuildOptions, PlanOptions
 
+    backend = read_backend(values.pop("backend"), values.pop("runtime"))
     own = {name: values.pop(name) for name in ("max_length", "precision")}
     limits = {item.name: values.pop(item.name) for item in fields(PlanOptions)}
     return {
         **own,
         "plan_options": PlanOptions(**limits),
-        "build_options": BuildOptions(**values),
+        "build_options": BuildOptions(backend=backend, **values),
     }
 
 
@@ -72,7 +73,7 @@ _OPTIONS = (
     number_option(
         "--max-buckets",
         metavar="K",
-        help="Build at most K programs. Default: as many as pay, 8 at most.",
+        help="Build at most K programs. Default: as many as pay, at most 8.",
     ),
     click.option(
         "--max-size",
@@ -91,7 +92,7 @@ _OPTIONS = (
         type=click.FloatRange(min=0.0),
         metavar="MS",
         help="Add a bucket only if it lowers the mean run time by at least this many milliseconds.  "
-        "[default: 1 to 5 % of the mean run, as far as measurements differ; 0 with --cost-points]",
+        "[default: 1 to 5 % of the mean run, by the spread of measurements; 0 with --cost-points]",
     ),
     click.option(
         "--runs",
@@ -107,22 +108,23 @@ _OPTIONS = (
     click.option(
         "--measure-again",
         is_flag=True,
-        help="Repeat what this machine measured before for the same model and versions.",
+        help="Measure again, even if this machine measured the same model and versions before.",
     ),
     max_length_option,
     mode_option,
     click.option(
         "--assume-paddable",
         is_flag=True,
-        help="Pad the model where padding changes nothing in trials, though nothing proves that it "
-        "can't. The bundle says so.",
+        help="Pad the model if padding changes nothing in trials, even without a proof that it can't. "
+        "The bundle records this.",
     ),
     click.option(
         "--precision",
         type=click.Choice(["fp32", "fp16", "bf16", "int8", "fp8", "auto"]),
-        help="Set the data type of the linear layers' weights on a CPU (fp32, bf16, int8; auto picks "
-        "the fastest on this machine within --max-error), or the compute type of a GPU (fp32, fp16; "
-        "bf16 with --backend triton), or int8 there (weights alone with triton), or fp8 (with triton, from compute capability 8.9 on).  [default: fp32 on CPUs, fp16 on GPUs]",
+        help="On a CPU, set the data type of the linear layers' weights: fp32, bf16 or int8; auto picks "
+        "the fastest on this machine within --max-error. On a GPU, set the compute type: fp32 or fp16; "
+        "bf16 with --backend triton; int8 (only weights with triton); fp8 (with triton, from compute "
+        "capability 8.9 on).  [default: fp32 on CPUs, fp16 on GPUs]",
     ),
     click.option(
         "--max-error",
@@ -131,7 +133,6 @@ _OPTIONS = (
         help="Allow --precision auto this difference from eager, as a share of an output's largest "
         "magnitude: 0.01 or 1%.  [default: 2%]",
     ),
-    runtime_option,
     threads_option,
     jobs_option,
     on_option,
@@ -139,7 +140,7 @@ _OPTIONS = (
 )
 
 
-def plan_options(*more: Decorator) -> Decorator:
-    """Makes the argument ``plan``: those of :func:`edgecompile.plan`. Further options are fields of
+def plan_options(backends: tuple[Decorator, ...], *more: Decorator) -> Decorator:
+    """Makes the argument ``plan``: those of :func:`edgecompile.plan`, with the options ``backends``. Further options are fields of
     :class:`~edgecompile.planning.options.BuildOptions`."""
-    return add_options("plan", _arguments, *_OPTIONS, *more)
+    return add_options("plan", _arguments, *_OPTIONS, *backends, *more)

@@ -47,16 +47,18 @@ Examples:
     "a shell.",
 )
 @click.option(
-    "--push", metavar="NAME", help="Push it there with skopeo, as in registry.example/minilm:3."
+    "--push",
+    metavar="NAME",
+    help="Push the image with skopeo to this name, as in registry.example/minilm:3.",
 )
 @click.option(
     "--annotation",
     "annotations",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Annotate it, as in org.opencontainers.image.source=URL. May be given several times.",
+    help="Annotate the image, as in org.opencontainers.image.source=URL. May be given several times.",
 )
-@click.option("--plain-http", is_flag=True, help="Ask registries without TLS.")
+@click.option("--plain-http", is_flag=True, help="Use registries without TLS.")
 @click.option(
     "--refresh",
     is_flag=True,
@@ -78,7 +80,7 @@ def command(
     """Write an image that serves BUNDLE, in the OCI's layout, and push it if asked to.
 
     Its layers are the base, Python's packages, the weights, edgecompile's runtime and server, and the
-    bundle's code: an update of the code moves the last ones alone. It runs as user 10001 and writes
+    bundle's code: an update of the code only moves the last ones. The image runs as user 10001 and writes
     nothing. The same parts give the same bytes. Bundles for several architectures make an index.
     """
     from edgecompile.image.image import ImageRequest, make_image

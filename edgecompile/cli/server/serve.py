@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from edgecompile.cli.device import HandedOver, Parser, make_option
+from edgecompile.cli.options.groups import GroupedOptions
 from edgecompile.server.__main__ import main, make_parser
 
 _HELP = """Serve bundles over HTTP until SIGTERM.
@@ -19,7 +20,7 @@ The same as 'python -m edgecompile.server' where the wheel edgecompile-server is
 """
 
 
-class _Serve(HandedOver):
+class _Serve(GroupedOptions, HandedOver):
     """Hands over to the server's own reader of options."""
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgecompile.cli.options.common import file_option, number_option, seed_option
-from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
+from edgecompile.cli.options.traffic_options import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session
 from edgecompile.server.schedule.simulate import POLICIES
 
@@ -82,15 +82,15 @@ def command(
     seed: int,
     plot: Path | None,
 ) -> None:
-    """Replay requests on a server of BUNDLE, with our rule and with those of others.
+    """Simulate a server of BUNDLE under load, with our scheduling rule and those of other servers.
 
-    Nothing is run: the costs of batches, measured for the bundle or on the server, tell how long
-    each run takes. The table has for each rule and rate the answers per second, those within --slo,
-    the latencies and what was refused.
+    Nothing is run: the costs of batches, measured for the bundle or on the server, determine how
+    long each run takes. For each rule and rate, the table has the answers per second, those within
+    --slo, the latencies and the refused requests.
     """
     from edgecompile.lengths.traces import read_trace
     from edgecompile.planning.costs.serving import read_serving
-    from edgecompile.server.schedule.simulate import Request
+    from edgecompile.server.schedule.simulate import Arrival
     from edgecompile.server.schedule.sweep import Workload, count_lengths, replay
 
     if trace is not None and (traffic or rates):
@@ -99,9 +99,9 @@ def command(
         )
     serving = read_serving(bundle, costs)
     longest = serving.costs.longest
-    lengths, recorded = serving.lengths, tuple[Request, ...]()
+    lengths, recorded = serving.lengths, tuple[Arrival, ...]()
     if trace is not None:
-        recorded = tuple(Request(at, length) for at, length in read_trace(trace))
+        recorded = tuple(Arrival(at, length) for at, length in read_trace(trace))
         lengths = count_lengths(recorded)
     elif traffic:
         read = traffic.read(max_length=longest).lengths

@@ -43,7 +43,8 @@ def show_options(
     for parameter in context.command.params:
         name = str(parameter.name)
         explicit = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if not (explicit or everything or name == "target" or name in preset):
+        by_default = everything and not getattr(parameter, "hidden", False)
+        if not (explicit or by_default or name == "target" or name in preset):
             continue
         value = preset.get(name, context.params.get(name))
         if isinstance(parameter, click.Option):
@@ -58,9 +59,8 @@ def show_options(
 def show_build(
     console: Console,
     profile: TargetProfile,
-    runtime: str,
     result: BuildResult,
-    backend: str = "auto",
+    backend: str,
 ) -> None:
     """Prints what there is to know about a bundle, and how to go on."""
     if result.unchanged:
@@ -79,16 +79,16 @@ def show_build(
             ("sha256", f"{result.sha256}  manifest.json"),
         ]
     )
-    console.say(f"\n  {next_step(profile, result.bundle_path, runtime, backend)}")
+    console.say(f"\n  {next_step(profile, result.bundle_path, backend)}")
 
 
-def next_step(profile: TargetProfile, bundle: Path, runtime: str, backend: str = "auto") -> str:
+def next_step(profile: TargetProfile, bundle: Path, backend: str) -> str:
     """The next commands, once there is a bundle for these devices."""
     here = profile.gpu is None and architecture(platform.machine()) in profile.archs
     finishes = profile.gpu is not None and backend != "triton"
     path = shlex.quote(str(bundle) if here else bundle.name)
     command = f"python3 {path} {'finish' if finishes else 'selftest'}"
-    if runtime == "torch":
+    if backend == "torch":
         command = f"python3 -m edgecompile.torch_runtime selftest {path}"
     if here:
         return f"Next: {command}"

@@ -199,6 +199,7 @@ def _option(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, (list, tuple, set, frozenset)):
+    # A range prints itself.
+    if isinstance(value, (list, tuple, set, frozenset)) and not hasattr(value, "_fields"):
         return ", ".join(map(str, value))
     return str(value)

@@ -1,4 +1,4 @@
-"""Any exception as what a person should read and what a script should see."""
+"""Turns any exception into a message for people and a document for scripts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 
 @dataclass(frozen=True)
 class Failure:
-    """How a run that failed ends.
+    """The exit code and the messages of a run that failed.
 
     Attributes:
-        exit_code: of the process.
+        exit_code: the exit code of the process.
         message: what is wrong; empty if nobody is there to read it.
         hint: the cure, or None.
     """
@@ -63,7 +63,8 @@ def describe_failure(exc: BaseException) -> Failure:
         MissingDependencyError,
         UsageError,
     )
-    from edgecompile.runtime.errors import MemoryLimitError
+    from edgecompile.runtime.base.errors import MemoryLimitError
+    from edgecompile.toolchain.torch_versions import note_untested
 
     if isinstance(exc, BrokenPipeError):
         return Failure(BROKEN_PIPE, "")
@@ -93,10 +94,11 @@ def describe_failure(exc: BaseException) -> Failure:
         )
     if isinstance(exc, OSError):
         return Failure(INPUT_OUTPUT, _os_error(exc))
+    cure = "run it again with --debug and report the traceback to the maintainers"
+    if untested := note_untested():
+        cure = f"{untested}; {cure}"
     return Failure(
-        INTERNAL,
-        f"a bug in edgecompile: {type(exc).__name__}: {exc}".rstrip(": "),
-        "run it again with --debug and report the traceback to the maintainers",
+        INTERNAL, f"a bug in edgecompile: {type(exc).__name__}: {exc}".rstrip(": "), cure
     )
 
 
@@ -104,13 +106,15 @@ def in_flags(text: str, params: Iterable[click.Parameter]) -> str:
     """The text of an error with a command line's flags in place of Python's names.
 
     Args:
-        params: of the commands whose flags they are; of one name the last counts. A name that none
-            has stays as it is: it may be the key of a file.
+        params: the parameters of the commands whose flags they are; of one name the last counts. A
+            name that none has stays as it is: it may be the key of a file.
     """
     by_name: dict[str | None, click.Parameter] = {}
     for item in params:
         # Of some options the command's argument has another name than that of the function.
         by_name[item.opts[0].lstrip("-").replace("-", "_")] = by_name[item.name] = item
+        if isinstance(item.envvar, str):
+            by_name[item.envvar] = item
 
     def flag(match: re.Match[str]) -> str:
         name, value = match.groups(default="")

@@ -15,21 +15,29 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.buckets.assessment import PlanAssessment
-    from edgecompile.narrowing.trials import PrecisionChoice
+    from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.buckets.traffic import Sizes
+    from edgecompile.quantization.trials import PrecisionChoice
 
 _HEADING_WIDTH = 10  # "tuned for" stays on one line
 
 
-def plan_table(assessment: PlanAssessment) -> RenderableType:
-    """The buckets, the other rules and what there is to know."""
-    columns, rows = bucket_table(assessment.plan, assessment.served)
+def buckets_table(plan: BucketPlan, sizes: Sizes) -> RenderableType:
+    """The buckets alone, as of a plan without costs."""
+    columns, rows = bucket_table(plan, sizes)
     buckets = table([_fold(column) for column in columns], rows, left=2)
+    return stack(heading("Buckets"), buckets)
+
+
+def plan_table(assessment: PlanAssessment) -> RenderableType:
+    """The buckets, the other rules and the remarks."""
+    buckets = buckets_table(assessment.plan, assessment.served)
     columns, rows = assessment.baseline_table()
     baselines = table([_fold(column) for column in columns], rows, strong=0)
     warned = [("!", f"Warning: {line}") for line in assessment.warnings]
     said = [sentence(line) for line in (assessment.baseline_caption(), *assessment.sentences())]
     lines = table(("", ""), [*warned, *(("·", line) for line in said)], left=2)
-    return stack(heading("Buckets"), buckets, heading("Baselines"), baselines, lines)
+    return stack(buckets, heading("Baselines"), baselines, lines)
 
 
 def _fold(heading: str) -> str:
@@ -40,7 +48,7 @@ def _fold(heading: str) -> str:
 
 def precision_table(choice: PrecisionChoice) -> RenderableType:
     """The trials of ``--precision auto``."""
-    from edgecompile.narrowing.trials import COLUMNS
+    from edgecompile.quantization.trials import COLUMNS
 
     chosen = [i for i, t in enumerate(choice.trials) if t.precision == choice.precision]
     strong = chosen[0] if chosen else None

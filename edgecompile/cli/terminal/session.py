@@ -42,7 +42,7 @@ class Session:
 
     @cached_property
     def console(self) -> Console:
-        """Where people are spoken to; made at its first use because rich takes time to load."""
+        """The console for people, on stderr; made at its first use because rich takes time to load."""
         from edgecompile.cli.terminal.console import Console
 
         return Console(quiet=self.quiet)
@@ -73,7 +73,7 @@ class Session:
 
         Args:
             document: plain JSON types only; NaN and infinities are refused.
-            table: makes the rich renderable; called only if it is wanted.
+            table: a function that makes the rich renderable; called only if it is wanted.
         """
         self._emitted = True
         try:

@@ -17,7 +17,7 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
     Args:
         schema: the operator's name, arguments and results, as torch.library writes them.
         cpu: computes it with torch's own operators.
-        fake: gives results of the same shapes, strides and dtypes without values.
+        fake: a function that gives results of the same shapes, strides and dtypes without values.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)

@@ -54,7 +54,7 @@ def run_steps(
 
     Args:
         gates: ``[L, B, G*H]``, the inputs' share of the gates.
-        project: gives the state's share ``[B, G*H]`` for a state ``[B, H]``.
+        project: a function that gives the state's share ``[B, G*H]`` for a state ``[B, H]``.
         h, c: the first state ``[B, H]``; ``c`` for an LSTM only.
         kind: one of :data:`KINDS`.
         reverse: whether the last input comes first.
@@ -95,7 +95,7 @@ class Stack:
 
     Attributes:
         kind: one of :data:`KINDS`.
-        biases, layers, bidirectional, batch_first: as of the module.
+        biases, layers, bidirectional, batch_first: the arguments of the module.
     """
 
     kind: str
@@ -106,7 +106,7 @@ class Stack:
 
     @property
     def weights(self) -> int:
-        """How many tensors of weights and biases there are in a stack without projections."""
+        """The number of tensors of weights and biases in a stack without projections."""
         return self.layers * (2 if self.bidirectional else 1) * (4 if self.biases else 2)
 
     def run(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:

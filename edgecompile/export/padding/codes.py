@@ -28,9 +28,9 @@ class Coded(torch.Tensor):
     """A tensor with a code for each element.
 
     Attributes:
-        value: what the run computed.
-        unknown: of the same shape, whether the element depends on what the inputs hold.
-        code: of the same shape, int64; means something where ``unknown``.
+        value: the value that the run computed.
+        unknown: a mask of the same shape: whether the element depends on the inputs' values.
+        code: an int64 tensor of the same shape; only valid where ``unknown``.
         source: number of the operator that made it, -1 for an input.
     """
 

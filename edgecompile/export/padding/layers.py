@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from edgecompile.export.padding.codes import Coded, Codes, label, mix
+from edgecompile.export.padding.codes import Coded, Codes, label, mix, values_of
 from edgecompile.export.padding.rules import (
     Arguments,
     content,
@@ -106,9 +106,15 @@ def _gather(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) 
         return whole(codes, name, arguments, value)
     dim = arguments["dim"] % source.dim()
     row = _row(codes, source, [dim])
+    # From a row that holds its own places one gets the index, which gather takes from 0 on: so a
+    # decoder's path stays where it is at padded positions.
+    places = torch.arange(source.shape[dim]).reshape(-1, *(1,) * (source.dim() - 1 - dim))
+    stays = (~unknown_of(source) & (values_of(source) == places)).all(dim, keepdim=True)
     for other, size in enumerate(index.shape):
-        row = row if other == dim else row.narrow(other, 0, size)
-    return Coded.of(value, None, mix(label(name), codes.of(index), row))
+        if other != dim:
+            row, stays = row.narrow(other, 0, size), stays.narrow(other, 0, size)
+    own = codes.of(index)
+    return Coded.of(value, None, torch.where(stays, own, mix(label(name), own, row)))
 
 
 @rule("scatter")

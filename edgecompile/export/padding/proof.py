@@ -23,6 +23,7 @@ from edgecompile.export.ladder import without_fast_path, without_mask_detection
 from edgecompile.export.padding.codes import Coded, Codes, label, mix, uncode
 from edgecompile.export.padding.trace import Leak, Record, Stop, Trace
 from edgecompile.models.examples import pad_inputs
+from edgecompile.models.kinds import FEW
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error
 
@@ -41,8 +42,8 @@ def find_leak(
 
     Args:
         loaded: the model; every input along its length axis has a pad value.
-        length, padded: of the two runs; short ones will do.
-        sizes: of the other axes.
+        length, padded: the lengths of the two runs; short ones will do.
+        sizes: the sizes of the other axes.
         masks: kinds of the caller's masks, for the rows of a batch in turn.
     """
     codes = Codes([*loaded.module.parameters(), *loaded.module.buffers()])
@@ -75,7 +76,7 @@ def _example(
     loaded: LoadedModel, sizes: Mapping[str, int], masks: Sequence[str]
 ) -> dict[str, torch.Tensor]:
     """Inputs whose rows have masks of these kinds in turn."""
-    example = loaded.make_example(sizes, seed=3)
+    example = loaded.make_example(sizes, seed=3, kind=FEW)
     for spec in loaded.inputs:
         if spec.is_mask and loaded.length_axis in spec.shape:
             # In a mask of queries and keys, keys come last.

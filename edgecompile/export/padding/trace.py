@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ from edgecompile.export.padding.rules import (
     unknown_of,
     whole,
 )
-from edgecompile.models.source_lines import SourceLine, user_lines
+from edgecompile.models.source_lines import SourceLine, running_line
 
 #: Operators that write nothing, but change the shape of their first argument.
 _TURNS = ("transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_")
@@ -59,7 +58,7 @@ class Stop(Exception):
 
     def __init__(self, operator: str, reason: str) -> None:
         super().__init__(reason)
-        self.leak = Leak(operator, _place(), False, reason)
+        self.leak = Leak(operator, running_line(), False, reason)
 
 
 @dataclass
@@ -213,15 +212,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         number = len(self.records)
         sources = tuple(item.source for item in coded if item.source >= 0)
-        self.records.append(Record(name, has_rule, _place(), sources, torch.unique(codes)))
+        self.records.append(Record(name, has_rule, running_line(), sources, torch.unique(codes)))
         for item in tensors:
             item.source = number
 
 
 def _known(item: Any) -> Any:
     return Coded.of(item) if isinstance(item, torch.Tensor) else item
-
-
-def _place() -> SourceLine | None:
-    """The innermost line of the model's code that is running."""
-    return next(iter(user_lines(reversed(traceback.extract_stack()))), None)

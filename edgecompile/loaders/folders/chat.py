@@ -8,6 +8,7 @@ from typing import Any
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import optional_object
+from edgecompile.loaders.folders.turns import find_turns
 from edgecompile.runtime.format.text import MAX_CHAT_BYTES
 
 _TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -47,7 +48,10 @@ def read_chat(folder: Path) -> bytes | None:
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             tokens[name] = token
-    data = json.dumps({"template": template, "special_tokens": tokens}, sort_keys=True).encode()
+    chat = {"template": template, "special_tokens": tokens, "turns": find_turns(template, tokens)}
+    data = json.dumps(
+        {key: chat[key] for key in chat if chat[key] is not None}, sort_keys=True
+    ).encode()
     if len(data) > MAX_CHAT_BYTES:
         raise ModelError(
             f"'{folder}' has a chat template of {len(data)} bytes, a bundle takes {MAX_CHAT_BYTES} at "

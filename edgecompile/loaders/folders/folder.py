@@ -1,4 +1,4 @@
-"""Loads model folders in Hugging Face layout: the task, the model, what goes in, what comes out.
+"""Loads model folders in Hugging Face layout: the task, the model, its inputs and outputs.
 
 A folder holds config.json and safetensors weights; with a sentence-transformers ``modules.json``
 pooling and normalization become part of the model.

@@ -71,7 +71,7 @@ class Scores(nn.Module):
 def pipeline_for(
     pipeline: SentencePipeline | None, options: LoadOptions, task: Task
 ) -> tuple[Pooling | None, tuple[nn.Module, ...]]:
-    """The pooling and what follows it, of a modules.json or as asked for.
+    """The pooling and the modules that follow it, of a modules.json or as requested.
 
     Raises:
         ModelError: lists the options that don't go together.

@@ -39,7 +39,7 @@ class FolderInputs:
     """The inputs.
 
     Attributes:
-        inputs: in the order of the program.
+        inputs: the inputs in the order of the program.
         axes: limits of every axis in their shapes.
         length_axis: the axis that varies with traffic: ``batch`` where nothing else does.
         constants: further arguments of the model that are always the same.
@@ -98,11 +98,11 @@ def text_inputs(
     """``input_ids``, ``attention_mask`` and, if wanted, ``token_type_ids``, int64 [batch, length].
 
     Args:
-        model: takes them.
-        folder: of its tokenizer and of limits that aren't the model's own.
+        model: the model that takes them.
+        folder: the folder of its tokenizer and of limits that aren't the model's own.
         config: its config.json.
-        options: what was asked for.
-        task: what it is for; pairs of texts are usual for question-answering.
+        options: the options that were given.
+        task: its task; pairs of texts are usual for question-answering.
         pooled: whether a pooling follows, which needs the mask.
 
     Raises:
@@ -140,9 +140,9 @@ def audio_inputs(model: Any, folder: Path, options: LoadOptions) -> FolderInputs
     Models of one fixed size (Whisper's encoder, AST) have no length axis but the batch.
 
     Args:
-        model: takes them.
-        folder: of its preprocessor_config.json.
-        options: what was asked for.
+        model: the model that takes them.
+        folder: the folder of its preprocessor_config.json.
+        options: the options that were given.
 
     Raises:
         ModelError: the layout isn't known, or the maximum length is outside the model's limits.
@@ -219,9 +219,9 @@ def image_inputs(model: Any, folder: Path, options: LoadOptions) -> FolderInputs
     asked for; then each is an axis of its own. What varies with traffic is the batch, or the height.
 
     Args:
-        model: takes them.
-        folder: of its preprocessor_config.json.
-        options: what was asked for.
+        model: the model that takes them.
+        folder: the folder of its preprocessor_config.json.
+        options: the options that were given.
 
     Raises:
         ModelError: a maximum length is asked for, or a dynamic size where the model has one only.
@@ -264,7 +264,7 @@ def image_inputs(model: Any, folder: Path, options: LoadOptions) -> FolderInputs
 
 
 def _processed(folder: Path) -> tuple[int, int] | None:
-    """Height and width of what the folder's image processor gives."""
+    """Height and width of the output of the folder's image processor."""
     config = optional_object(folder / _PROCESSOR, "the image processor's configuration")
     if config.get("do_center_crop"):
         return _pair(config.get("crop_size")) or _pair(config.get("size"))
@@ -297,10 +297,10 @@ def limit_length(hard: int | None, usual: object, lo: int, options: LoadOptions)
         hard: the most that the model can do; None: no limit.
         usual: the most that whoever made the folder wants it to do; no number: nothing is said.
         lo: the least that the model can do.
-        options: what was asked for.
+        options: the options that were given.
 
     Raises:
-        ModelError: what was asked for is outside of what the model can do.
+        ModelError: the request is outside of the model's abilities.
     """
     max_length = options.max_length
     if max_length is not None and hard is not None and max_length > hard:
@@ -326,5 +326,5 @@ def _pad_token(folder: Path, config: Mapping[str, Any], vocabulary: int) -> int:
 
 
 def _batch_limits(options: LoadOptions) -> AxisLimits:
-    """Of the first dimension: 1 unless more is asked for."""
+    """The limits of the first dimension: 1 unless more is asked for."""
     return AxisLimits(*(options.batch or (1, 1)))

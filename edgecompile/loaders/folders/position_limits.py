@@ -35,7 +35,7 @@ def stored_positions(config: Mapping[str, Any], shapes: Mapping[str, Sequence[in
 
     Args:
         config: the parsed config.json.
-        shapes: of the stored weights, by name.
+        shapes: the shapes of the stored weights, by name.
     """
     rows = [
         shape[0]

@@ -57,7 +57,7 @@ def load_pretrained(
     Args:
         folder: holds config.json and the weights, both looked at before.
         config: the parsed config.json.
-        task: what it is for; a bare one leaves heads and the pooler of BERT's kin out.
+        task: its task; a bare one leaves heads and the pooler of BERT's kin out.
 
     Returns:
         The model in eval mode, float32, as torch.export can trace it: the whole of it, or the encoder

@@ -73,7 +73,7 @@ class Normalize(nn.Module):
 
 
 class SentenceEncoder(nn.Module):
-    """The transformer and what follows it; gives ``sentence_embedding`` [B, D]."""
+    """The transformer and the modules that follow it; gives ``sentence_embedding`` [B, D]."""
 
     def __init__(
         self, transformer: nn.Module, pooling: Pooling, steps: tuple[nn.Module, ...], masked: bool

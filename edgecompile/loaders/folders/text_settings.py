@@ -24,7 +24,7 @@ def describe_texts(
     """The text settings for the manifest, and notes for people.
 
     Args:
-        model: what is packed.
+        model: the model to pack.
         axes: the sizes that the bundle serves.
 
     Returns:
@@ -43,7 +43,9 @@ def describe_texts(
     }
     ids = next((spec for spec in model.inputs if inputs.get(spec.name) == "ids"), None)
     shapes = {spec.shape for spec in model.inputs if spec.name in inputs}
-    if ids is None or len(shapes) > 1 or len(set(inputs.values())) < len(inputs):
+    sizes = () if ids is None else ids.shape
+    tied = any(isinstance(size, str) and size not in axes for size in sizes)
+    if ids is None or tied or len(shapes) > 1 or len(set(inputs.values())) < len(inputs):
         return None, ("the tokenizer is left out: the model has no input that texts could feed",)
     dim = ids.shape[1]
     prompts, prompt, notes = _prompts(model.tokenizer.parent)

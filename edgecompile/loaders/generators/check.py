@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from edgecompile.export.checks import TOLERANCE, compare_outputs
+from edgecompile.loaders.generators.attention import attending
 from edgecompile.loaders.generators.step import (
     INPUT,
     LAST,
@@ -17,7 +18,9 @@ from edgecompile.loaders.generators.step import (
     GenerationStep,
     refuse_caches,
 )
+from edgecompile.models.double import unchanged
 from edgecompile.models.modules import describe_error
+from edgecompile.models.rounding import find_margins
 
 _TOKENS = 24
 # A window that a model of any size outgrows within these tokens.
@@ -36,11 +39,12 @@ def find_step(
     steps: Iterable[GenerationStep],
     own: str,
     tokens: Tensor,
-    want: Tensor,
+    logits_of: Callable[..., Tensor],
     *,
     pad: int,
     hint: str,
     more: Mapping[str, Tensor] | None = None,
+    generated: Callable[..., Tensor] | None = None,
 ) -> GenerationStep:
     """The first step that agrees with the model itself; its model is left attending that way.
 
@@ -50,40 +54,111 @@ def find_step(
         steps: one for each way of attention, in order of preference.
         own: the attention that the model came with.
         tokens: int64 [1, length].
-        want: the model's own logits, float32 [length, vocabulary].
+        logits_of: the model itself: tokens, int64 [1, length], to logits, float32 [length, vocabulary].
         pad: the token that fills a run up.
-        hint: what to do where none agrees.
+        hint: the advice where none agrees.
         more: further inputs of the steps.
+        generated: the model over its own cache, as ``logits_of``. It counts as well where it differs: some
+            models compute single tokens otherwise than whole texts.
 
     Raises:
         ModelError: none agrees; says what went wrong in each.
     """
     problems = []
+    answers = [_Answers(item, tokens) for item in (logits_of, generated) if item is not None]
     for step in steps:
         try:
             step.model.set_attn_implementation(step.way.attention or own)
-            problem = _difference(step, tokens, want, pad, more or {})
+            problem = ""
+            for answer in answers:
+                problem = _difference(step, tokens, answer, pad, more or {})
+                if not problem:
+                    return step
         except Exception as exc:  # whatever a model raises that isn't made for this
             problem = describe_error(exc)
-        if not problem:
-            return step
         problems.append(problem)
     raise refuse_caches(step.model, "; ".join(dict.fromkeys(problems)), hint)
 
 
+def whole_model(
+    model: Any, attention: str, name: str, more: Mapping[str, Tensor] | None = None
+) -> Callable[[Tensor], Tensor]:
+    """A function from tokens, int64 [1, length], to the model's own logits, [length, vocabulary].
+
+    Args:
+        model: the model of transformers, which keeps nothing of a run.
+        attention: Attention that it came with.
+        name: Name of the input that takes tokens.
+        more: Further inputs.
+    """
+
+    def run(tokens: Tensor) -> Tensor:
+        with unchanged(model), attending(model, attention):
+            logits: Tensor = model(**{name: tokens}, **(more or {}), use_cache=False).logits
+            return logits[0]
+
+    return run
+
+
+def generating_model(model: Any, attention: str, past: str) -> Callable[[Tensor], Tensor]:
+    """The same function, of a run of the first tokens and of each further token over the model's own cache.
+
+    Args:
+        model: the model of transformers.
+        attention: Attention that it came with.
+        past: Name of the argument that takes a cache.
+    """
+
+    def run(tokens: Tensor) -> Tensor:
+        begun = _pieces(tokens.shape[1])[1][1]
+        parts = [tokens[:, :begun], *(tokens[:, n : n + 1] for n in range(begun, tokens.shape[1]))]
+        cache: dict[str, Any] = {}
+        logits = []
+        with unchanged(model), attending(model, attention):
+            for part in parts:
+                outputs = model(input_ids=part, use_cache=True, return_dict=True, **cache)
+                cache = {past: outputs[past]}
+                logits.append(outputs.logits[0])
+        return torch.cat(logits)
+
+    return run
+
+
+class _Answers:
+    """A model's own logits, and the errors that float32 leaves in them; each is found when asked for."""
+
+    def __init__(self, logits_of: Callable[..., Tensor], tokens: Tensor) -> None:
+        self._tokens = tokens
+        self._logits_of = logits_of
+        self._logits: Mapping[str, Tensor] = {}
+        self._margins: Mapping[str, float] | None = None
+
+    def error(self, logits: Tensor, at: int) -> float | str:
+        """The difference of other logits for a token, beyond what eager's own error allows."""
+        name = str(at)
+        self._logits = self._logits or self._run(self._tokens)
+        want = {name: self._logits[name]}
+        error = compare_outputs({name: logits}, want)
+        if isinstance(error, str) or error <= TOLERANCE:
+            return error
+        if self._margins is None:
+            self._margins = find_margins(self._run, {"tokens": self._tokens}, self._logits)
+        return compare_outputs({name: logits}, want, self._margins)
+
+    def _run(self, tokens: Tensor) -> dict[str, Tensor]:
+        return {str(at): row for at, row in enumerate(self._logits_of(tokens))}
+
+
 def _difference(
-    step: GenerationStep, tokens: Tensor, want: Tensor, pad: int, more: Mapping[str, Tensor]
+    step: GenerationStep, tokens: Tensor, answers: _Answers, pad: int, more: Mapping[str, Tensor]
 ) -> str:
-    """The difference of a step's logits from ``want``, or "" if there is none."""
+    """The difference of a step's logits from the model's own, or "" if there is none."""
     count = tokens.shape[1]
     noise = torch.Generator().manual_seed(11)
-    sizes = [(count + 9, *part) for shape in step.shapes for part in shape]
+    sizes = [((count + 9,) if item.grows else ()) + item.shape for item in step.kept]
     caches = [torch.randn(size, generator=noise) for size in sizes]
     inputs = {**dict(zip(step.caches, caches, strict=True)), **more}
-    first = max(1, count * 2 // 5)
-    pieces = [(0, first), (first, min(first + 5, count - 1))]
-    pieces += [(at, at + 1) for at in range(pieces[-1][1], count)]
-    for start, end in pieces:
+    for start, end in _pieces(count):
         if start >= end:
             continue
         part = tokens[:, start:end]
@@ -91,12 +166,19 @@ def _difference(
             part = torch.cat([part, torch.full((1, 2), pad)], 1)
         place = {POSITION: torch.tensor([start]), LAST: torch.tensor([end - start - 1])}
         logits = step(**{INPUT: part, **place, **inputs})["logits"]
-        error = compare_outputs({"logits": logits[0]}, {"logits": want[end - 1]})
+        error = answers.error(logits[0], end - 1)
         if isinstance(error, str):
             return f"{error} at token {end - 1}"
         if not error <= TOLERANCE:
             return f"logits differ by {error:.2g} of their scale at token {end - 1}"
     return ""
+
+
+def _pieces(count: int) -> list[tuple[int, int]]:
+    """The runs that so many tokens go in by: two of several tokens, then single ones."""
+    first = max(1, count * 2 // 5)
+    pieces = [(0, first), (first, min(first + 5, count - 1))]
+    return pieces + [(at, at + 1) for at in range(pieces[-1][1], count)]
 
 
 @contextmanager

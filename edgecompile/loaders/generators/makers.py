@@ -27,7 +27,13 @@ from edgecompile.loaders.generators.attention import (
     greedy_of,
     own_attention,
 )
-from edgecompile.loaders.generators.check import find_step, short_windows, trial_tokens
+from edgecompile.loaders.generators.check import (
+    find_step,
+    generating_model,
+    short_windows,
+    trial_tokens,
+    whole_model,
+)
 from edgecompile.loaders.generators.settings import (
     CONTEXT,
     LENGTH,
@@ -54,13 +60,14 @@ from edgecompile.loaders.generators.step import (
     GenerationStep,
     find_caches,
 )
+from edgecompile.loaders.generators.text_part import text_part
 from edgecompile.models.examples import make_example
 from edgecompile.models.loaded import ENCODER, Generation, LoadedModel, ModelSource, least_context
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.models.tasks import SEQ2SEQ_LM, reads
-from edgecompile.runtime.format.schema import CAUSAL_LM, SEQ2SEQ, GenerationSpec
+from edgecompile.runtime.format.schema import CAUSAL_LM, RECURRENT_LM, SEQ2SEQ, GenerationSpec
 
 SOURCE = "source"
 
@@ -84,13 +91,13 @@ class GeneratorMaker:
 
     Args:
         task: ``causal-lm``, or ``seq2seq-lm`` for an encoder and a decoder.
-        model: in eval mode, float32, on the CPU.
+        model: the model in eval mode, float32, on the CPU.
         options: ``max_context`` bounds the context, or the new text behind a source, ``max_length``
             the tokens of one run, or the source.
-        name: what to call it where the options don't say.
-        source: where it came from.
+        name: its name where the options have none.
+        source: the origin of the model.
         tokenizer: its ``tokenizer.json``; travels with the encoder.
-        notes: what a person may want to know already.
+        notes: remarks for the user that are known already.
 
     Raises:
         ModelError: a batch is asked for, or the model isn't one of an encoder and a decoder.
@@ -118,6 +125,10 @@ class GeneratorMaker:
             text = model.get_decoder()
         else:
             refuse_unused(options, "prompts", without="logits")
+            whole, model = model, text_part(model)
+            if model is not whole:
+                notes = [*notes, f"{type(whole).__name__}: its text part alone is compiled"]
+            text = model
         self.model, self.options, self.source, self.notes = model, options, source, list(notes)
         self.name, self.tokenizer = plain_name(options.name or name), tokenizer
         self.load = options.to_json()
@@ -132,8 +143,8 @@ class GeneratorMaker:
         :class:`~edgecompile.loaders.generators.step.GenerationStep`.
 
         Raises:
-            ModelError: it isn't supported: it keeps another state than keys and values, or doesn't
-                agree with itself over a cache from outside, or in two parts.
+            ModelError: it isn't supported: it keeps something else than keys, values and states of a fixed
+                size, or doesn't agree with itself over a cache from outside, or in two parts.
         """
         return self._seq2seq() if self.behind_sources else self._causal()
 
@@ -149,9 +160,9 @@ class GeneratorMaker:
         """The model whose module is ``step``.
 
         Args:
-            axes: those of its inputs.
+            axes: the axes of its inputs.
             cross: inputs with the keys and values of a source.
-            encoder: makes them.
+            encoder: the encoder that makes them.
             settings: further fields of the specification.
         """
         longest = axes[LENGTH].hi or self.max_context
@@ -160,14 +171,14 @@ class GeneratorMaker:
         outputs, _ = probe_model(step, inputs, axes, self.name)
         settings.setdefault("defaults", sampling_defaults(self.model))
         spec = GenerationSpec(
-            kind=CAUSAL_LM if encoder is None else SEQ2SEQ,
+            kind=SEQ2SEQ if encoder else RECURRENT_LM if step.has_states else CAUSAL_LM,
             encoder="" if encoder is None else ENCODER,
             input=INPUT,
             position=POSITION,
             last=LAST,
             logits=outputs[0].name,
             length_axis=LENGTH,
-            context_axis=CONTEXT,
+            context_axis=CONTEXT if step.has_rows else None,
             max_context=self.max_context,
             caches=step.caches,
             cross=step.cross,
@@ -195,13 +206,24 @@ class GeneratorMaker:
         self.notes += unheeded_settings(model, _ONLY_BEHIND_SOURCES)
         with quiet(import_transformers()):
             with attending(model, self.own), short_windows(model), torch.no_grad():
-                shapes = find_caches(model)
-                want = model(input_ids=self.tokens, use_cache=False).logits[0]
-                steps = (GenerationStep(model, shapes, way).eval() for way in WAYS)
+                kept, past = find_caches(model)
+                whole = whole_model(model, self.own, INPUT)
+                steps = (GenerationStep(model, kept, way, most, past=past).eval() for way in WAYS)
                 hint = '`task="logits"` compiles it without a cache'
-                step = find_step(steps, self.own, self.tokens, want, pad=self.pad, hint=hint)
+                generated = generating_model(model, self.own, past)
+                step = find_step(
+                    steps,
+                    self.own,
+                    self.tokens,
+                    whole,
+                    pad=self.pad,
+                    hint=hint,
+                    generated=generated,
+                )
             attend_always(model, step.way.attention or self.own)
-        axes = {LENGTH: AxisLimits(1, most), CONTEXT: AxisLimits(most, most)}
+        axes = {LENGTH: AxisLimits(1, most)}
+        if step.has_rows:
+            axes[CONTEXT] = AxisLimits(most, most)
         made = self._made(step, axes)
         return made.with_longest(self.options.max_length or min(DEFAULT_LENGTH, most))
 
@@ -220,16 +242,21 @@ class GeneratorMaker:
             reader.set_attn_implementation(own)
             whole = SourceEncoder(reader, projections, [spec.name for spec in inputs]).eval()
             with torch.no_grad():
-                with attending(model, own):
-                    want = model(**tried, decoder_input_ids=tokens, use_cache=False).logits[0]
                 alone = decoder_alone(model, projections)
                 steps = (
-                    GenerationStep(alone, projections.caches, way, source=True).eval()
+                    GenerationStep(
+                        alone,
+                        projections.caches,
+                        way,
+                        self.max_context,
+                        source=len(projections.cross),
+                    ).eval()
                     for way in SOURCE_WAYS
                 )
                 hint = '`task="seq2seq-encoder"` compiles the encoder alone'
                 more = whole(**tried)
-                step = find_step(steps, own, tokens, want, pad=self.pad, hint=hint, more=more)
+                answer = whole_model(model, own, "decoder_input_ids", tried)
+                step = find_step(steps, own, tokens, answer, pad=self.pad, hint=hint, more=more)
         encoder = LoadedModel(
             name=self.name + "-encoder",
             module=whole,
@@ -292,7 +319,7 @@ def _source_inputs(
 
 
 def _source_rows(encoder: LoadedModel) -> str | int:
-    """The first dimension of what the encoder gives: the axis of sources, or a fixed size."""
+    """The first dimension of the encoder's output: the axis of sources, or a fixed size."""
     sizes = {spec.shape[0] for spec in encoder.outputs}
     rows = next(iter(sizes))
     if len(sizes) == 1 and rows == LENGTH:
@@ -326,7 +353,7 @@ def _start(model: Any, vocabulary: int, notes: list[str]) -> tuple[int, ...]:
 
 
 def _defaults(model: Any, begun: int) -> Mapping[str, Any]:
-    """How the author wants to sample; a limit for the whole text becomes one for the new tokens."""
+    """The author's settings for sampling; a limit for the whole text becomes one for the new tokens."""
     defaults = dict(sampling_defaults(model))
     most = getattr(getattr(model, "generation_config", None), "max_length", None)
     if isinstance(most, int) and most > begun:

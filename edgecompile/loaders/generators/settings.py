@@ -46,8 +46,8 @@ def refuse_unused(options: LoadOptions, served: str, *, without: str) -> None:
     """Refuses what says how other models are loaded (it would be passed over), and batches.
 
     Args:
-        options: those that were given.
-        served: what is served one after another, for people.
+        options: the options that were given.
+        served: the inputs that are served one after another, in words.
         without: the task that compiles the model without a cache.
 
     Raises:
@@ -75,8 +75,8 @@ def context_limit(own: int | None, max_context: int | None, notes: list[str]) ->
 
     Args:
         own: the model's positions; None: any number.
-        max_context: what was asked for.
-        notes: gets what a person may want to know.
+        max_context: the requested value.
+        notes: a list that gets remarks for the user.
 
     Raises:
         ModelError: more are asked for than there are.
@@ -105,14 +105,24 @@ def step_inputs(
 
     Runs have at most ``longest`` tokens.
     """
-    parts = [part for shape in step.shapes for part in shape]
     return (
         InputSpec(INPUT, "int64", (1, LENGTH), pad, (0, vocabulary - 1)),
-        InputSpec(POSITION, "int64", (1,), bounds=(0, max_context - 1), within=(CONTEXT, LENGTH)),
-        InputSpec(LAST, "int64", (1,), bounds=(0, longest - 1), within=(LENGTH,)),
+        InputSpec(
+            POSITION,
+            "int64",
+            (1,),
+            bounds=(0, max_context - 1),
+            draw=(0, f"{CONTEXT if step.has_rows else max_context}-{LENGTH}"),
+        ),
+        InputSpec(LAST, "int64", (1,), bounds=(0, longest - 1), draw=(0, f"{LENGTH}-1")),
         *(
-            InputSpec(name, "float32", (CONTEXT, *part), in_place=True)
-            for name, part in zip(step.caches, parts, strict=True)
+            InputSpec(
+                item.name,
+                "float32",
+                (CONTEXT, *item.shape) if item.grows else item.shape,
+                in_place=True,
+            )
+            for item in step.kept
         ),
     )
 
@@ -124,7 +134,7 @@ def generation_setting(model: Any, name: str) -> Any:
 
 
 def unheeded_settings(model: Any, also: Sequence[str] = ()) -> list[str]:
-    """A note for people if the model's files ask for what isn't done.
+    """A note for people if the model's files ask for an unsupported setting.
 
     Args:
         model: a transformers model.
@@ -162,7 +172,7 @@ def pad_token(model: Any, options: LoadOptions, vocabulary: int) -> int:
 
 
 def sampling_defaults(model: Any) -> Mapping[str, Any]:
-    """How the model's author wants to sample, as far as transformers' files say and it is sane."""
+    """The author's settings for sampling, as far as transformers' files have them and they are sane."""
     config = getattr(model, "generation_config", None)
     checks: Mapping[str, Callable[[Any], bool]] = {
         "do_sample": lambda v: isinstance(v, bool),

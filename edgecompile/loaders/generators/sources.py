@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.loaders.generators.attention import attending
+from edgecompile.loaders.generators.cache import Kept, find_kept
 from edgecompile.loaders.generators.step import (
     KeyValueShape,
     cache_shapes,
@@ -29,14 +30,14 @@ class Projections:
     """The decoder's keys and values of the encoder's hidden states, and the cache of its own text.
 
     Attributes:
-        pairs: of each layer, what makes the keys and the values of the source.
+        pairs: the modules of each layer that make the keys and the values of the source.
         cross: shapes of these, by layer.
-        caches: shapes of the keys and values of the text, by layer.
+        caches: the keys and values of the text.
     """
 
     pairs: tuple[tuple[nn.Linear, nn.Linear], ...]
     cross: tuple[KeyValueShape, ...]
-    caches: tuple[KeyValueShape, ...]
+    caches: tuple[Kept, ...]
 
 
 class SourceEncoder(nn.Module):
@@ -65,7 +66,7 @@ def find_projections(model: Any, own: str, hidden: Tensor, start: int) -> Projec
 
     Args:
         model: a transformers model; ``own`` is its attention.
-        hidden: what its encoder gave, float32 [1, source, width].
+        hidden: the output of its encoder, float32 [1, source, width].
         start: a token.
 
     Raises:
@@ -96,7 +97,9 @@ def find_projections(model: Any, own: str, hidden: Tensor, start: int) -> Projec
         if not source or len(source) != len(text):
             raise ValueError(f"{len(text)} layers keep their text, {len(source)} a source")
         pairs = tuple((_maker(seen, x.keys), _maker(seen, x.values)) for x in source)
-        return Projections(pairs, cache_shapes(source, hidden.shape[1]), cache_shapes(text, 1))
+        cross, own_text = find_kept(source, hidden.shape[1]), find_kept(text, 1)
+        cache_shapes(own_text)
+        return Projections(pairs, cache_shapes(cross), own_text)
     except Exception as exc:  # whatever a model raises that isn't made for this
         hint = (
             "models whose decoder projects the encoder's result for each layer, as T5, BART and "

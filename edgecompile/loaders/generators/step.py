@@ -15,57 +15,73 @@ from torch import Tensor, nn
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.generators.attention import Way, placed
-from edgecompile.loaders.generators.cache import SourceCache, WrittenCache, find_place
+from edgecompile.loaders.generators.cache import (
+    KEY,
+    VALUE,
+    Kept,
+    SourceCache,
+    WrittenCache,
+    find_kept,
+    find_place,
+)
+from edgecompile.loaders.generators.scans import scanning
 from edgecompile.models.modules import describe_error, named_forward
 
 INPUT, POSITION, LAST = "input_ids", "position", "last"
+#: The argument of most models that takes a cache.
+PAST = "past_key_values"
 _TOKENS = 3
 
 #: Heads and width of a layer's keys, and of its values.
-KeyValueShape = tuple[tuple[int, int], tuple[int, int]]
+KeyValueShape = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def find_caches(model: Any) -> tuple[KeyValueShape, ...]:
-    """The cache of each layer of a transformers model, found by running it on three tokens.
+def find_caches(model: Any) -> tuple[tuple[Kept, ...], str]:
+    """The tensors that a transformers model keeps of a text, and its argument that takes them.
+
+    The model is run on three tokens, and the cache that it makes for itself is looked at.
 
     Raises:
-        ModelError: it keeps something else than keys and values of every token.
+        ModelError: it keeps something of another kind.
     """
     from transformers import DynamicCache
+    from transformers.cache_utils import Cache
 
-    cache = DynamicCache()
     tokens = torch.zeros(1, _TOKENS, dtype=torch.int64)
     try:
         with torch.no_grad():
+            outputs = model(input_ids=tokens, use_cache=True, return_dict=True)
+            for name, cache in outputs.items():
+                if isinstance(cache, Cache):
+                    return find_kept(cache.layers, _TOKENS), name
+            cache = DynamicCache()
             model(input_ids=tokens, past_key_values=cache, use_cache=True)
-        return cache_shapes(cache.layers, _TOKENS)
+        return find_kept(cache.layers, _TOKENS), PAST
     except Exception as exc:  # whatever a model raises that isn't made for this
         hint = (
-            "models whose layers keep keys and values of all tokens are supported; without a cache: "
-            '`task="logits"`'
+            "models whose layers keep keys and values of all tokens, or states of a fixed size, are "
+            'supported; without a cache: `task="logits"`'
         )
         raise refuse_caches(model, describe_error(exc), hint) from exc
 
 
-def cache_shapes(layers: Sequence[Any], length: int) -> tuple[KeyValueShape, ...]:
-    """Shapes of the keys and values that the layers of a cache keep of ``length`` tokens.
+def cache_shapes(kept: Sequence[Kept]) -> tuple[KeyValueShape, ...]:
+    """Shapes of keys and values by layer.
 
     Raises:
-        ValueError: they keep something else, or nothing.
+        ValueError: something else is kept.
     """
-    if not layers:
-        raise ValueError("no layer keeps anything")
-    for part in (part for layer in layers for part in (layer.keys, layer.values)):
-        if part.dim() != 4 or part.shape[0] != 1 or part.shape[2] != length:
-            raise ValueError(f"keys or values of {list(part.shape)} for {length} tokens")
-    sizes = [(layer.keys.shape, layer.values.shape) for layer in layers]
-    return tuple(((k[1], k[3]), (v[1], v[3])) for k, v in sizes)
+    keys = [item.shape for item in kept if item.part == KEY]
+    values = [item.shape for item in kept if item.part == VALUE]
+    if len(keys) != len(values) or len(keys) + len(values) != len(kept):
+        raise ValueError("a state of a fixed size in a decoder that reads a source")
+    return tuple(zip(keys, values, strict=True))
 
 
 def refuse_caches(model: Any, problem: str, hint: str) -> ModelError:
-    """The error for a model whose keys and values can't be kept outside."""
+    """The error for a model whose state can't be kept outside."""
     return ModelError(
-        f"{type(model).__name__} can't generate over a cache of keys and values from outside: {problem}",
+        f"{type(model).__name__} can't generate over a cache from outside: {problem}",
         hint=hint,
     )
 
@@ -79,38 +95,63 @@ class GenerationStep(nn.Module):
     """Runs ``model`` on new tokens that follow what its caches hold.
 
     ``forward`` takes ``input_ids`` int64 [1, length], ``position`` int64 [1] (the place of the
-    first token), ``last`` int64 [1] (which token's logits are wanted: the last real one) and for
-    each layer ``cache_N_key`` and ``cache_N_value``, float32 [context, heads, width], whose rows
-    from ``position`` on it changes. A decoder behind a source takes ``cross_N_key`` and
-    ``cross_N_value``, float32 [source, heads, width], for each layer as well, which it only reads.
-    Gives ``logits`` float32 [1, vocabulary].
+    first token), ``last`` int64 [1] (which token's logits are wanted: the last real one) and the
+    caches, which it changes: for each layer that attends ``cache_N_key`` and ``cache_N_value``,
+    float32 [context, heads, width], of which it writes the rows of the run; for each layer with a
+    state of a fixed size ``cache_N_conv`` or ``cache_N_recurrent``, float32 of the model's shape without
+    the batch, which it replaces. At position 0 such a state counts as zeros. A decoder behind a source
+    takes ``cross_N_key`` and ``cross_N_value``, float32 [source, heads, width], for each layer as well,
+    which it only reads. Gives ``logits`` float32 [1, vocabulary].
 
     Args:
         model: a transformers model.
-        shapes: of the caches, by layer.
-        way: how the model is to attend.
-        source: whether it attends to a source.
+        kept: the tensors that its layers keep.
+        way: the implementation of attention.
+        max_context: tokens of the longest text.
+        past: the model's argument that takes a cache.
+        source: the number of layers that read a source; 0: there is none.
     """
 
     def __init__(
-        self, model: Any, shapes: Sequence[KeyValueShape], way: Way, *, source: bool = False
+        self,
+        model: Any,
+        kept: Sequence[Kept],
+        way: Way,
+        max_context: int,
+        *,
+        past: str = PAST,
+        source: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
-        self.shapes = tuple(shapes)
+        self.kept = tuple(kept)
         self.way = way
-        self.caches = pair_names("cache", len(shapes))
-        self.cross = pair_names("cross", len(shapes)) if source else ()
+        self.max_context = max_context
+        self.past = past
+        self.caches = tuple(item.name for item in kept)
+        self.cross = pair_names("cross", source)
         self.names = (INPUT, POSITION, LAST, *self.caches, *self.cross)
         self._accepted = set(inspect.signature(model.forward).parameters)
         self.forward = named_forward(self.names, self._step)
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether a cache grows with the text."""
+        return any(item.grows for item in self.kept)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there is a state of a fixed size, which can't go back to an earlier token."""
+        return not all(item.grows for item in self.kept)
+
     def _step(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tokens = inputs[INPUT]
-        own, source = _pairs(inputs, self.caches), _pairs(inputs, self.cross)
-        context = own[0][0].shape[0]
+        tensors, source = [inputs[name] for name in self.caches], _pairs(inputs, self.cross)
+        rows = [t.shape[0] for item, t in zip(self.kept, tensors, strict=True) if item.grows]
+        context = rows[0] if rows else self.max_context
         place = find_place(tokens.shape[1], context, inputs[POSITION], inputs[LAST])
-        cache: Any = WrittenCache(own, place)
+        written = WrittenCache(self.kept, tensors, place, context)
+        cache: Any = written
         kind = "decoder_" if source else ""
         optional: dict[str, Any] = {
             f"{kind}position_ids": place.rows[None],
@@ -124,13 +165,15 @@ class GenerationStep(nn.Module):
         if source:
             from transformers.modeling_outputs import BaseModelOutput
 
-            cache = SourceCache(cache, source)
+            cache = SourceCache(written, source)
             # Of the encoder's result only the length is looked at: its projections are there.
             states = source[0][0].new_zeros(1, source[0][0].shape[0], 1)
             arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
         arguments[f"{kind}input_ids"] = tokens
-        with placed(place, source=bool(source)):
-            outputs = self.model(past_key_values=cache, use_cache=True, **arguments)
+        arguments[self.past] = cache
+        with placed(place, source=bool(source)), scanning(self.model, written):
+            outputs = self.model(use_cache=True, **arguments)
+        written.write_states()
         logits = outputs.logits if "logits_to_keep" in arguments else outputs.logits[:, place.last]
         return {"logits": logits[:, 0]}
 

@@ -17,7 +17,7 @@ from typing import Any
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
 from edgecompile.files import write_json
-from edgecompile.machines.identity import cpu_identity, usable_cpus
+from edgecompile.hosts.identity import cpu_identity, usable_cpus
 from edgecompile.planning.costs.calibration import Calibration
 from edgecompile.planning.costs.calibration_bundle import CalibrationSpec
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_document
@@ -40,7 +40,7 @@ def cost_key(
             whose other variants count for size and build time; the runtime and the threads.
         spec: the programs and the sizes to run them at.
         variant: the one that runs.
-        precision: of the weights.
+        precision: the precision of the weights.
     """
     exports, profile, request = subject.exports, subject.profile, subject.request
     if not exports.lasting:
@@ -52,9 +52,9 @@ def cost_key(
         "variant": variant.to_json(),
         "variants": [item.to_json() for item in profile.variants],
         "precision": precision.to_json(),
-        "runtime": request.runtime,
+        "backend": request.backend_for(profile),
         "threads": [request.threads, usable_cpus()],
-        # For the runtime torch; the native one asks for none.
+        # For the backend torch; the other asks for none.
         "variables": {
             k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "KMP_"))
         },
@@ -86,9 +86,9 @@ def keep_costs(key: str, document: Mapping[str, Any], cost: BucketCost) -> None:
     """Keeps a calibration; where the cache can't be written, nothing is kept.
 
     Args:
-        key: of :func:`cost_key`.
-        document: what the runtime wrote.
-        cost: what buckets take in a bundle of all variants of the target.
+        key: the result of :func:`cost_key`.
+        document: the document that the runtime wrote.
+        cost: the cost of a bucket in a bundle of all variants of the target.
     """
     path = _place(key)
     with suppress(OSError):

@@ -16,8 +16,8 @@ from edgecompile.buckets.costs.grid import MODES, CostGrid, CostPoint, Mode
 from edgecompile.buckets.costs.merge import merge_modes
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
-from edgecompile.planning.options import TRITON
 from edgecompile.runtime.format.document import shorten
+from edgecompile.runtime.format.schema import TRITON
 from edgecompile.runtime.gpu.engines import PLANNED
 from edgecompile.targets.profile import TargetProfile
 
@@ -39,7 +39,7 @@ class CalibratedPoint:
         sizes: (axis, size) pairs by name; what was computed, so a padded program's own sizes.
         ms: median milliseconds of a run.
         spread_ms: distance of its quartiles.
-        samples: how many runs.
+        samples: the number of runs.
     """
 
     bucket: int
@@ -67,18 +67,18 @@ class Calibration:
         edgecompile: version that built the bundle that was run; None if it doesn't say.
         model: name of the bundle.
         structure: hash of the model's structure; None if the bundle recorded none.
-        manifest_sha256: of the bundle.
+        manifest_sha256: the SHA-256 of the bundle's manifest.
         variant, arch: the code that ran.
-        threads: of one run.
+        threads: the threads of one run.
         host: the device, as ``describe_host`` tells it.
         date: when, UTC.
         length_axis: name of the axis that plans divide.
-        precision: of the weights.
-        points: in the file's order.
+        precision: the precision of the weights.
+        points: the points in the file's order.
         open_ms: median milliseconds of opening the bundle; None if it wasn't measured.
         load_ms: milliseconds that loading one more program takes, likewise.
-        bucket_cost: what buckets take to build and ship; all 0 where the file doesn't say.
-        mode: how a GPU ran, as ``Model.info`` has it; None if the file doesn't say.
+        bucket_cost: the cost of building and shipping a bucket; all 0 where the file doesn't say.
+        mode: the mode in which a GPU ran, as in ``Model.info``; None if the file doesn't say.
         capability: the GPU's compute capability, such as 8.7; likewise.
     """
 
@@ -186,14 +186,14 @@ def check_calibration(
     """Makes sure that a calibration may be used for a model and a target.
 
     Args:
-        calibration: what a device measured.
+        calibration: the measurements of a device.
         structure: hash of the structure of the model that is planned for.
-        target: what is built for; its variants are the machines that are accepted, of a target with
-            a GPU that alone.
+        target: the target of the build; its variants are the machines that are accepted, of a
+            target with a GPU that alone.
         edgecompile_version: the version that builds.
         threads: the threads that are planned for; None accepts any number.
         length_axis: the axis that the plan divides.
-        precision: what the bundle will call its precision.
+        precision: the precision that the bundle will state.
         triton: whether a GPU's programs are Triton kernels.
 
     Raises:

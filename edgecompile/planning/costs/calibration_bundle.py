@@ -1,7 +1,7 @@
 """Calibration bundles: a few programs, and the sizes to run them at, to find out a model's costs.
 
 Such a bundle is an ordinary one with an unusual set of buckets: one dynamic program for the whole
-range, and static programs of a few lengths beside it. Its ``plan`` lists the runs that the
+range, or for each side of the model's conditions on the length, and static programs of a few lengths beside it. Its ``plan`` lists the runs that the
 runtime's ``bench --calibrate`` makes, on this machine or on the device.
 """
 
@@ -63,7 +63,7 @@ def choose_sizes(sample: LengthDistribution, lo: int, hi: int, count: int = 9) -
     Args:
         sample: the traffic.
         lo, hi: the range that will be served.
-        count: about how many sizes to choose.
+        count: the approximate number of sizes to choose.
     """
     chosen = {lo, hi}
     for quantile in (0.1, 0.5, 0.9):
@@ -81,9 +81,10 @@ def choose_calibration(scope: PlanScope, modes: Sequence[Mode]) -> CalibrationSp
     runs: list[tuple[int, Mapping[str, int]]] = []
     if "exact" in modes:
         # The ratio of the modes is known only where both ran.
-        bucket, sizes = _dynamic_program(scope, statics if "pad" in modes else [])
-        buckets.append(bucket)
-        runs += [(0, item) for item in sizes]
+        for bucket in scope.exact_buckets:
+            sizes = _dynamic_sizes(scope, bucket, statics if "pad" in modes else [])
+            runs += [(len(buckets), item) for item in sizes]
+            buckets.append(bucket)
     if "pad" in modes:
         for bucket, item in _static_programs(scope, statics):
             runs.append((len(buckets), item))
@@ -91,20 +92,19 @@ def choose_calibration(scope: PlanScope, modes: Sequence[Mode]) -> CalibrationSp
     return CalibrationSpec(tuple(buckets), tuple(runs))
 
 
-def _dynamic_program(
-    scope: PlanScope, also: Sequence[int]
-) -> tuple[Bucket, list[Mapping[str, int]]]:
-    """One program for every size, and the sizes to run it at; lengths ``also`` among them."""
-    whole = scope.axes[0][1]
+def _dynamic_sizes(
+    scope: PlanScope, bucket: Bucket, also: Sequence[int]
+) -> list[Mapping[str, int]]:
+    """The sizes to run a dynamic program at; those of the lengths ``also`` that it serves among them."""
     count = 9 if scope.second is None else 6
-    lengths = sorted({*choose_sizes(scope.traffic, whole.lo, whole.hi, count), *also})
+    served = [length for length in also if bucket.lo <= length <= bucket.hi]
+    lengths = sorted({*choose_sizes(scope.traffic, bucket.lo, bucket.hi, count), *served})
     fixed = {name: extent.lo for name, extent in scope.axes}
-    grid = [
+    return [
         {**fixed, scope.axis: length, **other}
         for other in _others(scope, scope.second_sizes())
         for length in lengths
     ]
-    return scope.whole_bucket, list(grid)
 
 
 def _static_programs(
@@ -134,7 +134,7 @@ def _static_lengths(scope: PlanScope, *, alone: bool) -> list[int]:
     """Lengths of the static programs; ``alone``: no dynamic program fills the gaps between."""
     extent = scope.axes[0][1]
     quantiles = _STATIC_QUANTILES if scope.second is None else _STATIC_QUANTILES_JOINT
-    chosen = {extent.hi, *(scope.traffic.quantile(q) for q in quantiles)}
+    chosen = {*(hi for _, hi in scope.sides), *(scope.traffic.quantile(q) for q in quantiles)}
     if alone:
         chosen |= {scope.traffic.min, round((extent.lo * extent.hi) ** 0.5)}
     lengths = sorted({min(max(length, extent.lo), extent.hi) for length in chosen})
@@ -157,9 +157,9 @@ def build_calibration_bundle(
     Args:
         subject: the model and its target.
         spec: the programs to build.
-        variants: those of the target's to build for.
+        variants: the target's variants to build for.
         output: the bundle to write.
-        precision: of the linears' weights.
+        precision: the data type of the linear layers' weights.
         step: told what is being built.
 
     Raises:
@@ -180,7 +180,7 @@ def build_calibration_bundle(
         CompileOptions(
             variants,
             precision,
-            subject.request.runtime,
+            subject.request.backend_for(profile),
             subject.request.jobs,
             subject.request.on,
         ),

@@ -49,7 +49,7 @@ def parse_calibration(document: dict[str, Any], name: str) -> Calibration:
     """Reads the contents of a calibration file called ``name``; unknown keys are ignored.
 
     Raises:
-        CostError: as :func:`read_calibration`.
+        CostError: see :func:`read_calibration`.
     """
     problems = Problems(name)
     top = Field(problems, document)

@@ -7,7 +7,7 @@ from edgecompile.buckets.limits import BucketCost
 from edgecompile.planning.costs.roofline import WEIGHT_BYTES
 from edgecompile.targets.gpu import CONTEXT_BYTES, profile_bytes
 
-#: TensorRT 8.6.0 on a server with an H100 (2026-11-24-tensorrt-8.6.md): seconds that its builder takes to
+#: TensorRT 8.6.0 on a server with an H100 (docs/benchmarks/gpu-tensorrt.md): seconds that its builder takes to
 #: start, for each call of the model, and for each profile beyond the first as a share of all before.
 _START_S, _CALL_S, _PROFILE_SHARE = 11.0, 0.5, 0.25
 
@@ -23,8 +23,8 @@ def engine_cost(work: FlopModel, weight_bytes: int, precision: str) -> BucketCos
     float32 for the device's own cores. Memory is the engine's and CUDA's: scratch isn't known before the ONNX is.
 
     Args:
-        work: what the model does.
-        weight_bytes: of all weights in float32.
+        work: the amount of work that the model does.
+        weight_bytes: the size of all weights in float32.
         precision: fp32, fp16 or int8.
     """
     first = _START_S + _CALL_S * work.calls

@@ -36,21 +36,19 @@ MLPERF_RECORD = Efficiency(
 
 
 #: TensorRT 8.6 on an H100, by precision: fitted to whole calls of MiniLM padded to 128 in a CUDA graph, at batch 1 and 8 on
-#: 8, 16 and 132 multiprocessors (2026-11-24-tensorrt-8.6.json; fp32: an H200, 2026-11-23-tensorrt-8.6-shapes.json). The
+#: 8, 16 and 132 multiprocessors (2026-11-24-tensorrt-8.6.json; fp32: an H200, docs/benchmarks/gpu-tensorrt.md). The
 #: curve is 0.82 to 1.11 of what was measured; MLPERF_RECORD's is 0.38 to 0.65 in fp16. Weights are in that GPU's
 #: cache, so nothing is known of the bandwidth; int8 wasn't fitted.
-_HALF_8_6 = Efficiency(0.20, 0.48, 4.0, "fitted to docs/benchmarks/2026-11-24-tensorrt-8.6.md")
+_HALF_8_6 = Efficiency(0.20, 0.48, 4.0, "fitted to docs/benchmarks/2026-11-24-tensorrt-8.6.json")
 TENSORRT_8_6 = {
-    "fp32": Efficiency(
-        0.58, 0.48, 8.5, "fitted to docs/benchmarks/2026-11-23-tensorrt-8.6-shapes.md"
-    ),
+    "fp32": Efficiency(0.58, 0.48, 8.5, "fitted to docs/benchmarks/gpu-tensorrt.md"),
     "fp16": _HALF_8_6,
     "int8": _HALF_8_6,
 }
 
 #: Microseconds more than in a CUDA graph for each call of a program of dynamic length, which none can hold: launching it,
 #: and what TensorRT does at every new length. 8.6.0 on a server with an H100 took 6 to 15
-#: (2026-11-24-tensorrt-8.6.md); an assumption for a Jetson's cores, which are slower.
+#: (docs/benchmarks/gpu-tensorrt.md); an assumption for a Jetson's cores, which are slower.
 LAUNCH_US = 10.0
 
 
@@ -73,13 +71,13 @@ def gpu_curve(
     :func:`edgecompile.planning.costs.roofline.roofline`.
 
     Args:
-        work: what the model does.
+        work: the amount of work that the model does.
         profile: the target; it has a GPU.
-        lengths: where to put the points.
+        lengths: the lengths of the points.
         precision: fp32, bf16, fp16, int8 or fp8: of weights.
-        products: what is multiplied in; None: the same.
+        products: the data type of matmuls; None: the same.
         graphs: whether padded programs run as graphs: not if another axis varies within a bucket.
-        efficiency: how much of the figures is reached.
+        efficiency: the share of the figures that is reached.
 
     Returns:
         A curve of kind ``modelled``; its provenance holds every number used.

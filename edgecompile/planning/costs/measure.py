@@ -26,7 +26,7 @@ def run_calibration(bundle: Path, **options: Any) -> Calibration:
     """The result of :func:`calibrate`, checked; the same arguments.
 
     Raises:
-        VerificationError: as there.
+        VerificationError: see there.
         CostError: it makes no sense.
     """
     return parse_calibration(calibrate(bundle, **options), f"{bundle}: its calibration")
@@ -45,11 +45,11 @@ def calibrate(
 
     Args:
         bundle: a calibration bundle, or any other.
-        threads: of one run; None: all that the process may use.
+        threads: the threads of one run; None: all that the process may use.
         variant: None: the best one for this machine.
-        seconds: about how long to measure.
+        seconds: the approximate time for measuring.
         python: the interpreter to run it with.
-        tell: gets what the runtime says meanwhile, a line at a time.
+        tell: a function that gets what the runtime says meanwhile, a line at a time.
 
     Raises:
         VerificationError: the runtime could not run the bundle, or was killed; names the signal.
@@ -150,8 +150,8 @@ def measured_costs(
     follow the ratio of the modes, interpolated between the sizes that have it.
 
     Args:
-        calibration: what was measured.
-        kind: what this machine times is ``measured``, what a device times ``calibrated``.
+        calibration: the measurements.
+        kind: ``measured`` for times of this machine, ``calibrated`` for times of a device.
         second: the other axis; None: there is none.
         at: sizes of the other axes where there is none; None: the smallest that were measured.
 

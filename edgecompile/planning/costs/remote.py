@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import EdgecompileError
-from edgecompile.machines.cluster import Cluster, fetch
+from edgecompile.hosts.cluster import Cluster, fetch
 from edgecompile.planning.costs.measure import calibrate
 
 
@@ -39,7 +39,7 @@ def calibrate_there(
     """As :func:`edgecompile.planning.costs.measure.calibrate`, on a machine that is the target.
 
     Raises:
-        VerificationError: as there.
+        VerificationError: see there.
         ClusterError: the machine was lost.
     """
     paths = [path for path in sorted(bundle.rglob("*")) if path.is_file()]

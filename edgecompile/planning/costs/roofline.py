@@ -21,13 +21,13 @@ WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How much of a profile's figures whole runs of a model reach.
+    """The share of a profile's figures that whole runs of a model reach.
 
     Attributes:
         arithmetic: part of the peak.
         bandwidth: part of the memory bandwidth.
         call_us: microseconds that a run takes for each call of a leaf module, whatever its length.
-        source: where the three come from.
+        source: the source of the three figures.
     """
 
     arithmetic: float
@@ -36,21 +36,21 @@ class Efficiency:
     source: str
 
 
-#: Fitted to the milliseconds of whole runs in docs/benchmarks/2026-11-21-minilm-fp32-first.md: least
+#: Fitted to the milliseconds of whole runs in docs/benchmarks/2026-11-21-minilm-fp32-first.json: least
 #: squares of the logarithms at all 61 lengths, 5 to 256, with the peak that the record states
 #: (204 GFLOP/s), the bandwidth that profiles/cpu-x86-64-v3.toml assumes (38.4 GB/s; the record
 #: states none, so this part holds for that figure) and 60 calls of leaf modules. It agrees with
 #: the record's kernels: products alone reach 83 to 87 % of the peak at 49 to 256 tokens and 55 %
 #: at 12, where memory decides, attention 44 to 63 %. The 14 microseconds hold whatever doesn't
 #: grow with the length, cold caches as well as calls. On another machine, that of
-#: docs/benchmarks/2026-11-21-avx512-variant.md, the curve made to meet the time at 256 tokens is
+#: docs/benchmarks/cpu-fp32.md, the curve made to meet the time at 256 tokens is
 #: 15 % (AVX2) and 24 % (AVX-512) too high at 32, and 26 % and 77 % at 16: short runs cost less
 #: there than modelled.
 ENCODER_RECORD = Efficiency(
     arithmetic=0.72,
     bandwidth=0.86,
     call_us=14.0,
-    source="fitted to docs/benchmarks/2026-11-21-minilm-fp32-first.md: one model, one machine, 2 threads",
+    source="fitted to docs/benchmarks/2026-11-21-minilm-fp32-first.json: one model, one machine, 2 threads",
 )
 
 
@@ -71,13 +71,13 @@ def modelled_curve(
     bandwidth isn't scaled: how many cores it takes to use it up isn't in a profile.
 
     Args:
-        work: what the model does.
+        work: the amount of work that the model does.
         profile: the target.
-        lengths: where to put the points.
-        precision: of the weights and products; the profile has to state a peak for it. Weights
-            take its width, what else moves is float32.
-        threads: that a run uses; None: one for each of the profile's cores.
-        efficiency: how much of the figures is reached.
+        lengths: the lengths of the points.
+        precision: the data type of weights and matmuls; the profile has to state a peak for it.
+            Weights take its width, what else moves is float32.
+        threads: the threads that a run uses; None: one for each of the profile's cores.
+        efficiency: the share of the figures that is reached.
 
     Returns:
         A curve of kind ``modelled``; its provenance holds every number used.
@@ -161,7 +161,7 @@ def roofline(
 
     Args:
         work: the operations of a run, and the bytes that it moves at the widths of the target.
-        lengths: where to put the points.
+        lengths: the lengths of the points.
         peak_gflops: arithmetic that the target sustains, in 1e9 operations per second.
         bandwidth_gb_s: memory bandwidth in 1e9 bytes per second.
         overhead_ms: milliseconds of a run that don't depend on the length.

@@ -23,9 +23,9 @@ class Serving:
     """The costs of a bundle's batches.
 
     Attributes:
-        costs: by threads, rows and length.
-        cpus: that they were measured on.
-        lengths: how often each occurs in the traffic that the bundle was planned for.
+        costs: the costs by threads, rows and length.
+        cpus: the CPUs that they were measured on.
+        lengths: the count of each length in the traffic that the bundle was planned for.
         mixes: whether requests of other lengths may share a run.
     """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ import edgecompile
 from edgecompile.backends import RAY
 from edgecompile.buckets.costs.grid import CostGrid, Mode
 from edgecompile.buckets.limits import BucketCost
-from edgecompile.errors import CostError
+from edgecompile.errors import CostError, PlanError
 from edgecompile.export.workcount import count_work
-from edgecompile.machines.cluster import open_cluster
+from edgecompile.hosts.cluster import open_cluster
 from edgecompile.models.loaded import model_structure
 from edgecompile.planning.costs.cache import cost_key, find_kept, keep_costs
 from edgecompile.planning.costs.calibration import Calibration, check_calibration
@@ -36,11 +36,11 @@ from edgecompile.planning.costs.gpu_roofline import MLPERF_RECORD, TENSORRT_8_6,
 from edgecompile.planning.costs.measure import calibrate, measured_costs
 from edgecompile.planning.costs.remote import calibrate_there, target_resource
 from edgecompile.planning.costs.roofline import modelled_curve
-from edgecompile.planning.options import TRITON
 from edgecompile.planning.scope import PlanScope
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, INT8, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.runtime.format.schema import TRITON
 from edgecompile.targets.gpu import GPU_PRECISION
 from edgecompile.targets.profile import VariantSpec
 
@@ -53,8 +53,8 @@ class Costs:
 
     Attributes:
         model: milliseconds by size and mode.
-        scope: what can be served; narrower than what was asked about where the model allows less.
-        cost: what buckets take.
+        scope: the sizes that can be served; narrower than requested where the model allows less.
+        cost: the cost of a bucket.
         measured: the programs that were timed here, if any were.
     """
 
@@ -124,7 +124,7 @@ def _measured_there(subject: Subject, precision: Precision, step: StepHandle) ->
 
 
 def _seconds(spec: CalibrationSpec) -> float:
-    """How long to measure."""
+    """The time for measuring."""
     return min(60.0, max(3.0, 0.4 * len(spec.runs)))
 
 
@@ -168,6 +168,10 @@ def calibrated_costs(subject: Subject, precision: Precision, file: str | os.Path
 
 def _calibrated(subject: Subject, precision: Precision, calibration: Calibration) -> Costs:
     profile, request, scope = subject.profile, subject.request, subject.scope
+    if len({point.bucket for point in calibration.points if point.mode == "exact"}) > 1:
+        # Of the model's programs for ranges of lengths, perhaps: no bucket may cross these.
+        scope = subject.serving.scope
+        _refuse_strided(scope)
     check_calibration(
         calibration,
         structure=model_structure(subject.model),
@@ -184,12 +188,27 @@ def _calibrated(subject: Subject, precision: Precision, calibration: Calibration
     return Costs(_only(costs, request.modes), scope, calibration.bucket_cost)
 
 
+def _refuse_strided(scope: PlanScope) -> None:
+    """Raises a PlanError if remainders of the length decide about the buckets."""
+    if scope.strided:
+        raise PlanError(
+            "the model's code looks at remainders of the length, so it needs a bucket for each of "
+            f"{len(scope.strided)} remainders or ranges, and no costs decide about them",
+            hint="build it without a calibration",
+        )
+
+
 def _modelled(subject: Subject, weights: Precision) -> Costs:
     profile, request, serving = subject.profile, subject.request, subject.serving
     scope = serving.scope
     extent = scope.axes[0][1]
     span, count = extent.hi - extent.lo, min(extent.hi - extent.lo + 1, _MODELLED_POINTS)
     lengths = [extent.lo + round(i * span / max(1, count - 1)) for i in range(count)]
+    # The work is counted for each side of a condition: a fit through several would be of none.
+    sides = [
+        sorted({lo, hi, *(length for length in lengths if lo <= length <= hi)})
+        for lo, hi in scope.sides
+    ]
     gpu = profile.gpu is not None
     note = (
         f"this host can't run the code of {profile.name}, so the costs are a roofline of its "
@@ -204,13 +223,17 @@ def _modelled(subject: Subject, weights: Precision) -> Costs:
         precision = FP32.name
     subject.notes.add(note)
 
-    engine = gpu and request.backend != TRITON
+    engine = request.uses_tensorrt(profile)
     if engine and (request.runs is not None or request.max_build_time is not None):
         subject.notes.add(ENGINE_NOTE)
     stored = 4 * sum(item.numel() for item in subject.model.module.parameters())
     costs: list[BucketCost] = []
 
     def curve(sizes: dict[str, int]) -> CostGrid:
+        parts = [side(sizes, lengths) for lengths in sides]
+        return replace(parts[0], points=tuple(point for part in parts for point in part.points))
+
+    def side(sizes: dict[str, int], lengths: list[int]) -> CostGrid:
         work = count_work(subject.model, lengths, sizes=sizes)
         costs.append(engine_cost(work, stored, precision) if engine else BucketCost())
         if gpu:
@@ -267,6 +290,7 @@ def make_calibration_bundle(
         As :func:`edgecompile.planning.planning.plan_model`.
     """
     serving = subject.serving
+    _refuse_strided(serving.scope)
     spec = choose_calibration(serving.scope, serving.modes)
     variants = subject.profile.variants
     return build_calibration_bundle(subject, spec, variants, output, precision=precision, step=step)

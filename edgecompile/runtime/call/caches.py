@@ -32,9 +32,9 @@ class CacheRules:
 
         Args:
             spec: the input.
-            value: what was given for it.
+            value: the value that was given for it.
             others: the inputs that were taken before, which it may not overlap.
-            problems: gets a line for what is wrong.
+            problems: a list that gets a line for every problem.
         """
         problem = _cache_misfit(spec, value, others)
         if problem is None:
@@ -52,12 +52,14 @@ class CacheRules:
         """Faults in the rows of a run: of inputs of these ``sizes``, padded to ``filled``."""
         spec, problems = self._spec, []
         position, last = int(arrays[spec.position][0]), int(arrays[spec.last][0])
-        length, rows = sizes[spec.length_axis], sizes[spec.context_axis]
+        length = sizes[spec.length_axis]
+        rows = spec.max_context if spec.context_axis is None else sizes[spec.context_axis]
         computed = filled.get(spec.length_axis, length)
         if not 0 <= position <= rows - computed:
             padded = " (padded to {})".format(computed) if computed != length else ""
-            text = "{}: {} with {} tokens{} doesn't lie within the {} rows of the caches"
-            problems.append(text.format(spec.position, position, length, padded, rows))
+            text = "{}: {} with {} tokens{} doesn't lie within the {} rows of the {}"
+            owner = "context" if spec.context_axis is None else "caches"
+            problems.append(text.format(spec.position, position, length, padded, rows, owner))
         if not 0 <= last < length:
             text = "{}: {} isn't one of the {} tokens, 0..{}"
             problems.append(text.format(spec.last, last, length, length - 1))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 
 import numpy as np
 
-from ..errors import OutsideBucketsError
+from ..base.errors import OutsideBucketsError
 from ..format.schema import BucketSpec, Extent, Manifest
+from ..format.sums import find_givers, take_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,13 +122,16 @@ class Dispatcher:
 
 def axis_sizes(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Dict[str, int]:
     """The sizes of the axes where inputs have these shapes, by name."""
-    return {
+    sizes = {
         dim: size
         for spec in manifest.inputs
         if spec.name in shapes
         for dim, size in zip(spec.shape, shapes[spec.name])
         if isinstance(dim, str)
     }
+    if not all([axis in sizes for axis in manifest.axes]):
+        take_sizes(sizes, find_givers(sizes, manifest.axes))
+    return {axis: size for axis, size in sizes.items() if axis in manifest.axes}
 
 
 def _fills(manifest: Manifest) -> List[Dict[str, int]]:

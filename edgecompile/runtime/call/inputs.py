@@ -20,10 +20,11 @@ from typing import (
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..format.document import shorten
-from ..format.dtypes import BY_NAME
+from ..format.dtypes import BY_NAME, Number
 from ..format.schema import GenerationSpec, Manifest, TensorSpec
+from ..format.sums import axes_of, find_givers, size_of, take_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,6 +48,10 @@ class InputChecker:
         self._caches = None if manifest.generation is None else _cache_rules(manifest.generation)
         self._names = frozenset(item.name for item in manifest.inputs)
         self._dtypes = [np.dtype(item.dtype) for item in manifest.inputs]
+        # Sizes that follow from axes are compared once the sizes of the axes are known.
+        dims = [dim for item in manifest.inputs for dim in item.shape if isinstance(dim, str)]
+        self._sums = tuple(sorted(set(dims) - set(manifest.axes)))
+        self._givers = find_givers(dims, manifest.axes)
         # A cache has none: what the program writes there would be lost.
         caches: FrozenSet[str] = frozenset() if self._caches is None else self._caches.names
         self._optional = frozenset(
@@ -76,6 +81,7 @@ class InputChecker:
             return whole
         problems: List[str] = []
         arrays: List[NDArray[Any]] = []
+        checked: List[Tuple[TensorSpec, NDArray[Any]]] = []
         sizes: Dict[str, int] = {}
         origins: Dict[str, Tuple[int, str]] = {}
         if inputs.keys() != self._names:
@@ -89,8 +95,11 @@ class InputChecker:
             else:
                 array = self._convert(spec, dtype, value, problems)
             if array is not None and self._check_shape(spec, array, sizes, origins, problems):
-                _check_bounds(spec, array, problems)
                 arrays.append(array)
+                checked.append((spec, array))
+        self._check_sums(sizes, origins, problems)
+        for spec, array in checked:
+            _check_bounds(spec, array, sizes, problems)
         if problems:
             _raise(problems)
         if len(arrays) < len(self._specs):
@@ -122,9 +131,17 @@ class InputChecker:
                 for size, dim in zip(shape, dims):
                     if size != (dim if isinstance(dim, int) else sizes.setdefault(dim, size)):  # type: ignore[arg-type]
                         return None
-            if spec.bounds is not None and (array.size == 0 or not _within(array, *spec.bounds)):
-                return None
+            if spec.bounds is not None:
+                if spec.reach != (None, None) or array.size == 0:
+                    return None
+                if not _within(array, *spec.bounds):
+                    return None
             arrays.append(array)
+        if self._givers and take_sizes(sizes, self._givers):
+            return None
+        for text in self._sums:
+            if sizes.pop(text) != size_of(text, sizes):
+                return None
         return arrays, sizes
 
     def _add_defaults(
@@ -137,9 +154,10 @@ class InputChecker:
         for index, spec in enumerate(self._specs):
             if spec.name in inputs:
                 continue
-            if any(isinstance(dim, str) and dim not in sizes for dim in spec.shape):
+            try:
+                shape = [size_of(dim, sizes) for dim in spec.shape]
+            except KeyError:
                 _raise(["{}: is missing, and nothing else has its size".format(spec.name)])
-            shape = [sizes[dim] if isinstance(dim, str) else dim or 0 for dim in spec.shape]
             arrays.insert(index, np.full(shape, spec.default, self._dtypes[index]))
 
     def choose_fill(
@@ -152,8 +170,8 @@ class InputChecker:
         within its caches; other programs have none.
 
         Args:
-            arrays, sizes: of ``check``.
-            fills: of ``Dispatcher.fills``.
+            arrays, sizes: the results of ``check``.
+            fills: the result of ``Dispatcher.fills``.
 
         Raises:
             InputError: the rows lie outside the caches, or the last token outside the input.
@@ -241,14 +259,39 @@ class InputChecker:
                 good = False
         return good
 
+    def _check_sums(
+        self,
+        sizes: Dict[str, int],
+        origins: Mapping[str, Tuple[int, str]],
+        problems: List[str],
+    ) -> None:
+        """Takes the sums out of ``sizes``: these give the sizes of some axes, and are compared with the others.
+
+        A size that nothing gives is no problem.
+        """
+        for text in take_sizes(sizes, self._givers):
+            message = "{1}: dimension {0} ({2}) has size {3}, which it has for no size of its axes"
+            problems.append(message.format(*origins[text], text, sizes[text]))
+        for text in self._sums:
+            size = sizes.pop(text, None)
+            try:
+                wanted = size_of(text, sizes)
+            except KeyError:  # the input that gives it is refused
+                continue
+            if size not in (None, wanted):
+                given = ["{} {}".format(a, sizes[a]) for a in axes_of(text, ())]
+                message = "{1}: dimension {0} ({2}) has size {3}, must be {4} with {5}"
+                at = origins[text]
+                problems.append(message.format(*at, text, size, wanted, ", ".join(given)))
+
 
 class CheckedInputs(Dict[str, "NDArray[Any]"]):
     """Inputs that a checker found good; a run of the same bundle takes them as they are.
 
     Attributes:
         checker: the one that did.
-        arrays: in the manifest's order.
-        sizes: of every axis.
+        arrays: the arrays in the manifest's order.
+        sizes: the size of every axis.
         bucket: the one that serves these sizes.
     """
 
@@ -303,10 +346,24 @@ def _within(array: "NDArray[Any]", low: Any, high: Any) -> bool:
     )
 
 
-def _check_bounds(spec: TensorSpec, array: "NDArray[Any]", problems: List[str]) -> None:
+def find_bounds(spec: TensorSpec, sizes: Mapping[str, int]) -> Tuple[Number, Number]:
+    """The bounds of an input that has some, where axes have these sizes."""
+    assert spec.bounds is not None
+    low, high = (
+        end if text is None else size_of(text, sizes) for text, end in zip(spec.reach, spec.bounds)
+    )
+    return low, high
+
+
+def _check_bounds(
+    spec: TensorSpec, array: "NDArray[Any]", sizes: Mapping[str, int], problems: List[str]
+) -> None:
     if spec.bounds is None or array.size == 0:
         return
-    low, high = spec.bounds
+    try:
+        low, high = find_bounds(spec, sizes)
+    except KeyError:  # an input with a wrong shape has the axis, and is refused
+        return
     if _within(array, low, high):
         return
     with np.errstate(invalid="ignore"):
@@ -315,6 +372,7 @@ def _check_bounds(spec: TensorSpec, array: "NDArray[Any]", problems: List[str]) 
     text = "{}: {} of {} values lie outside {}..{}, the first is {} at {}"
     problems.append(
         text.format(spec.name, len(outside), array.size, low, high, array[first], list(first))
+        + "".join([", bounded by " + text for text in spec.reach if text is not None])
     )
 
 
@@ -342,10 +400,10 @@ def make_inputs(
     generation = manifest.generation
     first = () if generation is None else (generation.position, generation.last)
     for spec in manifest.inputs:
-        shape = tuple(sizes[dim] if isinstance(dim, str) else dim or 0 for dim in spec.shape)
+        shape = tuple(size_of(dim, sizes) for dim in spec.shape)
         value = 1
+        low, high = (0, 0) if spec.bounds is None else find_bounds(spec, sizes)
         if spec.bounds is not None:
-            low, high = spec.bounds
             value = min(max(1, low), high)  # type: ignore[assignment]
         if spec.name in first:
             result[spec.name] = np.zeros(shape, dtype=spec.dtype)
@@ -353,9 +411,9 @@ def make_inputs(
         array = np.full(shape, value, dtype=spec.dtype)
         if rng is not None:
             kind = BY_NAME[spec.dtype].kind
-            if kind in "iu" and spec.bounds is not None and spec.bounds[1] - spec.bounds[0] > 1:
-                high = min(int(spec.bounds[1]), 2**62)
-                array[...] = rng.randint(int(spec.bounds[0]), high + 1, shape, dtype=np.int64)
+            if kind in "iu" and high - low > 1:
+                end = min(int(high), 2**62) + 1
+                array[...] = rng.randint(int(low), end, shape, dtype=np.int64)
             elif kind == "f" and spec.bounds is None:
                 array[...] = rng.standard_normal(shape)
         result[spec.name] = array

@@ -2,18 +2,50 @@
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple
+from functools import partial
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+)
 
-from ..errors import EdgecompileError
-from ..format.compare import compare_arrays
+from ..base.errors import EdgecompileError
+from ..format.compare import Agreement, compare_arrays
 from ..format.golden import Case, list_cases, read_case
 from ..format.schema import Manifest, Tolerance
+from ..format.ties import Ties, take_ties
 from .dispatch import axis_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _Loader = Callable[[], Case]
+
+
+class CaseLike(Protocol):
+    """The outputs that a case expects, here and on the build host."""
+
+    @property
+    def outputs(self) -> "Mapping[str, NDArray[Any]]":
+        """The outputs by name."""
+        ...
+
+    @property
+    def margins(self) -> Mapping[str, float]:
+        """The difference, by output, that is allowed beyond the tolerance."""
+        ...
+
+    @property
+    def ties(self) -> Optional[Ties]:
+        """Alternatives for nearly equal values; None: there are none."""
+        ...
 
 
 class Runner(Protocol):
@@ -26,7 +58,7 @@ class Runner(Protocol):
 
     @property
     def tolerance(self) -> Tolerance:
-        """Of what runs here."""
+        """The tolerance of the program that runs here."""
         ...
 
     @property
@@ -43,9 +75,22 @@ class Runner(Protocol):
         ...
 
 
-def run_cases(model: Runner, cases: Optional[str] = None) -> List[Dict[str, Any]]:
-    """The result of each golden vector, or of each in the folder ``cases``; see ``run_selftest``."""
-    return [_run_case(model, *item) for item in _cases(model, cases)]
+def run_cases(
+    model: Runner, cases: Optional[str] = None, threads: Sequence[int] = ()
+) -> List[Dict[str, Any]]:
+    """The result of each golden vector, or of each in the folder ``cases``; see ``run_selftest``.
+
+    ``threads``: numbers of threads that the runs have in turn, 0 as the model is opened; only of a ``Model`` whose
+    ``info["run_threads"]`` is true.
+    """
+    results = []
+    for number, (bucket, name, load) in enumerate(_cases(model, cases)):
+        count = threads[number % len(threads)] if threads else 0
+        run: Any = model.run_bucket
+        if count:
+            run = partial(model.with_threads, count, run)  # type: ignore[attr-defined]
+        results.append({**_run_case(model, run, bucket, name, load), "threads": count})
+    return results
 
 
 def _cases(model: Runner, cases: Optional[str]) -> List[Tuple[int, str, _Loader]]:
@@ -56,7 +101,7 @@ def _cases(model: Runner, cases: Optional[str]) -> List[Tuple[int, str, _Loader]
             for bucket, name, file in list_cases(cases)
         ]
     return [
-        (item.bucket, item.case, lambda item=item: _load_golden(model, item.file))  # type: ignore[misc]
+        (item.bucket, item.case, lambda item=item: load_golden(model, item.file))  # type: ignore[misc]
         for item in sorted(manifest.golden, key=lambda item: (item.bucket, item.case))
     ]
 
@@ -69,7 +114,12 @@ def _load_file(model: Runner, file: str) -> Case:
         os.close(fd)
 
 
-def _load_golden(model: Runner, name: str) -> Case:
+def load_golden(model: Runner, name: str) -> Case:
+    """Reads the golden vector in the bundle's file ``name``, its hash compared first.
+
+    Raises:
+        BundleError: it is malformed or damaged.
+    """
     fd = model.open_file(name)
     try:
         return read_case(fd, name, model.manifest)
@@ -77,8 +127,9 @@ def _load_golden(model: Runner, name: str) -> Case:
         os.close(fd)
 
 
-def _run_case(model: Runner, bucket: int, name: str, load: _Loader) -> Dict[str, Any]:
-    result: Dict[str, Any] = {
+def new_result(bucket: int, name: str) -> Dict[str, Any]:
+    """The result of a case that hasn't been run: not ok, no numbers."""
+    return {
         "bucket": bucket,
         "case": name,
         "sizes": {},
@@ -88,14 +139,21 @@ def _run_case(model: Runner, bucket: int, name: str, load: _Loader) -> Dict[str,
         "limit": None,
         "cosine": None,
         "ms": None,
+        "threads": 0,
         "outputs": {},
     }
+
+
+def _run_case(
+    model: Runner, run: Callable[..., Any], bucket: int, name: str, load: _Loader
+) -> Dict[str, Any]:
+    result = new_result(bucket, name)
     try:
         case = load()
         shapes = {name: array.shape for name, array in case.inputs.items()}
         result["sizes"] = axis_sizes(model.manifest, shapes)
         started = time.perf_counter_ns()
-        outputs = model.run_bucket(bucket, case.inputs)
+        outputs = run(bucket, case.inputs)
         result["ms"] = (time.perf_counter_ns() - started) / 1e6
     except EdgecompileError as error:
         result["error"] = str(error)
@@ -103,10 +161,33 @@ def _run_case(model: Runner, bucket: int, name: str, load: _Loader) -> Dict[str,
     except OSError as error:
         result["error"] = "can't be read: {}".format(error.strerror)
         return result
-    agreements = {
-        key: compare_arrays(outputs[key], want, model.tolerance, model.min_cosine)
-        for key, want in case.outputs.items()
+    agreements = compare_case(outputs, case, model.tolerance, model.min_cosine)
+    reasons = note_agreements(result, agreements)
+    cosines = [item.cosine for item in agreements.values() if item.cosine is not None]
+    result["cosine"] = min(cosines, default=None)
+    if reasons:
+        result["error"] = reasons
+    return result
+
+
+def compare_case(
+    outputs: "Mapping[str, NDArray[Any]]",
+    case: CaseLike,
+    tolerance: Tolerance,
+    min_cosine: Optional[float] = None,
+) -> Dict[str, Agreement]:
+    """The agreement of a run's outputs with those of a case, by name; places of nearly equal values may be others."""
+    wanted = case.outputs
+    if case.ties is not None:
+        wanted = take_ties(outputs, wanted, case.ties, tolerance, case.margins)
+    return {
+        key: compare_arrays(outputs[key], want, tolerance, min_cosine, case.margins.get(key, 0.0))
+        for key, want in wanted.items()
     }
+
+
+def note_agreements(result: Dict[str, Any], agreements: Mapping[str, Agreement]) -> str:
+    """Puts into a result how its outputs agree; returns the reasons why some don't, "" if all do."""
     # The case is as bad as its worst output: a failed one, or the one nearest to its limit.
     worst = max(
         agreements.values(),
@@ -117,10 +198,8 @@ def _run_case(model: Runner, bucket: int, name: str, load: _Loader) -> Dict[str,
         max_abs_error=worst.max_abs_error,
         scale=worst.scale,
         limit=worst.limit,
-        cosine=min((a.cosine for a in agreements.values() if a.cosine is not None), default=None),
         outputs={key: item.to_json() for key, item in agreements.items()},
     )
-    reasons = ["{} {}".format(key, item.reason) for key, item in agreements.items() if item.reason]
-    if reasons:
-        result["error"] = "; ".join(reasons)
-    return result
+    return "; ".join(
+        "{} {}".format(k, item.reason) for k, item in agreements.items() if item.reason
+    )

@@ -15,10 +15,11 @@ from typing import (
 
 import numpy as np
 
+from ..base.errors import InputError, NativeError
 from ..cpu.tensors import MAX_DIMS, Shape
-from ..errors import InputError, NativeError
 from ..format.document import shorten
 from ..format.schema import Manifest
+from ..format.sums import size_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,7 +54,7 @@ class ResultMaker:
     def shapes(self, sizes: Mapping[str, int]) -> List[Shape]:
         """The shape of each output for inputs of these sizes; None where it isn't known before."""
         return [
-            tuple([sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape])
+            tuple([None if dim is None else size_of(dim, sizes) for dim in spec.shape])
             for spec in self._specs
         ]
 
@@ -67,10 +68,10 @@ class ResultMaker:
         """Runs ``program`` and returns its outputs by name, cut to the inputs' own sizes.
 
         Args:
-            program: what to run.
+            program: the program to run.
             arrays: its inputs, padded.
-            sizes: of the inputs before they were padded.
-            out: for each output the array to write it to; None makes new ones.
+            sizes: the sizes of the inputs before they were padded.
+            out: the array for each output; None makes new ones.
 
         Raises:
             InputError: ``out`` doesn't fit; lists every problem.

@@ -3,9 +3,9 @@
 import sys
 from typing import Any, Dict, List, Optional, Sequence
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..format.document import shorten
-from ..start import open_bundle
+from ..model.open_bundle import open_bundle
 from ..text.encoder import Text, TextOutputs
 
 _SHOWN = 4  # numbers of a row, and labels of a text

@@ -3,10 +3,11 @@
 import argparse
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..format.document import shorten
+from ..text.stream import TextStream
 
 MAX_IDS_BYTES = 64 << 20
 
@@ -27,6 +28,27 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="read a prompt per line, ids separated by commas or spaces; - reads standard input",
     )
+    add_sampling_options(command)
+    add(
+        "--stop",
+        metavar="N,N,...",
+        action="append",
+        default=[],
+        help="end after these token ids in a row; may be given several times",
+    )
+    add(
+        "--stop-text",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="end the new text before TEXT; may be given several times",
+    )
+    add("--ignore-eos", action="store_true", help="go on after a token that ends a text")
+
+
+def add_sampling_options(command: argparse.ArgumentParser) -> None:
+    """The options of each command that makes new tokens."""
+    add = command.add_argument
     add("--max-new-tokens", metavar="N", type=int, help="make at most N tokens")
     add(
         "--temperature",
@@ -54,21 +76,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="set the random seed; the same one gives the same text",
     )
     add("--greedy", action="store_true", help="take the likeliest token each time")
-    add(
-        "--stop",
-        metavar="N,N,...",
-        action="append",
-        default=[],
-        help="end after these token ids in a row; may be given several times",
-    )
-    add(
-        "--stop-text",
-        metavar="TEXT",
-        action="append",
-        default=[],
-        help="end once the new text contains TEXT; may be given several times",
-    )
-    add("--ignore-eos", action="store_true", help="go on after a token that ends a text")
+
+
+def read_sampling(options: argparse.Namespace) -> Dict[str, Any]:
+    """The arguments of ``Model.generate`` that ``add_sampling_options`` adds options for."""
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
+    sampling = {name: getattr(options, name) for name in names}
+    return {**sampling, "do_sample": False if options.greedy else None}
 
 
 def run_generate(
@@ -87,18 +101,12 @@ def run_generate(
     Raises:
         InputError: the prompts or the options are wrong.
     """
-    from ..start import open_bundle  # here: other commands needn't wait for it
+    from ..model.open_bundle import open_bundle  # here: other commands needn't wait for it
     from ..text.encoder import open_tokenizer
 
     id_lists = _read_prompts(options)
     arguments: Dict[str, Any] = {
-        "max_new_tokens": options.max_new_tokens,
-        "do_sample": False if options.greedy else None,
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "repetition_penalty": options.repetition_penalty,
-        "seed": options.seed,
+        **read_sampling(options),
         "stop": [_read_ids(text, "--stop") for text in options.stop],
         "eos": () if options.ignore_eos else None,
     }
@@ -111,19 +119,19 @@ def run_generate(
         # All are judged before the first one runs.
         streams = [session.stream(prompt, **arguments) for prompt in prompts]
         for index, (stream, prompt) in enumerate(zip(streams, prompts)):
-            text = None if tokenizer is None else _Text(tokenizer, options.stop_text)
+            text = None if tokenizer is None else TextStream(tokenizer, stream, options.stop_text)
             times = [time.perf_counter()]
             for token in stream:
                 times.append(time.perf_counter())
-                piece = "" if text is None else text.add(stream)
+                piece = "" if text is None else text.read(token)
                 if options.text:
-                    show(piece)
+                    show(printable(piece))
                 else:
                     show(" {}".format(token) if len(times) > 2 else str(token))
             show("\n")
             texts.append(_describe(stream, times))
             if text is not None:
-                texts[-1]["text"] = text.whole
+                texts[-1]["text"] = text.text
             if stream.source is not None:
                 texts[-1]["source"] = prompt
             lines.append(_line(index, texts[-1], options))
@@ -150,27 +158,9 @@ def _describe(stream: Any, times: List[float]) -> Dict[str, Any]:
     }
 
 
-class _Text:
-    """The new text of a stream; ``whole`` is what is there so far."""
-
-    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        self.whole = ""
-        self._tokenizer = tokenizer
-        self._stops = stops
-        self._shown = ""
-
-    def add(self, stream: Any) -> str:
-        """Reads the tokens of the stream, ends it behind a stop, and returns what is new to show."""
-        self.whole = self._tokenizer.decode(stream.tokens)
-        if stream.finish_reason is None and any(stop in self.whole for stop in self._stops):
-            stream.finish_reason = "stop"
-        # A character whose bytes aren't all there yet; and where text before changes, it waits.
-        half = self.whole.endswith("\ufffd") and stream.finish_reason is None
-        if half or not self.whole.startswith(self._shown):
-            return ""
-        new, self._shown = self.whole[len(self._shown) :], self.whole
-        # What a model makes sends no escape sequence to the terminal.
-        return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in new)
+def printable(text: str) -> str:
+    """A piece of new text without what sends escape sequences to a terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
 def _line(index: int, text: Dict[str, Any], options: argparse.Namespace) -> str:

@@ -4,11 +4,12 @@ import contextlib
 import os
 from typing import Any, Dict, List, Optional
 
+from ..base.errors import BundleError, EdgecompileError, UnsupportedHostError
 from ..cpu.host import VARIANT_VARIABLE, choose_variant, describe_host, missing
-from ..errors import BundleError, EdgecompileError, UnsupportedHostError
 from ..format.folder import BundleFolder
 from ..format.schema import MANIFEST_NAME, TENSORRT, TRITON, Manifest, Variant
-from ..opening import Request, judge_backends
+from ..model.open_bundle import find_opener
+from ..open.choose import OpenRequest
 
 _HERE = ("host", "variants", "chosen", "problem", "device_bytes")
 
@@ -78,7 +79,7 @@ def _judge_host(folder: BundleFolder, name: Optional[str]) -> Dict[str, Any]:
     chosen, problem = None, None
     without: Dict[str, str] = {}
     with contextlib.suppress(EdgecompileError):  # whoever opens it learns more
-        without = judge_backends(folder, host, Request(variant=name))
+        without = find_opener(manifest).judge(folder, host, OpenRequest(variant=name))
     try:
         chosen, _ = choose_variant(manifest, host, name, without)
     except UnsupportedHostError as error:
@@ -108,7 +109,7 @@ def _ready(folder: BundleFolder, variant: Variant) -> str:
     if variant.backend == TRITON:
         from ..triton.variant import judge_triton_variant
 
-        return judge_triton_variant(folder.manifest, variant)
+        return judge_triton_variant(folder, variant)
     if variant.backend != TENSORRT:
         return "runs here"
     from ..gpu.variant import judge_gpu_variant

@@ -1,10 +1,11 @@
 """The options of commands with many of them, beside those that every command has."""
 
 import argparse
+from typing import List
 
 
 def add_bench_options(command: argparse.ArgumentParser) -> None:
-    """Those of ``bench``."""
+    """The options of ``bench``."""
     add = command.add_argument
     add("--lengths", metavar="FILE", help="read a length, or length,count, a line")
     add(
@@ -32,7 +33,7 @@ def add_bench_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_encode_options(command: argparse.ArgumentParser) -> None:
-    """Those of ``encode``."""
+    """The options of ``encode``."""
     add = command.add_argument
     add(
         "--text",
@@ -46,7 +47,7 @@ def add_encode_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_finish_options(command: argparse.ArgumentParser) -> None:
-    """Those of ``finish``."""
+    """The options of ``finish``."""
     add = command.add_argument
     add("--workspace", metavar="BYTES", type=int, help="give kernels BYTES to be tried with")
     add("--level", metavar="N", type=int, choices=range(6), help="optimize at this level")
@@ -57,8 +58,37 @@ def add_finish_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_report_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``report``."""
+    add = command.add_argument
+    add("--onnx", metavar="FILE", help="time onnxruntime and openvino on this file of the model")
+    add(
+        "--threads",
+        metavar="N,N",
+        type=_counts,
+        default=(),
+        help="use N threads for a run (default: 1, 2, 4 to the number of CPUs)",
+    )
+    add(
+        "--seconds",
+        metavar="S",
+        type=float,
+        default=30.0,
+        help="measure for S seconds (default: 30)",
+    )
+    add("--seed", metavar="N", type=int, default=0, help="set the random seed (default: 0)")
+    add("--output", metavar="FILE", help="write the report as JSON")
+
+
+def _counts(text: str) -> List[int]:
+    try:
+        return [int(count) for count in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError("{!r} isn't N or N,N".format(text)) from None
+
+
 def add_tune_options(command: argparse.ArgumentParser) -> None:
-    """Those of ``tune``."""
+    """The options of ``tune``."""
     add = command.add_argument
     add(
         "--seconds",

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..base.limits import memory_for
 from ..format.document import shorten
 from ..format.output import check_output, write_output
-from ..limits import memory_for
-from ..start import open_bundle
+from ..model.open_bundle import open_bundle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,13 +1,17 @@
-"""Repeats on this machine what the build host verified: hashes, then golden vectors."""
+"""Repeats on this machine what the build host verified: hashes, golden vectors, rows together and alone."""
 
 import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
 
 from ..call.replay import run_cases
+from ..call.rows import check_rows
 from ..format.schema import plain
 from ..generation.golden import format_generations, replay_generations
-from ..start import open_bundle
+from ..model.open_bundle import open_bundle
+
+#: The numbers of threads that given cases are run with in turn, 0 as the bundle is opened.
+_THREADS = (0, 1, 2, 4)
 
 
 def run_selftest(
@@ -25,12 +29,12 @@ def run_selftest(
         cases: a folder of ``<bucket>-<case>.npz`` to run instead of the bundle's own vectors, and
             perhaps a ``generation.json``.
         verify: see ``open_bundle``; "full" compares the hash of every file first.
-        say: gets a line of text for every step.
+        say: a function that gets a line of text for every step.
         how: threads and variant of ``open_bundle``.
 
     Returns:
         Plain JSON values: "ok", "tolerance" and "min_cosine" (of the variant that ran), "cases" (each with bucket, case, ok, max_abs_error, scale, limit,
-        cosine (the least of its outputs), ms, outputs and, where it failed, error), "missing_buckets" (without a vector; with the
+        cosine (the least of its outputs), ms, threads (0: as opened), outputs and, where it failed, error), "missing_buckets" (without a vector; with the
         bundle's own vectors that is a failure), "generation" (of a generative bundle's golden
         generations, see ``generation.golden.replay_generations``), "encoder" (cases of the bundle that
         reads its sources) and "imported" (top-level modules of this process).
@@ -43,7 +47,11 @@ def run_selftest(
         opened = time.perf_counter()
         info = model.info
         say("opened {} as {} in {:.2f} s".format(path, info["variant"], opened - started))
-        results = run_cases(model, cases)
+        # What threads race for comes out right with some numbers of threads.
+        threads = _THREADS if cases is not None and info["run_threads"] else ()
+        results = run_cases(model, cases, threads)
+        if cases is None:
+            results += check_rows(model)
         covered = {item["bucket"] for item in results}
         generated = replay_generations(model, cases)
         inner = [] if cases or model.encoder is None else run_cases(model.encoder)

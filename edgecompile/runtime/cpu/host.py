@@ -12,7 +12,8 @@ import struct
 import sys
 from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..errors import NativeError, UnsupportedHostError
+from ..base.errors import NativeError, UnsupportedHostError
+from ..base.installation import newer_bundle_hint
 from ..format.folder import BundleFolder
 from ..format.schema import NOTHING, Manifest, Variant
 from . import loaders
@@ -24,7 +25,7 @@ VARIANT_VARIABLE = "EDGECOMPILE_VARIANT"
 
 
 class Host(NamedTuple):
-    """A machine as far as choosing a variant needs it, and what a target profile says of it.
+    """A machine as far as choosing a variant needs it, and its description in a target profile.
 
     ``glibc`` is None where the C library is another one; ``cpus`` counts the processors that this
     process may use; ``probed`` tells whether the CPU was asked for its features; ``memory`` is in
@@ -174,12 +175,16 @@ def missing(variant: Variant, host: Host) -> List[str]:
     return reasons
 
 
-def _refusal(variants: Sequence[Variant], refused: Mapping[str, List[str]]) -> UnsupportedHostError:
+def _refusal(
+    manifest: Manifest, variants: Sequence[Variant], refused: Mapping[str, List[str]]
+) -> UnsupportedHostError:
     """The error where none of ``variants`` can run: a backend's own if that is all that
     one of them lacks."""
     for item in variants:
         refusal = loaders.refuse(item)
         if refusal is not None and refused[item.name] == [refusal.message]:
+            if not loaders.is_known(item.backend):
+                refusal.hint = newer_bundle_hint(manifest.built_by) or refusal.hint
             return refusal
     hint = "build the bundle for a target that includes this machine"
     return UnsupportedHostError("", hint)
@@ -228,13 +233,14 @@ def choose_variant(
         text = "the variant {} can't run here: {}".format(
             variant_name, "; ".join(refused[variant_name])
         )
-        error = _refusal([x for x in manifest.variants if x.name == variant_name], refused)
+        named = [x for x in manifest.variants if x.name == variant_name]
+        error = _refusal(manifest, named, refused)
         if type(error) is UnsupportedHostError:
             error.hint = "leave the choice to the loader, or build for this machine"
         raise type(error)(text, error.hint)
     if not fitting:
         lines = ["no variant of this bundle can run here"]
         lines += ["{}: {}".format(name, "; ".join(items)) for name, items in refused.items()]
-        error = _refusal(manifest.variants, refused)
+        error = _refusal(manifest, manifest.variants, refused)
         raise type(error)("\n  ".join(lines), error.hint)
     return max(fitting, key=lambda item: item.rank), refused

@@ -12,10 +12,10 @@ import os
 import threading
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..errors import DamagedBundleError, NativeError
+from ..base.errors import DamagedBundleError, NativeError
+from ..base.limits import explain_loading
 from ..format.folder import BundleFolder, file_state, find_hash_damage
 from ..format.schema import FileEntry
-from ..limits import explain_loading
 
 #: A native function's name, result and arguments.
 Function = Tuple[str, Any, Tuple[Any, ...]]

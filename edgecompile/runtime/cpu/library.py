@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..errors import NativeError
+from ..base.errors import NativeError
+from ..base.limits import explain_loading, no_memory
 from ..format.weights import Weights
-from ..limits import explain_loading, no_memory
 from .functions import ABI_VERSION, FUNCTIONS, HANDLE, OPTIONAL, ProfileRow
 from .libraries import PinnedLibrary, bind_functions, find_loaded, load_library
 from .tensors import NativeTensor, Shape, fill_tensor, pack_arrays, wrap_tensor
@@ -107,7 +107,7 @@ class RuntimeLibrary:
         self.check(self._library.ec_set_run_threads(count), "setting a run's threads")
 
     def start_profile(self) -> None:
-        """Counts, from zero, what kernels do on every thread of the process."""
+        """Counts, from zero, the work of kernels on every thread of the process."""
         self._library.ec_profile_start()
 
     def stop_profile(self) -> List[ProfileRow]:
@@ -143,7 +143,7 @@ class RuntimeLibrary:
         Args:
             pinned: the program's library.
             weights: kept mapped until the program is closed.
-            concurrency: how many runs may be in flight at once; more wait their turn.
+            concurrency: the number of runs that may be in flight at once; more wait their turn.
 
         Raises:
             DamagedBundleError: its content changed since it was pinned.
@@ -226,7 +226,7 @@ class Program:
         """Runs once and writes the outputs, or the leading part that fits, to ``results``.
 
         Args:
-            arrays: as for ``run``.
+            arrays: the arguments of ``run``.
             results: an array for each output, of its dtype and no larger, with strides that aren't
                 negative; they may not overlap each other or the inputs.
 

@@ -7,7 +7,7 @@ carries it beside this one.
 
 from typing import TYPE_CHECKING, Dict, Optional, Protocol
 
-from ..errors import LoaderNeededError, UnsupportedHostError
+from ..base.errors import LoaderNeededError, UnsupportedHostError
 from ..format.schema import AOTI_CPU, TENSORRT, TORCH, TRITON, Variant
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ def register_loader(backend: str, loader: Loader) -> None:
 def find_loader(backend: str) -> Loader:
     """The registered loader of a backend, which ``refuse`` has accepted."""
     return _loaders[backend]
+
+
+def is_known(backend: str) -> bool:
+    """Whether this runtime or a package that it knows has a loader for a backend."""
+    return backend in OWN_BACKENDS or backend in _loaders or backend in PACKAGES
 
 
 def refuse(variant: Variant) -> Optional[UnsupportedHostError]:

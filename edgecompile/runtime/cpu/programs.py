@@ -4,7 +4,7 @@ import os
 import threading
 from typing import Any, Dict, List, Optional, Sequence
 
-from ..errors import BundleError
+from ..base.errors import BundleError
 from ..format.folder import BundleFolder
 from ..format.schema import Variant
 from ..format.weights import Weights, map_weights

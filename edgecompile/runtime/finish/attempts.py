@@ -29,7 +29,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt. ``groups`` holds the buckets that each profile serves, in order."""
+    """One attempt. ``groups`` holds the buckets that each profile serves, in order; those of a graph are neighbours."""
 
     workspace_bytes: int
     optimization_level: int
@@ -68,16 +68,20 @@ def list_attempts(recipe: Recipe, workspace: int, level: int, profiles: int) -> 
     and what its engine holds; buckets that share one run kernels that were chosen for the larger.
 
     Args:
-        recipe: of the bundle.
+        recipe: the recipe of the bundle.
         workspace: bytes of the first attempt.
         level: optimization level of the first attempt.
-        profiles: how many the first attempt may have.
+        profiles: the number of profiles that the first attempt may have.
     """
-    # Neighbours in size are merged, whatever order the manifest has them in.
+    # Neighbours in size are merged, whatever order the manifest has them in; of one graph alone.
     volumes = [_volume(profile) for profile in recipe.profiles]
-    groups: Tuple[Group, ...] = tuple((bucket,) for bucket in range(len(volumes)))
-    while len(groups) > profiles:
-        groups = _merge(groups, volumes)
+    sides: List[Tuple[Group, ...]] = [
+        tuple((bucket,) for bucket in graph.buckets) for graph in recipe.graphs
+    ]
+    groups: Tuple[Group, ...] = sum(sides, ())
+    while len(groups) > max(profiles, len(sides)):
+        sides = [_merge(side, volumes) for side in sides]
+        groups = sum(sides, ())
     yield Attempt(workspace, level, groups)
     least = min(workspace, LEAST_WORKSPACE)
     quarter = max(workspace // 4, least)
@@ -86,8 +90,9 @@ def list_attempts(recipe: Recipe, workspace: int, level: int, profiles: int) -> 
     low = min(level, _LOW_LEVEL)
     if low < level or least < quarter:
         yield Attempt(least, low, groups)
-    while len(groups) > 1:
-        groups = _merge(groups, volumes)
+    while len(groups) > len(sides):
+        sides = [_merge(side, volumes) for side in sides]
+        groups = sum(sides, ())
         yield Attempt(least, low, groups)
 
 
@@ -121,7 +126,7 @@ def merge_profiles(
 
 
 def _volume(profile: Mapping[str, ShapeRange]) -> int:
-    """How many elements the largest inputs have."""
+    """The number of elements of the largest inputs."""
     total = 0
     for shapes in profile.values():
         count = 1

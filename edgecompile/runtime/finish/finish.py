@@ -11,9 +11,10 @@ import subprocess
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..children import child_command
+from ..base.children import child_command
+from ..base.errors import EngineCacheError, UnsupportedHostError
 from ..cpu.host import VARIANT_VARIABLE, architecture
-from ..errors import EngineCacheError, UnsupportedHostError
+from ..format.document import shorten
 from ..format.folder import BundleFolder
 from ..format.schema import TENSORRT, Manifest, Variant
 from ..gpu.cache import (
@@ -21,10 +22,9 @@ from ..gpu.cache import (
     cache_root,
     is_whole,
 )
-from .checks import check_device
+from .comparison import describe_triton_variant, find_triton_variant, read_comparison
+from .device_checks import check_device
 from .maker import EngineMaker, Options, Say
-from .rival import describe_rival, find_rival, read_comparison
-from .shipped import compare_devices
 
 _NOTHING = Options()
 
@@ -37,7 +37,7 @@ def finish_bundle(
     Args:
         path: the bundle.
         options: see ``Options``.
-        say: gets a line of text for every step.
+        say: a function that gets a line of text for every step.
 
     Returns:
         Plain JSON values; docs/jetson.md lists them.
@@ -71,7 +71,7 @@ def _finish(maker: EngineMaker) -> Tuple[str, FinishedEngine]:
     for note in check_device(maker.recipe, maker.identity, maker.options.force):
         maker.note(note)
     engine, _ = _finished(maker)
-    rival = find_rival(maker.manifest.variants, maker.variant)
+    rival = find_triton_variant(maker.manifest.variants, maker.variant)
     if engine is not None and (
         rival is None or read_comparison(maker.manifest, rival, engine) is not None
     ):
@@ -113,7 +113,7 @@ def _compare(
             text = "the variant {} fails {} golden vectors and isn't compared"
             maker.note(text.format(name, count))
     entries = dict(engine.stamp)
-    compared = {"rival": describe_rival(maker.manifest, rival), "ms": report["ms"]}
+    compared = {"rival": describe_triton_variant(maker.manifest, rival), "ms": report["ms"]}
     maker.engines.write_stamp({**entries, "compared": compared}, tested=True)
     stamped, reason = maker.engines.read_stamp()
     if stamped is None:
@@ -138,13 +138,22 @@ def _finished(maker: EngineMaker) -> Tuple[Optional[FinishedEngine], str]:
     return engine, ""
 
 
+def _compare_devices(before: Mapping[str, Any], now: Mapping[str, Any]) -> List[str]:
+    """Differences between two ``DeviceIdentity.key_json``, for people."""
+    return [
+        "{} was {}, is {}".format(name, shorten(before.get(name)), value)
+        for name, value in now.items()
+        if before.get(name) != value
+    ]
+
+
 def _tell_why(maker: EngineMaker, reason: str) -> None:
     maker.say("no finished engine: " + reason)
     now = maker.identity.key_json()
     for key, stamp, _ in maker.engines.others():
         before = stamp.get("device")
         if stamp.get("content") == maker.engines.content and isinstance(before, dict):
-            changed = compare_devices(before, now)
+            changed = _compare_devices(before, now)
             maker.note("finished before, as {}: {}".format(key[:12], "; ".join(changed)))
 
 
@@ -204,7 +213,6 @@ def format_finish(report: Mapping[str, Any]) -> List[str]:
     """The report for people, a line each."""
     built, tested = report["built"] or {}, report["selftest"] or {}
     engine = report["engine"]
-    how = "made by {}".format(built["made_by"]) if "made_by" in built else ""
     text = "{}: {} for {}, {:,} MiB, {} profiles, {}"
     lines = [
         text.format(
@@ -213,7 +221,7 @@ def format_finish(report: Mapping[str, Any]) -> List[str]:
             report["device"]["model"] or report["device"]["name"],
             engine["size"] >> 20,
             built.get("profiles"),
-            how or "optimization level {}".format(built.get("optimization_level")),
+            "optimization level {}".format(built.get("optimization_level")),
         ),
         "engine {}".format(engine["path"]),
         "sha256 {}".format(engine["sha256"]),

@@ -10,7 +10,7 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from ..errors import (
+from ..base.errors import (
     DeviceMemoryError,
     EngineCacheError,
     FinishError,
@@ -19,16 +19,15 @@ from ..errors import (
 )
 from ..format.folder import BundleFolder
 from ..format.recipe import read_recipe, sibling
-from ..format.recipe_schema import Recipe, ShippedEngine
+from ..format.recipe_schema import Recipe, Side
 from ..format.schema import Variant
 from ..gpu.cache import EngineFolder, FinishedEngine, describe_content, engine_name, is_whole
 from ..gpu.device import DeviceIdentity
 from ..gpu.log import BuildFailure
 from ..stats.file import format_time
 from .attempts import Attempt, Way, list_attempts, merge_profiles
-from .build import BuildJob
-from .checks import Room, check_disk, check_memory, disk_errors
-from .shipped import copy_engine, list_differences
+from .device_checks import FreeMemory, check_disk, check_memory, disk_errors
+from .engine_build import BuildJob, EngineJob
 from .worker import WorkerDied, Workers
 
 Say = Callable[[str], None]
@@ -66,21 +65,27 @@ class EngineMaker:
         self.folder = folder
         self.manifest = folder.manifest
         self.variant = variant
-        self.recipe: Recipe = read_recipe(folder, variant)
+        recipe = read_recipe(folder, variant)
         self.options = options
         self.say = say
-        self.workers = Workers(self.recipe.predicted.build_seconds, options.debug)
+        self.workers = Workers(recipe.predicted.build_seconds, options.debug)
         self.identity = DeviceIdentity(**self.workers.describe()["device"])
+        self.recipe: Recipe = recipe.for_tensorrt(self.identity.tensorrt)
         content = describe_content(self.manifest, variant, self.recipe)
         self.engines = EngineFolder(content, self.identity)
         self.attempts: List[Dict[str, Any]] = []
         self.notes: List[str] = []
-        self.room = Room(0)
+        self.room = FreeMemory(0)
         self.crashes = 0
 
     def refusal(self, engine: FinishedEngine) -> str:
         """Why TensorRT doesn't take an engine that is whole and whose key fits; "" if it does."""
-        request = {"path": engine.path, "sha256": engine.sha256, "size": engine.size}
+        request = {
+            "path": engine.path,
+            "sha256": engine.sha256,
+            "size": engine.size,
+            "plans": engine.plans,
+        }
         try:
             return str(self.workers.run("accept", request)["refusal"])
         except BuildFailure:  # too little memory now: that says nothing of the engine
@@ -111,7 +116,7 @@ class EngineMaker:
         names = [engine_name(item.sha256) for item in (served, built) if item is not None]
         self.engines.tidy(names)
         if built is None:
-            built = self._take_shipped() or self._build(lock, Way(len(self.recipe.profiles)))
+            built = self._build(lock, Way(len(self.recipe.profiles)))
         tested: Optional[Dict[str, Any]] = None
         while tested is None:
             try:
@@ -143,48 +148,15 @@ class EngineMaker:
         TensorRT 8.6 sometimes can't open what it built with several profiles, or calculates wrongly with it.
         """
         record = built.stamp["built"]
-        if _is_shipped(built):
-            return None
         way = Way(record["profiles"], record.get("pinned", False))
         chooses = self.recipe.float32 is not None and self.recipe.precision == "fp16"
         if wrong and not chooses:
             return None
-        if wrong and self.recipe.float32 and not way.pinned:
+        if wrong and any(graph.float32 for graph in self.recipe.graphs) and not way.pinned:
             return way._replace(pinned=True)
-        return way._replace(profiles=(way.profiles + 1) // 2) if way.profiles > 1 else None
-
-    def _take_shipped(self) -> Optional[FinishedEngine]:
-        """The engine that the bundle brings, in place, if it is one of this very device."""
-        shipped = self.recipe.engine
-        if shipped is None:
-            return None
-        if self.options.force or self.options.asked() != Options().asked():
-            self.say("the bundle brings an engine; another one is built, as asked for")
-            return None
-        differences = list_differences(shipped, self.identity)
-        if differences:
-            text = "the engine that the bundle brings is another device's: {}"
-            self.note(text.format("; ".join(differences)))
-            return None
-        self.say("the bundle brings an engine of this device, by {}".format(shipped.made_by))
-        check_disk(self.engines.path, self.recipe)
-        name = self._path(shipped.file)
-        output = self._scratch_name()
-        try:
-            copy_engine(self.folder, name, output)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(output)
-            raise
-        entry = self.manifest.files[name]
-        return self._adopt_shipped(shipped, output, {"size": entry.size, "sha256": entry.sha256})
-
-    def _adopt_shipped(
-        self, shipped: ShippedEngine, output: str, result: Mapping[str, Any]
-    ) -> FinishedEngine:
-        built = {"made_by": shipped.made_by, "profiles": len(set(shipped.profile_of))}
-        extra = {"tensors": dict(shipped.tensors)}
-        return self._adopt(output, result, shipped.profile_of, built, extra)
+        least = len(self.recipe.graphs)
+        fewer = max((way.profiles + 1) // 2, least)
+        return way._replace(profiles=fewer) if way.profiles > least else None
 
     def _scratch_name(self) -> str:
         return self.engines.join("building-{}-{}.tmp".format(os.getpid(), os.urandom(4).hex()))
@@ -199,12 +171,12 @@ class EngineMaker:
 
     def _build(self, lock: int, way: Way) -> FinishedEngine:
         recipe = self.recipe
-        for name in (recipe.onnx, recipe.weights):
+        for name in (*(graph.onnx for graph in recipe.graphs), recipe.weights):
             os.close(self.folder.open_checked(self._path(name)))
         check_disk(self.engines.path, recipe)
         # Now, not when this began: it may have waited for another process, which used much.
         described = self.workers.describe()
-        self.room = Room(described["free_bytes"], described["host_bytes"])
+        self.room = FreeMemory(described["free_bytes"], described["host_bytes"])
         allowed = check_memory(
             self.manifest,
             recipe,
@@ -253,11 +225,9 @@ class EngineMaker:
         started = time.monotonic()
         output = self._scratch_name()
         job = BuildJob(
-            onnx=os.path.join(os.path.abspath(self.folder.path), self._path(self.recipe.onnx)),
-            profiles=tuple(merge_profiles(self.recipe.profiles, attempt.groups)),
+            engines=tuple(self._engine_job(graph, attempt, pinned) for graph in self.recipe.graphs),
             workspace_bytes=attempt.workspace_bytes,
             optimization_level=attempt.optimization_level,
-            float32=self.recipe.float32 if pinned or self.recipe.float32 is None else (),
             timing_cache=self.engines.timing_cache,
             output=output,
         )
@@ -286,7 +256,15 @@ class EngineMaker:
         )
         built = dict(attempt.to_json(), seconds=result["seconds"], attempts=len(self.attempts))
         built.update(timing_cache=result["timing_cache"], pinned=pinned)
-        return self._adopt(output, result, attempt.profile_of(), built, {})
+        return self._adopt(output, result, attempt.profile_of(), built)
+
+    def _engine_job(self, graph: Side, attempt: Attempt, pinned: bool) -> EngineJob:
+        groups = [group for group in attempt.groups if group[0] in graph.buckets]
+        return EngineJob(
+            onnx=os.path.join(os.path.abspath(self.folder.path), self._path(graph.onnx)),
+            profiles=tuple(merge_profiles(self.recipe.profiles, groups)),
+            float32=graph.float32 if pinned or graph.float32 is None else (),
+        )
 
     def _adopt(
         self,
@@ -294,20 +272,20 @@ class EngineMaker:
         result: Mapping[str, Any],
         profile_of: Sequence[int],
         built: Mapping[str, Any],
-        extra: Mapping[str, Any],
     ) -> FinishedEngine:
         path = self.engines.adopt(output, result["sha256"])
+        sizes = result.get("plans", ())
+        plans = {"plans": list(sizes)} if len(sizes) > 1 else {}
         entries = {
             "bundle": {
                 "name": self.manifest.name,
                 "manifest_sha256": self.folder.manifest_sha256,
                 "variant": self.variant.name,
             },
-            "engine": {"size": result["size"], "sha256": result["sha256"]},
+            "engine": {"size": result["size"], "sha256": result["sha256"], **plans},
             "profile_of": list(profile_of),
             "asked": self.options.asked(),
             "built": dict(built),
-            **extra,
         }
         self.engines.write_stamp(entries, tested=False)
         engine, reason = self.engines.read_stamp(tested=False)
@@ -326,6 +304,7 @@ class EngineMaker:
             "engine": built.path,
             "sha256": built.sha256,
             "size": built.size,
+            "plans": built.plans,
             "profile_of": list(built.profile_of),
             "padding": self.recipe.padding,
             "tensors": dict(built.tensors),
@@ -353,9 +332,7 @@ class EngineMaker:
                 "the engine doesn't reproduce the golden vectors and isn't served: {}; {}".format(
                     result["worst"], outcome
                 ),
-                "run finish again with --force, which builds one from the ONNX"
-                if _is_shipped(built)
-                else "run finish again with another --level, or build the bundle with another precision",
+                "run finish again with another --level, or build the bundle with another precision",
             )
         tested: Dict[str, Any] = {key: result[key] for key in ("ok", "cases", "modes")}
         return tested
@@ -369,9 +346,8 @@ class EngineMaker:
         if served is not None and served.sha256 != built.sha256:
             keep.append(engine_name(served.sha256))
         self.engines.tidy(keep, untested=True)
-        if not _is_shipped(built):
-            with contextlib.suppress(OSError):
-                os.unlink(self.engines.timing_cache)
+        with contextlib.suppress(OSError):
+            os.unlink(self.engines.timing_cache)
         return bool(keep)
 
     def _path(self, name: str) -> str:
@@ -381,10 +357,6 @@ class EngineMaker:
         """Keeps a note for the report, and says it."""
         self.notes.append(text)
         self.say("note: " + text)
-
-
-def _is_shipped(engine: FinishedEngine) -> bool:
-    return "made_by" in engine.stamp["built"]
 
 
 def _for_want_of_memory(failure: Exception, short: bool) -> bool:

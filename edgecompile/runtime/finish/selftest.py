@@ -1,13 +1,14 @@
-"""Tests a fresh engine: the bundle's golden vectors, in every mode that the bundle can be run in."""
+"""Tests a fresh engine: golden vectors, rows together and alone, in every mode that the bundle can be run in."""
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
+from ..base.errors import BundleError, GpuError, ModeError
 from ..call.dispatch import Dispatcher
 from ..call.inputs import InputChecker
 from ..call.replay import run_cases
 from ..call.results import ResultMaker
-from ..errors import BundleError, GpuError, ModeError
+from ..call.rows import check_rows
 from ..format.folder import BundleFolder
 from ..format.recipe import read_recipe
 from ..format.recipe_schema import Recipe
@@ -17,7 +18,7 @@ from ..gpu.cuda import Cuda
 from ..gpu.engines import MODES, REDUCE_OVERHEAD
 from ..gpu.programs import GpuPrograms, pad_everything
 from ..gpu.tensorrt import load_engine
-from .build import Tell
+from .engine_build import Tell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,12 +76,13 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
     """Runs every golden vector through an engine, as ``open_bundle`` would run it.
 
     Args:
-        request: "bundle", "manifest_sha256", "variant", "engine" (a path), "sha256", "size",
+        request: "bundle", "manifest_sha256", "variant", "engine" (a path), "sha256", "size", "plans",
             "profile_of", "padding", "tensors".
         tell: unused.
 
     Returns:
-        "ok", "cases" (of ``call.replay.run_cases``, each with its "mode" and without its outputs),
+        "ok", "cases" (of ``call.replay.run_cases`` and ``call.rows.check_rows``, each with its "mode" and
+        without its outputs),
         "modes", "worst" (text about the worst case) and "lines" for people.
 
     Raises:
@@ -100,6 +102,7 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
             profile_of=tuple(request["profile_of"]),
             stamp=MappingProxyType({"padding": request["padding"]}),
             tensors=request["tensors"],
+            plans=tuple(request["plans"]),
         )
         cuda = Cuda.load()
         cases: List[Dict[str, Any]] = []
@@ -112,7 +115,7 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
                 lines.append("not tested: {}".format(error.message))
                 continue
             try:
-                results = run_cases(runner)
+                results = run_cases(runner) + check_rows(runner)
             except _GpuFailed as carrier:
                 raise carrier.error from None
             finally:
@@ -143,7 +146,7 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
 
 
 def _excess(item: Mapping[str, Any]) -> float:
-    """By how much a failed case is beyond its limit; an infinity where it gave no numbers."""
+    """The excess of a failed case over its limit; infinite where it gave no numbers."""
     ratio = _ratio(item)
     return float("inf") if ratio is None else ratio
 

@@ -21,14 +21,14 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Sequence, Type
 
-from .. import errors
-from ..children import child_command
-from ..errors import DeviceMemoryError, EdgecompileError, FinishError, GpuError
+from ..base import errors
+from ..base.children import child_command
+from ..base.errors import DeviceMemoryError, EdgecompileError, FinishError, GpuError
 from ..format.document import shorten
 from ..gpu.cuda import Cuda
 from ..gpu.device import describe_device, free_memory, main_memory
 from ..gpu.log import BuildFailure, is_about_memory
-from .build import BuildJob, Tell, build_engine
+from .engine_build import BuildJob, Tell, build_engines
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -97,9 +97,9 @@ def run_worker(
 
     Args:
         task: one of worker.py.
-        request: what it needs, plain JSON values.
+        request: the arguments of the task, plain JSON values.
         keep_open: descriptors that the process inherits, such as that of a lock.
-        tell: gets its messages meanwhile, in this thread.
+        tell: a function that gets its messages meanwhile, in this thread.
 
     Raises:
         BuildFailure: TensorRT didn't build, or memory ran out.
@@ -190,9 +190,9 @@ def estimate_left(fraction: float, seconds: float, predicted: Optional[float]) -
     """Seconds that a build takes still, or None where nothing can be said.
 
     Args:
-        fraction: of the work that is done, 0 to 1.
+        fraction: the part of the work that is done, 0 to 1.
         seconds: since the build began.
-        predicted: of the whole build, by the recipe, or None.
+        predicted: the seconds of the whole build that the recipe predicts, or None.
     """
     if fraction >= _EARLY:
         return seconds * (1 - fraction) / fraction
@@ -254,8 +254,8 @@ def describe(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
 
 
 def build(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
-    """See ``build.build_engine``; the request holds a BuildJob."""
-    return build_engine(BuildJob.from_json(request["job"]), tell)
+    """See ``build.build_engines``; the request holds a BuildJob."""
+    return build_engines(BuildJob.from_json(request["job"]), tell)
 
 
 def selftest(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
@@ -266,12 +266,14 @@ def selftest(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
 
 
 def accept(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
-    """See ``gpu.tensorrt.find_refusal``; the request has "path", "sha256" and "size" of an engine."""
+    """See ``gpu.tensorrt.find_refusal``; the request has "path", "sha256", "size" and "plans" of an engine."""
     from ..gpu.cache import FinishedEngine
     from ..gpu.tensorrt import find_refusal
 
     Cuda.load()  # the very one that engines are opened with
-    engine = FinishedEngine(request["path"], request["sha256"], request["size"], (), {})
+    engine = FinishedEngine(
+        request["path"], request["sha256"], request["size"], (), {}, plans=tuple(request["plans"])
+    )
     return {"refusal": find_refusal(engine)}
 
 

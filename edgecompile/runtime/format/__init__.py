@@ -1,1 +1,1 @@
-"""The files of a bundle: their schema, their readers, and what checks them."""
+"""The files of a bundle: their schema, their readers and their checks."""

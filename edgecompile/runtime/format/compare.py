@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Agreement(NamedTuple):
-    """How one output agrees with what was expected.
+    """The agreement of one output with the expected one.
 
     ``max_abs_error`` and ``scale`` (the largest expected magnitude) are over finite values;
     ``limit`` is what the tolerance allows, ``reason`` why it isn't ok. ``cosine`` is that of all
@@ -35,12 +35,13 @@ def compare_arrays(
     want: "NDArray[Any]",
     tolerance: Tolerance,
     min_cosine: Optional[float] = None,
+    margin: float = 0.0,
 ) -> Agreement:
     """Compares one output.
 
-    Floats agree if every |got - want| <= atol + rtol * max|want|, with infinities and NaNs at the
-    same places, and if their cosine isn't less than ``min_cosine``; integers and booleans agree if
-    they are equal.
+    Floats agree if every |got - want| <= atol + rtol * max|want| + margin, with infinities and NaNs
+    at the same places, and if their cosine isn't less than ``min_cosine``; integers and booleans
+    agree if they are equal.
     """
     if got.shape != want.shape or got.dtype != want.dtype:
         text = "is {}{}, expected {}{}"
@@ -58,7 +59,7 @@ def compare_arrays(
     finite = np.isfinite(want64) & np.isfinite(got64)
     scale = float(np.abs(want64[np.isfinite(want64)]).max(initial=0.0))
     error = float(np.abs(got64[finite] - want64[finite]).max(initial=0.0))
-    limit = tolerance.limit(scale)
+    limit = tolerance.limit(scale) + margin
     cosine = _cosine(got64[finite], want64[finite])
     same = (got64 == want64) | (np.isnan(got64) & np.isnan(want64))
     odd = int(np.count_nonzero(~finite & ~same))

@@ -21,7 +21,7 @@ from typing import (
     Type,
 )
 
-from ..errors import BundleError
+from ..base.errors import BundleError
 
 MAX_DEPTH = 32
 # The lone quote at the end is an unterminated string: trying every later quote would be quadratic.
@@ -31,7 +31,7 @@ _TOO_MANY = 10000
 
 
 class Problem(NamedTuple):
-    """One broken rule: its id in FORMAT.md, the key path and what was found there."""
+    """One broken rule: its id in FORMAT.md, the key path and the value that was found there."""
 
     rule: str
     where: str
@@ -141,7 +141,7 @@ def parse_json(data: bytes, source: str, max_bytes: int) -> Dict[str, Any]:
 
     Args:
         data: the bytes of the document.
-        source: what to call it in an error.
+        source: its name in an error.
         max_bytes: largest size that is looked at.
 
     Raises:

@@ -10,8 +10,8 @@ import os
 import stat
 from typing import Callable, Optional, Tuple
 
-from ..errors import BundleError, DamagedBundleError
-from ..limits import explain_errno
+from ..base.errors import BundleError, DamagedBundleError
+from ..base.limits import explain_errno
 from .document import Problems, shorten
 from .manifest import MAX_MANIFEST_BYTES, parse_manifest
 from .schema import MANIFEST_NAME, FileEntry, Manifest
@@ -62,7 +62,7 @@ class BundleFolder:
         """The bundle in a folder of this one, whose manifest this one lists; the caller closes it.
 
         Raises:
-            BundleError, FormatVersionError: as of any bundle.
+            BundleError, FormatVersionError: see any bundle.
             DamagedBundleError: its manifest isn't the one that is listed here.
             HostLimitError: the system doesn't let it be opened.
         """
@@ -81,6 +81,11 @@ class BundleFolder:
             text = text.format(inner.manifest_sha256, self.manifest.files[listed].sha256)
             raise self._damaged(listed, "file-hash", text)
         return inner
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor, which stays the folder's; -1 once it is closed."""
+        return self._fd
 
     def close(self) -> None:
         """Closes the folder; files that are open or mapped stay usable."""
@@ -112,7 +117,7 @@ class BundleFolder:
         """Checks that the folder holds the listed files and no others, and the SHA-256 of each.
 
         Args:
-            progress: gets the name of each listed file before its turn.
+            progress: a function that gets the name of each listed file before its turn.
 
         Raises:
             DamagedBundleError: lists every file that is missing, differs or isn't listed.
@@ -129,7 +134,7 @@ class BundleFolder:
         """Opens a listed file whose content has the recorded SHA-256; the caller closes it.
 
         Raises:
-            DamagedBundleError: as ``open`` and ``check_hash``.
+            DamagedBundleError: see ``open`` and ``check_hash``.
         """
         fd = self.open(name)
         try:

@@ -8,7 +8,16 @@ every token that logits can name may be given back to the model.
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from .document import Field, shorten
-from .schema import CAUSAL_LM, MANIFEST_NAME, SEQ2SEQ, BucketSpec, Dim, GenerationSpec, TensorSpec
+from .schema import (
+    CAUSAL_LM,
+    MANIFEST_NAME,
+    RECURRENT_LM,
+    SEQ2SEQ,
+    BucketSpec,
+    Dim,
+    GenerationSpec,
+    TensorSpec,
+)
 from .signature import MAX_SIZE, Signature
 
 MAX_CACHES = 509
@@ -24,8 +33,8 @@ def read_generation(
     """The ``generation`` of a manifest; None where there is none, or a problem was noted.
 
     Args:
-        entry: of the manifest.
-        signature: what was read before; judged only if nothing is wrong with it.
+        entry: the entry of the manifest.
+        signature: the signature that was read before; judged only if nothing is wrong with it.
         files: the paths that the manifest lists.
     """
     sound = not entry.problems.items
@@ -51,13 +60,16 @@ class _GenerationReader:
     def read(self) -> Optional[GenerationSpec]:
         entry = self.entry
         kind = entry.at("kind").string()
-        if kind is not None and kind not in (CAUSAL_LM, SEQ2SEQ):
-            text = "{!r} is neither {} nor {}".format(shorten(kind), CAUSAL_LM, SEQ2SEQ)
+        kinds = (CAUSAL_LM, RECURRENT_LM, SEQ2SEQ)
+        if kind is not None and kind not in kinds:
+            text = "{!r} is none of {}".format(shorten(kind), ", ".join(kinds))
             self.add("generation-kind", "kind", text)
         names: Dict[str, Any] = {
             key: entry.at(key).string() or ""
-            for key in ("input", "position", "last", "logits", "length_axis", "context_axis")
+            for key in ("input", "position", "last", "logits", "length_axis")
         }
+        context = entry.at("context_axis")
+        states_alone = kind == RECURRENT_LM and context.value is None
         most = entry.at("max_context").integer()
         caches = entry.at("caches").strings(1, MAX_CACHES)
         eos = entry.at("eos").integers(0, MAX_EOS)
@@ -66,8 +78,10 @@ class _GenerationReader:
         defaults = self._defaults()
         more = self._source() if kind == SEQ2SEQ else {}
         spec = GenerationSpec(
+            context_axis=None if states_alone else context.string() or "",
             max_context=most or 0,
             caches=caches,
+            kind=kind or "",
             eos=eos,
             bos=bos.integer() if bos.given else None,
             pad=pad or 0,
@@ -86,7 +100,6 @@ class _GenerationReader:
         """The entries for a source, where a text goes on from one."""
         entry = self.entry
         return {
-            "kind": SEQ2SEQ,
             "encoder": entry.at("encoder").string() or "",
             "source": entry.at("source").string() or "",
             "cross": entry.at("cross").strings(1, MAX_CROSS),
@@ -141,7 +154,9 @@ class _GenerationReader:
             self.add("generation-shape", "logits", "must be float32 of the shape [1, vocabulary]")
             return
         self._check_shape("logits", logits, "float32", (1, vocabulary))
-        caches = [inputs[name] for name in spec.caches]
+        caches: Sequence[TensorSpec] = [inputs[name] for name in spec.caches]
+        if spec.kind == RECURRENT_LM:
+            caches = self._check_states(spec, caches)
         self._check_rows("caches", caches, spec.context_axis, "the context's axis")
         if spec.kind == SEQ2SEQ:
             self._check_source(spec, inputs, signature)
@@ -152,11 +167,15 @@ class _GenerationReader:
         self._check_buckets(spec, signature)
 
     def _check_axes(self, spec: GenerationSpec, signature: Signature) -> None:
-        context = signature.axes.get(spec.context_axis)
+        context = signature.axes.get(spec.context_axis or "")
         if spec.length_axis != signature.length_axis:
             text = "{!r} isn't the length_axis".format(shorten(spec.length_axis))
             self.add("generation-axes", "length_axis", text)
-        if context is None or spec.context_axis == spec.length_axis:
+        if spec.context_axis is None:
+            if not 1 <= spec.max_context <= MAX_SIZE:
+                text = "is {}, must be 1 to {}".format(spec.max_context, MAX_SIZE)
+                self.add("generation-axes", "max_context", text)
+        elif context is None or spec.context_axis == spec.length_axis:
             text = "{!r} isn't another one of the axes".format(shorten(spec.context_axis))
             self.add("generation-axes", "context_axis", text)
         elif spec.max_context != context.hi:
@@ -168,8 +187,9 @@ class _GenerationReader:
         self, spec: GenerationSpec, inputs: Dict[str, TensorSpec], signature: Signature
     ) -> None:
         rows = inputs[spec.cross[0]].shape[0] if inputs[spec.cross[0]].shape else None
-        if rows in (spec.length_axis, spec.context_axis):
-            text = "{!r} can't have the axis {!r} first".format(spec.cross[0], rows)
+        is_sum = isinstance(rows, str) and rows not in signature.axes
+        if is_sum or rows in (spec.length_axis, spec.context_axis):
+            text = "{!r} can't have the size {!r} first".format(spec.cross[0], rows)
             self.add("generation-shape", "cross", text)
         self._check_rows("cross", [inputs[name] for name in spec.cross], rows, "the source's size")
         path = spec.encoder + "/" + MANIFEST_NAME
@@ -189,6 +209,24 @@ class _GenerationReader:
             if whole.lo not in bucket.axes[rows] or whole.hi not in bucket.axes[rows]:
                 text = "bucket {} doesn't take every source of {}".format(index, whole)
                 self.add("generation-buckets", "cross", text)
+
+    def _check_states(
+        self, spec: GenerationSpec, caches: Sequence[TensorSpec]
+    ) -> Sequence[TensorSpec]:
+        """The caches with rows; the others must be float32 of fixed sizes, and one has to be there."""
+        rows = [item for item in caches if spec.has_rows(item)]
+        states = [item for item in caches if not spec.has_rows(item)]
+        if not states:
+            text = "all have the context's axis, so the kind must be " + CAUSAL_LM
+            self.add("generation-states", "caches", text)
+        for item in states:
+            fixed = bool(item.shape) and all(isinstance(dim, int) for dim in item.shape)
+            if item.dtype != "float32" or not fixed:
+                text = (
+                    "{!r} must be float32 of fixed sizes, or of the context's axis and such sizes"
+                )
+                self.add("generation-shape", "caches", text.format(item.name))
+        return rows
 
     def _check_rows(self, key: str, items: Sequence[TensorSpec], rows: Dim, what: str) -> None:
         """Each item must be float32 of ``rows`` by fixed sizes."""
@@ -230,8 +268,16 @@ class _GenerationReader:
 
     def _check_buckets(self, spec: GenerationSpec, signature: Signature) -> None:
         length, context = spec.length_axis, spec.context_axis
-        whole = signature.axes[context]
         steps = [item for item in signature.buckets if item.axes[length].hi == 1]
+        if context is None:
+            if not steps:
+                self.add("generation-buckets", "length_axis", "no bucket takes one token")
+            if signature.axes[length].hi > spec.max_context:
+                text = "a run can have {} tokens, a text {}"
+                text = text.format(signature.axes[length].hi, spec.max_context)
+                self.add("generation-buckets", "max_context", text)
+            return
+        whole = signature.axes[context]
         if not any(whole.lo in b.axes[context] and whole.hi in b.axes[context] for b in steps):
             text = "no bucket takes one token at every context {}".format(whole)
             self.add("generation-buckets", "length_axis", text)

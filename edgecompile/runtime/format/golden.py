@@ -1,4 +1,4 @@
-"""Reads golden vectors: .npz files of inputs and of what eager made of them.
+"""Reads golden vectors: .npz files of inputs and of eager's outputs.
 
 ``numpy.load`` would do for files that are trusted; here the size of every array is known before
 memory is allocated for it, and nothing that needs pickle is looked at.
@@ -8,13 +8,14 @@ import io
 import os
 import re
 import zipfile
-from typing import IO, TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import IO, TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ..errors import BundleError
+from ..base.errors import BundleError
 from .document import Problems, shorten
-from .schema import Manifest, TensorSpec
+from .schema import NOTHING, Manifest, TensorSpec
+from .ties import SPECS, Ties, ties_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,17 +34,23 @@ _HINT = "the golden vectors were written wrongly or changed; build the bundle ag
 
 
 class Case(NamedTuple):
-    """One golden case in memory."""
+    """One golden case in memory.
+
+    ``margins`` has, by output, the difference that is allowed beyond the tolerance, ``ties`` the alternatives for
+    nearly equal values; see FORMAT.md.
+    """
 
     inputs: "Dict[str, NDArray[Any]]"
     outputs: "Dict[str, NDArray[Any]]"
+    margins: Mapping[str, float] = NOTHING
+    ties: Optional[Ties] = None
 
 
 def read_case(fd: int, source: str, manifest: Manifest) -> Case:
     """Reads one .npz file; ``fd`` stays open.
 
     It must hold exactly one array ``in.NAME`` for every input and ``out.NAME`` for every output,
-    of the manifest's dtype and rank, together at most 1 GiB.
+    of the manifest's dtype and rank, together at most 1 GiB. It may hold ``margin.NAME`` for outputs, and ties.
 
     Raises:
         BundleError: rules golden-archive, golden-keys and golden-array; lists every problem.
@@ -52,6 +59,16 @@ def read_case(fd: int, source: str, manifest: Manifest) -> Case:
     room = MAX_BYTES
     specs = {"in." + item.name: item for item in manifest.inputs}
     specs.update({"out." + item.name: item for item in manifest.outputs})
+    margins = {
+        "margin." + item.name: TensorSpec(item.name, "float64", ()) for item in manifest.outputs
+    }
+    optional = dict(margins)
+    optional.update(
+        {"ties." + name: TensorSpec(name, kind, (None,) * n) for name, (kind, n) in SPECS.items()}
+    )
+    for item in manifest.outputs:
+        optional["slots." + item.name] = TensorSpec(item.name, "int64", item.shape)
+        optional["others." + item.name] = TensorSpec(item.name, item.dtype, (None, *item.shape))
     arrays: Dict[str, NDArray[Any]] = {}
     try:
         with _Stream(io.FileIO(os.dup(fd))) as stream, zipfile.ZipFile(stream) as archive:
@@ -59,7 +76,8 @@ def read_case(fd: int, source: str, manifest: Manifest) -> Case:
             members = archive.infolist()
             names = [item.filename for item in members]
             expected = [key + ".npy" for key in specs]
-            if sorted(names) != sorted(expected):
+            more = [key + ".npy" for key in optional]
+            if sorted(name for name in names if name not in more) != sorted(expected):
                 text = "holds {}, must hold {}"
                 shown = ", ".join(shorten(name) for name in sorted(names)[:64])
                 problems.add("golden-keys", "archive", text.format(shown, ", ".join(expected)))
@@ -72,7 +90,10 @@ def read_case(fd: int, source: str, manifest: Manifest) -> Case:
                     continue
                 try:
                     with archive.open(member) as array_stream:
-                        array = _read_array(array_stream, specs[key], min(room, member.file_size))
+                        spec = specs[key] if key in specs else optional[key]
+                        array = _read_array(array_stream, spec, min(room, member.file_size))
+                    if key in margins and not 0 <= float(array) < float("inf"):
+                        raise ValueError("is {}, must be finite and not negative".format(array))
                 except (ValueError, MemoryError) as error:
                     problems.add("golden-array", key, shorten(error, 200) or "out of memory")
                     continue
@@ -81,9 +102,18 @@ def read_case(fd: int, source: str, manifest: Manifest) -> Case:
     except Exception as error:  # zipfile raises many kinds for archives that are damaged
         problems.add("golden-archive", "archive", shorten(error, 200) or type(error).__name__)
     problems.raise_if_any(hint=_HINT)
+    outputs = {item.name: arrays["out." + item.name] for item in manifest.outputs}
+    ties = None
+    try:
+        ties = ties_of(arrays, outputs)
+    except ValueError as error:
+        problems.add("golden-array", "ties", str(error))
+        problems.raise_if_any(hint=_HINT)
     return Case(
         {item.name: arrays["in." + item.name] for item in manifest.inputs},
-        {item.name: arrays["out." + item.name] for item in manifest.outputs},
+        outputs,
+        {spec.name: float(arrays[key]) for key, spec in margins.items() if key in arrays},
+        ties,
     )
 
 

@@ -7,7 +7,8 @@ The reading is total: whatever the bytes are, the result is a valid ``Manifest``
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..errors import FormatVersionError
+from ..base.errors import FormatVersionError
+from ..base.installation import newer_bundle_hint
 from .document import Field, Problems, parse_json, shorten
 from .generation import read_generation
 from .schema import (
@@ -54,7 +55,7 @@ def parse_manifest(data: bytes, source: str = MANIFEST_NAME) -> Manifest:
 
     Args:
         data: the bytes of manifest.json.
-        source: what to call them in an error, usually the path.
+        source: their name in an error, usually the path.
 
     Raises:
         FormatVersionError: written in a format version that this runtime doesn't know.
@@ -68,11 +69,15 @@ def parse_manifest(data: bytes, source: str = MANIFEST_NAME) -> Manifest:
         raise FormatVersionError(
             "{}: the bundle has format version {}, this runtime knows version {} "
             "[version-known]".format(source, version, FORMAT_VERSION),
-            "use the runtime in the bundle's own runtime/ folder, or build the bundle "
-            "again with the edgecompile that is installed here",
+            newer_bundle_hint(document.value.get("built_by"))
+            or "python3 NAME.ecb COMMAND uses the bundle's own runtime; or build the bundle again with "
+            "the edgecompile that is installed here",
         )
     manifest = _read_manifest(document)
-    problems.raise_if_any(hint="the bundle was written wrongly or changed; build it again")
+    problems.raise_if_any(
+        hint=newer_bundle_hint(document.value.get("built_by"))
+        or "the bundle was written wrongly or changed; build it again"
+    )
     return manifest
 
 

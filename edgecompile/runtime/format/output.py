@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Mapping, Union
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .document import shorten
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ def check_output(path: "Path", name: str, bundle: str) -> str:
     """Looks at a path to write to, before the work whose result it gets.
 
     Args:
-        path: where to write; ``{pid}`` in it stands for the number of this process.
-        name: what to call it in an error.
+        path: the path of the file; ``{pid}`` in it stands for the number of this process.
+        name: the file's name in an error.
         bundle: the bundle's folder, in which nothing may be written.
 
     Returns:
@@ -71,8 +71,8 @@ def write_output(path: str, data: bytes, durable: bool = False) -> None:
     file ``.edgecompile-*.tmp`` beside it.
 
     Args:
-        path: of the file.
-        data: what it is to hold.
+        path: the path of the file.
+        data: the new content.
         durable: wait until the disk has it, so that it also outlives a loss of power.
 
     Raises:

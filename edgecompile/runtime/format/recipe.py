@@ -8,38 +8,33 @@ is a valid ``Recipe`` or a ``BundleError`` that lists every broken rule of FORMA
 import os
 import posixpath
 import re
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from ..errors import FormatVersionError
+from ..base.errors import FormatVersionError
 from .document import Field, Problems, parse_json, shorten
 from .folder import BundleFolder
 from .manifest import check_path, read_tolerance
 from .recipe_schema import (
     RECIPE_VERSION,
+    OtherForm,
     Predicted,
     Recipe,
     ShapeRange,
-    ShippedEngine,
+    Side,
     TargetDevice,
     TensorType,
+    version_pair,
 )
 from .schema import BucketSpec, Manifest, TensorSpec, Variant
+from .sums import size_span
 
 MAX_RECIPE_BYTES = 4 << 20
 MAX_SIZE = 2**31 - 1
 MAX_BYTES = 1 << 48
 MAX_SMS = 4096
-#: The strings of ``DeviceIdentity.key_json``.
-IDENTITY = ("model", "l4t", "name", "compute_capability", "driver", "tensorrt")
 _VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 _TEXT = re.compile(r"[ -~]{1,200}")
 _HINT = "the recipe was written wrongly or changed; build the bundle again"
-
-
-def version_pair(text: str) -> Tuple[int, int]:
-    """(major, minor) of a version that begins with ``10.3``; (0, 0) for what doesn't."""
-    match = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", text)
-    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 
 def sibling(variant: Variant, name: str) -> str:
@@ -52,7 +47,7 @@ def read_recipe(folder: BundleFolder, variant: Variant) -> Recipe:
 
     Raises:
         DamagedBundleError: the file is missing, or differs from its size or hash.
-        FormatVersionError: of a recipe version that this runtime doesn't know.
+        FormatVersionError: the recipe has a version that this runtime doesn't know.
         BundleError: lists every broken rule (recipe-* and json-* of FORMAT.md).
     """
     source = "{}: {}".format(folder.path, variant.recipe)
@@ -71,10 +66,10 @@ def parse_recipe(
         data: the bytes of recipe.json.
         manifest: the bundle's; inputs, outputs, buckets and files are compared with it.
         variant: the one whose recipe it is.
-        source: what to call the bytes in an error.
+        source: the name of the bytes in an error.
 
     Raises:
-        FormatVersionError: of a recipe version that this runtime doesn't know.
+        FormatVersionError: the recipe has a version that this runtime doesn't know.
         BundleError: anything else; lists every broken rule.
     """
     problems = Problems(source)
@@ -100,34 +95,71 @@ class _RecipeReader:
     def read(self) -> Optional[Recipe]:
         """The recipe; None when a problem was noted."""
         top = self.document
-        typed, float32 = top.at("strongly_typed"), top.find("float32")
-        if typed.boolean() is bool(float32):
-            typed.refuse("recipe-typed", "must be true, or false and float32 a list")
         values: Dict[str, Any] = {
-            "onnx": self._file(top.at("onnx")),
+            **self._form(top),
             "weights": self._file(top.at("weights")),
-            "opset": _ranged(top.at("opset"), 9, 99),
             "precision": top.at("precision").name(),
             "padding": top.at("padding").boolean(),
             "tolerance": read_tolerance(top.at("tolerance"), "recipe-tolerance"),
             "min_cosine": _optional(top.at("min_cosine")),
-            "jetpack": _version(top.at("jetpack"), may_be_empty=True),
             "inputs": self._tensors(top.at("inputs"), self.manifest.inputs),
             "outputs": self._tensors(top.at("outputs"), self.manifest.outputs),
             "profiles": self._profiles(top.at("profiles")),
         }
         top.find("min_cosine").check_range(values["min_cosine"], 0, 1, "recipe-tolerance")
-        values.update(_versions(top.at("tensorrt").object()))
         values["device"] = _device(top.at("device").object())
         builder = top.at("builder").object()
         values["optimization_level"] = _ranged(builder.at("optimization_level"), 0, 5)
         values["workspace_bytes"] = _ranged(builder.at("workspace_bytes"), 1, MAX_BYTES)
         values["predicted"] = self._predicted(top.at("predicted").object())
-        if float32:
-            values["float32"] = float32.strings(0, 65536)
-        if top.find("engine").given:
-            values["engine"] = self._engine(top.find("engine").object())
+        if top.find("also").given:
+            forms = [self._form(entry) for entry in top.find("also").objects(1, 8)]
+            values["also"] = () if top.problems.items else tuple(OtherForm(**f) for f in forms)
+        if top.find("sides").given:
+            values["sides"] = self._sides(top.find("sides"))
         return None if top.problems.items else Recipe(**values)
+
+    def _form(self, entry: Field) -> Dict[str, Any]:
+        """The keys that depend on the version of TensorRT."""
+        return {
+            **self._graph(entry),
+            "jetpack": _version(entry.at("jetpack"), may_be_empty=True),
+            **_versions(entry.at("tensorrt").object()),
+        }
+
+    def _graph(self, entry: Field) -> Dict[str, Any]:
+        typed, float32 = entry.at("strongly_typed"), entry.find("float32")
+        if typed.boolean() is bool(float32):
+            typed.refuse("recipe-typed", "must be true, or false and float32 a list")
+        return {
+            "onnx": self._file(entry.at("onnx")),
+            "opset": _ranged(entry.at("opset"), 9, 99),
+            "float32": float32.strings(0, 65536) if float32 else None,
+        }
+
+    def _sides(self, entries: Field) -> Tuple[Side, ...]:
+        """The graphs of some buckets; each bucket has one graph, and the recipe's own has one bucket at least."""
+        count = len(self.manifest.buckets)
+        sides: List[Side] = []
+        seen: Set[int] = set()
+        for entry in entries.objects(1, 255):
+            listed = entry.at("buckets")
+            buckets = listed.integers(1, 256)
+            if list(buckets) != sorted(set(buckets) - seen) or any(
+                not 0 <= index < count for index in buckets
+            ):
+                text = "must ascend, below {}, and be no other side's".format(count)
+                listed.refuse("recipe-sides", text)
+            seen.update(buckets)
+            graph = self._graph(entry)
+            if not entries.problems.items:
+                sides.append(Side(buckets=buckets, **graph))
+        if len(seen) >= count:
+            entries.refuse("recipe-sides", "no bucket is left for the recipe's own ONNX")
+        if self.document.find("also").given:
+            text = "the recipe has the key also, which allows no sides"
+            entries.refuse("recipe-sides", text)
+        return tuple(sides)
 
     def _file(self, field: Field) -> str:
         name = field.string()
@@ -185,10 +217,12 @@ class _RecipeReader:
             lo, opt, hi = (shape[index] for shape in shapes)
             if isinstance(dim, int):
                 lowest = highest = dim
-            else:
+            elif dim in bucket.axes:
                 extent = bucket.axes[str(dim)]
                 # What is padded comes at its upper edge only.
                 lowest, highest = extent.hi if dim in padded else extent.lo, extent.hi
+            else:
+                lowest, highest = size_span(str(dim), bucket.axes)
             if not 1 <= lo <= opt <= hi <= MAX_SIZE or lo > lowest or hi < highest:
                 text = "dimension {}: {}, {}, {} must ascend from at most {} to at least {}"
                 entry.refuse("recipe-profile", text.format(index, lo, opt, hi, lowest, highest))
@@ -212,30 +246,6 @@ class _RecipeReader:
             how=entry.at("how").string() or "",
             host_bytes=_ranged(host, 0, MAX_BYTES) if host.given else None,
         )
-
-    def _engine(self, entry: Field) -> ShippedEngine:
-        profiles = entry.at("profile_of")
-        profile_of = profiles.integers(1, 256)
-        self._check_count(profiles, "profiles", "recipe-engine")
-        for number in profile_of:
-            most = len(self.manifest.buckets) - 1
-            profiles.check_range(number, 0, most, "recipe-engine")
-        return ShippedEngine(
-            file=self._file(entry.at("file")),
-            made_by=_text(entry.at("made_by"), "recipe-engine"),
-            device=_shipped_for(entry.at("device").object()),
-            profile_of=profile_of,
-            tensors=self._native_names(entry.at("tensors").object()),
-        )
-
-    def _native_names(self, entry: Field) -> Dict[str, str]:
-        specs = (*self.manifest.inputs, *self.manifest.outputs)
-        if not entry or not _check_names(entry, specs, "recipe-engine"):
-            return {}
-        result = {spec.name: _text(entry.at(spec.name), "recipe-engine") for spec in specs}
-        if len(set(result.values())) < len(result):
-            entry.refuse("recipe-engine", "two have the same name")
-        return result
 
 
 def _ranged(field: Field, least: int, most: int) -> int:
@@ -272,17 +282,6 @@ def _device(entry: Field) -> TargetDevice:
         memory_bytes=_ranged(entry.at("memory_bytes"), 1, MAX_BYTES),
         models=tuple(_text(item, "recipe-model") for item in models),
     )
-
-
-def _shipped_for(entry: Field) -> Dict[str, Any]:
-    """The device that an engine was built on; its strings are empty where the system doesn't say."""
-    result: Dict[str, Any] = {
-        key: _text(entry.at(key), "recipe-engine") if entry.find(key).value != "" else ""
-        for key in IDENTITY
-    }
-    result["sm_count"] = entry.at("sm_count").within(1, MAX_SMS, "recipe-engine")
-    result["integrated"] = entry.at("integrated").boolean()
-    return result
 
 
 def _check_names(entry: Field, specs: Sequence[TensorSpec], rule: str) -> bool:

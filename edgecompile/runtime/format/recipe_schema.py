@@ -5,7 +5,8 @@ it before they leave.
 """
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from .schema import Tolerance, plain
@@ -13,6 +14,12 @@ from .schema import Tolerance, plain
 RECIPE_VERSION = 1
 
 Shape = Tuple[int, ...]
+
+
+def version_pair(text: str) -> Tuple[int, int]:
+    """(major, minor) of a version that begins with ``10.3``; (0, 0) for what doesn't."""
+    match = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", text)
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 
 class Record:
@@ -80,22 +87,60 @@ class Predicted(Record):
 
 
 @dataclass(frozen=True)
-class ShippedEngine(Record):
-    """An engine that lies beside the recipe, for one very device.
+class OtherForm(Record):
+    """The same model in the form that another TensorRT takes; its keys replace those of the recipe.
 
-    Attributes:
-        file: its name.
-        made_by: the tool and its version, for people.
-        device: all that an engine depends on, as ``DeviceIdentity.key_json`` has it.
-        profile_of: the engine's profile for each bucket.
-        tensors: what the engine calls an input or output, by the manifest's name.
+    The ONNX points into the recipe's weights file.
     """
 
-    file: str
-    made_by: str
-    device: Mapping[str, Any]
-    profile_of: Tuple[int, ...]
-    tensors: Mapping[str, str]
+    onnx: str
+    opset: int
+    jetpack: str
+    least: str
+    below: str
+    float32: Optional[Tuple[str, ...]] = None
+
+    def to_json(self) -> Dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "onnx": self.onnx,
+            "opset": self.opset,
+            **_typed(self.float32),
+            "jetpack": self.jetpack,
+            "tensorrt": {"least": self.least, "below": self.below},
+        }
+
+
+@dataclass(frozen=True)
+class Side(Record):
+    """The graph of some buckets, where the model's code takes another way at their lengths.
+
+    Its engine lies behind those of the graphs before it, in one file. The ONNX points into the recipe's weights file.
+
+    Attributes:
+        onnx: the name of its file, beside the recipe.
+        opset, float32: the fields of the recipe.
+        buckets: their indices, ascending.
+    """
+
+    onnx: str
+    opset: int
+    buckets: Tuple[int, ...]
+    float32: Optional[Tuple[str, ...]] = None
+
+    def to_json(self) -> Dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "onnx": self.onnx,
+            "opset": self.opset,
+            **_typed(self.float32),
+            "buckets": list(self.buckets),
+        }
+
+
+def _typed(float32: Optional[Tuple[str, ...]]) -> Dict[str, Any]:
+    named = {} if float32 is None else {"float32": list(float32)}
+    return {"strongly_typed": float32 is None, **named}
 
 
 @dataclass(frozen=True)
@@ -110,7 +155,8 @@ class Recipe:
     and ``precision`` itself: there it names the values that stay float32 if the golden
     vectors fail without.
     ``engine`` saves devices like the build host the building. ``jetpack`` is "" where the device isn't a
-    Jetson.
+    Jetson. ``also`` has the forms for further versions of TensorRT. ``sides`` has the graphs of the buckets
+    that ``onnx`` doesn't serve; a recipe has only one of the two.
     """
 
     onnx: str
@@ -130,21 +176,33 @@ class Recipe:
     optimization_level: int
     workspace_bytes: int
     predicted: Predicted
-    engine: Optional[ShippedEngine] = None
     float32: Optional[Tuple[str, ...]] = None
+    also: Tuple[OtherForm, ...] = ()
+    sides: Tuple[Side, ...] = ()
+
+    @property
+    def graphs(self) -> Tuple[Side, ...]:
+        """Every graph with its buckets, the recipe's own first."""
+        others = {bucket for side in self.sides for bucket in side.buckets}
+        own = tuple(index for index in range(len(self.profiles)) if index not in others)
+        return (Side(self.onnx, self.opset, own, self.float32), *self.sides)
+
+    def for_tensorrt(self, version: str) -> "Recipe":
+        """The recipe in the form that a version of TensorRT takes; itself where no other form is for it."""
+        for form in self.also:
+            if version_pair(form.least) <= version_pair(version) < version_pair(form.below):
+                return replace(self, **vars(form), also=())
+        return self
 
     def to_json(self) -> Dict[str, Any]:
         """The recipe as plain JSON values, in the order of FORMAT.md."""
-        engine = {} if self.engine is None else {"engine": self.engine.to_json()}
-        float32 = {} if self.float32 is None else {"float32": list(self.float32)}
         return {
             "recipe_version": RECIPE_VERSION,
             "onnx": self.onnx,
             "weights": self.weights,
             "opset": self.opset,
             "precision": self.precision,
-            "strongly_typed": self.float32 is None,
-            **float32,
+            **_typed(self.float32),
             "padding": self.padding,
             "tolerance": plain(self.tolerance),
             "min_cosine": self.min_cosine,
@@ -159,7 +217,8 @@ class Recipe:
                 "workspace_bytes": self.workspace_bytes,
             },
             "predicted": self.predicted.to_json(),
-            **engine,
+            **({"also": plain(self.also)} if self.also else {}),
+            **({"sides": plain(self.sides)} if self.sides else {}),
         }
 
     def to_bytes(self) -> bytes:

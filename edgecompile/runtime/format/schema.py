@@ -12,7 +12,9 @@ from .dtypes import Number
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-MODES = ("exact", "pad")
+#: An exact bucket whose lengths go in steps is "stepped" in a manifest: readers from before refuse it.
+STEPPED = "stepped"
+MODES = ("exact", "pad", STEPPED)
 AOTI_CPU = "aoti-cpu"
 TENSORRT = "tensorrt"
 TORCH = "torch"
@@ -21,6 +23,8 @@ TRITON = "triton"
 GPU_BACKENDS = (TENSORRT, TRITON)
 #: Kinds of generation: of a text alone, and of one that goes on from a source.
 CAUSAL_LM = "causal-lm"
+#: One that keeps states of a fixed size, too.
+RECURRENT_LM = "recurrent-lm"
 SEQ2SEQ = "seq2seq"
 #: What of a tokenizer's answer an input may get, and what may be done to a text before.
 TEXT_PARTS = ("ids", "attention_mask", "type_ids")
@@ -45,12 +49,13 @@ def plain(value: Any) -> Any:
 
 
 class TensorSpec(NamedTuple):
-    """One input or output. ``shape`` items: a fixed size, the name of an axis, or (in outputs)
-    None for a size that varies in another way.
+    """One input or output. ``shape`` items: a fixed size, the name of an axis, a sum of axes
+    (:mod:`.sums`), or (in outputs) None for a size that varies in another way.
 
     ``pad`` is the value that fills an input in pad mode (None: it can't be padded), ``bounds`` the
-    inclusive range of allowed values (None: any) and ``default`` the value that all of an input has
-    where it isn't given (None: it must be given); outputs have none of these.
+    inclusive range of allowed values (None: any), and ``default`` the value that all of an input has
+    where it isn't given (None: it must be given); outputs have none of these. An item of ``reach``
+    is the sum of axes that a bound follows in each run; ``bounds`` then holds the widest.
     """
 
     name: str
@@ -59,6 +64,7 @@ class TensorSpec(NamedTuple):
     pad: Optional[Number] = None
     bounds: Optional[Tuple[Number, Number]] = None
     default: Optional[Number] = None
+    reach: Tuple[Optional[str], Optional[str]] = (None, None)
 
     def to_json(self, is_input: bool) -> Dict[str, Any]:
         """The manifest's entry; inputs carry ``pad`` and ``bounds``, and a ``default`` if any."""
@@ -69,36 +75,54 @@ class TensorSpec(NamedTuple):
         }
         if is_input:
             entry["pad"] = self.pad
-            entry["bounds"] = None if self.bounds is None else list(self.bounds)
+            ends = self.bounds
+            entry["bounds"] = ends and [text or end for text, end in zip(self.reach, ends)]
             if self.default is not None:
                 entry["default"] = self.default
         return entry
 
 
 class Extent(NamedTuple):
-    """The sizes that an axis may have, inclusive; ``hint`` (of buckets) is what it is tuned for."""
+    """The sizes that an axis may have: ``lo``, ``lo + step``, … ``hi``.
+
+    Buckets alone have a ``hint``, the size that they are tuned for, and a ``step`` other than 1.
+    """
 
     lo: int
     hi: int
     hint: Optional[int] = None
+    step: int = 1
 
     def __contains__(self, size: int) -> bool:  # type: ignore[override]
-        return self.lo <= size <= self.hi
+        return self.lo <= size <= self.hi and (size - self.lo) % self.step == 0
 
     def __str__(self) -> str:
-        return str(self.lo) if self.lo == self.hi else "{}..{}".format(self.lo, self.hi)
+        if self.lo == self.hi:
+            return str(self.lo)
+        text = "{}..{}".format(self.lo, self.hi)
+        return text if self.step == 1 else "{} in steps of {}".format(text, self.step)
+
+    def below(self, size: int) -> int:
+        """The largest of the sizes up to ``size``; ``lo`` if that is larger."""
+        size = min(max(size, self.lo), self.hi)
+        return size - (size - self.lo) % self.step
 
     def to_json(self) -> Dict[str, int]:
-        """{"lo", "hi"} and "hint" where there is one."""
-        hint = {} if self.hint is None else {"hint": self.hint}
-        return {"lo": self.lo, "hi": self.hi, **hint}
+        """{"lo", "hi"}, "hint" if there is one, and "step" if it isn't 1."""
+        value = {"lo": self.lo, "hi": self.hi}
+        if self.hint is not None:
+            value["hint"] = self.hint
+        if self.step != 1:
+            value["step"] = self.step
+        return value
 
 
 class BucketSpec(NamedTuple):
     """The sizes that one program serves; see FORMAT.md for how a bucket is chosen.
 
     ``pad_axes`` are the axes that a bucket of mode pad fills up to their ``hi``, where that is more
-    than the length axis; empty means the length axis alone. An exact bucket has none.
+    than the length axis; empty means the length axis alone. An exact bucket has none. ``mode``
+    is ``exact`` or ``pad``; a bucket that a manifest calls ``stepped`` is exact.
     """
 
     mode: str
@@ -108,7 +132,14 @@ class BucketSpec(NamedTuple):
     def contains(self, sizes: Mapping[str, int]) -> bool:
         """Whether every axis' size is in this bucket."""
         # Compared here, as it is asked for each run: `in` is one more call.
-        return all(extent.lo <= sizes[axis] <= extent.hi for axis, extent in self.axes.items())
+        return all(
+            extent.lo <= sizes[axis] <= extent.hi and (sizes[axis] - extent.lo) % extent.step == 0
+            for axis, extent in self.axes.items()
+        )
+
+    def largest(self) -> Dict[str, int]:
+        """The upper end of every axis."""
+        return {axis: extent.hi for axis, extent in self.axes.items()}
 
     def padded(self, length_axis: Optional[str]) -> Tuple[str, ...]:
         """The axes that inputs are filled up along; () in exact mode."""
@@ -123,7 +154,9 @@ class BucketSpec(NamedTuple):
 
     def to_json(self, length_axis: Optional[str] = None) -> Dict[str, Any]:
         """{"mode", "axes"}, and "pad_axes" where it is more than ``length_axis``."""
-        entry: Dict[str, Any] = {"mode": self.mode, "axes": plain(self.axes)}
+        in_steps = any(extent.step != 1 for extent in self.axes.values())
+        mode = STEPPED if in_steps else self.mode
+        entry: Dict[str, Any] = {"mode": mode, "axes": plain(self.axes)}
         if self.pad_axes not in ((), (length_axis,)):
             entry["pad_axes"] = list(self.pad_axes)
         return entry
@@ -242,11 +275,14 @@ class FileEntry(NamedTuple):
 
 
 class GenerationSpec(NamedTuple):
-    """How a generative bundle's programs are called, by the names of inputs, output and axes.
+    """The calls of a generative bundle's programs: the names of inputs, output and axes.
 
     ``eos``, ``bos`` and ``pad`` are token ids; ``defaults`` has what ``Model.generate`` takes where
     its caller says nothing: do_sample, temperature, top_k, top_p, repetition_penalty and
     max_new_tokens, each optional.
+
+    Of the kind "recurrent-lm" some ``caches`` are states of a fixed size, and ``context_axis`` is None
+    where all of them are.
 
     The others are for the kind "seq2seq": ``encoder`` is the folder of the bundle that makes the
     inputs ``cross`` of its input ``source``, ``start`` what every text begins with. Tokens of
@@ -258,7 +294,7 @@ class GenerationSpec(NamedTuple):
     last: str
     logits: str
     length_axis: str
-    context_axis: str
+    context_axis: Optional[str]
     max_context: int
     caches: Tuple[str, ...]
     eos: Tuple[int, ...]
@@ -273,6 +309,10 @@ class GenerationSpec(NamedTuple):
     suppress: Tuple[int, ...] = ()
     suppress_first: Tuple[int, ...] = ()
 
+    def has_rows(self, item: "TensorSpec") -> bool:
+        """Whether one of ``caches`` has a row for each token, so that it isn't a state of a fixed size."""
+        return self.context_axis is not None and item.shape[:1] == (self.context_axis,)
+
     def to_json(self) -> Dict[str, Any]:
         """The manifest's entry."""
         whole = {"kind": self.kind, **plain(self._asdict())}
@@ -283,7 +323,7 @@ class GenerationSpec(NamedTuple):
 
 
 class TextSpec(NamedTuple):
-    """How texts become inputs: ``tokenizer`` is the path of a tokenizer.json.
+    """The conversion of texts to inputs: ``tokenizer`` is the path of a tokenizer.json.
 
     ``max_length`` is in tokens, special ones included; ``pad_id`` fills a row behind its tokens;
     ``inputs`` has one of ``TEXT_PARTS`` by input; ``prepare`` is done to a text first, in order.
@@ -337,7 +377,8 @@ class Manifest(NamedTuple):
         if self.generation is not None:
             length, context = self.generation.length_axis, self.generation.context_axis
             tokens = bucket.axes[length].hi if bucket.mode == "pad" else sizes[length]
-            result[context] = max(sizes[context], tokens)
+            if context is not None:
+                result[context] = max(sizes[context], tokens)
         return result
 
     def varying_axes(self) -> Tuple[str, ...]:

@@ -1,10 +1,15 @@
 """Reads the part of a manifest that says how a model is called: axes, inputs, outputs, buckets."""
 
+import math
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from .document import Field, shorten
 from .dtypes import BY_NAME, INPUT_NAMES, Number, holds
-from .schema import MODES, BucketSpec, Dim, Extent, TensorSpec
+from .schema import MODES, STEPPED, BucketSpec, Dim, Extent, TensorSpec
+from .sums import axes_of, find_givers, size_span
+
+#: The sums of axes that the lower and the upper bound of an input follow.
+Reach = Tuple[Optional[str], Optional[str]]
 
 MAX_SIZE = 2**31 - 1
 MAX_DIMS = 8
@@ -56,6 +61,26 @@ class SignatureReader:
         field.refuse(rule, "{!r} isn't one of the axes".format(shorten(axis)))
         return None
 
+    def _span(self, text: str) -> Optional[Tuple[int, int]]:
+        """The least and the largest size of an axis or a sum of axes; None: it is neither."""
+        try:
+            return size_span(text, self.axes)
+        except KeyError:
+            return None
+
+    def _sum(self, field: Field, rule: str, lowest: int) -> Optional[Tuple[int, int]]:
+        """The span of a string that has to name an axis or a sum of axes within ``lowest`` to ``MAX_SIZE``."""
+        span = self._span(field.value)
+        text = shorten(field.value)
+        if span is None:
+            field.refuse(rule, "{!r} isn't one of the axes, nor a sum of them".format(text))
+        elif span[0] < lowest or span[1] > MAX_SIZE:
+            message = "{!r} is {} to {}, not within {}..{}"
+            field.refuse(rule, message.format(text, *span, lowest, MAX_SIZE))
+        else:
+            return span
+        return None
+
     def _tensors(self, key: str, is_input: bool) -> List[TensorSpec]:
         result: List[TensorSpec] = []
         used: Set[Dim] = set()
@@ -68,16 +93,21 @@ class SignatureReader:
             names.add(name or "")
             dtype = entry.at("dtype").choice(INPUT_NAMES, "dtype-known")
             shape = self._shape(entry.at("shape"), is_input)
-            pad, bounds = _values(entry, dtype) if is_input else (None, None)
-            default = _default(entry.find("default"), dtype, bounds) if is_input else None
+            pad = bounds = default = None
+            reach: Reach = (None, None)
+            if is_input:
+                pad, bounds, reach = self._values(entry, dtype)
+                default = self._default(entry.find("default"), dtype, bounds, reach)
             used.update(shape)
             if dtype is not None:
                 self._check_bytes(entry.find("shape"), dtype, shape)
-            result.append(TensorSpec(name or "", dtype or "", shape, pad, bounds, default))
+            result.append(TensorSpec(name or "", dtype or "", shape, pad, bounds, default, reach))
         if is_input:
+            dims = [dim for item in result for dim in item.shape]
+            used.update(axis for axis, _ in find_givers(dims, self.axes))
             for axis in self.axes:
                 if axis not in used:
-                    self._refuse_axis(axis, "axis-used", "no input has this axis")
+                    self._refuse_axis(axis, "axis-used", "no input gives the size of this axis")
         return result
 
     def _refuse_axis(self, axis: str, rule: str, text: str) -> None:
@@ -96,7 +126,7 @@ class SignatureReader:
         for item in field.items(0, MAX_DIMS):
             dim = item.value
             if isinstance(dim, str):
-                self._axis(item, "shape-axis")
+                self._sum(item, "shape-axis", lowest=1)
             elif isinstance(dim, int) and not isinstance(dim, bool):
                 if not 1 <= dim <= MAX_SIZE:
                     text = "the size {} isn't within 1..{}".format(dim, MAX_SIZE)
@@ -112,8 +142,8 @@ class SignatureReader:
         for dim in shape:
             if isinstance(dim, int):
                 count *= max(dim, 1)
-            elif dim in self.axes:
-                count *= self.axes[dim].hi
+            elif dim is not None:
+                count *= max(1, (self._span(dim) or (1, 1))[1])
         if count > MAX_TENSOR_BYTES:
             text = "up to {} bytes, at most {}".format(count, MAX_TENSOR_BYTES)
             field.refuse("tensor-bytes", text)
@@ -136,7 +166,7 @@ class SignatureReader:
             if mode == "pad":
                 if length_axis is None:
                     entry.refuse("bucket-pad", "pad mode needs a length_axis")
-                _check_paddable(entry, pad_axes, inputs, outputs)
+                self._check_paddable(entry, pad_axes, inputs, outputs)
             axes = entry.at("axes")
             names = axes.mapping().keys()
             if axes and names != self.axes.keys():
@@ -149,10 +179,37 @@ class SignatureReader:
                     extents[axis] = extent
             if pad_axes == [length_axis]:
                 pad_axes = []
+            if mode == STEPPED:
+                mode = "exact"
+                if length_axis is None:
+                    entry.refuse("bucket-step", "the mode stepped needs a length_axis")
+                elif length_axis in extents:
+                    step = _step(axes.find(length_axis), extents[length_axis])
+                    extents[length_axis] = extents[length_axis]._replace(step=step)
             result.append(BucketSpec(mode or "", extents, tuple(pad_axes)))
         if result and not any(len(item.axes) != len(self.axes) for item in result):
             self._check_coverage(result)
         return result
+
+    def _check_paddable(
+        self,
+        bucket: Field,
+        pad_axes: List[str],
+        inputs: List[TensorSpec],
+        outputs: List[TensorSpec],
+    ) -> None:
+        for item in inputs:
+            along = {d for d in item.shape if not set(pad_axes).isdisjoint(axes_of(d, self.axes))}
+            if along and item.pad is None:
+                text = "pad mode needs a pad value for the input {!r}".format(item.name)
+                bucket.refuse("bucket-pad", text)
+            elif not along <= set(pad_axes):
+                text = "the input {!r} has a size that follows from a padded axis".format(item.name)
+                bucket.refuse("bucket-pad", text)
+        for item in outputs:
+            if None in item.shape:
+                text = "the output {!r} has a size that can't be cut after padding"
+                bucket.refuse("bucket-pad", text.format(item.name))
 
     def _pad_axes(self, field: Field, mode: Optional[str], length_axis: Optional[str]) -> List[str]:
         """The axes that the bucket pads; [] in another mode."""
@@ -167,8 +224,8 @@ class SignatureReader:
                 field.refuse("bucket-pad-axes", "{!r} occurs twice".format(shorten(axis)))
             else:
                 result.append(axis)
-        if mode == "exact":
-            field.refuse("bucket-pad-axes", "a bucket of mode exact pads no axis")
+        if mode in ("exact", STEPPED):
+            field.refuse("bucket-pad-axes", "a bucket of mode {} pads no axis".format(mode))
         elif length_axis is not None and length_axis not in result:
             text = "must have the length axis {!r} among them".format(shorten(length_axis))
             field.refuse("bucket-pad-axes", text)
@@ -181,6 +238,58 @@ class SignatureReader:
             if (lo, hi) != (extent.lo, extent.hi):
                 text = "is {}, but the buckets reach from {} to {}".format(extent, lo, hi)
                 self._refuse_axis(axis, "axis-buckets", text)
+
+    def _values(
+        self, entry: Field, dtype: Optional[str]
+    ) -> Tuple[Optional[Number], Optional[Tuple[Number, Number]], Reach]:
+        """The pad value and the bounds of an input, and the sums that the bounds follow."""
+        field, limits = entry.find("pad"), entry.find("bounds")
+        pad = field.number() if field.given else None
+        if pad is not None and dtype is not None and not holds(dtype, pad):
+            field.refuse("pad-value", "{} isn't a value of {}".format(pad, dtype))
+        if not limits.given:
+            return pad, None, (None, None)
+        if not isinstance(limits.value, list) or len(limits.value) != 2:
+            limits.refuse("bounds-form", "must be null or [smallest, largest]")
+            return pad, None, (None, None)
+        ends: List[Optional[Number]] = []
+        reach: List[Optional[str]] = []
+        for index, item in enumerate(limits.items(2, 2)):
+            text = item.value if isinstance(item.value, str) else None
+            reach.append(text)
+            if text is None:
+                ends.append(item.number())
+                continue
+            span = self._sum(item, "bounds-form", lowest=-MAX_SIZE)
+            ends.append(None if span is None else span[index])
+        low, high = ends
+        if low is None or high is None:
+            return pad, None, (None, None)
+        if low > high or (dtype is not None and not (holds(dtype, low) and holds(dtype, high))):
+            text = "[{}, {}] isn't an ascending pair of values of {}".format(low, high, dtype)
+            limits.refuse("bounds-form", text)
+        elif pad is not None and not low <= pad <= high:
+            field.refuse("pad-bounds", "{} isn't within the bounds {}..{}".format(pad, low, high))
+        return pad, (low, high), (reach[0], reach[1])
+
+    def _default(
+        self,
+        field: Field,
+        dtype: Optional[str],
+        bounds: Optional[Tuple[Number, Number]],
+        reach: Reach,
+    ) -> Optional[Number]:
+        """The value that stands for an input that isn't given, within its bounds at every size."""
+        value = field.number() if field.given else None
+        if value is not None and dtype is not None:
+            low, high = (-math.inf, math.inf) if bounds is None else bounds
+            # Of a bound that follows axes, the narrowest counts.
+            low = low if reach[0] is None else self._span(reach[0])[1]  # type: ignore[index]
+            high = high if reach[1] is None else self._span(reach[1])[0]  # type: ignore[index]
+            if not holds(dtype, value) or not low <= value <= high:
+                text = "{} isn't a value of {} within its bounds".format(value, dtype)
+                field.refuse("default-value", text)
+        return value
 
 
 def _extent(entry: Field, rule: str) -> Optional[Extent]:
@@ -200,54 +309,17 @@ def _extent(entry: Field, rule: str) -> Optional[Extent]:
     return Extent(lo, hi, hint)
 
 
-def _values(
-    entry: Field, dtype: Optional[str]
-) -> Tuple[Optional[Number], Optional[Tuple[Number, Number]]]:
-    """The pad value and the bounds of an input."""
-    field, limits = entry.find("pad"), entry.find("bounds")
-    pad = field.number() if field.given else None
-    if pad is not None and dtype is not None and not holds(dtype, pad):
-        field.refuse("pad-value", "{} isn't a value of {}".format(pad, dtype))
-    if not limits.given:
-        return pad, None
-    if not isinstance(limits.value, list) or len(limits.value) != 2:
-        limits.refuse("bounds-form", "must be null or [smallest, largest]")
-        return pad, None
-    low, high = (item.number() for item in limits.items(2, 2))
-    if low is None or high is None:
-        return pad, None
-    if low > high or (dtype is not None and not (holds(dtype, low) and holds(dtype, high))):
-        text = "[{}, {}] isn't an ascending pair of values of {}".format(low, high, dtype)
-        limits.refuse("bounds-form", text)
-    elif pad is not None and not low <= pad <= high:
-        field.refuse("pad-bounds", "{} isn't within the bounds {}..{}".format(pad, low, high))
-    return pad, (low, high)
-
-
-def _default(
-    field: Field, dtype: Optional[str], bounds: Optional[Tuple[Number, Number]]
-) -> Optional[Number]:
-    """The value that stands for an input that isn't given."""
-    value = field.number() if field.given else None
-    if value is not None and dtype is not None:
-        inside = bounds is None or bounds[0] <= value <= bounds[1]
-        if not holds(dtype, value) or not inside:
-            text = "{} isn't a value of {} within its bounds".format(value, dtype)
-            field.refuse("default-value", text)
-    return value
-
-
-def _check_paddable(
-    bucket: Field, pad_axes: List[str], inputs: List[TensorSpec], outputs: List[TensorSpec]
-) -> None:
-    for item in inputs:
-        if item.pad is None and any(axis in item.shape for axis in pad_axes):
-            text = "pad mode needs a pad value for the input {!r}".format(item.name)
-            bucket.refuse("bucket-pad", text)
-    for item in outputs:
-        if None in item.shape:
-            text = "the output {!r} has a size that can't be cut after padding"
-            bucket.refuse("bucket-pad", text.format(item.name))
+def _step(entry: Field, extent: Extent) -> int:
+    """The step of a stepped bucket's length axis; 1 if that broke a rule."""
+    field = entry.at("step")
+    step = field.within(2, MAX_SIZE, "bucket-step")
+    if step is None or not 2 <= step <= MAX_SIZE:
+        return 1
+    for name, size in (("hi", extent.hi), ("hint", extent.hint or extent.lo)):
+        if (size - extent.lo) % step:
+            text = "{} {} isn't reached from lo {} in steps of {}"
+            field.refuse("bucket-step", text.format(name, size, extent.lo, step))
+    return step
 
 
 def _names(entries: Iterable[str]) -> str:

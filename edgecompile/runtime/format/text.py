@@ -1,4 +1,4 @@
-"""Reads the manifest's ``text`` and ``labels``: how texts become inputs, and what outputs mean."""
+"""Reads the manifest's ``text`` and ``labels``: the conversion of texts to inputs, and the meaning of outputs."""
 
 from typing import Dict, Mapping, Optional, Tuple
 
@@ -21,9 +21,10 @@ def read_text(
     """The ``text`` of a manifest; None where there is none, or a problem was noted.
 
     Args:
-        entry: of the manifest.
-        files: what the manifest lists.
-        signature: what was read before; inputs are judged only if nothing is wrong so far.
+        entry: the entry of the manifest.
+        files: the files that the manifest lists.
+        signature: the signature that was read before; inputs are judged only if nothing is wrong so
+            far.
     """
     sound = not entry.problems.items
     if not entry.object():
@@ -52,8 +53,9 @@ def read_labels(entries: Field, signature: Signature) -> Dict[str, Tuple[str, ..
     """The ``labels`` of a manifest by output; only those without a problem.
 
     Args:
-        entries: of the manifest.
-        signature: what was read before; outputs are judged only if nothing is wrong so far.
+        entries: the entries of the manifest.
+        signature: the signature that was read before; outputs are judged only if nothing is wrong
+            so far.
     """
     sound = not entries.problems.items
     outputs = {item.name: item for item in signature.outputs}
@@ -112,6 +114,9 @@ def _check_inputs(spec: TextSpec, entry: Field, signature: Signature) -> None:
             inputs.find(name).refuse("text-inputs", "there is no such input")
         elif BY_NAME[item.dtype].kind != "i" or len(item.shape) != 2:
             text = "must be an input of signed integers with two dimensions"
+            inputs.find(name).refuse("text-inputs", text)
+        elif any(isinstance(dim, str) and dim not in signature.axes for dim in item.shape):
+            text = "must have axes or fixed sizes as dimensions, no sums"
             inputs.find(name).refuse("text-inputs", text)
         else:
             fed.append(item)

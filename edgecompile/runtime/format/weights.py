@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ..errors import DamagedBundleError
-from ..limits import explain_errno, no_memory
+from ..base.errors import DamagedBundleError
+from ..base.limits import explain_errno, no_memory
 from .document import Field, Problems, is_printable, parse_json, shorten
 from .dtypes import BY_CONTAINER, ElementType
 from .folder import BundleFolder, file_state
@@ -146,7 +146,7 @@ class Weights:
     Attributes:
         constants: the tensors, in the order of the header.
         nbytes: size of the file.
-        address: where the file begins in this process' memory.
+        address: the start of the file in this process' memory.
     """
 
     def __init__(self, fd: int, source: str) -> None:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Protocol
 
 import numpy as np
 
-from ..errors import UnsupportedHostError
-from ..format.schema import TRITON, GenerationSpec, Manifest
-from ..opened import OpenBundle
+from ..base.errors import UnsupportedHostError
+from ..format.schema import GenerationSpec, Manifest
+from ..format.sums import size_of
+from ..open.bundle import OpenBundle
 from .chunks import ROWS_STEP, Chunk
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Caches(Protocol):
 
     Attributes:
         manifest: the buckets that its runs are chosen from.
-        rows_step: by how many rows what a program sees of the caches grows.
+        rows_step: the number of rows by which a program's view of the caches grows.
     """
 
     manifest: Manifest
@@ -41,9 +42,9 @@ def make_caches(bundle: OpenBundle, spec: GenerationSpec) -> Caches:
 
     Raises:
         UnsupportedHostError: there isn't the memory for them.
-        GpuError: of the GPU.
+        GpuError: the GPU fails.
     """
-    if bundle.variant.backend == TRITON:
+    if bundle.gpu.keeps_texts:
         return _GpuCaches(bundle, spec)
     return _HostCaches(bundle, spec)
 
@@ -54,11 +55,10 @@ class _HostCaches:
     def __init__(self, bundle: OpenBundle, spec: GenerationSpec) -> None:
         self.manifest = bundle.manifest
         self._bundle = bundle
-        shapes = {
-            item.name: (spec.max_context, *(dim for dim in item.shape[1:] if isinstance(dim, int)))
-            for item in self.manifest.inputs
-            if item.name in spec.caches
-        }
+        items = [item for item in self.manifest.inputs if item.name in spec.caches]
+        self._growing = frozenset(item.name for item in items if spec.has_rows(item))
+        sizes = {} if spec.context_axis is None else {spec.context_axis: spec.max_context}
+        shapes = {item.name: [size_of(dim, sizes) for dim in item.shape] for item in items}
         try:
             # Zeros, not whatever was there: a NaN in a row that isn't seen yet would spread, as
             # it is multiplied by its weight of 0. The system makes pages when they are written.
@@ -72,12 +72,10 @@ class _HostCaches:
     def bind(
         self, chunk: Chunk, inputs: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
     ) -> Run:
-        arrays: List[NDArray[Any]] = [
-            self._arrays[item.name][: chunk.rows]
-            if item.name in self._arrays
-            else inputs[item.name]
-            for item in self.manifest.inputs
-        ]
+        arrays: List[NDArray[Any]] = []
+        for item in self.manifest.inputs:
+            array = self._arrays[item.name] if item.name in self._arrays else inputs[item.name]
+            arrays.append(array[: chunk.rows] if item.name in self._growing else array)
         return self._bundle.bind(chunk.bucket, arrays, [logits])
 
 

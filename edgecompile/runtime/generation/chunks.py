@@ -1,7 +1,7 @@
 """Chooses the program for the next tokens of a text, their number, and how much of the cache it sees.
 
-A prompt is run in chunks, each by one program. Tokens may be filled up behind their end, since the
-rows that this writes are overwritten before they are seen; so a chunk that is in no bucket's
+A prompt is run in chunks, each by one program. Tokens may be filled up behind their end: the rows that
+this writes are overwritten before they are seen, and no state depends on them. So a chunk that is in no bucket's
 range takes the next longer program, if the context has the room. On a GPU a mode fills up every program, where
 there is the room: elsewhere it takes the tokens as they are.
 """
@@ -52,14 +52,14 @@ class ChunkPlanner:
     ) -> None:
         """Args:
         manifest: its buckets are what runs.
-        spec: of the model.
-        rows_step: by how many rows the views of the caches grow.
+        spec: the generation entry of the model.
+        rows_step: the number of rows by which the views of the caches grow.
         built: the bundle's manifest, where ``manifest`` pads more than its programs need.
         """
         self.max_context = spec.max_context
         self._rows_step = rows_step
         self._programs = [
-            _program(i, item, own, spec.length_axis, spec.context_axis)
+            _program(i, item, own, spec)
             for i, (item, own) in enumerate(zip(manifest.buckets, (built or manifest).buckets))
         ]
         # The least computed length first; of equals an exact one, which other lengths fit, too.
@@ -98,14 +98,17 @@ class ChunkPlanner:
         return Chunk(item.bucket, taken, length, min(max(rounded, item.least_rows), item.most_rows))
 
 
-def _program(
-    index: int, bucket: BucketSpec, built: BucketSpec, length_axis: str, context_axis: str
-) -> _Program:
-    length, context = bucket.axes[length_axis], bucket.axes[context_axis]
+def _program(index: int, bucket: BucketSpec, built: BucketSpec, spec: GenerationSpec) -> _Program:
+    length = bucket.axes[spec.length_axis]
+    # Without caches that grow, every view of the context is all of it.
+    rows = spec.max_context, spec.max_context
+    if spec.context_axis is not None:
+        rows = bucket.axes[spec.context_axis].lo, bucket.axes[spec.context_axis].hi
     lo, least = (length.hi if x.mode == "pad" else length.lo for x in (bucket, built))
-    return _Program(index, least, lo, length.hi, context.lo, context.hi)
+    return _Program(index, least, lo, length.hi, *rows)
 
 
 def chunk_sizes(spec: GenerationSpec, chunk: Chunk) -> Dict[str, int]:
     """The axis sizes that statistics count for a chunk: its own tokens, not what fills it up."""
-    return {spec.length_axis: chunk.taken, spec.context_axis: chunk.rows}
+    context = {} if spec.context_axis is None else {spec.context_axis: chunk.rows}
+    return {spec.length_axis: chunk.taken, **context}

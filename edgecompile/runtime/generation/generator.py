@@ -36,15 +36,17 @@ class Generator:
             input_ids: token ids of the prompt, [length] or [1, length]; of any length that the
                 context has room for. Where an encoder reads a source, that: its token ids, or
                 arrays by the names of the encoder's inputs, such as ``{"input_features": array}``.
-            on_token: gets each token as soon as it is made; ends the generation by returning False.
-            max_new_tokens: how many at most. None: the bundle's default, as the context has room.
+            on_token: a function that gets each token as soon as it is made; ends the generation by
+                returning False.
+            max_new_tokens: the largest number of new tokens. None: the bundle's default, as the
+                context has room.
             do_sample: False takes the likeliest token. None: True where temperature, top_k or top_p
                 is given, else the bundle's default.
             temperature: logits are divided by it; 0 means the likeliest token.
             top_k: only of the k likeliest tokens; 0: of all.
             top_p: only of the likeliest tokens that together have this probability.
             repetition_penalty: over 1, makes tokens of the text so far less likely.
-            seed: of the random choices; None: another text each time.
+            seed: the seed of the random choices; None: another text each time.
             stop: token ids, and sequences of them, after which the text ends.
             eos: tokens that end the text, instead of the bundle's own; (): none does.
             decoder_input_ids: after a source, what the new text goes on from, instead of the

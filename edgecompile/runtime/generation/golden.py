@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, 
 
 import numpy as np
 
-from ..errors import DamagedBundleError, EdgecompileError
+from ..base.errors import DamagedBundleError, EdgecompileError
 from ..format.document import Field, Problems, parse_json
 from ..format.schema import SEQ2SEQ, Manifest, Tolerance
 from .options import Options
-from .session import open_session
+from .session import Session, open_session
 from .stream import TokenStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..opened import OpenBundle
+    from ..open.bundle import OpenBundle
 
 FILE = "golden/generation.json"
 MAX_BYTES = 4 << 20
@@ -31,14 +31,16 @@ MAX_CASES = 1024
 
 
 class GenerationCase(NamedTuple):
-    """A prompt and what follows it if the likeliest token is always taken.
+    """A prompt and the text that follows if the likeliest token is always taken.
 
-    ``source`` is what an encoder reads, where there is one: tokens, or an array.
+    ``source`` is what an encoder reads, where there is one: tokens, or an array. ``margin`` is the
+    difference of two logits that is allowed beyond the tolerance, as a share of the largest.
     """
 
     prompt: Tuple[int, ...]
     tokens: Tuple[int, ...]
     source: "Union[List[int], NDArray[Any], None]" = None
+    margin: float = 0.0
 
 
 def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List[GenerationCase]:
@@ -56,6 +58,10 @@ def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List
     assert isinstance(vocabulary, int)
     cases = []
     document = Field(problems, parse_json(data, source, MAX_BYTES))
+    share = document.find("margin")
+    margin = (share.number() or 0.0) if share.given else 0.0
+    if not 0 <= margin <= 1:
+        share.refuse("golden-generation", "is {}, must be 0 to 1".format(margin))
     for entry in document.at("cases").objects(1, MAX_CASES):
         if problems.too_many:
             break
@@ -77,7 +83,7 @@ def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List
             if tuple(lists[0][: len(spec.start)]) != spec.start:
                 text = "doesn't begin with the start tokens"
                 entry.find("prompt").refuse("golden-generation", text)
-        cases.append(GenerationCase(lists[0], lists[1], case_source))
+        cases.append(GenerationCase(lists[0], lists[1], case_source, margin))
     problems.raise_if_any(hint="the bundle was written wrongly or changed; build it again")
     return cases
 
@@ -103,7 +109,7 @@ def replay_generations(model: "OpenBundle", folder: Optional[str] = None) -> Lis
 
     Args:
         model: an open bundle.
-        folder: where to look for a ``generation.json`` instead of in the bundle; without one there
+        folder: a folder with a ``generation.json`` instead of the bundle's; without one there
             nothing is replayed.
 
     Returns:
@@ -135,8 +141,9 @@ def replay_generations(model: "OpenBundle", folder: Optional[str] = None) -> Lis
 class _Judge:
     """Chooses the golden tokens, and notes where the logits want others."""
 
-    def __init__(self, tokens: Tuple[int, ...], tolerance: Tolerance) -> None:
+    def __init__(self, tokens: Tuple[int, ...], tolerance: Tolerance, margin: float = 0.0) -> None:
         self.tokens = tokens
+        self.margin = margin
         self.tolerance = tolerance
         self.made = 0
         self.ties = 0
@@ -151,7 +158,8 @@ class _Judge:
         elif token != expected:
             gap = float(logits[token]) - float(logits[expected])
             # Tokens that mustn't be chosen have minus infinity.
-            limit = self.tolerance.limit(float(abs(logits[np.isfinite(logits)]).max()))
+            scale = float(abs(logits[np.isfinite(logits)]).max())
+            limit = self.tolerance.limit(scale) + self.margin * scale
             if gap <= limit:
                 self.ties += 1
             elif self.error is None:
@@ -162,12 +170,12 @@ class _Judge:
 
 
 def _replay(model: "OpenBundle", index: int, case: GenerationCase) -> Dict[str, Any]:
-    judge = _Judge(case.tokens, model.tolerance)
+    judge = _Judge(case.tokens, model.tolerance, case.margin)
     started = time.perf_counter_ns()
     try:
         input_ids: Any = list(case.prompt)
         decoder_ids: Any = None
-        spec, session = model.manifest.generation, open_session(model)
+        spec, session = model.manifest.generation, open_session(model, Session)
         if case.source is not None:
             assert spec is not None
             decoder_ids, input_ids = input_ids, case.source

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Tuple, ca
 
 import numpy as np
 
-from ..errors import NativeError
+from ..base.errors import NativeError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,7 +20,7 @@ MAX_SEED = 2**32 - 1
 
 
 class Sampling(NamedTuple):
-    """How tokens are chosen. ``do_sample`` False: the likeliest, after the repetition penalty.
+    """The settings for choosing tokens. ``do_sample`` False: the likeliest, after the repetition penalty.
 
     ``temperature`` > 0; ``top_k`` 0 and ``top_p`` 1 keep every token; ``seed`` None: another
     sequence each time.

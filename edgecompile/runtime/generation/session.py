@@ -1,50 +1,55 @@
 """One text and its caches: runs tokens behind it, and keeps what they left.
 
-Programs change the caches in place. Row i of each belongs to token i of the text, so a text that
-begins as the last one did needs only its new part to be run.
+Programs change the caches in place. Row i of keys and values belongs to token i of the text, so a text
+that begins as the last one did needs only its new part to be run. A state of a fixed size can't go back:
+there only a text that goes on from the whole last one needs no more than its new part.
 """
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, TypeVar
 
 import numpy as np
 
-from ..errors import GenerationError, InputError
-from ..format.schema import AOTI_CPU, GPU_BACKENDS, TRITON, GenerationSpec
-from ..lifetime import Unique
-from ..opened import OpenBundle
+from ..base.errors import GenerationError, InputError
+from ..base.lifetime import Unique
+from ..format.schema import AOTI_CPU, CAUSAL_LM, GPU_BACKENDS, RECURRENT_LM, TRITON, GenerationSpec
+from ..open.bundle import OpenBundle
 from .caches import Run, make_caches
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
 from .generator import Generator
 from .options import Options
 from .sampling import Sampler
 from .sources import read_source, run_encoder, same_source
-from .stream import Request, TokenStream, begin_text, make_request, turn_lost
+from .stream import GenerationRequest, TokenStream, begin_text, make_generation_request, turn_lost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_Session = TypeVar("_Session", bound="Session")
 
-def open_session(bundle: OpenBundle) -> "Session":
-    """See ``Model.session``."""
+
+def open_session(
+    bundle: OpenBundle, make: "Callable[[OpenBundle, GenerationSpec], _Session]"
+) -> "_Session":
+    """What ``make`` makes of a bundle that can generate here; see ``Model.session``."""
     spec, variant = bundle.manifest.generation, bundle.variant
     if spec is None:
         hint = "build it as a language model, for the task causal-lm"
         text = "{} is not a language model, so it cannot generate text"
         raise GenerationError(text.format(bundle.path), hint)
-    on_gpu = variant.backend == TRITON and bundle.encoder is None
+    on_gpu = variant.backend == TRITON and spec.kind == CAUSAL_LM
     if variant.backend in GPU_BACKENDS and not on_gpu:
         text = "the variant {} runs on a GPU, where {}"
         why = "caches can't be changed in place"
         if variant.backend == TRITON:
-            why = "nothing generates by two parts"
+            why = "nothing generates with an encoder, or with states of a fixed size"
         raise GenerationError(text.format(variant.name, why), "name a variant for the CPU")
     if variant.backend != AOTI_CPU and not on_gpu:
         text = "the variant {} is run by {}, which this loop can't drive"
         text = text.format(variant.name, variant.backend)
         raise GenerationError(text, "name a variant of the native runtime")
-    return Session(bundle, spec)
+    return make(bundle, spec)
 
 
 class Session(Unique, Generator):
@@ -52,7 +57,8 @@ class Session(Unique, Generator):
 
     It takes the memory of its caches as the text grows, at most that of the whole context (on a GPU
     at once), and gives it back with itself. One text at a time: a new generation ends the one under way. What a text
-    has in common with the one before isn't run; nor is an encoder for the same source.
+    has in common with the one before isn't run (with states of a fixed size, only if that is all of the one
+    before); nor is an encoder for the same source.
     """
 
     def __init__(self, bundle: OpenBundle, spec: GenerationSpec) -> None:
@@ -67,6 +73,8 @@ class Session(Unique, Generator):
         # A weak one, so that both go, and the caches, with the last who refers to them.
         self._turn: Optional[weakref.ReferenceType[TokenStream]] = None
         self._tokens: List[int] = []
+        # Tokens that states of a fixed size stand behind; -1 during a run, and after one that failed.
+        self._behind = 0
         vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
         self._ids = np.zeros((1, 1), np.int64)
@@ -96,7 +104,9 @@ class Session(Unique, Generator):
         sampler = Sampler(request.sampling, request.prompt, request.max_new_tokens)
         return TokenStream(self, request, sampler.choose)
 
-    def request(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> Request:
+    def request(
+        self, input_ids: Any, decoder_input_ids: Any, options: Options
+    ) -> GenerationRequest:
         """Checks the arguments of ``stream``; raises what that does."""
         bundle, spec = self._bundle, self._spec
         if bundle.encoder is None:
@@ -105,12 +115,12 @@ class Session(Unique, Generator):
                     "decoder_input_ids are for models with an encoder",
                     "give the whole text as input_ids",
                 )
-            return make_request(bundle.manifest, input_ids, options)
+            return make_generation_request(bundle.manifest, input_ids, options)
         text = begin_text(spec, decoder_input_ids)
-        request = make_request(bundle.manifest, text, options)
+        request = make_generation_request(bundle.manifest, text, options)
         return request._replace(source=read_source(spec, bundle.encoder, input_ids))
 
-    def begin(self, stream: TokenStream, request: Request) -> "NDArray[np.float32]":
+    def begin(self, stream: TokenStream, request: GenerationRequest) -> "NDArray[np.float32]":
         """Takes the text ``request.prompt`` over from the last one, and runs what is new of it.
 
         Returns:
@@ -121,6 +131,8 @@ class Session(Unique, Generator):
             if request.source is not None:
                 self._read(request.source)
             prefix = min(_common(request.prompt, self._tokens), len(request.prompt) - 1)
+            if self._spec.kind == RECURRENT_LM and prefix != self._behind:
+                prefix = 0
             del self._tokens[prefix:]
             stream.reused = prefix
             return self._extend(request.prompt[prefix:])
@@ -152,13 +164,19 @@ class Session(Unique, Generator):
             if not self.has_turn(stream):
                 raise turn_lost()
             row = len(self._tokens)
+            if self._spec.kind == RECURRENT_LM and row != self._behind:
+                raise InputError(
+                    "a run of this text failed, and its states are lost", "begin the text anew"
+                )
             step = self._step
             if step is None or row >= self._step_chunk.rows:
                 step = self._bind_step(row)
             self._ids[0, 0] = token
             self._position[0] = row
+            self._behind = -1
             self._bundle.run_bound(step, self._step_chunk.bucket, self._step_sizes)
             self._tokens.append(token)
+            self._behind = row + 1
             return self._row
 
     def has_turn(self, stream: TokenStream) -> bool:
@@ -175,12 +193,14 @@ class Session(Unique, Generator):
             ids[0, : chunk.taken] = part
             position = np.array([row], np.int64)
             last = np.array([chunk.taken - 1], np.int64)
+            self._behind = -1
             self._bundle.run_bound(
                 self._bind(chunk, ids, position, last),
                 chunk.bucket,
                 {**chunk_sizes(self._spec, chunk), **self._sized},
             )
             self._tokens.extend(part)
+            self._behind = len(self._tokens)
             done += chunk.taken
         return self._row
 
@@ -211,7 +231,7 @@ def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":
 
 
 def _common(new: Sequence[int], old: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
+    """The number of tokens that two texts have in common at their beginning."""
     for index, (a, b) in enumerate(zip(new, old)):
         if a != b:
             return index

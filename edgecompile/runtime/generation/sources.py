@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 
 import numpy as np
 
+from ..base.errors import BundleError, InputError
 from ..call.inputs import as_array
-from ..errors import BundleError, InputError
 from ..format.document import Problems
 from ..format.dtypes import BY_NAME
 from ..format.schema import GenerationSpec, Manifest, TensorSpec
@@ -14,7 +14,7 @@ from .stream import refuse_text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..opened import OpenBundle
+    from ..open.bundle import OpenBundle
 
     Arrays = Dict[str, NDArray[Any]]
 
@@ -23,9 +23,9 @@ def check_encoder(spec: GenerationSpec, manifest: Manifest, encoder: Manifest, p
     """Checks that an encoder's bundle makes what the decoder's takes.
 
     Args:
-        spec, manifest: of the decoder.
+        spec, manifest: the generation entry and the manifest of the decoder.
         encoder: the manifest of the bundle within.
-        path: of that, for errors.
+        path: the path of that bundle, for errors.
 
     Raises:
         BundleError: rule generation-encoder; lists every problem.
@@ -72,7 +72,7 @@ def read_source(spec: GenerationSpec, encoder: "OpenBundle", value: Any) -> "Arr
     """The encoder's inputs for a source, checked: masks that aren't given see all of it.
 
     Args:
-        spec: of the decoder.
+        spec: the generation entry of the decoder.
         encoder: the open bundle of the encoder.
         value: token ids, [length] or [1, length]; or arrays by the names of the encoder's inputs.
 

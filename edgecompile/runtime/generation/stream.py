@@ -16,11 +16,11 @@ from typing import (
 
 import numpy as np
 
+from ..base.errors import ContextLengthError, InputError
+from ..base.lifetime import Unique
 from ..call.inputs import as_array
-from ..errors import ContextLengthError, InputError
 from ..format.document import shorten
 from ..format.schema import GenerationSpec, Manifest
-from ..lifetime import Unique
 from .options import Options
 from .sampling import MAX_SEED, Sampling
 
@@ -37,7 +37,7 @@ _WHOLE = (int, np.integer)
 _NUMBER = (int, float, np.integer, np.floating)
 
 
-class Request(NamedTuple):
+class GenerationRequest(NamedTuple):
     """A generation, checked.
 
     ``stops`` are sequences that end it, by their last token. ``source`` has the encoder's inputs,
@@ -52,7 +52,9 @@ class Request(NamedTuple):
     source: "Optional[Dict[str, NDArray[Any]]]" = None
 
 
-def make_request(manifest: Manifest, input_ids: Any, options: Options) -> Request:
+def make_generation_request(
+    manifest: Manifest, input_ids: Any, options: Options
+) -> GenerationRequest:
     """Checks the arguments of ``Model.generate`` and fills in the bundle's defaults.
 
     ``input_ids`` are what the new tokens follow; the source of an encoder isn't among these arguments.
@@ -90,7 +92,7 @@ def make_request(manifest: Manifest, input_ids: Any, options: Options) -> Reques
         raise ContextLengthError(
             text.format(len(prompt), count, spec.max_context), ", or ".join(cures)
         )
-    return Request(prompt, int(count), sampling, ends, stops)
+    return GenerationRequest(prompt, int(count), sampling, ends, stops)
 
 
 def begin_text(spec: GenerationSpec, tokens: Any) -> Any:
@@ -121,7 +123,7 @@ class Text(Protocol):
     #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
     suppressed: "Tuple[Optional[NDArray[np.int64]], Optional[NDArray[np.int64]]]"
 
-    def begin(self, stream: "TokenStream", request: Request) -> "NDArray[np.float32]":
+    def begin(self, stream: "TokenStream", request: GenerationRequest) -> "NDArray[np.float32]":
         """Runs the prompt; the logits [vocabulary] behind it."""
         ...
 
@@ -141,13 +143,13 @@ class TokenStream(Unique):
     for, in the caller's thread.
 
     Attributes:
-        tokens: those made so far, the one that ended it among them.
+        tokens: the tokens made so far, with the one that ended the text.
         finish_reason: None until it ended; then "eos", "stop", "length" (max_new_tokens are made),
             or "closed".
-        reused: how many tokens of the prompt needn't be run, as the session had them.
+        reused: the number of the prompt's tokens that needn't be run, as the session had them.
     """
 
-    def __init__(self, session: Text, request: Request, choose: "Choose") -> None:
+    def __init__(self, session: Text, request: GenerationRequest, choose: "Choose") -> None:
         """``choose`` takes the next token from logits [vocabulary]; see ``sampling.Sampler``."""
         self.tokens: List[int] = []
         self.finish_reason: Optional[str] = None

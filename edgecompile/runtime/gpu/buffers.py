@@ -1,4 +1,4 @@
-"""The fixed memory of one bucket on a GPU: where each input and output lies, on both sides; of a text.
+"""The fixed memory of one bucket on a GPU: where each input and output lies, on both sides.
 
 Everything that a bucket needs is in one block, inputs first. On a GPU with memory of its own there
 is a block here and one there, laid out alike, and copies go between them; where both share their
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
-from ..errors import GpuError
+from ..base.errors import GpuError
 from .cuda import Cuda
 from .engines import Sizes
 
@@ -28,8 +28,8 @@ class Buffers:
     """Inputs and outputs of one bucket, by name.
 
     Attributes:
-        addresses: where the GPU finds each of them; they never change.
-        nbytes: of the block.
+        addresses: the GPU's address of each of them; they never change.
+        nbytes: the size of the block in bytes.
     """
 
     def __init__(
@@ -128,48 +128,6 @@ class Buffers:
         finally:
             if host:
                 self._cuda.host_free(host)
-
-
-class CacheMemory:
-    """The caches of one text, which stay on the GPU: zeros first, each changed in place by programs.
-
-    Attributes:
-        shapes: of each cache, by name.
-        addresses: where the GPU finds them.
-        nbytes: of all of them.
-    """
-
-    def __init__(self, cuda: Cuda, shapes: Mapping[str, Sizes], dtypes: Mapping[str, str]) -> None:
-        """Allocates them; ``clear`` makes them zeros.
-
-        Raises:
-            GpuError: there isn't enough memory.
-        """
-        self._cuda = cuda
-        self.shapes = dict(shapes)
-        offsets, end = {}, 0
-        for name, shape in shapes.items():
-            offsets[name] = end
-            end += -(-_count(shape) * np.dtype(dtypes[name]).itemsize // ALIGNMENT) * ALIGNMENT
-        self.nbytes = end
-        try:
-            self._base = cuda.malloc(end)
-        except GpuError as error:
-            text = "{} bytes for the caches of a text: {}".format(end, error.message)
-            hint = "build the bundle with a smaller max_context, or keep fewer sessions"
-            raise GpuError(text, hint, error.name, error.number, error.sticky) from None
-        self.addresses = {name: self._base + offset for name, offset in offsets.items()}
-
-    def clear(self, stream: int) -> None:
-        """Makes them zeros, and waits: a NaN in a row that isn't seen yet might spread."""
-        self._cuda.clear(self._base, self.nbytes, stream)
-        self._cuda.synchronize(stream)
-
-    def close(self) -> None:
-        """Gives the memory back; no run may be under way. A second call does nothing."""
-        base, self._base = self._base, 0
-        if base:
-            self._cuda.free(base)
 
 
 def copy_leading(label: str, source: "NDArray[Any]", target: "NDArray[Any]") -> None:

@@ -19,7 +19,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ..errors import BundleError, EngineCacheError
+from ..base.errors import BundleError, EngineCacheError
 from ..format.document import Field, Problems, parse_json
 from ..format.folder import BundleFolder, hash_descriptor
 from ..format.output import make_private, write_output
@@ -42,7 +42,8 @@ class FinishedEngine:
     """An engine that passed its self-test here. ``profile_of`` has the profile of each bucket.
 
     The file's size was compared, its hash wasn't: whoever loads the engine does that. ``tensors`` has
-    what the engine calls an input or output where it isn't the manifest's name, by that name.
+    what the engine calls an input or output where it isn't the manifest's name, by that name. ``plans`` has the
+    bytes of each where the file holds several engines, one behind the other; their profiles are numbered through.
     """
 
     path: str
@@ -51,6 +52,7 @@ class FinishedEngine:
     profile_of: Tuple[int, ...]
     stamp: Mapping[str, Any]
     tensors: Mapping[str, str] = field(default_factory=dict)
+    plans: Tuple[int, ...] = ()
 
 
 def cache_root() -> str:
@@ -71,12 +73,16 @@ def digest(value: object) -> str:
 
 
 def describe_content(manifest: Manifest, variant: Variant, recipe: Recipe) -> Dict[str, Any]:
-    """The sources of an engine: hashes of ONNX and weights, profiles, options; and the engine
-    that comes along, which may take their place."""
+    """The sources of an engine: hashes of ONNX and weights, profiles, options."""
     whole = recipe.to_json()
-    shipped = {}
-    if recipe.engine is not None:
-        shipped["engine_sha256"] = manifest.files[sibling(variant, recipe.engine.file)].sha256
+    sides = [
+        {
+            "onnx_sha256": manifest.files[sibling(variant, side.onnx)].sha256,
+            "float32": None if side.float32 is None else list(side.float32),
+            "buckets": list(side.buckets),
+        }
+        for side in recipe.sides
+    ]
     return {
         "onnx_sha256": manifest.files[sibling(variant, recipe.onnx)].sha256,
         "weights_sha256": manifest.files[sibling(variant, recipe.weights)].sha256,
@@ -86,7 +92,7 @@ def describe_content(manifest: Manifest, variant: Variant, recipe: Recipe) -> Di
         "profiles": whole["profiles"],
         "builder": whole["builder"],
         "settings": SETTINGS_VERSION,
-        **shipped,
+        **({"sides": sides} if sides else {}),
     }
 
 
@@ -237,6 +243,7 @@ class EngineFolder(KeptFolder):
         version, key = document.at("stamp_version").integer(), document.at("key").string()
         entry = document.at("engine").object()
         size, sha256 = entry.at("size").integer(), entry.at("sha256").string()
+        plans = entry.find("plans").integers(2, 256) if entry.find("plans").given else ()
         count = len(self.content["profiles"])
         profile_of = document.at("profile_of").integers(count, count)
         tensors = {k: name.string() or "" for k, name in document.find("tensors").members()}
@@ -247,8 +254,16 @@ class EngineFolder(KeptFolder):
             raise BundleError("{}: belongs to something else".format(source))
         if any(not 0 <= item < count for item in profile_of):
             raise BundleError("{}: names a profile that doesn't exist".format(source))
+        # An engine of one graph in the place of several would be taken for whole.
+        graphs = 1 + len(self.content.get("sides", ()))
+        if (
+            (len(plans) or 1) != graphs
+            or (plans and sum(plans) != size)
+            or min(plans, default=1) < 1
+        ):
+            raise BundleError("{}: its engines aren't those of the recipe".format(source))
         path = self.join(engine_name(sha256))
-        return FinishedEngine(path, sha256, size, profile_of, document.value, tensors)
+        return FinishedEngine(path, sha256, size, profile_of, document.value, tensors, plans)
 
     def write_stamp(self, entries: Mapping[str, Any], tested: bool) -> None:
         """Writes the stamp, or without a test what says that an engine was built; durably.
@@ -304,7 +319,7 @@ def find(
     Raises:
         BundleError: the recipe breaks a rule.
     """
-    recipe = read_recipe(folder, variant)
+    recipe = read_recipe(folder, variant).for_tensorrt(identity.tensorrt)
     content = describe_content(folder.manifest, variant, recipe)
     return EngineFolder(content, identity).read_stamp()[0]
 

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, Tuple, TypeVar
 
-from ..errors import GpuError, GpuUnavailableError
+from ..base.errors import GpuError, GpuUnavailableError
 
 LIBRARY_VARIABLE = "EDGECOMPILE_CUDART"
 _NAMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
@@ -38,7 +38,6 @@ _FUNCTIONS: Tuple[Tuple[str, Tuple[Any, ...]], ...] = (
     ("cudaHostGetDevicePointer", (_OUT_POINTER, _POINTER, ctypes.c_uint)),
     ("cudaFreeHost", (_POINTER,)),
     ("cudaMemcpyAsync", (_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_int, _POINTER)),
-    ("cudaMemsetAsync", (_POINTER, ctypes.c_int, ctypes.c_size_t, _POINTER)),
     ("cudaStreamCreateWithFlags", (_OUT_POINTER, ctypes.c_uint)),
     ("cudaStreamDestroy", (_POINTER,)),
     ("cudaStreamSynchronize", (_POINTER,)),
@@ -101,9 +100,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def check_not_forked() -> None:
-    """Raises GpuError in a process that was forked after CUDA had been loaded: it can't be used."""
-    if _forked:
+def check_not_forked(forked: bool = False) -> None:
+    """Raises GpuError in a process that was forked after CUDA had been loaded: it can't be used.
+
+    Args:
+        forked: whether that is known; else it is so if this module had loaded CUDA.
+    """
+    if forked or _forked:
         raise GpuError(
             "process {} was forked after CUDA had been loaded in its parent, and CUDA doesn't "
             "survive a fork".format(os.getpid()),
@@ -271,10 +274,6 @@ class Cuda:
     def copy_to_host(self, target: int, source: int, size: int, stream: int) -> None:
         """Queues a copy from ``malloc``'s memory to ``host_alloc``'s."""
         self._call("cudaMemcpyAsync", target, source, size, _TO_HOST, stream)
-
-    def clear(self, target: int, size: int, stream: int) -> None:
-        """Queues zeros for ``size`` bytes of ``malloc``'s memory."""
-        self._call("cudaMemsetAsync", target, 0, size, stream)
 
     def stream(self) -> int:
         """A new stream, which doesn't wait for the default one."""

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Dict, Optional
 
-from ..errors import GpuUnavailableError
+from ..base.errors import GpuUnavailableError
 from .cuda import Cuda
 
 #: Prefixes the paths below /proc and /etc, for tests and for containers that mount them elsewhere.
@@ -180,5 +180,5 @@ def _read(path: str) -> str:
 
 
 def _printable(text: str) -> str:
-    # The device tree ends its strings with a NUL. ASCII alone, as the C interface makes the same key.
+    # The device tree ends its strings with a NUL. ASCII alone, as the C runtime makes the same key.
     return "".join(char for char in text if " " <= char <= "~").strip()[:200]

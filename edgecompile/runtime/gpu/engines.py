@@ -1,10 +1,10 @@
 """An engine and its contexts on a GPU, as the rest of the runtime sees them.
 
-``tensorrt.py`` has TensorRT's. Anything else that queues its work on a given stream, reads and writes
+``tensorrt.py`` has TensorRT's, and ``triton.engine`` those of older bundles of Triton kernels. Anything else that queues its work on a given stream, reads and writes
 given addresses and allocates nothing while it does so can be driven the same way.
 """
 
-from typing import Dict, Mapping, Optional, Protocol, Tuple
+from typing import Dict, Mapping, Optional, Protocol, Sequence, Tuple
 
 Sizes = Tuple[int, ...]
 
@@ -19,7 +19,7 @@ class Context(Protocol):
 
     @property
     def dtypes(self) -> Mapping[str, str]:
-        """Of inputs and outputs that may have another dtype than the manifest's: int32 for int64."""
+        """The dtypes of inputs and outputs, which may differ from the manifest's: int32 for int64."""
         ...
 
     def reshape(self, shapes: Mapping[str, Sizes]) -> Dict[str, Sizes]:
@@ -62,11 +62,6 @@ class Context(Protocol):
         """
         ...
 
-    def simplify(self) -> bool:
-        """After a run that couldn't be recorded: whether the next one is to do without what may have
-        spoilt the recording."""
-        ...
-
     def close(self) -> None:
         """Gives back what the context holds; no run may be under way. A second call does nothing."""
         ...
@@ -86,13 +81,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def keeps_graphs(self) -> bool:
-        """Whether a captured run stays right while its context is given other shapes and back."""
-        ...
-
-    @property
     def profiles(self) -> int:
-        """How many there are."""
+        """The number of profiles."""
         ...
 
     def scratch_bytes(self, profile: int) -> int:
@@ -123,3 +113,42 @@ class Engine(Protocol):
         The GPU's driver is gone there, and whatever asked it for something might end the process.
         """
         ...
+
+
+class JoinedEngine:
+    """Engines of several graphs as one: their profiles are numbered through."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        """Takes over ``engines``."""
+        self._engines = tuple(engines)
+        self.label = engines[0].label
+        self.records = all(engine.records for engine in engines)
+        self.profiles = sum(engine.profiles for engine in engines)
+
+    def _find(self, profile: int) -> Tuple[Engine, int]:
+        """The engine that has a profile, and the profile's number there."""
+        for engine in self._engines:
+            if profile < engine.profiles:
+                return engine, profile
+            profile -= engine.profiles
+        raise IndexError(profile)
+
+    def scratch_bytes(self, profile: int) -> int:
+        """See ``Engine.scratch_bytes``."""
+        engine, own = self._find(profile)
+        return engine.scratch_bytes(own)
+
+    def open(self, profile: int, scratch: int, size: int, stream: int) -> Context:
+        """See ``Engine.open``."""
+        engine, own = self._find(profile)
+        return engine.open(own, scratch, size, stream)
+
+    def close(self) -> None:
+        """See ``Engine.close``."""
+        for engine in self._engines:
+            engine.close()
+
+    def abandon(self) -> None:
+        """See ``Engine.abandon``."""
+        for engine in self._engines:
+            engine.abandon()

@@ -1,26 +1,21 @@
 """One bucket on a GPU: its context, its buffers and, with graphs, its captured run."""
 
 import threading
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..errors import EdgecompileError, GpuError, InputError
+from ..base.errors import EdgecompileError, GpuError, InputError
 from ..format.schema import BucketSpec, Manifest, TensorSpec
-from .buffers import Buffers, CacheMemory, Span, copy_leading
+from ..format.sums import size_of
+from .buffers import Buffers, Span, copy_leading
 from .engines import Context, Sizes
-from .lane import GpuLane
+from .shared_stream import SharedStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..cpu.tensors import Shape
-
-
-#: After so many runs of one shape a graph of it pays: it takes about as long as three of them.
-GRAPH_AFTER = 8
-_MOST_COUNTED = 4096
 
 
 class _Shaped:
@@ -53,27 +48,20 @@ class GpuProgram:
 
     def __init__(
         self,
-        lane: GpuLane,
+        shared: SharedStream,
         context: Context,
         manifest: Manifest,
         index: int,
         zero_copy: bool,
-        most_graphs: int = 0,
-        graph_after: int = GRAPH_AFTER,
-        caches: Optional[CacheMemory] = None,
     ) -> None:
         """Takes over ``context``, sets it to the bucket's largest shapes and allocates for them.
 
         Args:
-            lane: what it shares with the other buckets.
+            shared: stream and lock that it shares with the other buckets.
             context: set to nothing yet.
-            manifest: of the bundle.
+            manifest: the manifest of the bundle.
             index: the bucket's number.
             zero_copy: let the GPU reach into the CPU's memory.
-            most_graphs: of so many shapes that come often, the runs become graphs.
-            graph_after: so many runs of the bucket's largest shapes are often; of others 8 are.
-            caches: of a text: these inputs are there already and aren't given. Without them, a
-                generative program's caches are inputs that come back changed.
 
         Raises:
             GpuError: the engine refuses these shapes or gives others than the manifest says, or
@@ -82,26 +70,20 @@ class GpuProgram:
         bucket = manifest.buckets[index]
         self.label = "bucket {} ({})".format(index, bucket)
         self.n_outputs = len(manifest.outputs)
-        self._lane = lane
-        self._cuda = lane.cuda
+        self._shared = shared
+        self._cuda = shared.cuda
         self._context = context
-        self._there = {} if caches is None else caches.shapes
-        self._specs = [spec for spec in manifest.inputs if spec.name not in self._there]
+        self._specs = manifest.inputs
         self.n_inputs = len(self._specs)
         self._results = manifest.outputs
         inner = () if manifest.generation is None else manifest.generation.caches
         self._changed = [i for i, spec in enumerate(self._specs) if spec.name in inner]
-        self._most_graphs, self._graph_after = most_graphs, graph_after
-        # Of shapes that came often, the one that was used last at the end; how often others came.
-        self._graphs: OrderedDict[Tuple[Sizes, ...], _Shaped] = OrderedDict()
-        self._seen: Dict[Tuple[Sizes, ...], int] = {}
         self._now: Optional[_Shaped] = None  # what the context is set to
-        # Held while the buffers are in use; always taken before the lane's.
+        # Held while the buffers are in use; always taken before the shared lock.
         self._lock = threading.Lock()
         self._buffers: Optional[Buffers] = None
         try:
             largest = {spec.name: largest_shape(spec, bucket) for spec in self._specs}
-            self._largest = tuple(largest.values())
             outputs = self._reshape(largest)
             _check_outputs(self.label, manifest, bucket, outputs)
             dtypes = {
@@ -110,14 +92,13 @@ class GpuProgram:
             }
             self._limits = list_limits(self._specs, dtypes)
             self._buffers = Buffers(
-                lane.cuda,
+                shared.cuda,
                 {x.name: (dtypes[x.name], largest[x.name]) for x in self._specs},
                 {x.name: (dtypes[x.name], outputs[x.name]) for x in manifest.outputs},
                 zero_copy,
                 [self._specs[i].name for i in self._changed],
             )
-            cache_addresses = {} if caches is None else caches.addresses
-            context.bind({**self._buffers.addresses, **cache_addresses})
+            context.bind(self._buffers.addresses)
             self._now = _Shaped(self._buffers, largest, outputs)
         except BaseException as error:
             attempt([], self.close)
@@ -132,12 +113,11 @@ class GpuProgram:
 
     @property
     def graphs(self) -> int:
-        """Of how many shapes the runs replay a graph."""
-        fixed = self._now is not None and self._now.executable != 0
-        return len(self._graphs) or int(fixed)
+        """The number of shapes whose runs replay a graph."""
+        return int(self._now is not None and self._now.executable != 0)
 
     def _reshape(self, shapes: Dict[str, Sizes]) -> Dict[str, Sizes]:
-        outputs = self._context.reshape({**shapes, **self._there})
+        outputs = self._context.reshape(shapes)
         for spec in self._results:
             if spec.name not in outputs or any(size < 0 for size in outputs[spec.name]):
                 text = "{}: the engine can't tell the shape of {} before it runs"
@@ -154,12 +134,13 @@ class GpuProgram:
             GpuError: the run can't be captured.
         """
         self._run(arrays)
-        with self._lock, self._lane.lock:
+        with self._lock, self._shared.lock:
             try:
                 assert self._now is not None
-                self._now.executable = self._record(self._now)
+                now = self._now
+                now.executable = self._shared.record(lambda: self._queue(now))
             except GpuError as error:
-                settled = self._lane.settle(error)
+                settled = self._shared.settle(error)
                 assert isinstance(settled, GpuError)
                 text = "{}: its run can't be captured as a graph: {}"
                 raise GpuError(
@@ -170,17 +151,9 @@ class GpuProgram:
                     settled.sticky,
                 ) from None
 
-    def _record(self, shaped: _Shaped) -> int:
-        try:
-            return self._lane.record(lambda: self._queue(shaped))
-        except GpuError as error:
-            if error.sticky or not self._context.simplify():
-                raise
-        return self._lane.record(lambda: self._queue(shaped))
-
     def _queue(self, shaped: _Shaped) -> None:
         assert self._buffers is not None
-        stream = self._lane.stream
+        stream = self._shared.stream
         self._buffers.send(shaped.sent, stream)
         self._context.enqueue(stream)
         results = self._context.results()
@@ -220,18 +193,16 @@ class GpuProgram:
         with self._lock:
             if self._buffers is None:
                 raise GpuError("{}: the program is closed".format(self.label))
-            self._lane.check()
+            self._shared.check()
             try:
-                shaped = self._graphs.get(input_shapes) or self._now
+                shaped = self._now
                 if shaped is None or input_shapes != shaped.shapes:
                     shaped = self._change(input_shapes)
                 for view, array in zip(shaped.sources, arrays):
                     view[...] = array
                 self._run_on_gpu(shaped)
-                if self._most_graphs:
-                    self._keep(input_shapes, shaped)
             except GpuError as error:
-                self._lane.note(error)
+                self._shared.note(error)
                 raise self._explain(error) from None
             # Only this bucket's lock is held here: others run while results are copied.
             for index in self._changed:
@@ -249,56 +220,30 @@ class GpuProgram:
 
     def _change(self, shapes: Tuple[Sizes, ...]) -> _Shaped:
         now, self._now = self._now, None  # until it is known to have worked, no shape counts as set
-        if now is not None and now.executable and not self._most_graphs:
+        if now is not None and now.executable:
             self._now = now
             text = "the graph takes the shapes {}, not {}"
             raise GpuError(text.format([list(x) for x in now.shapes], [list(x) for x in shapes]))
         inputs = {spec.name: shape for spec, shape in zip(self._specs, shapes)}
         # Some engines do on the GPU what a new shape takes, in the scratch memory.
-        with self._lane.lock:
+        with self._shared.lock:
             outputs = self._reshape(inputs)
         assert self._buffers is not None
         self._now = _Shaped(self._buffers, inputs, outputs)
         return self._now
 
-    def _keep(self, shapes: Tuple[Sizes, ...], shaped: _Shaped) -> None:
-        """After a run: makes a graph of its shapes where they came often enough."""
-        if shaped.executable:
-            self._graphs.move_to_end(shapes)
-            return
-        count = self._seen.get(shapes, 0) + 1
-        if count < (self._graph_after if shapes == self._largest else GRAPH_AFTER):
-            if len(self._seen) >= _MOST_COUNTED:
-                self._seen.clear()
-            self._seen[shapes] = count
-            return
-        self._seen.pop(shapes, None)
-        with self._lane.lock:
-            try:
-                shaped.executable = self._record(shaped)
-            except GpuError as error:
-                # The run itself succeeded, and so will the next ones without graphs.
-                self._lane.settle(error)
-                self._most_graphs = 0
-                return
-            self._graphs[shapes] = shaped
-            if len(self._graphs) > self._most_graphs:
-                oldest = self._graphs.popitem(last=False)[1]
-                executable, oldest.executable = oldest.executable, 0
-                self._cuda.destroy_executable(executable)
-
     def _run_on_gpu(self, shaped: _Shaped) -> None:
-        lane = self._lane
-        with lane.lock:
-            lane.check()
+        shared = self._shared
+        with shared.lock:
+            shared.check()
             try:
                 if shaped.executable:
-                    self._cuda.launch(shaped.executable, lane.stream)
+                    self._cuda.launch(shaped.executable, shared.stream)
                 else:
                     self._queue(shaped)
-                self._cuda.synchronize(lane.stream)
+                self._cuda.synchronize(shared.stream)
             except BaseException as error:
-                settled = lane.settle(error)
+                settled = shared.settle(error)
                 if settled is error:
                     raise
                 raise settled from None
@@ -315,12 +260,11 @@ class GpuProgram:
         Raises:
             GpuError: the first failure; all the rest was tried too.
         """
-        graphs = {x.executable for x in (*self._graphs.values(), self._now) if x is not None}
-        buffers, self._buffers = self._buffers, None
-        self._graphs, self._now = OrderedDict(), None
+        executable = 0 if self._now is None else self._now.executable
+        buffers, self._buffers, self._now = self._buffers, None, None
         failed: List[EdgecompileError] = []
-        for executable in graphs - {0}:
-            attempt(failed, lambda executable=executable: self._cuda.destroy_executable(executable))
+        if executable:
+            attempt(failed, lambda: self._cuda.destroy_executable(executable))
         attempt(failed, self._context.close)
         if buffers is not None:
             attempt(failed, buffers.close)
@@ -338,9 +282,8 @@ def attempt(failed: List[EdgecompileError], work: Any) -> None:
 
 def largest_shape(spec: TensorSpec, bucket: BucketSpec) -> Sizes:
     """The shape of an input at the upper ends of a bucket."""
-    return tuple(
-        [bucket.axes[dim].hi if isinstance(dim, str) else int(dim or 0) for dim in spec.shape]
-    )
+    largest = bucket.largest()
+    return tuple([size_of(dim, largest) for dim in spec.shape])
 
 
 def check_range(
@@ -371,10 +314,10 @@ def _check_outputs(
     label: str, manifest: Manifest, bucket: BucketSpec, shapes: Dict[str, Sizes]
 ) -> None:
     """Raises GpuError unless outputs have the manifest's shapes, at the bucket's upper end."""
-    problems = []
+    problems, largest = [], bucket.largest()
     for spec in manifest.outputs:
         shape = shapes[spec.name]
-        expected = [bucket.axes[dim].hi if isinstance(dim, str) else dim for dim in spec.shape]
+        expected = [None if dim is None else size_of(dim, largest) for dim in spec.shape]
         fits = len(shape) == len(expected) and all(
             dim is None or dim == size for dim, size in zip(expected, shape)
         )

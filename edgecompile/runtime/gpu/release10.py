@@ -11,6 +11,14 @@ class Release10:
 
     narrowed: Mapping[str, str] = {}
 
+    def prepare(self, logger: "tensorrt.ILogger") -> None:
+        """Registers the plugins of TensorRT's own library: the parser makes one of ScatterElements that adds up."""
+        import tensorrt
+
+        register = getattr(tensorrt, "init_libnvinfer_plugins", None)
+        if register is not None:
+            register(logger, "")
+
     def create_network(self, builder: "tensorrt.Builder") -> "tensorrt.INetworkDefinition":
         """A network that keeps the types of its ONNX."""
         import tensorrt

@@ -2,7 +2,7 @@
 
 Its builder chooses precisions: a network whose values all say float32 is computed in float16 where it is
 faster. One pinned value is enough for all of a transformer to stay float32, and float16 beside int8 ends
-the build (docs/benchmarks/2026-11-24-tensorrt-8.6.md). It has no int64 and reports no progress.
+the build (docs/benchmarks/gpu-tensorrt.md). It has no int64 and reports no progress.
 """
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, Tuple
@@ -15,6 +15,9 @@ class Release8:
     """Allowed precisions, one size of memory for all profiles, int32 in the place of int64."""
 
     narrowed: Mapping[str, str] = {"int64": "int32"}
+
+    def prepare(self, logger: "tensorrt.ILogger") -> None:
+        """Nothing: no operator that is taken here is a plugin."""
 
     def create_network(self, builder: "tensorrt.Builder") -> "tensorrt.INetworkDefinition":
         """A network that takes shapes from profiles."""

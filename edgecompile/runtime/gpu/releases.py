@@ -17,6 +17,10 @@ class Release(Protocol):
 
     narrowed: Mapping[str, str]
 
+    def prepare(self, logger: "tensorrt.ILogger") -> None:
+        """Prepares TensorRT, once, before networks are parsed or engines read."""
+        ...
+
     def create_network(self, builder: "tensorrt.Builder") -> "tensorrt.INetworkDefinition":
         """An empty network of a builder."""
         ...

@@ -7,16 +7,17 @@ words are part of every message here.
 
 import ctypes
 import hashlib
+import itertools
 import os
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
-from ..errors import GpuError, UnfinishedBundleError
+from ..base.errors import GpuError, UnfinishedBundleError
 from ..format.document import shorten
 from ..format.schema import Manifest
 from .cache import FinishedEngine
 from .cuda import Cuda
 from .device import tensorrt_version
-from .engines import Sizes
+from .engines import Engine, JoinedEngine, Sizes
 from .log import BuildLog, make_logger
 from .releases import find_release
 
@@ -35,8 +36,8 @@ _DTYPES = {
 _AGAIN = "finish the bundle again: python -m edgecompile.runtime finish BUNDLE --force"
 
 
-def load_engine(cuda: Cuda, finished: FinishedEngine, manifest: Manifest) -> "TrtEngine":
-    """Reads an engine, compares its hash and gives the very bytes to TensorRT.
+def load_engine(cuda: Cuda, finished: FinishedEngine, manifest: Manifest) -> Engine:
+    """Reads a file of engines, compares its hash and gives the very bytes to TensorRT.
 
     Raises:
         UnfinishedBundleError: the file is missing or isn't what was finished.
@@ -48,17 +49,26 @@ def load_engine(cuda: Cuda, finished: FinishedEngine, manifest: Manifest) -> "Tr
 
     log = BuildLog()
     logger = make_logger(log)
+    find_release().prepare(logger)
     runtime = tensorrt.Runtime(logger)
-    engine = runtime.deserialize_cuda_engine(_read(finished))
-    if engine is None:
-        text = "{}: TensorRT {} doesn't accept this engine{}"
-        text = text.format(finished.path, tensorrt.__version__, _last_words(log))
-        raise GpuError(text, _AGAIN)
-    result = TrtEngine(cuda, runtime, engine, log, finished.path, finished.tensors)
+    engines: List[TrtEngine] = []
     try:
-        result.check(manifest, max(finished.profile_of))
+        for plan in _plans(finished):
+            engine = runtime.deserialize_cuda_engine(plan)
+            if engine is None:
+                text = "{}: TensorRT {} doesn't accept this engine{}"
+                text = text.format(finished.path, tensorrt.__version__, _last_words(log))
+                raise GpuError(text, _AGAIN)
+            engines.append(TrtEngine(cuda, runtime, engine, log, finished.path, finished.tensors))
+            engines[-1].check(manifest)
+        result: Engine = engines[0] if len(engines) == 1 else JoinedEngine(engines)
+        if max(finished.profile_of) >= result.profiles:
+            text = "{}: has {} profiles, must have {}"
+            text = text.format(finished.path, result.profiles, max(finished.profile_of) + 1)
+            raise GpuError(text, _AGAIN)
     except BaseException:
-        result.close()
+        for item in engines:
+            item.close()
         raise
     return result
 
@@ -69,17 +79,30 @@ def find_refusal(finished: FinishedEngine) -> str:
     Plans are bound to more than the versions that can be asked for, such as the build of TensorRT.
 
     Raises:
-        UnfinishedBundleError, GpuUnavailableError: as ``load_engine``.
+        UnfinishedBundleError, GpuUnavailableError: see ``load_engine``.
     """
     tensorrt_version()
     import tensorrt
 
     log = BuildLog()
-    runtime = tensorrt.Runtime(make_logger(log))
-    if runtime.deserialize_cuda_engine(_read(finished)) is not None or log.about_memory():
+    logger = make_logger(log)
+    find_release().prepare(logger)
+    runtime = tensorrt.Runtime(logger)
+    if all(runtime.deserialize_cuda_engine(plan) is not None for plan in _plans(finished)):
+        return ""
+    if log.about_memory():
         return ""
     text = "TensorRT {} doesn't accept it{}"
     return text.format(tensorrt.__version__, _last_words(log))
+
+
+def _plans(finished: FinishedEngine) -> List[bytes]:
+    """The bytes of each engine in the file."""
+    data = _read(finished)
+    if not finished.plans:
+        return [data]
+    ends = list(itertools.accumulate(finished.plans))
+    return [data[end - size : end] for size, end in zip(finished.plans, ends)]
 
 
 def _read(finished: FinishedEngine) -> bytes:
@@ -108,7 +131,6 @@ class TrtEngine:
 
     #: A context may keep what follows from its shapes in memory of its own.
     records = True
-    keeps_graphs = False
 
     def __init__(
         self,
@@ -145,12 +167,10 @@ class TrtEngine:
         """TensorRT's name of an input or output."""
         return self._tensors.get(name, name)
 
-    def check(self, manifest: Manifest, last: int) -> None:
-        """Raises GpuError unless it has a profile of the number ``last``, and inputs and outputs have
-        the manifest's names and dtypes, or those that this TensorRT has in their place."""
+    def check(self, manifest: Manifest) -> None:
+        """Raises GpuError unless inputs and outputs have the manifest's names and dtypes, or those that
+        this TensorRT has in their place."""
         problems = []
-        if last >= self.profiles:
-            problems.append("has {} profiles, must have {}".format(self.profiles, last + 1))
         for kind, tensors, specs in (
             ("inputs", self.inputs, manifest.inputs),
             ("outputs", self.outputs, manifest.outputs),
@@ -262,10 +282,6 @@ class TrtContext:
     def results(self) -> Optional[Dict[str, Sizes]]:
         """See ``engines.Context.results``."""
         return None
-
-    def simplify(self) -> bool:
-        """See ``engines.Context.simplify``."""
-        return False
 
     def close(self) -> None:
         """See ``engines.Context.close``."""

@@ -1,6 +1,6 @@
 """Opens a bundle's variant for a GPU: finds the engine that was finished here and loads it."""
 
-from ..errors import GpuError, UnfinishedBundleError
+from ..base.errors import GpuError, UnfinishedBundleError
 from ..format.folder import BundleFolder
 from ..format.recipe import read_recipe
 from ..format.schema import Variant
@@ -21,7 +21,7 @@ def open_gpu_variant(
 
     Args:
         folder: the bundle.
-        variant: of it.
+        variant: a variant of it.
         mode: one of ``engines.MODES``.
 
     Raises:
@@ -63,6 +63,7 @@ def find_engine(folder: BundleFolder, variant: Variant) -> FinishedEngine:
     """
     recipe = read_recipe(folder, variant)
     identity = describe_device(Cuda.load())
+    recipe = recipe.for_tensorrt(identity.tensorrt)
     engines = EngineFolder(describe_content(folder.manifest, variant, recipe), identity)
     engine, why = engines.read_stamp()
     if engine is None:

@@ -2,9 +2,9 @@
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ..base.errors import InputError
 from ..call.inputs import make_inputs
-from ..errors import InputError
-from ..start import open_bundle
+from ..model.open_bundle import open_bundle
 from ..stats.counters import percentile
 from .coldstart import measure_cold_start, read_memory
 from .rounds import check_budget, measure_rounds, what_ran
@@ -28,12 +28,12 @@ def run_bench(
 
     Args:
         path: the bundle.
-        lengths: how often each length occurs; None takes the hint of every bucket once. Lengths
+        lengths: the count of each length; None takes the hint of every bucket once. Lengths
             outside every bucket are counted and left out.
-        seconds: how long to measure; every length is run at least three times.
-        cold_runs: how many fresh processes to start for the cold start; 0 for none.
-        seed: of the order of the runs and of the inputs' values.
-        say: gets a line of text for every step.
+        seconds: the time for measuring; every length is run at least three times.
+        cold_runs: the number of fresh processes to start for the cold start; 0 for none.
+        seed: the seed of the order of the runs and of the inputs' values.
+        say: a function that gets a line of text for every step.
         how: threads, variant and verify of ``open_bundle``.
 
     Returns:

@@ -6,12 +6,12 @@ docs/runtime.md says what is in the file.
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
+from ..base.errors import BundleError
 from ..call.inputs import make_inputs
-from ..errors import BundleError
 from ..format.document import json_type, shorten
 from ..format.output import check_output, write_report
 from ..format.schema import Extent, Manifest
-from ..start import open_bundle
+from ..model.open_bundle import open_bundle
 from ..stats.counters import percentile
 from ..stats.file import format_time
 from .coldstart import measure_cold_loads
@@ -48,12 +48,12 @@ def calibrate_bundle(
 
     Args:
         path: the bundle.
-        file: where to write; replaced atomically, and only by a complete calibration.
-        seconds: how long to measure; there are at least five rounds, whatever they take.
-        cold_runs: how many fresh processes are opened for "open_ms" and "load_ms"; with 0 both are
-            None.
-        seed: of the order of the runs and of the inputs' values.
-        say: gets a line of text for every step.
+        file: the file to write; replaced atomically, and only by a complete calibration.
+        seconds: the time for measuring; there are at least five rounds, whatever they take.
+        cold_runs: the number of fresh processes that are opened for "open_ms" and "load_ms"; with 0
+            both are None.
+        seed: the seed of the order of the runs and of the inputs' values.
+        say: a function that gets a line of text for every step.
         how: threads, variant and verify of ``open_bundle``.
 
     Returns:
@@ -232,7 +232,7 @@ def _ladder(extent: Extent) -> List[int]:
     lengths = {extent.lo, extent.hint or extent.hi, extent.hi}
     steps = LADDER - 2
     for step in range(1, steps):
-        lengths.add(round(extent.lo * (extent.hi / extent.lo) ** (step / steps)))
+        lengths.add(extent.below(round(extent.lo * (extent.hi / extent.lo) ** (step / steps))))
     return sorted(lengths)
 
 

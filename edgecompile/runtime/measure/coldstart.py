@@ -6,11 +6,11 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
+from ..base.children import child_command
+from ..base.errors import NativeError
 from ..call.inputs import make_inputs
-from ..children import child_command
 from ..cpu import loaders
-from ..errors import NativeError
-from ..start import open_bundle
+from ..model.open_bundle import open_bundle
 from ..stats.counters import median_ms
 from .workload import plan_runs
 
@@ -44,8 +44,9 @@ def cold_start(
     """Opens, warms up and runs once, in a fresh process. Run by ``measure_cold_start``.
 
     Args:
-        since: when the parent started this process, ``time.monotonic_ns`` (one clock for all).
-        imported: when the imports were done, of the same clock.
+        since: the time when the parent started this process, ``time.monotonic_ns`` (one clock for
+            all).
+        imported: the time when the imports were done, of the same clock.
     """
     model = open_bundle(path, **how)
     opened = time.monotonic_ns()

@@ -6,8 +6,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
 from ..call.inputs import make_inputs
 from ..format.schema import Manifest
-from ..gpu.program import GRAPH_AFTER
-from ..opened import OpenBundle
+from ..open.bundle import OpenBundle
+from ..triton.programs import GRAPH_AFTER
 
 #: Sizes of a bucket from its least to its largest, where a product's rows are varied.
 _STEPS = 12
@@ -39,7 +39,7 @@ def spread_sizes(manifest: Manifest, bucket: int) -> List[Dict[str, int]]:
         sizes = {
             name: item.hi
             if name in padded
-            else round(max(item.lo, 1) * (item.hi / max(item.lo, 1)) ** share)
+            else item.below(round(max(item.lo, 1) * (item.hi / max(item.lo, 1)) ** share))
             for name, item in spec.axes.items()
         }
         fitted = manifest.with_room(spec, sizes)
@@ -63,10 +63,11 @@ def prepared(
     manifest = model.manifest
     spec = manifest.generation
     input_sets = [make_inputs(manifest, item, 0) for item in sizes]
-    if spec is None:
+    if spec is None or not model.gpu.keeps_texts:
         checked = [model.check_once(inputs) for inputs in input_sets]
         yield [functools.partial(model.run_bucket, bucket, inputs) for inputs in checked]
         return
+    assert spec.context_axis is not None  # on a GPU
     for inputs, item in zip(input_sets, sizes):
         # In the middle of a text, where it reads as many rows as the hint says.
         inputs[spec.position][...] = item[spec.context_axis] - item[spec.length_axis]

@@ -10,10 +10,13 @@ import contextlib
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..call.replay import run_cases
+from ..format.schema import Manifest
+from ..format.sums import size_of
 from ..gpu.engines import DEFAULT, PLANNED
-from ..opened import OpenBundle
+from ..open.bundle import OpenBundle
 from ..stats.counters import median_ms
-from ..triton.engine import CublasLt, TritonEngine
+from ..triton.engine import TritonEngine
+from ..triton.programs import CublasLt
 from .prepared import prepared, spread_sizes, warm_up
 from .rounds import measure_rounds
 
@@ -32,6 +35,7 @@ class Found(NamedTuple):
 
 def tune_products(
     open_with: Callable[[Optional[CublasLt], str], OpenBundle],
+    engine: TritonEngine,
     version: int,
     seconds: float,
     say: Callable[[str], None],
@@ -41,10 +45,11 @@ def tune_products(
 
     Args:
         open_with: opens the bundle with the chosen programs, these products by cuBLASLt, in a mode.
-        version: of cuBLASLt.
-        seconds: how long to measure; every run is made at least 20 times.
-        say: gets a line of text for every step.
-        note: gets what is to be warned of.
+        engine: the chosen programs, for rehearsals.
+        version: the version of cuBLASLt.
+        seconds: the time for measuring; every run is made at least 20 times.
+        say: a function that gets a line of text for every step.
+        note: a function that gets warnings.
 
     Raises:
         GpuError: CUDA failed.
@@ -58,7 +63,7 @@ def tune_products(
         manifest = base.manifest
         sizes = [spread_sizes(manifest, bucket) for bucket in range(len(manifest.buckets))]
         rows = [
-            [_count_rows(base, bucket, item) for item in items]
+            [_count_rows(engine, manifest, bucket, item) for item in items]
             for bucket, items in enumerate(sizes)
         ]
         counts = [max(map(len, items)) for items in rows]
@@ -81,7 +86,7 @@ def tune_products(
                     models = (bases[mode], other)
                     budget = seconds / len(busy) / len(modes)
                     times[mode] = _measure(models, bucket, sizes[bucket], budget)
-                    refused = refused or _engine(other).cublaslt_failure()
+                    refused = refused or _failure(other)
             own = [item[product] for item in rows[bucket]]
             without, using = ([ms for mode in modes for ms in times[mode][i]] for i in (0, 1))
             start = -1 if refused else choose_rows(own * len(modes), without, using)
@@ -92,23 +97,20 @@ def tune_products(
     return result
 
 
-def _engine(model: OpenBundle) -> TritonEngine:
-    engine = model.gpu.engine
-    assert isinstance(engine, TritonEngine)
-    return engine
+def _failure(model: OpenBundle) -> str:
+    """Why Triton's kernels compute what cuBLASLt was to, "" if nothing failed so far."""
+    return str((model.info["tuned"]["cublaslt"] or {"failure": ""})["failure"])
 
 
-def _count_rows(model: OpenBundle, bucket: int, sizes: Mapping[str, int]) -> List[int]:
+def _count_rows(
+    engine: TritonEngine, manifest: Manifest, bucket: int, sizes: Mapping[str, int]
+) -> List[int]:
     """The rows of each product in a run of these axis sizes."""
-    engine = _engine(model)
-    program = engine.program(bucket)
     shapes = {
-        spec.name: tuple(
-            [sizes[dim] if isinstance(dim, str) else int(dim or 0) for dim in spec.shape]
-        )
-        for spec in model.manifest.inputs
+        spec.name: tuple([size_of(dim, sizes) for dim in spec.shape]) for spec in manifest.inputs
     }
-    engine.rehearse(program, shapes)
+    program = engine.program(bucket)
+    program.rehearse(shapes)
     return program.products()
 
 
@@ -122,7 +124,7 @@ def _test(model: OpenBundle, counts: Sequence[int], note: Callable[[str], None])
             why = wrong[0].get("error") or "it differs"
             note("bucket {}: cuBLASLt is dropped, its golden vector: {}".format(bucket, why))
         right.append(not wrong)
-    failure = _engine(model).cublaslt_failure()
+    failure = _failure(model)
     if failure:
         note("cuBLASLt refuses a product: " + failure)
     return right
@@ -153,9 +155,9 @@ def choose_rows(rows: Sequence[int], without: Sequence[float], using: Sequence[f
     """From how many rows on a product is cuBLASLt's, -1 for never.
 
     Args:
-        rows: of the product at each of some sizes.
+        rows: the rows of the matmul at each of some sizes.
         without: milliseconds of a run there.
-        using: of a run with cuBLASLt for this product.
+        using: milliseconds of a run with cuBLASLt for this matmul.
     """
     gains: Dict[int, float] = {}
     for count, before, after in zip(rows, without, using):

@@ -4,12 +4,12 @@ import time
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ..base.errors import InputError, UnsupportedHostError
 from ..call.inputs import make_inputs
 from ..cpu.library import ProfileRow, RuntimeLibrary
-from ..errors import InputError, UnsupportedHostError
 from ..format.dtypes import BY_CODE
 from ..format.schema import TORCH
-from ..start import open_bundle
+from ..model.open_bundle import open_bundle
 from .rounds import check_budget
 from .workload import plan_runs
 
@@ -36,10 +36,10 @@ def profile_bundle(
 
     Args:
         path: the bundle.
-        lengths: how often each length occurs; None takes the hint of every bucket once.
-        seconds: how long to run in all; every length is run at least five times.
-        seed: of the inputs' values.
-        say: gets a line of text for every step.
+        lengths: the count of each length; None takes the hint of every bucket once.
+        seconds: the time for all runs; every length is run at least five times.
+        seed: the seed of the inputs' values.
+        say: a function that gets a line of text for every step.
         how: threads, variant and verify of ``open_bundle``.
 
     Returns:

@@ -2,9 +2,10 @@
 
 import random
 import time
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..stats.counters import median_ms
 
 MAX_SECONDS = 1e6
 MAX_COLD_RUNS = 1000
@@ -25,7 +26,7 @@ def check_budget(seconds: float, cold_runs: int) -> None:
 
 
 def what_ran(info: Mapping[str, Any]) -> Dict[str, Any]:
-    """Of ``Model.info`` what times depend on: "backend", "mode"; on a GPU also "gpu",
+    """The entries of ``Model.info`` that times depend on: "backend", "mode"; on a GPU also "gpu",
     "gpu_precision", "tensorrt" and "engine"."""
     keys = ("backend", "mode", "gpu", "gpu_precision", "tensorrt", "engine")
     return {key: info[key] for key in keys if key in info}
@@ -46,13 +47,14 @@ def measure_rounds(
     Interleaved, so that a machine that grows slower or faster meanwhile doesn't favour one.
 
     Args:
-        count: how many things.
-        prepare: makes what thing number i is run with; not timed.
+        count: the number of things.
+        prepare: a function that makes the input of thing number i; not timed.
         run: runs thing number i with it; timed.
-        seconds: when to stop; a round that has begun by then isn't finished.
+        seconds: the time after which to stop; a round that has begun by then isn't finished.
         least: but not before so many rounds.
-        seed: of the order.
-        progress: gets the number of rounds done and the seconds passed, after every round.
+        seed: the seed of the order.
+        progress: a function that gets the number of rounds done and the seconds passed, after every
+            round.
     """
     order = random.Random(seed)
     samples: List[List[float]] = [[] for _ in range(count)]
@@ -71,3 +73,39 @@ def measure_rounds(
         rounds += 1
         progress(rounds, time.perf_counter() - began)
     return samples
+
+
+def measure_medians(
+    runs: Sequence[Callable[[Any], object]],
+    inputs: Sequence[Any],
+    *,
+    before: Callable[[Callable[[Any], object], Any], object] = lambda run, item: None,
+    seconds: float,
+    least: int,
+    seed: int,
+) -> List[List[float]]:
+    """Median milliseconds of each run on each of the inputs, from rounds over all of them.
+
+    Args:
+        runs: Functions of one of the inputs.
+        inputs: Arguments of every function.
+        before: Call before each timed one, with the function and its argument.
+        seconds, least, seed: Arguments of ``measure_rounds``.
+    """
+    things = [(run, item) for run in runs for item in inputs]
+
+    def prepare(index: int) -> Tuple[Callable[[Any], object], Any]:
+        before(*things[index])
+        return things[index]
+
+    samples = measure_rounds(
+        len(things),
+        prepare,
+        lambda _, thing: thing[0](thing[1]),
+        seconds=seconds,
+        least=least,
+        seed=seed,
+    )
+    medians = [median_ms(times) for times in samples]
+    size = len(inputs)
+    return [medians[start : start + size] for start in range(0, len(medians), size)]

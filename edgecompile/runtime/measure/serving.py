@@ -11,12 +11,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
+from ..base.errors import InputError
 from ..call.inputs import make_inputs
-from ..errors import InputError
 from ..format.output import check_output, write_report
 from ..format.schema import Manifest
-from ..model import Model
-from ..start import open_bundle
+from ..model.model import Model
+from ..model.open_bundle import open_bundle
 from ..stats.file import format_time
 from .rounds import check_budget
 
@@ -51,12 +51,12 @@ def measure_serving(
 
     Args:
         path: the bundle.
-        file: where to write what is returned, as JSON; None: nowhere.
-        cpus: how many CPUs a server will have; None: all that the process may use.
-        seconds: how long to measure at most; every point is timed at least four times, whatever it
-            takes, and 19 times at most.
-        seed: of the order of the runs and of the inputs' values.
-        say: gets a line of text now and then.
+        file: the JSON file for the returned value; None: no file.
+        cpus: the number of CPUs of the server; None: all that the process may use.
+        seconds: the longest time for measuring; every point is timed at least four times, whatever
+            it takes, and 19 times at most.
+        seed: the seed of the order of the runs and of the inputs' values.
+        say: a function that gets a line of text now and then.
         how: variant, verify and threads of ``open_bundle``.
 
     Raises:
@@ -101,7 +101,8 @@ def batch_axis(manifest: Manifest) -> str:
     """
     first = {item.shape[0] if item.shape else None for item in manifest.inputs + manifest.outputs}
     axis = first.pop() if len(first) == 1 else None
-    if not isinstance(axis, str) or axis == manifest.length_axis or manifest.length_axis is None:
+    others = set(manifest.axes) - {manifest.length_axis}
+    if not isinstance(axis, str) or axis not in others or manifest.length_axis is None:
         raise InputError(
             "{}: has no batch of rows that varies beside their length".format(manifest.name),
             "build it with --profile server",
@@ -118,7 +119,7 @@ def choose_points(manifest: Manifest, threads: List[int]) -> List[Point]:
     """For each number of threads powers of two, with the ends and one in between of the lengths.
 
     Raises:
-        InputError: as ``batch_axis``.
+        InputError: see ``batch_axis``.
     """
     rows = manifest.axes[batch_axis(manifest)]
     lengths = manifest.axes[str(manifest.length_axis)]

@@ -12,21 +12,22 @@ import platform
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ..base.errors import BundleError, GpuError, InputError, SelftestError, UnsupportedHostError
 from ..call.replay import run_cases
 from ..cpu.host import VARIANT_VARIABLE, Host, architecture, describe_host
-from ..cpu.libraries import pin_library
-from ..errors import BundleError, GpuError, InputError, SelftestError, UnsupportedHostError
 from ..format.folder import BundleFolder
 from ..format.schema import TRITON, Manifest, Variant
+from ..format.weights import map_weights
 from ..gpu.engines import PLANNED
-from ..opened import OpenBundle
-from ..opening import Opened
+from ..open.bundle import OpenBundle
+from ..open.choose import Opened
 from ..stats.counters import median_ms
 from ..stats.file import format_time
 from ..triton.driver import Driver
-from ..triton.engine import CublasLt
-from ..triton.library import load_gpu_library
-from ..triton.tuning import Tuned, TuningFolder, list_candidates
+from ..triton.engine import TritonEngine
+from ..triton.library import load_variant_library
+from ..triton.programs import CublasLt
+from ..triton.tuning import Tuned, TuningFolder, list_candidates, with_choice
 from ..triton.variant import find_refusal, open_triton_variant
 from .prepared import choose_sizes, prepared, warm_up
 from .products import format_products, format_version, tune_products
@@ -50,10 +51,11 @@ def tune_bundle(
 
     Args:
         path: the bundle.
-        variant: of it; None: that of Triton kernels for this machine that ranks highest.
-        seconds: how long to measure programs, and again products; every run is made at least 20 times.
+        variant: a variant of it; None: that of Triton kernels for this machine that ranks highest.
+        seconds: the time for measuring programs, and again for matmuls; every run is made at least
+            20 times.
         force: measure again.
-        say: gets a line of text for every step.
+        say: a function that gets a line of text for every step.
 
     Returns:
         Plain JSON values; docs/gpu.md lists them.
@@ -73,7 +75,7 @@ def tune_bundle(
     try:
         folder.check_sizes()
         tuner = _Tuner(folder, choose_variant(folder.manifest, variant), seconds, say)
-        tuning_folder = TuningFolder(folder.manifest, tuner.variant, Driver.load())
+        tuning_folder = TuningFolder(folder, tuner.variant)
         tuned, why = tuner.read(tuning_folder)
         state = "already tuned"
         if tuned is None or force:
@@ -144,10 +146,10 @@ class _Tuner:
         assert self.variant.gpu is not None
         if not self.variant.gpu.cublaslt:
             return 0, "there is no product for it"
-        pinned = pin_library(self.folder, self.variant.runtime)
-        name = os.path.basename(self.variant.runtime)
+        library = load_variant_library(self.folder, self.variant)
         try:
-            return load_gpu_library(pinned, name, Driver.load()).cublaslt_version(), ""
+            library.use(Driver.load())
+            return library.cublaslt_version(), ""
         except GpuError as error:
             return 0, error.message
 
@@ -161,7 +163,7 @@ class _Tuner:
             measured = (tuned.record.get("cublaslt") or {"version": 0})["version"]
             if self._cublaslt not in (0, measured):
                 return None, "not tuned with this cuBLASLt"
-            if tuned.cublaslt is not None and not self._cublaslt:
+            if tuned.uses_cublaslt and not self._cublaslt:
                 text = "tuned with {}, which isn't here, so that Triton's kernels compute all: {}"
                 why = text.format(format_version(measured), self._lacking)
         return tuned, why
@@ -196,8 +198,13 @@ class _Tuner:
             self.say("no cuBLASLt: " + self._lacking)
             rows: List[List[int]] = [[] for _ in choice]
             return {"version": 0, "rows": rows, "measured": [], "why": self._lacking}
+        library = load_variant_library(self.folder, self.variant)
+        assert self.variant.gpu is not None
+        weights = map_weights(self.folder, self.manifest.weights[self.variant.gpu.precision], False)
+        chosen = with_choice(self.variant, choice)
         products = tune_products(
             lambda cublaslt, mode: self._open(choice, host, cublaslt, False, mode),
+            TritonEngine(library, self.folder, chosen, weights),
             self._cublaslt,
             self.seconds,
             self.say,
@@ -222,7 +229,8 @@ class _Tuner:
         try:
             if own.manifest_sha256 != self.folder.manifest_sha256:
                 raise BundleError("{}: was exchanged meanwhile".format(own.path))
-            programs = open_triton_variant(own, self.variant, mode, check, choice, cublaslt)
+            record = {"choice": list(choice), "cublaslt": cublaslt and cublaslt._asdict()}
+            programs = open_triton_variant(own, self.variant, mode, check, record)
         except BaseException:
             own.close()
             raise
@@ -296,7 +304,7 @@ def choose_fastest(numbers: Sequence[int], times: Sequence[Sequence[float]]) -> 
     """The candidate that takes least, the first one where another saves next to nothing.
 
     Args:
-        numbers: of the candidates, ascending.
+        numbers: the numbers of the candidates, ascending.
         times: milliseconds of each at the bucket's hint, which counts twice, and at its ends.
     """
 

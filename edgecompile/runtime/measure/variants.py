@@ -9,14 +9,13 @@ import json
 import sys
 from typing import Any, Dict, List, Sequence
 
+from ..base.errors import EdgecompileError
 from ..call.inputs import make_inputs
 from ..call.replay import run_cases
-from ..errors import EdgecompileError
 from ..gpu.engines import PLANNED
-from ..model import Model
-from ..start import open_bundle
-from ..stats.counters import median_ms
-from .rounds import measure_rounds
+from ..model.model import Model
+from ..model.open_bundle import open_bundle
+from .rounds import measure_medians
 from .workload import plan_runs
 
 SECONDS = 3.0
@@ -28,8 +27,8 @@ def measure_variants(path: str, names: Sequence[str], seconds: float = SECONDS) 
 
     Args:
         path: the bundle.
-        names: of the variants.
-        seconds: how long to measure; every run is made at least 20 times.
+        names: the names of the variants.
+        seconds: the time for measuring; every run is made at least 20 times.
 
     Returns:
         Plain JSON values: "wrong", how many golden vectors a variant fails, and "ms", the mean over the
@@ -58,18 +57,9 @@ def _measure(models: Sequence[Model], seconds: float) -> List[float]:
         return []
     manifest = models[0].manifest
     inputs = [make_inputs(manifest, sizes, 0) for _, sizes, _ in plan_runs(manifest, None)[0]]
-    things = [(model, item) for model in models for item in inputs]
-    samples = measure_rounds(
-        len(things),
-        things.__getitem__,
-        lambda _, thing: thing[0].run(thing[1]),
-        seconds=seconds,
-        least=LEAST_ROUNDS,
-        seed=0,
-    )
-    medians = [median_ms(x) for x in samples]
-    count = len(inputs)
-    return [sum(medians[start : start + count]) / count for start in range(0, len(medians), count)]
+    runs = [model.run for model in models]
+    times = measure_medians(runs, inputs, seconds=seconds, least=LEAST_ROUNDS, seed=0)
+    return [sum(medians) / len(medians) for medians in times]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 import os
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..format.document import shorten
 from ..format.schema import Manifest
 

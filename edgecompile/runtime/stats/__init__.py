@@ -1,1 +1,1 @@
-"""Counters of what a model ran, and the files they are written to."""
+"""Counters of a model's runs, and the files they are written to."""

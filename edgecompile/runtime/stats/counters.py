@@ -219,7 +219,7 @@ class _Times:
 
 
 class JointCounts:
-    """How often each pair of sizes of two axes occurred.
+    """The count of each pair of sizes of two axes.
 
     Exact while at most ``MAX_CELLS`` different pairs occurred. When one more does, the axis with
     more bins gets bins twice as wide, and so on until the pairs fit again.

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..format.document import shorten
 from ..format.output import check_output, write_output
 from ..format.schema import Manifest

@@ -1,4 +1,4 @@
-"""From texts to outputs: the bundle's tokenizer, batches of like length, what comes back per text.
+"""From texts to outputs: the bundle's tokenizer, batches of like length, the results per text.
 
 The optional Python package tokenizers reads the bundle's tokenizer.json; all else is numpy.
 """
@@ -21,10 +21,10 @@ from typing import (
 
 import numpy as np
 
-from ..errors import InputError, TokenizerError, TokenizersMissingError
+from ..base.errors import InputError, TokenizerError, TokenizersMissingError
+from ..base.lifetime import Unique
 from ..format.document import shorten
 from ..format.schema import Dim, Extent, Manifest, TensorSpec, TextSpec
-from ..lifetime import Unique
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +35,14 @@ Text = Union[str, Tuple[str, str]]
 # A batch ends where the next text has less than this share of the longest one's tokens: what its
 # padding costs is more than what running it beside the others saves.
 _LIKE = 0.8
+
+
+# A long text is cut before it is tokenized. Where so many tokens come behind the last one that the model reads,
+# what was cut off can't have changed that one: tokens depend on characters near them. A word that has too many
+# letters for a tokenizer, as one token, has over 100 of them.
+_FURTHER = 256
+# Characters of a token, so many that one try is enough for most texts.
+_CHARACTERS = 8
 
 
 class Bundle(Protocol):
@@ -166,7 +174,7 @@ class TextEncoder(Unique):
             prompt, truncate: see ``Model.encode_texts``.
 
         Raises:
-            InputError: what was given isn't text, or is too long and isn't to be cut; nothing is left of
+            InputError: an item isn't text, or is too long and isn't to be cut; nothing is left of
                 one, or there is no such prompt.
             TokenizersMissingError: see ``open_tokenizer``.
         """
@@ -176,7 +184,7 @@ class TextEncoder(Unique):
             return result
         if self._missing is not None:
             raise TokenizersMissingError(*self._missing)
-        for encoding in self._tokenizer.encode_batch(prepared):
+        for encoding in self._encode(prepared):
             cut = bool(encoding.overflowing)
             ids, types = tuple(encoding.ids), tuple(encoding.type_ids)
             result.append(TokenizedText(ids, types, tuple(encoding.offsets), cut))
@@ -209,6 +217,23 @@ class TextEncoder(Unique):
                 for name, array in outputs.items():
                     rows[index][name] = layout.cut(name, array[row], len(tokenized[index].ids))
         return TextOutputs(layout.collect(rows), tokenized)
+
+    def _encode(self, texts: Sequence[Any]) -> List[Any]:
+        """The encoding of each text, of which only as much is tokenized as the model may read."""
+        result: List[Any] = [None] * len(texts)
+        size = (self._spec.max_length + _FURTHER) * _CHARACTERS
+        todo = list(range(len(texts)))
+        while todo:
+            heads = [_cut(texts[index], size) for index in todo]
+            encodings = self._tokenizer.encode_batch([head for head, _ in heads])
+            again = []
+            for index, encoding, (_, cut) in zip(todo, encodings, heads):
+                if cut is not None and _count_further(encoding, cut) < _FURTHER:
+                    again.append(index)
+                else:
+                    result[index] = encoding
+            todo, size = again, size * 8
+        return result
 
     def _prepare(self, index: int, text: Text, prompt: Optional[str]) -> Any:
         prompts = self._spec.prompts
@@ -261,7 +286,7 @@ class TextEncoder(Unique):
 
 
 class _Layout:
-    """Where texts are in the model's inputs, and in its outputs."""
+    """The axes of texts in the model's inputs and outputs."""
 
     def __init__(self, manifest: Manifest, spec: TextSpec) -> None:
         self.inputs = {item.name: item for item in manifest.inputs}
@@ -347,6 +372,25 @@ class _Layout:
     def _by_token(self, item: TensorSpec) -> bool:
         # A length that is fixed can't be told from a hidden size: nothing is cut then.
         return isinstance(self._tokens, str) and self._tokens in item.shape[1:]
+
+
+def _cut(text: Any, size: int) -> Tuple[Any, Optional[int]]:
+    """A text or a pair, the longer part cut to ``size`` characters or more, and which part was cut (0, 1 or None).
+
+    Of a pair the part with more tokens may keep one more than the other. So the cut one stays far longer.
+    """
+    if isinstance(text, str):
+        return (text[:size], 0) if len(text) > size else (text, None)
+    index = 0 if len(text[0]) > len(text[1]) else 1
+    size = max(size, _CHARACTERS * len(text[1 - index]))
+    if len(text[index]) <= size:
+        return text, None
+    return tuple(part[:size] for part in text), index
+
+
+def _count_further(encoding: Any, index: int) -> int:
+    """The number of tokens of a text, the first or second of a pair, behind those that the model reads."""
+    return sum(item.sequence_ids.count(index) for item in encoding.overflowing)
 
 
 def _extent(dim: Dim, manifest: Manifest) -> Extent:

@@ -10,7 +10,7 @@ import os
 import threading
 from typing import Any, Dict, Tuple
 
-from ..errors import EdgecompileError, GpuError, GpuUnavailableError
+from ..base.errors import EdgecompileError, GpuError, GpuUnavailableError
 from ..gpu.cuda import Cuda, CudaDevice, load_once
 
 LIBRARY_VARIABLE = "EDGECOMPILE_CUDA_DRIVER"
@@ -33,7 +33,6 @@ _SAME: Dict[str, Tuple[str, Tuple[Any, ...]]] = {
         (_OUT_POINTER, _POINTER, ctypes.c_uint),
     ),
     "cudaFreeHost": ("cuMemFreeHost", (_POINTER,)),
-    "cudaMemsetAsync": ("cuMemsetD8Async", (_ADDRESS, ctypes.c_ubyte, ctypes.c_size_t, _POINTER)),
     "cudaStreamCreateWithFlags": ("cuStreamCreate", (_OUT_POINTER, ctypes.c_uint)),
     "cudaStreamDestroy": ("cuStreamDestroy_v2", (_POINTER,)),
     "cudaStreamSynchronize": ("cuStreamSynchronize", (_POINTER,)),

@@ -1,22 +1,18 @@
 """Opens a bundle's variant of Triton kernels, and tells whether this machine's GPU can run it."""
 
-import os
-from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Tuple, Union
 
-from ..cpu.libraries import pin_library
-from ..errors import GpuUnavailableError
+from ..base.errors import GpuUnavailableError, InputError
 from ..format.folder import BundleFolder
 from ..format.schema import GpuSpec, Manifest, Variant
 from ..format.weights import map_weights
 from ..gpu.engines import REDUCE_OVERHEAD
-from ..gpu.programs import GpuPrograms, pad_everything
-from .constants import release_constants, share_constants
 from .driver import Driver
-from .engine import CublasLt, TritonEngine
-from .library import load_gpu_library
+from .library import GpuLibrary, load_variant_library
+from .programs import TritonPrograms
 
 if TYPE_CHECKING:
-    from .tuning import Tuned
+    from ..gpu.programs import GpuPrograms
 
 
 def find_refusal(variant: Variant) -> Optional[GpuUnavailableError]:
@@ -62,36 +58,27 @@ def _spell(spec: GpuSpec) -> str:
     return ", ".join(names)
 
 
-def judge_triton_variant(manifest: Manifest, variant: Variant) -> str:
+def judge_triton_variant(folder: BundleFolder, variant: Variant) -> str:
     """The entry of ``info`` for a variant that fits this machine's CPU."""
     refusal = find_refusal(variant)
     if refusal:
         return refusal.message
-    driver = Driver.load()
-    text = "runs here, on {}".format(driver.device().name)
+    text = "runs here, on {}".format(Driver.load().device().name)
     if not variant.tunable:
         return text
-    tuned, why = find_tuned(manifest, variant, driver)
+    # Here alone: other bundles don't wait for these imports.
+    from .tuning import TuningFolder, list_candidates
+
+    try:
+        tuned, why = TuningFolder(folder, variant).read()
+    except InputError as error:
+        tuned, why = None, error.message
     if tuned is None:
         return "{}; {}".format(text, why)
-    from .tuning import list_candidates
-
     lists = list_candidates(variant)
     choices = ["{} of {}".format(n + 1, len(items)) for n, items in zip(tuned.choice, lists)]
     text += "; tuned, program by bucket: " + ", ".join(choices)
-    return text if tuned.cublaslt is None else text + "; some products by cuBLASLt"
-
-
-def find_tuned(
-    manifest: Manifest, variant: Variant, driver: Driver
-) -> "Tuple[Optional[Tuned], str]":
-    """(which programs ``tune`` chose on this GPU, ""), or (None, why none of it is used)."""
-    if not variant.tunable:
-        return None, "there is nothing to choose from"
-    # Here alone: other bundles don't wait for these imports.
-    from .tuning import TuningFolder
-
-    return TuningFolder(manifest, variant, driver).read()
+    return text + "; some products by cuBLASLt" if tuned.uses_cublaslt else text
 
 
 def open_triton_variant(
@@ -99,19 +86,17 @@ def open_triton_variant(
     variant: Variant,
     mode: str,
     check_weights: bool,
-    choice: Optional[Sequence[int]] = None,
-    cublaslt: "Optional[CublasLt]" = None,
-) -> GpuPrograms:
+    record: Optional[Mapping[str, Any]] = None,
+) -> "Union[TritonPrograms, GpuPrograms]":
     """The programs of a variant of the backend ``triton``; none is on the GPU yet.
 
     Args:
         folder: the bundle.
-        variant: of it.
+        variant: a variant of it.
         mode: one of ``gpu.engines.MODES``.
         check_weights: compare the weights' hash.
-        choice: for each of ``tuning.list_candidates`` the number of a program; None: what ``tune`` chose on this GPU,
-            else the first programs.
-        cublaslt: with a choice, what cuBLASLt computes.
+        record: the choice of programs as ``tune`` records it; None: what it recorded on this GPU, else the
+            first programs.
 
     Raises:
         GpuUnavailableError: there is no driver, or no GPU that fits.
@@ -123,11 +108,31 @@ def open_triton_variant(
     assert spec is not None
     manifest = folder.manifest
     if mode == REDUCE_OVERHEAD and spec.graphs:
+        from ..gpu.programs import pad_everything
+
         manifest = pad_everything(manifest, spec.padding)
-    # What needs no GPU comes first: ``start_driver`` makes it ready meanwhile.
-    pinned = pin_library(folder, variant.runtime)
-    name = manifest.weights[spec.precision]
-    weights = map_weights(folder, name, check_weights)
+    library = load_variant_library(folder, variant)
+    if library.runs_variants:
+        # What needs no GPU comes first there: ``start_driver`` makes it ready meanwhile.
+        return TritonPrograms(library, folder, variant, manifest, mode, check_weights, record)
+    return _open_older(library, folder, variant, manifest, mode, check_weights)
+
+
+def _open_older(
+    library: GpuLibrary,
+    folder: BundleFolder,
+    variant: Variant,
+    manifest: Manifest,
+    mode: str,
+    check_weights: bool,
+) -> "GpuPrograms":
+    """A variant of an older bundle, whose library runs single programs alone."""
+    from ..gpu.programs import GpuPrograms
+    from .engine import TritonEngine
+
+    spec = variant.gpu
+    assert spec is not None
+    weights = map_weights(folder, manifest.weights[spec.precision], check_weights)
     refusal = find_refusal(variant)
     if refusal is not None:
         text = "{}: the variant {} can't run here: {}"
@@ -138,37 +143,11 @@ def open_triton_variant(
             refusal.number,
         )
     driver = Driver.load()
-    tuned: Optional[Tuned] = None
-    if choice is None:
-        tuned = find_tuned(folder.manifest, variant, driver)[0]
-        if tuned is not None:
-            choice, cublaslt = tuned.choice, tuned.cublaslt
-    if choice is not None:
-        from .tuning import with_choice
-
-        variant = with_choice(variant, choice)
-    library = load_gpu_library(pinned, os.path.basename(variant.runtime), driver)
-    constants = share_constants(driver, weights, manifest.files[name])
-    try:
-        capability = driver.device().compute_capability
-        engine = TritonEngine(library, folder, variant, constants, capability, cublaslt)
-    except BaseException:
-        release_constants(constants)
-        raise
-    profiles = range(len(manifest.buckets))
-    programs = GpuPrograms(driver, engine, manifest, profiles, mode)
+    library.use(driver)
+    engine = TritonEngine(library, folder, variant, weights, driver)
+    programs = GpuPrograms(driver, engine, manifest, range(len(manifest.buckets)), mode)
     programs.precision = spec.precision
     programs.tolerance, programs.min_cosine = spec.tolerance, spec.min_cosine
-    described = engine.describe()
-
-    def describe() -> Dict[str, Any]:
-        record = None if tuned is None else tuned.to_json(engine.cublaslt_failure())
-        return {**described, "tuned": record}
-
-    programs.details = describe
-    programs.keeps_texts = manifest.generation is not None
-    if cublaslt is not None:
-        programs.warms_largest = [
-            bucket for bucket, rows in enumerate(cublaslt.rows) if any(item >= 0 for item in rows)
-        ]
+    details = {**engine.describe(), "tuned": None}
+    programs.details = lambda: details
     return programs

@@ -1,7 +1,8 @@
 """The protocol's messages, as protobuf classes in a pool of their own.
 
 Names, numbers and types are those of ``open_inference_grpc.proto`` (kserve/open-inference-protocol), and for
-configurations and statistics those of Triton's ``grpc_service.proto`` and ``model_config.proto``. The pool is not protobuf's default one: a client library in the same process brings the same names.
+configurations, statistics and the index those of Triton's ``grpc_service.proto`` and ``model_config.proto``. Those of
+the health protocol are of ``grpc.health.v1`` (grpc/grpc-proto), which the bytes of a message don't say. The pool is not protobuf's default one: a client library in the same process brings the same names.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ METHODS = (
     "ModelInfer",
     "ModelConfig",
     "ModelStatistics",
+    "RepositoryIndex",
 )
+HEALTH_SERVICE = "grpc.health.v1.Health"
 
 #: Fields of each message as "type name number"; "*" after the type: repeated; "map": of InferParameter.
 _MESSAGES = {
@@ -69,12 +72,20 @@ _MESSAGES = {
     "ModelStatistics": "string name 1, string version 2, uint64 last_inference 3, uint64 inference_count 4, "
     "uint64 execution_count 5, InferStatistics inference_stats 6, InferBatchStatistics* batch_stats 7",
     "ModelStatisticsResponse": "ModelStatistics* model_stats 1",
+    "RepositoryIndexRequest": "string repository_name 1, bool ready 2",
+    "ModelIndex": "string name 1, string version 2, string state 3, string reason 4",
+    "RepositoryIndexResponse": "ModelIndex* models 1",
+    "HealthCheckRequest": "string service 1",
+    "HealthCheckResponse": "ServingStatus status 1",
 }
-#: As ``model_config.proto`` numbers them.
-_DATA_TYPES = (
-    "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
-    "FP16", "FP32", "FP64", "STRING", "BF16",
-)  # fmt: skip
+#: As ``model_config.proto`` and ``health.proto`` number them.
+_ENUMS = {
+    "DataType": (
+        "TYPE_INVALID", "TYPE_BOOL", "TYPE_UINT8", "TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64", "TYPE_INT8",
+        "TYPE_INT16", "TYPE_INT32", "TYPE_INT64", "TYPE_FP16", "TYPE_FP32", "TYPE_FP64", "TYPE_STRING", "TYPE_BF16",
+    ),
+    "ServingStatus": ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"),
+}  # fmt: skip
 #: Of this message at most one field is set.
 _ONE_OF = "InferParameter"
 
@@ -83,9 +94,10 @@ def _describe() -> descriptor_pb2.FileDescriptorProto:
     file = descriptor_pb2.FileDescriptorProto(
         name="edgecompile/inference.proto", package=PACKAGE, syntax="proto3"
     )
-    types = file.enum_type.add(name="DataType")
-    for value, name in enumerate(_DATA_TYPES):
-        types.value.add(name=f"TYPE_{name}", number=value)
+    for kind, values in _ENUMS.items():
+        types = file.enum_type.add(name=kind)
+        for value, name in enumerate(values):
+            types.value.add(name=name, number=value)
     for name, fields in _MESSAGES.items():
         target = file.message_type.add(name=name)
         if name == _ONE_OF:
@@ -116,7 +128,7 @@ def _add_field(target: Any, kind: str, name: str, number: int) -> None:
     if kind[0].islower():
         field.type = types.Type.Value(f"TYPE_{kind.upper()}")
     else:
-        field.type = types.TYPE_ENUM if kind == "DataType" else types.TYPE_MESSAGE
+        field.type = types.TYPE_ENUM if kind in _ENUMS else types.TYPE_MESSAGE
         field.type_name = f".{PACKAGE}.{kind}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, NoReturn
 
 import grpc
@@ -14,20 +14,32 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from edgecompile.server.answers import Answer, TextAnswer
+from edgecompile.server.body_budget import SMALL, BodyBudget
 from edgecompile.server.errors import (
     BadRequest,
+    Overloaded,
     ServerError,
     UnknownModel,
     no_memory,
 )
-from edgecompile.server.grpc.messages import METHODS, SERVICE, message
+from edgecompile.server.grpc.messages import HEALTH_SERVICE, METHODS, SERVICE, message
 from edgecompile.server.grpc.tensors import read_inputs, write_outputs
 from edgecompile.server.keys import Keys
 from edgecompile.server.protocol.datatypes import NAMES
+from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.inference import infer
-from edgecompile.server.protocol.triton import describe_config, describe_statistics
-from edgecompile.server.protocol.v2 import EXTENSIONS, check_output, check_priority
-from edgecompile.server.room import SMALL, Room
+from edgecompile.server.protocol.triton import (
+    describe_config,
+    describe_index,
+    describe_statistics,
+)
+from edgecompile.server.protocol.v2 import (
+    EXTENSIONS,
+    INPUT_PARAMETERS,
+    OUTPUT_PARAMETERS,
+    REQUEST_PARAMETERS,
+    check_priority,
+)
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import DEFAULT_LIMITS, Limits
 
@@ -47,6 +59,16 @@ _LONGEST = 2000
 #: Seconds in which no call comes, before a server ends; how often it is looked for them.
 _QUIET_S, _MOST_LOOKS = 0.02, 10
 
+#: Seconds between two looks at how the server is, for who watches its health.
+_LOOK_S = 0.25
+#: Seconds after which one more may try to watch it.
+_LATER_S = 5.0
+#: Calls of Health.Watch at once: anybody may make them, and each is one of ``start``'s calls for as long as it likes.
+_MOST_WATCHERS = 256
+#: The names under which the health of the whole server is asked for.
+_SERVICES = ("", SERVICE, HEALTH_SERVICE)
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+
 
 class InferenceService:
     """Answers requests from a worker's models.
@@ -57,11 +79,11 @@ class InferenceService:
         live: whether the worker still gets anywhere.
         ready: whether it takes requests.
         keys: a request has to bring one of them as a bearer token, if there are any.
-        limits: of a request's elements and texts.
+        limits: the limits of a request's elements and texts.
         slo: seconds that are the deadline of calls which bring none; None: they have none.
-        room: for the messages of all calls under way; None: without a limit.
-        count: gets each call's method and status, as HTTP has it.
-        see: gets the model's name and the answer of each that ran.
+        room: the room for the messages of all calls under way; None: without a limit.
+        count: a function that gets each call's method and status, as HTTP has it.
+        see: a function that gets the model's name and the answer of each that ran.
     """
 
     def __init__(
@@ -74,7 +96,7 @@ class InferenceService:
         keys: Collection[bytes] = (),
         limits: Limits = DEFAULT_LIMITS,
         slo: float | None = None,
-        room: Room | None = None,
+        room: BodyBudget | None = None,
         count: Callable[[str, int], None] = lambda method, status: None,
         see: Callable[[str, Answer | TextAnswer], None] = lambda model, answer: None,
     ) -> None:
@@ -85,18 +107,24 @@ class InferenceService:
         self._keys = Keys(keys)
         self._limits = limits
         self._slo = slo
-        self._room = room or Room(math.inf)
+        self._room = room or BodyBudget(math.inf)
         self._count, self._see = count, see
         self._came = 0  # calls
+        self._watchers = 0
         self._may_answer = asyncio.Event()
         self._may_answer.set()
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The methods for a server of grpcio. Messages are read here, so that what isn't one is the
         client's fault and not the server's."""
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {name: grpc.unary_unary_rpc_method_handler(self._method(name)) for name in METHODS},
+        own = {name: grpc.unary_unary_rpc_method_handler(self._method(name)) for name in METHODS}
+        health = {
+            "Check": grpc.unary_unary_rpc_method_handler(self._method("HealthCheck")),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+        }
+        return (
+            grpc.method_handlers_generic_handler(SERVICE, own),
+            grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
         )
 
     def _method(self, name: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
@@ -107,7 +135,7 @@ class InferenceService:
             size = len(data) if len(data) > SMALL else 0
             self._came += 1
             try:
-                if self._keys:
+                if self._keys and name != "HealthCheck":  # probes bring none
                     self._keys.check(_authorization(context))
                 self._room.take(size)
                 try:
@@ -194,11 +222,53 @@ class InferenceService:
         stats = [describe_statistics(item.name, item.version, item.scheduler) for item in every]
         ParseDict({"model_stats": stats}, response)
 
+    async def _RepositoryIndex(self, request: Any, response: Any, context: Any) -> None:
+        ParseDict({"models": describe_index(self._repository, request.ready)}, response)
+
+    async def _HealthCheck(self, request: Any, response: Any, context: Any) -> None:
+        if request.service not in _SERVICES:
+            raise UnknownModel(f"there is no service {request.service!r:.100}")
+        response.status = self._health(request.service)
+
+    def _health(self, service: str) -> int:
+        """The health of a service, as a number of ``HealthCheckResponse``; all services here are the server."""
+        if service not in _SERVICES:
+            return _SERVICE_UNKNOWN
+        well = self._live() and self._ready() and all(model.ready for model in self._repository)
+        return _SERVING if well else _NOT_SERVING
+
+    async def _watch(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+        """Health.Watch: how a service is, and again whenever that changes, until the server is about to end."""
+        try:
+            service = message("HealthCheckRequest").FromString(data).service
+        except DecodeError as error:
+            await _refuse(context, BadRequest(f"the message is no HealthCheckRequest ({error})"))
+        if self._watchers >= _MOST_WATCHERS:
+            text = f"{self._watchers} calls watch the health, that is the limit\nhint: Health.Check has none"
+            await _refuse(context, Overloaded(text, _LATER_S))
+        self._watchers += 1
+        try:
+            told, going_on = None, True
+            while going_on:
+                # A call that goes on would keep its connection, and with it the worker.
+                going_on = self._ready()
+                status = self._health(service)
+                if status != told:
+                    told = status
+                    yield message("HealthCheckResponse")(status=status).SerializeToString()
+                if going_on:
+                    await asyncio.sleep(_LOOK_S)
+        finally:
+            self._watchers -= 1
+
     async def _ModelInfer(self, request: Any, response: Any, context: Any) -> None:
         # A server that is about to end isn't ready, and yet takes what still comes.
         model = self._find(request.model_name, request.model_version)
+        _check(REQUEST_PARAMETERS, request.parameters, "the parameter ")
+        for tensor in request.inputs:
+            _check(INPUT_PARAMETERS, tensor.parameters, f"input {tensor.name!r:.80}: ")
         for output in request.outputs:
-            check_output(output.parameters, f"output {output.name!r:.80}")
+            _check(OUTPUT_PARAMETERS, output.parameters, f"output {output.name!r:.80}: ")
         names = [output.name for output in request.outputs] or None
         answer, outputs = await infer(
             model,
@@ -238,6 +308,17 @@ def _deadline(request: Any, context: Any, model: ServedModel, slo: float | None)
     return model.clock() + min(seconds) if seconds else None
 
 
+def _check(known: Fields, parameters: Any, where: str) -> None:
+    """Raises Unprocessable where a parameter, or its value, isn't among those that are known."""
+    if parameters:
+        known.check({name: _value(item) for name, item in parameters.items()}, where)
+
+
+def _value(parameter: Any) -> Any:
+    kind = parameter.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(parameter, kind)
+
+
 def _integer(request: Any, name: str) -> int | None:
     if name not in request.parameters:
         return None
@@ -268,10 +349,11 @@ async def start(
     """Starts a server on the running event loop; end it with ``await service.stop(server, grace)``.
 
     Args:
-        service: what answers.
+        service: the service that answers.
         address: ``HOST:PORT`` or ``unix:PATH``; several processes may have the same port.
         max_bytes: the longest message that is taken.
-        max_calls: how many calls are taken at once; further ones are refused with RESOURCE_EXHAUSTED.
+        max_calls: the largest number of calls at a time; further ones are refused with
+            RESOURCE_EXHAUSTED.
         max_age_s: seconds, a tenth more or less, after which a client is asked to take another connection;
             calls of this one end as they would have. None: never.
 
@@ -295,7 +377,7 @@ async def start(
         ],
         maximum_concurrent_rpcs=max_calls,
     )
-    server.add_generic_rpc_handlers((service.handler(),))
+    server.add_generic_rpc_handlers(service.handlers())
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:

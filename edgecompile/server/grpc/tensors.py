@@ -39,7 +39,7 @@ def read_inputs(request: Any, elements: float = math.inf) -> dict[str, NDArray[A
 
     Args:
         request: the message.
-        elements: how many all inputs together may have.
+        elements: the largest number of elements of all inputs together.
 
     Raises:
         BadRequest: lists every input that is malformed.
@@ -123,9 +123,9 @@ def write_outputs(response: Any, arrays: Mapping[str, NDArray[Any]], *, raw: boo
     """Adds arrays to a ModelInferResponse.
 
     Args:
-        response: gets them.
-        arrays: by name, in any layout.
-        raw: as bytes, not as typed contents; half precision always is, and then all are.
+        response: the message that gets them.
+        arrays: the arrays by name, in any layout.
+        raw: send bytes, not typed contents; half precision always is, and then all are.
     """
     raw = raw or any(array.dtype == np.float16 for array in arrays.values())
     for name, array in arrays.items():

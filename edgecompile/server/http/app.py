@@ -6,7 +6,8 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,14 +17,17 @@ from edgecompile.server.errors import (
     ServerError,
     Unauthorized,
     UnknownModel,
+    WrongMedia,
     WrongMethod,
     no_memory,
 )
+from edgecompile.server.http.coding import TAKEN
+from edgecompile.server.http.cors import Cors
 from edgecompile.server.http.messages import (
     Gone,
     Handler,
+    HttpRequest,
     Receive,
-    Request,
     Response,
     Scope,
     Send,
@@ -57,7 +61,9 @@ _KEPT_PATHS = 1024
 #: Statuses that say nothing of a client: it went away.
 GONE = 499
 #: Addresses that anybody may ask, as probes bring no keys.
-_OPEN = frozenset(("/v2/health/live", "/v2/health/ready", "/health", "/metrics"))
+_OPEN = frozenset(
+    ("/", "/v2/health/live", "/v2/health/ready", "/health", "/healthz", "/ping", "/metrics")
+)
 
 
 class App(State):
@@ -66,6 +72,7 @@ class App(State):
     def __init__(self, repository: Repository, settings: Settings) -> None:
         super().__init__(repository, settings)
         self._keys = Keys(settings.keys)
+        self._cors = Cors(settings.cors_origins)
         self._routes = make_routes(self)
         self._by_path: dict[bytes, tuple[str, Mapping[str, Handler], list[str]]] = {}
 
@@ -78,7 +85,7 @@ class App(State):
             raise RuntimeError(f"no {scope['type']} here")
         # Whoever owns the connection cancels it when the client goes away.
         scope["edgecompile.task"] = asyncio.current_task()
-        request = Request(scope, receive, self.room)
+        request = HttpRequest(scope, receive, self.room)
         name = "unknown"
         self.metrics.in_flight += 1
         status = GONE
@@ -97,6 +104,8 @@ class App(State):
                 _log.exception("%s %s", request.method, request.path)
                 response = self._refuse(request, ServerError("a bug in the server; see its log"))
             status = response.status
+            if self._cors:
+                response.headers += self._cors.headers(request.headers)
             try:
                 await self._send(response, scope, send)
             finally:
@@ -132,7 +141,7 @@ class App(State):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": response.body})
 
-    def _find(self, request: Request, scope: Scope) -> tuple[str, Handler]:
+    def _find(self, request: HttpRequest, scope: Scope) -> tuple[str, Handler]:
         path = request.path
         raw = scope.get("raw_path") or path.encode()
         route = self._by_path.get(raw)
@@ -141,7 +150,9 @@ class App(State):
             if len(self._by_path) < _KEPT_PATHS:
                 self._by_path[raw] = route
         name, methods, request.parts = route
-        if self._keys and path not in _OPEN:
+        if self._cors and request.method == "OPTIONS":
+            return name, partial(self._preflight, methods)
+        if self._keys and not (path in _OPEN and request.method in ("GET", "HEAD")):
             self._keys.check(request.headers.get(b"authorization", b""))
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
@@ -150,6 +161,10 @@ class App(State):
             raise error
         return name, handler
 
+    async def _preflight(self, methods: Iterable[str], request: HttpRequest) -> Response:
+        """OPTIONS: a browser asks, without a key, whether a page's request may be sent."""
+        return Response(headers=self._cors.preflight(request.headers, methods))
+
     def _look_up(self, path: str, raw: bytes) -> tuple[str, Mapping[str, Handler], list[str]]:
         """The address as it is counted, its handlers by method, and what stands in its places."""
         if path == "/v2/":  # as the protocol's OpenAPI document writes it
@@ -157,19 +172,18 @@ class App(State):
         if path in self._routes and "{" not in path:
             return path, self._routes[path], []
         parts = split(raw)
-        # /v2/models/NAME[/versions/VERSION][/VERB]
-        if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2]:
-            versioned = len(parts) > 4 and parts[3] == "versions"
-            tail = parts[5:] if versioned else parts[3:]
-            name = "/v2/models/{model}" + "".join(f"/{part}" for part in tail)
-            if name in self._routes:
-                return name, self._routes[name], [parts[2], parts[4] if versioned else ""]
-        if parts[:2] == ["v1", "models"] and len(parts) == 3 and parts[2]:
-            name = "/v1/models/{model}"
-            return name, self._routes[name], parts[2:]
+        served = {model.name for model in self.repository}
+        places = [
+            (name, found, several)
+            for name, found, several in _places(parts)
+            if name in self._routes and found[0] and (found[0] in served or not several)
+        ]
+        if places:  # a served one rather than another
+            name, found, _ = next((x for x in places if x[1][0] in served), places[0])
+            return name, self._routes[name], found
         raise UnknownModel(f"there is nothing at {path!r:.200}; see /openapi.json")
 
-    def _check_head(self, scope: Scope, request: Request) -> None:
+    def _check_head(self, scope: Scope, request: HttpRequest) -> None:
         """Refuses heads that another parser in front of this one may have read otherwise."""
         headers = scope["headers"]
         size = sum(map(len, chain.from_iterable(headers)))
@@ -187,12 +201,6 @@ class App(State):
         if twice:
             raise MalformedHead(f"at most one each of {b', '.join(sorted(_ONCE)).decode()}")
         coding = request.headers.get(b"transfer-encoding")
-        if scope.get("edgecompile.upgrade") and (
-            coding is not None or request.headers.get(b"content-length", b"0") != b"0"
-        ):
-            raise MalformedHead(
-                "a request with a body can't ask for an Upgrade\nhint: ask over HTTP/1.1 alone"
-            )
         if coding is not None:
             if scope.get("http_version") == "1.0":
                 raise MalformedHead("HTTP/1.0 has no Transfer-Encoding")
@@ -201,10 +209,13 @@ class App(State):
             if b"content-length" in request.headers:
                 raise MalformedHead("give a Content-Length or a Transfer-Encoding, not both")
 
-    def _refuse(self, request: Request, error: ServerError) -> Response:
+    def _refuse(self, request: HttpRequest, error: ServerError) -> Response:
         path = request.path
-        form = openai_error if path.startswith("/v1/") else plain_error
-        if path in ("/embed", "/rerank", "/predict", "/info", "/health"):
+        openai = (
+            path.startswith("/v1/") and not path.endswith(":predict")
+        ) or path == "/embeddings"
+        form = openai_error if openai else plain_error
+        if path in ("/", "/embed", "/rerank", "/predict", "/info", "/health"):
             form = tei_error
         headers: list[tuple[bytes, bytes]] = []
         if error.retry_after is not None:
@@ -214,9 +225,28 @@ class App(State):
         # Who asked first needn't send the body that the length has announced.
         if isinstance(error, (HeadersTooLarge, MalformedHead)) or b"expect" in request.headers:
             headers.append((b"connection", b"close"))
+        if isinstance(error, WrongMedia):
+            headers.append((b"accept-encoding", TAKEN))
         if isinstance(error, Unauthorized):
             headers.append((b"www-authenticate", b"Bearer"))
         return Response(error.status, form(error), headers=headers)
+
+
+def _places(parts: Sequence[str]) -> Iterator[tuple[str, list[str], bool]]:
+    """The possible meanings of a path's parts: an address, a model's name and perhaps its version, and whether the
+    name is several parts, as a client leaves it that doesn't write / as %2F."""
+    if parts[:2] == ["v1", "models"]:
+        name = "/".join(parts[2:])
+        verb = ":predict" if name.endswith(":predict") else ""
+        yield "/v1/models/{model}" + verb, [name.removesuffix(verb)], len(parts) > 3
+    if parts[:2] == ["v2", "models"]:
+        # /v2/models/NAME[/versions/VERSION][/VERB]
+        for end in range(len(parts) - 1, len(parts) + 1):
+            address = "".join(["/v2/models/{model}", *(f"/{verb}" for verb in parts[end:])])
+            named = parts[2:end]
+            if len(named) > 2 and named[-2] == "versions":
+                yield address, ["/".join(named[:-2]), named[-1]], len(named) > 3
+            yield address, ["/".join(named), ""], len(named) > 1
 
 
 async def _live(receive: Receive, send: Send) -> None:

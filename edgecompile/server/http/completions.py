@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from edgecompile.server.errors import ServerError, Unprocessable
 from edgecompile.server.generation import Piece
-from edgecompile.server.http.messages import Request, Response, openai_error
+from edgecompile.server.http.messages import HttpRequest, Response, openai_error
 from edgecompile.server.http.state import State
 from edgecompile.server.protocol.completions import (
     DONE,
@@ -17,6 +17,7 @@ from edgecompile.server.protocol.completions import (
     read_completion,
     usage,
 )
+from edgecompile.server.protocol.texts import refuse_ids
 from edgecompile.server.serving import ServedModel
 
 _EVENTS = b"text/event-stream"
@@ -28,24 +29,28 @@ class CompletionRoutes:
     def __init__(self, app: State) -> None:
         self._app = app
 
-    async def complete(self, request: Request) -> Response:
+    async def complete(self, request: HttpRequest) -> Response:
         """POST /v1/completions."""
         return await self._answer(request, chat=False)
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: HttpRequest) -> Response:
         """POST /v1/chat/completions."""
         return await self._answer(request, chat=True)
 
-    async def _answer(self, request: Request, chat: bool) -> Response:
+    async def _answer(self, request: HttpRequest, chat: bool) -> Response:
         body = await request.body(self._app.settings.limits.body_bytes)
         params = read_completion(body, chat)
+        prompt = params.generation.prompt
+        ids = not isinstance(prompt, str) and isinstance(prompt[0], int)
+        if ids and not self._app.settings.token_ids:
+            refuse_ids()
         model = self._app.repository.get(params.model)
         model.check_ready()
         generator = model.generator
         if generator is None:
             raise Unprocessable(f"{model.name} is not a language model, so it cannot generate text")
-        prompt = await generator.read(params.generation)
-        pieces = generator.run(prompt, params.generation)
+        tokens = await generator.read(params.generation)
+        pieces = generator.run(tokens, params.generation)
         # What is wrong with the options is reported before the status is sent.
         first = await anext(pieces)
         frame = Frame(
@@ -57,13 +62,13 @@ class CompletionRoutes:
         follow = self._count(model, first, pieces)
         if params.stream:
             headers = [(b"cache-control", b"no-cache")]
-            stream = _events(frame, params, follow, len(prompt))
+            stream = _events(frame, params, follow, len(tokens))
             return Response(media=_EVENTS, headers=headers, stream=stream)
         text, last = "", first
         async for last in follow:
             text += last.text
         assert last.finish_reason is not None
-        counts = usage(len(prompt), last.tokens)
+        counts = usage(len(tokens), last.tokens)
         return Response(body=frame.whole(text, last.finish_reason, counts))
 
     async def _count(

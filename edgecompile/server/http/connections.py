@@ -18,6 +18,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from edgecompile.server.http.app import App
+from edgecompile.server.http.cors import Cors
 
 _log = logging.getLogger("edgecompile.server")
 #: Seconds between two looks at all connections.
@@ -63,7 +64,9 @@ class Listener:
         limits = app.settings.limits
         fast = importlib.util.find_spec("httptools") is not None
         base = _load_protocol(http == "httptools" or (http == "auto" and fast))
-        self._protocol: Any = type(base.__name__, (base,), {"limits": limits})
+        self._protocol: Any = type(
+            base.__name__, (base,), {"limits": limits, "cors": Cors(app.settings.cors_origins)}
+        )
         self._config = Config(
             app,
             lifespan="off",

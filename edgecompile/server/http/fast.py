@@ -7,8 +7,9 @@ an event or a turn of the loop of its own. uvicorn's own way stays for whatever 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Generator
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
@@ -108,17 +109,16 @@ class HttpTools(Limited, HttpToolsProtocol):
     """A connection."""
 
     _next: _Cycle | None = None  # its headers have come, and it hasn't begun
+    _begun: _Cycle | None = None  # the last one that has
 
     def data_received(self, data: bytes) -> None:
         """As uvicorn's and its base's; what has come whole is answered here."""
         if self._refused:
             return
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
         except httptools.HttpParserError as error:
             self.send_400_response(str(error))
-        except httptools.HttpParserUpgrade:
-            pass  # the request is refused, or answered as any other
         cycle, self._next = self._next, None
         if cycle is None:
             self.count_head(data)
@@ -138,22 +138,45 @@ class HttpTools(Limited, HttpToolsProtocol):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
+    def _parse(self, data: bytes) -> None:
+        """Feeds the parser. A request that asks for an upgrade is read as if it didn't, as RFC 9110 (7.8) allows.
+
+        Java's HttpClient asks for h2c with each request. The parser ends behind such a head and never reads a
+        body; so another one gets the head without the Upgrade, and then the rest. No value of a header
+        holds the end of a line, so the head can't be read in another way than before.
+        """
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            ended = self.parser
+            version = b"HTTP/" + ended.get_http_version().encode()
+            head = [b" ".join((ended.get_method(), self.url, version))]
+            head += [b"%b: %b" % item for item in self.headers if item[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            with contextlib.suppress(AttributeError):  # httptools before 0.6.3
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(b"\r\n".join((*head, b"", b"")))
+
     def on_message_begin(self) -> None:
-        """A scope of what the application reads."""
+        """A scope with the keys that the application reads."""
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
         self.scope: Any = {"type": "http", "headers": self.headers}
 
     def on_headers_complete(self) -> None:
-        """As uvicorn's, but for websockets; the request begins once no more of it lies here."""
+        """As uvicorn's, but for upgrades; the request begins once no more of it lies here."""
         parser, scope = self.parser, self.scope
+        if parser.should_upgrade():
+            if parser.get_method() == b"CONNECT":
+                raise ValueError("no proxy is here")
+            return  # the head comes again; see _parse
         scope["method"] = parser.get_method().decode("ascii")
         scope["http_version"] = version = parser.get_http_version()
-        if parser.should_upgrade():
-            # The parser leaves the body alone then, and what comes of it later would be read as
-            # a request.
-            scope["edgecompile.upgrade"] = True
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
         scope["path"] = unquote(path) if "%" in path else path
@@ -163,7 +186,7 @@ class HttpTools(Limited, HttpToolsProtocol):
         scope["edgecompile.answer"] = cycle.answer
         self.cycle: Any = cycle
         if before is None or before.response_complete:
-            self._next = cycle
+            self._next = self._begun = cycle
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
@@ -177,9 +200,13 @@ class HttpTools(Limited, HttpToolsProtocol):
                 self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        """As uvicorn's."""
+        """As uvicorn's; reads on, as the end of the connection couldn't be seen otherwise."""
+        if self.parser.should_upgrade():
+            return
         if not self.cycle.response_complete:
             self.cycle.end()
+        if not self.pipeline:
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """As uvicorn's, without a timer for each answer: the sweep closes what is idle."""
@@ -187,18 +214,25 @@ class HttpTools(Limited, HttpToolsProtocol):
         if not self.transport.is_closing():
             self.flow.resume_reading()
             if self.pipeline:
-                self._start_asgi_task(*self.pipeline.pop())
+                cycle, app = self.pipeline.pop()
+                self._begun = cast(_Cycle, cycle)
+                self._start_asgi_task(cycle, app)
+
+    def begun(self) -> Any:
+        """See the base: others may have come behind it."""
+        return self._begun
+
+    def in_head(self) -> bool:
+        """See the base."""
+        scope, cycle = self.scope, self.cycle
+        return scope is not None and (cycle is None or cycle.scope is not scope)
 
     def phase(self) -> str:
         """See the base."""
-        cycle = self.cycle
-        if cycle is None:
-            return IDLE if self.headers is None else HEADER
-        if cycle.scope is not self.scope:
-            return HEADER
-        if cycle.response_complete:
-            return IDLE
-        return BODY if cycle.more_body else RUNNING
+        begun = self._begun
+        if begun is not None and not begun.response_complete:
+            return BODY if begun.more_body else RUNNING
+        return HEADER if self.in_head() else IDLE
 
 
 class _Begun(Coroutine[Any, Any, None]):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import sys
 from typing import Any
 
+from edgecompile.server.http.cors import Cors, Headers
 from edgecompile.server.settings import Limits
 
 #: More bytes than so many aren't copied to be sent together.
@@ -18,7 +20,14 @@ _GATHERED = 64 << 10
 IDLE, HEADER, BODY, RUNNING, CLOSING = "idle", "header", "body", "running", "closing"
 
 
-def _refusal(status: int, reason: str, message: str) -> bytes:
+def _hung_up(transport: Any) -> bool:
+    """Whether the client has closed the connection, which can be asked for without reading what lies before that."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _refusal(status: int, reason: str, message: str, headers: Headers) -> bytes:
     body = json.dumps({"error": message}).encode()
     head = (
         f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
@@ -26,7 +35,8 @@ def _refusal(status: int, reason: str, message: str) -> bytes:
     )
     if status == 503:
         head += "retry-after: 1\r\n"
-    return head.encode() + b"\r\n" + body
+    lines = [b"%b: %b\r\n" % item for item in headers]
+    return b"".join((head.encode(), *lines, b"\r\n", body))
 
 
 class Gathered:
@@ -80,6 +90,8 @@ class Limited(asyncio.Protocol):
     """
 
     limits: Limits
+    cors: Cors
+    headers: Any  # of the request that came last, or None
     transport: Any
     flow: Any
     connections: set[Any]
@@ -98,10 +110,16 @@ class Limited(asyncio.Protocol):
         if len(self.connections) > self.limits.connections:
             self.refuse(503, "Service Unavailable", "too many connections")
 
+    def begun(self) -> Any:
+        """The last request that has begun to be answered, or None."""
+        return self.cycle
+
     def connection_lost(self, exc: Exception | None) -> None:
-        cycle = self.cycle
+        cycle = self.begun()
         super().connection_lost(exc)
         if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
             task = cycle.scope.get("edgecompile.task")
             if task is not None:
                 cycle.scope["edgecompile.gone"] = True
@@ -111,26 +129,30 @@ class Limited(asyncio.Protocol):
         """Answers without a request having come, and closes the connection."""
         if not self._refused and not self.transport.is_closing():
             self._refused = True
-            self.transport.write(_refusal(status, reason, message))
+            headers = self.cors.headers(dict(self.headers or ()))
+            self.transport.write(_refusal(status, reason, message, headers))
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Of both protocols, for what their parsers can't read, or have no memory for."""
-        cycle = self.cycle
+        """The answer of both protocols to a request that their parsers can't read, or have no memory for."""
         error = sys.exc_info()[1]
         if error is not None and isinstance(error.__context__, MemoryError):
             self.give_up(503, "Service Unavailable", "there isn't the memory for this request now")
-            return
-        if cycle is not None and not cycle.response_complete and not cycle.more_body:
-            # The request before is whole, and is answered first.
-            cycle.keep_alive = False
-            self.flow.pause_reading()
-        else:
+        elif not self._ends_behind_answer():
             self.give_up(400, "Bad Request", "no valid HTTP request")
+
+    def _ends_behind_answer(self) -> bool:
+        """Whether the request before is whole and not answered yet: that is done, and the connection closed then."""
+        cycle = self.begun()
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        cycle.keep_alive = False
+        self.flow.pause_reading()
+        return True
 
     def give_up(self, status: int, reason: str, message: str) -> None:
         """Answers a request that will never be whole in the application's place."""
-        cycle = self.cycle
+        cycle = self.begun()
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -148,13 +170,17 @@ class Limited(asyncio.Protocol):
 
     def count_head(self, data: bytes) -> None:
         """Refuses headers that grow over the limit."""
-        if self.phase() == HEADER:
+        if self.in_head():
             self._head += len(data)
-            if self._head > self.limits.header_bytes:
+            if self._head > self.limits.header_bytes and not self._ends_behind_answer():
                 text = f"the headers may have at most {self.limits.header_bytes} bytes"
                 self.refuse(431, "Request Header Fields Too Large", text)
         else:
             self._head = 0
+
+    def in_head(self) -> bool:
+        """Whether a part of a head has come, and nothing behind it."""
+        raise NotImplementedError
 
     def phase(self) -> str:
         """The event that the connection waits for."""
@@ -163,8 +189,11 @@ class Limited(asyncio.Protocol):
     def sweep(self, now: float) -> None:
         """Ends the connection if it has waited for too long."""
         phase = CLOSING if self.transport.is_closing() else self.phase()
-        seen = (phase, self.cycle)
+        seen = (phase, self.begun())
         limits = self.limits
+        if self.flow.read_paused and phase == RUNNING and _hung_up(self.transport):
+            self.transport.abort()  # what it sent behind its request hides its end
+            return
         if seen[0] != self._seen[0] or seen[1] is not self._seen[1]:
             self._seen, self._since = seen, now
         if self.flow.write_paused:

@@ -1,4 +1,4 @@
-"""A request as handlers see it, and what they answer with."""
+"""A request as handlers see it, and their answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from edgecompile.server.errors import BadRequest, ServerError, TooLarge, WrongMedia
+from edgecompile.server.body_budget import SMALL, BodyBudget
+from edgecompile.server.errors import BadRequest, ServerError, TooLarge
+from edgecompile.server.http.coding import Inflate
 from edgecompile.server.protocol.documents import dump
-from edgecompile.server.room import SMALL, Room
 
 JSON = b"application/json"
 #: A body over the limit is read on and dropped up to so many bytes, for a client that is cut off in
@@ -36,12 +37,12 @@ class Gone(Exception):
     """The client went away before its request was whole."""
 
 
-class Request:
+class HttpRequest:
     """One request; made by the application."""
 
     __slots__ = ("_receive", "_room", "headers", "held", "method", "parts", "path")
 
-    def __init__(self, scope: Scope, receive: Receive, room: Room) -> None:
+    def __init__(self, scope: Scope, receive: Receive, room: BodyBudget) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
@@ -63,59 +64,56 @@ class Request:
         self.held = 0
 
     async def body(self, most: int) -> bytes:
-        """The whole body.
+        """The whole body, decompressed.
 
         Raises:
             TooLarge: it has over ``most`` bytes; nothing of it was kept or read by a parser.
             Overloaded: there is no room for it beside those of others; told before it is read where
                 its length was declared.
-            WrongMedia: it is compressed.
+            WrongMedia: it is compressed in a way that isn't known.
+            BadRequest: it can't be decompressed.
             Gone: it never came whole.
         """
-        coding = self.headers.get(b"content-encoding", b"identity").lower()
-        if coding not in (b"", b"identity"):
-            name = coding.decode("latin-1")
-            raise WrongMedia(f"Content-Encoding {name!r:.50}: bodies aren't to be compressed")
+        coding = self.headers.get(b"content-encoding", b"").lower()
+        inflate = None if coding in (b"", b"identity") else Inflate(coding)
         declared = self.headers.get(b"content-length", b"0")
         announced = int(declared) if declared.isdigit() else 0
         if announced > most and b"expect" in self.headers:
             raise _too_large(most)
         if SMALL < announced <= most:
             self._room.check(announced)
-        message = await self._receive()
-        if message["type"] != "http.request":
-            raise Gone
-        whole: bytes = message.get("body", b"")
-        size = len(whole)
-        if size <= most:
-            self._hold(size)
-        if not message.get("more_body"):
-            if size > most:
-                raise _too_large(most)
-            return whole
-        chunks = [whole]
-        while message.get("more_body"):
+        chunks: list[bytes] = []
+        came = size = 0  # as it comes, and decompressed
+        more = True
+        while more:
             message = await self._receive()
             if message["type"] != "http.request":
                 raise Gone
-            size += len(message.get("body", b""))
-            if size <= most:
+            piece: bytes = message.get("body", b"")
+            more = bool(message.get("more_body"))
+            came += len(piece)
+            if inflate is not None and max(came, size) <= most:
+                piece = inflate.feed(piece, most - size)
+            size += len(piece)
+            if max(came, size) <= most:
                 self._hold(size)
-                chunks.append(message.get("body", b""))
+                chunks.append(piece)
             else:
                 chunks.clear()
-                if size > most + _DROPPED:
+                if came > most + _DROPPED:
                     raise _too_large(most)
-        if size > most:
+        if max(came, size) > most:
             raise _too_large(most)
-        return b"".join(chunks)
+        if inflate is not None:
+            inflate.end()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _too_large(most: int) -> TooLarge:
     return TooLarge(f"the body may have at most {most} bytes")
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 def split(raw_path: bytes) -> list[str]:

@@ -40,6 +40,7 @@ class Metrics:
         self._run: dict[str, _Histogram] = {}
         self._batch: dict[str, _Histogram] = {}
         self._tokens: defaultdict[str, int] = defaultdict(int)
+        self._truncated: defaultdict[str, int] = defaultdict(int)
         self._pending: list[tuple[str, float, float, int | None]] = []
 
     def request(self, route: str, status: int) -> None:
@@ -49,6 +50,8 @@ class Metrics:
     def answer(self, model: str, answer: Answer | TextAnswer) -> None:
         """Counts what a model answered."""
         rows = answer.batch if isinstance(answer, Answer) else None
+        if isinstance(answer, TextAnswer):
+            self._truncated[model] += len(answer.truncated)
         self._pending.append((model, answer.queue_s, answer.run_s, rows))
         if len(self._pending) >= _MOST_PENDING:
             self._settle()
@@ -95,8 +98,10 @@ class Metrics:
         models = list(repository)
         ready = [(_model(m.name) + f',version="{m.version}"', int(m.ready)) for m in models]
         lines += _family("model_ready", "gauge", "1 once a model takes requests.", ready)
-        waiting = [(_model(m.name), m.scheduler.waiting) for m in models]
+        waiting = [(_model(m.name), m.scheduler.requests) for m in models]
         lines += _family("queue_requests", "gauge", "Requests that wait.", waiting)
+        items = [(_model(m.name), m.scheduler.waiting) for m in models]
+        lines += _family("queue_items", "gauge", "Their tensors and texts.", items)
         backlog = [(_model(m.name), m.scheduler.backlog) for m in models]
         lines += _family(
             "backlog_seconds", "gauge", "Until all that is in would be done, predicted.", backlog
@@ -118,6 +123,8 @@ class Metrics:
         lines += _family("refused_total", "counter", "Requests that were refused.", refused)
         tokens = [(_model(name), count) for name, count in self._tokens.items()]
         lines += _family("generated_tokens_total", "counter", "Tokens made.", tokens)
+        cut = [(_model(name), count) for name, count in self._truncated.items()]
+        lines += _family("truncated_texts_total", "counter", "Texts whose end was cut off.", cut)
         for name, about, histograms in (
             ("queue_seconds", "Seconds in the queue, by answer.", self._queue),
             ("run_seconds", "Seconds of runs, by answer.", self._run),

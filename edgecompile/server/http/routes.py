@@ -10,7 +10,7 @@ from edgecompile import __version__
 from edgecompile.server.errors import NotReady
 from edgecompile.server.http.completions import CompletionRoutes
 from edgecompile.server.http.infer import InferRoutes
-from edgecompile.server.http.messages import Handler, Request, Response
+from edgecompile.server.http.messages import Handler, HttpRequest, Response
 from edgecompile.server.http.metrics import CONTENT_TYPE
 from edgecompile.server.http.state import State
 from edgecompile.server.http.texts import TextRoutes
@@ -28,7 +28,7 @@ def make_routes(app: State) -> Mapping[str, Mapping[str, Handler]]:
         "/v2": own.server,
         "/v2/health/live": own.live,
         "/v2/health/ready": own.ready,
-        "/health": own.ready,
+        **dict.fromkeys(("/", "/health", "/healthz", "/ping"), own.ready),
         "/metrics": own.metrics,
         "/openapi.json": own.openapi,
         "/v1/models": own.models,
@@ -42,17 +42,24 @@ def make_routes(app: State) -> Mapping[str, Mapping[str, Handler]]:
     }
     posts = {
         model + "/infer": infer.infer,
+        "/v1/models/{model}:predict": infer.predict,
+        "/v2/repository/index": infer.index,
         "/v1/embeddings": texts.embeddings,
+        "/embeddings": texts.embeddings,
         "/embed": texts.embed,
         "/rerank": texts.rerank,
+        "/v1/rerank": texts.rerank,
+        "/v2/rerank": texts.rerank,
+        "/": texts.root,
         "/predict": texts.predict,
         "/v1/completions": completions.complete,
         "/v1/chat/completions": completions.chat,
     }
-    return {
-        **{path: {"GET": handler} for path, handler in gets.items()},
-        **{path: {"POST": handler} for path, handler in posts.items()},
-    }
+    table: dict[str, dict[str, Handler]] = {}
+    for method, handlers in (("GET", gets), ("POST", posts)):
+        for path, handler in handlers.items():
+            table.setdefault(path, {})[method] = handler
+    return table
 
 
 class _OwnRoutes:
@@ -62,39 +69,39 @@ class _OwnRoutes:
         self._app = app
         self._started = int(time.time())
 
-    async def server(self, request: Request) -> Response:
+    async def server(self, request: HttpRequest) -> Response:
         """GET /v2."""
         metadata = {"name": "edgecompile", "version": __version__, "extensions": list(EXTENSIONS)}
         return Response(body=dump(metadata))
 
-    async def live(self, request: Request) -> Response:
+    async def live(self, request: HttpRequest) -> Response:
         """GET /v2/health/live: fails when a run is stuck, or nothing runs on the GPU any more."""
         if (reason := self._app.sick()) is not None:
             raise NotReady(reason)
         return Response(body=dump({"live": True}))
 
-    async def ready(self, request: Request) -> Response:
-        """GET /v2/health/ready and /health: fails until golden vectors passed, and when it ends."""
+    async def ready(self, request: HttpRequest) -> Response:
+        """GET /v2/health/ready, and where probes of others ask: fails until golden vectors passed, and when it ends."""
         self._app.check_ready()
         return Response(body=dump({"ready": True, "live": True}))
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: HttpRequest) -> Response:
         """GET /metrics."""
         app = self._app
         text = app.metrics.text(app.repository, app.connections(), app.room.held, app.draining)
         return Response(body=text, media=CONTENT_TYPE)
 
-    async def openapi(self, request: Request) -> Response:
+    async def openapi(self, request: HttpRequest) -> Response:
         """GET /openapi.json."""
         return Response(body=dump(make_document(__version__, bool(self._app.settings.keys))))
 
-    async def models(self, request: Request) -> Response:
+    async def models(self, request: HttpRequest) -> Response:
         """GET /v1/models, as OpenAI has it."""
         names = dict.fromkeys(model.name for model in self._app.repository)
         data = [self._describe(name) for name in names]
         return Response(body=dump({"object": "list", "data": data}))
 
-    async def model(self, request: Request) -> Response:
+    async def model(self, request: HttpRequest) -> Response:
         """GET /v1/models/NAME, as OpenAI has it."""
         return Response(body=dump(self._describe(self._app.repository.get(request.parts[0]).name)))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from edgecompile.server.body_budget import BodyBudget
 from edgecompile.server.errors import NotReady
 from edgecompile.server.http.metrics import Metrics
-from edgecompile.server.room import Room
 from edgecompile.server.serving import Repository
 from edgecompile.server.settings import Settings
 
@@ -18,17 +18,17 @@ class State:
         repository: the models.
         settings: limits and keys.
         metrics: its counters.
-        room: for the bodies of all requests.
+        room: the room for the bodies of all requests.
         draining: set once the server is about to end: not ready any more, and each answer closes
             its connection.
-        connections: gives how many are open, where that is known.
+        connections: a function that gives the number of open ones, where that is known.
     """
 
     def __init__(self, repository: Repository, settings: Settings) -> None:
         self.repository = repository
         self.settings = settings
         self.metrics = Metrics()
-        self.room = Room(settings.limits.pending_bytes)
+        self.room = BodyBudget(settings.limits.pending_bytes)
         self.draining = False
         self.connections: Callable[[], int] = lambda: 0
 
@@ -41,7 +41,7 @@ class State:
         return None
 
     def broken(self) -> str | None:
-        """Which model can't run any more in this process, and why, or None."""
+        """The model that can't run any more in this process, and the reason, or None."""
         for model in self.repository:
             if model.model.broken is not None:
                 return f"{model.name}: {model.model.broken}"

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgecompile import __version__
+from edgecompile.runtime.text.encoder import TokenizedText
 from edgecompile.server.answers import TextAnswer
-from edgecompile.server.errors import UnknownModel
+from edgecompile.server.errors import UnknownModel, Unprocessable
 from edgecompile.server.http.infer import timing
-from edgecompile.server.http.messages import Request, Response
+from edgecompile.server.http.messages import HttpRequest, Response
 from edgecompile.server.http.state import State
 from edgecompile.server.protocol import openai, tei
-from edgecompile.server.protocol.documents import dump
+from edgecompile.server.protocol.documents import dump, load_object
 from edgecompile.server.protocol.inference import stack
+from edgecompile.server.protocol.rerank import RankRequest, format_rank, read_rank
 from edgecompile.server.protocol.texts import (
     Item,
+    count_tokens,
     embedding_output,
     labels_of,
     rank_output,
+    refuse_ids,
     scores_output,
     shorten_rows,
     to_scores,
@@ -24,7 +30,7 @@ from edgecompile.server.serving import ServedModel
 
 
 class TextRoutes:
-    """Those of text-embeddings-inference name no model: they mean the first one that was given."""
+    """The routes of text-embeddings-inference, which name no model: they mean the first one that was given."""
 
     def __init__(self, app: State) -> None:
         self._app = app
@@ -35,31 +41,51 @@ class TextRoutes:
             return model
         raise UnknownModel("this server has no model")
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: HttpRequest) -> bytes:
         return await request.body(self._limits.body_bytes)
 
     async def _encode(
         self, model: ServedModel, items: list[Item], prompt: str | None, truncate: bool
     ) -> TextAnswer:
-        slo = self._app.settings.slo_s
+        settings = self._app.settings
+        if not settings.token_ids and any(isinstance(item, TokenizedText) for item in items):
+            refuse_ids()
+        slo = settings.slo_s
         deadline = None if slo is None else model.clock() + slo
         answer = await model.encode(items, prompt=prompt, truncate=truncate, deadline=deadline)
         self._app.metrics.answer(model.name, answer)
         return answer
 
-    async def embeddings(self, request: Request) -> Response:
+    async def embeddings(self, request: HttpRequest) -> Response:
         """POST /v1/embeddings."""
         params = openai.read_embeddings(await self._body(request), self._limits.texts)
         model = self._app.repository.get(params.model)
         name = embedding_output(model.model.manifest)
-        answer = await self._encode(model, params.items, None, True)
-        cut = params.dimensions is not None
-        rows = shorten_rows(stack(answer, name), params.dimensions, normalize=cut)
-        tokens = sum(len(text.ids) for text in answer.texts)
-        body = openai.format_embeddings(params, model.name, rows, tokens)
+        answer = await self._encode(model, params.items, params.prompt, params.truncate)
+        rows = shorten_rows(stack(answer, name), params.dimensions, params.normalize)
+        body = openai.format_embeddings(params, model.name, rows, count_tokens(answer))
         return Response(body=body, headers=timing(answer))
 
-    async def embed(self, request: Request) -> Response:
+    async def _rank(self, document: dict[str, Any]) -> Response:
+        params = read_rank(document, self._limits.texts)
+        model = self._app.repository.get(params.model)
+        manifest = model.model.manifest
+        name = rank_output(manifest)
+        params.check_tokens(None if manifest.text is None else manifest.text.max_length)
+        scores, answer = await self._scores(model, name, params)
+        body = format_rank(params, model.name, scores, count_tokens(answer))
+        return Response(body=body, headers=timing(answer))
+
+    async def root(self, request: HttpRequest) -> Response:
+        """POST /: as text-embeddings-inference's, what the first model is for."""
+        manifest = self._first().model.manifest
+        try:
+            classes = scores_output(manifest).shape[1]
+        except Unprocessable:
+            return await self.embed(request)
+        return await (self.rerank if classes == 1 else self.predict)(request)
+
+    async def embed(self, request: HttpRequest) -> Response:
         """POST /embed."""
         params = tei.read_embed(await self._body(request), self._limits.texts)
         model = self._first()
@@ -68,17 +94,28 @@ class TextRoutes:
         rows = shorten_rows(stack(answer, name), params.dimensions, params.normalize)
         return Response(body=tei.format_embed(rows), headers=timing(answer))
 
-    async def rerank(self, request: Request) -> Response:
-        """POST /rerank."""
-        params = tei.read_rerank(await self._body(request), self._limits.texts)
+    async def rerank(self, request: HttpRequest) -> Response:
+        """POST /rerank, /v1/rerank and /v2/rerank: with ``texts`` as text-embeddings-inference's, with
+        ``documents`` as Cohere's, Jina's and vLLM's."""
+        document = load_object(await self._body(request))
+        versioned = request.path.startswith("/v")
+        if "documents" in document or (versioned and "texts" not in document):
+            return await self._rank(document)
+        params = tei.read_rerank(document, self._limits.texts)
         model = self._first()
         name = rank_output(model.model.manifest)
+        scores, answer = await self._scores(model, name, params)
+        return Response(body=tei.format_rerank(params, scores), headers=timing(answer))
+
+    async def _scores(
+        self, model: ServedModel, name: str, params: tei.RerankRequest | RankRequest
+    ) -> tuple[list[float], TextAnswer]:
+        """A score of each text for the query, and the answer that has it."""
         pairs: list[Item] = [(params.query, text) for text in params.texts]
         answer = await self._encode(model, pairs, None, params.truncate)
-        scores = to_scores(name, stack(answer, name), params.raw)[:, 0]
-        return Response(body=tei.format_rerank(params, scores.tolist()), headers=timing(answer))
+        return to_scores(name, stack(answer, name), params.raw)[:, 0].tolist(), answer
 
-    async def predict(self, request: Request) -> Response:
+    async def predict(self, request: HttpRequest) -> Response:
         """POST /predict."""
         params = tei.read_predict(await self._body(request), self._limits.texts)
         model = self._first()
@@ -89,7 +126,7 @@ class TextRoutes:
         body = tei.format_predict(params, scores, labels_of(manifest, output))
         return Response(body=body, headers=timing(answer))
 
-    async def info(self, request: Request) -> Response:
+    async def info(self, request: HttpRequest) -> Response:
         """GET /info."""
         model = self._first()
         document = tei.describe(model.name, model.version, model.model.manifest, self._limits)

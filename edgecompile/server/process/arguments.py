@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.base.errors import InputError
 from edgecompile.server.settings import Limits, Settings
 
 #: What a second worker, that waits for the first one's death, has done: nothing (there is none), loaded
 #: Python and its packages, or opened and proven the bundles.
 SPARE = ("none", "process", "models")
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s,*]+")
 _MAX_KEYS_BYTES = 1 << 20
 _LIMITS = {
     "body_bytes": ("BYTES", "take bodies of at most BYTES"),
@@ -25,11 +27,14 @@ _LIMITS = {
     "elements": ("N", "take tensors of at most N elements together"),
     "texts": ("N", "take at most N texts in a request"),
     "characters": ("N", "take texts of at most N characters together in a request"),
-    "queue": ("N", "let at most N requests wait for a model; further ones get 429"),
+    "queue": (
+        "N",
+        "let at most N requests wait for a model, and 16 times --max-texts texts; further ones get 429",
+    ),
     "connections": ("N", "keep at most N connections open"),
-    "generations": ("N", "generate at most N texts at once"),
-    "header_s": ("SECONDS", "give headers SECONDS to come whole"),
-    "body_s": ("SECONDS", "give a body SECONDS to come whole"),
+    "generations": ("N", "generate at most N texts at a time"),
+    "header_s": ("SECONDS", "allow SECONDS for all headers to arrive"),
+    "body_s": ("SECONDS", "allow SECONDS for a whole body to arrive"),
     "idle_s": ("SECONDS", "close a connection that is idle for SECONDS"),
     "write_s": ("SECONDS", "close a connection whose client reads nothing for SECONDS"),
 }
@@ -41,9 +46,9 @@ class Arguments:
 
     Attributes:
         bundles: (name or None for the bundle's own, path) of each.
-        host, port: what to listen on; port 0: any free one.
-        grpc_port: where gRPC is listened for beside HTTP; None: nowhere.
-        settings: of the workers.
+        host, port: the address to listen on; port 0: any free one.
+        grpc_port: the port for gRPC besides HTTP; None: no gRPC.
+        settings: the settings of the workers.
         watch_s: seconds between two looks whether a bundle was replaced; 0: never.
         spare: one of ``SPARE``.
     """
@@ -62,15 +67,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     def add(*names: str, **how: Any) -> None:
         action = parser.add_argument(*names, **how)
-        if action.default not in (None, []):
+        if action.default not in (None, []) and action.nargs != 0:
             action.help = f"{action.help} (default: {action.default})"
 
-    add("bundles", metavar="BUNDLE", nargs="+", help="a bundle's folder, or NAME=FOLDER")
+    add(
+        "bundles",
+        metavar="BUNDLE",
+        nargs="+",
+        help="a bundle's folder, or NAME=FOLDER; NAME may hold /",
+    )
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="listen on ADDRESS (0.0.0.0: all)")
     add("--port", type=int, default=8000, metavar="N", help="listen on port N (0: any free one)")
     add("--grpc-port", type=int, metavar="N", help="listen for gRPC on port N, too")
-    add("--threads", type=int, metavar="N", help="run with N threads instead of one for each CPU")
-    add("--api-keys", metavar="FILE", help="ask for a bearer key, one of the lines of FILE")
+    add(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="use N threads for a run instead of one for each CPU",
+    )
+    add("--api-keys", metavar="FILE", help="require a bearer key, one of the lines of FILE")
+    add(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="allow requests from pages of ORIGIN in a browser, such as https://example.com (*: all pages); "
+        "may be repeated",
+    )
     add(
         "--slo",
         type=float,
@@ -82,7 +105,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="compose batches by the costs that bench --serving FILE measured here",
+        help="compose batches by the costs that bench --serving FILE measured on this machine",
     )
     add(
         "--stats",
@@ -91,18 +114,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "{pid}: the worker's number)",
     )
     add(
+        "--token-ids",
+        action="store_true",
+        help="accept ids of the model's own vocabulary in place of texts",
+    )
+    add(
         "--watch",
         type=float,
         default=0,
         metavar="SECONDS",
-        help="look every SECONDS (0: never) whether a bundle was replaced, and serve the new one; "
+        help="check every SECONDS (0: never) whether a bundle was replaced, and serve the new one; "
         "SIGHUP does so at once",
     )
     add(
         "--spare",
         choices=SPARE,
         default="process",
-        help="keep a second worker that takes over when one dies: its process alone, or with models open",
+        help="keep a second worker that takes over when one dies: only its process, or with models open",
     )
     add(
         "--stuck-after",
@@ -116,14 +144,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.5,
         metavar="SECONDS",
-        help="go on listening for SECONDS after SIGTERM",
+        help="keep listening for SECONDS after SIGTERM",
     )
     add(
         "--drain-timeout",
         type=float,
         default=30,
         metavar="SECONDS",
-        help="give requests under way SECONDS to end after that",
+        help="after that, allow SECONDS for requests under way to end",
     )
     defaults = Limits()
     for name, (metavar, text) in _LIMITS.items():
@@ -166,8 +194,11 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
     if options.grpc_port is not None:
         if not 0 < options.grpc_port < 65536:
             problems.append(f"--grpc-port is {options.grpc_port}, must be in 1..65535")
-        if find_spec("grpc") is None:
-            problems.append("--grpc-port needs grpcio and protobuf (the extra grpc)")
+        if any(map(_is_missing, ("grpc", "google.protobuf"))):
+            problems.append(
+                "--grpc-port needs the Python packages grpcio and protobuf: pip install "
+                "'edgecompile-server[grpc]', or 'edgecompile[grpc]' on a build host"
+            )
     if options.threads is not None and options.threads < 1:
         problems.append(f"--threads is {options.threads}, must be from 1 on")
     if options.slo is not None and not 0 < options.slo < 1e9:
@@ -181,12 +212,17 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
                 read_document(path)
             except (OSError, ValueError) as error:
                 problems.append(f"--costs {path}: {error}")
+    for origin in options.cors_origin:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            problems.append(
+                f"--cors-origin is {origin}, must be * or SCHEME://HOST[:PORT] without a path"
+            )
     keys = () if options.api_keys is None else _read_keys(options.api_keys, problems)
     bundles = [_split(item) for item in options.bundles]
     for called, path in bundles:
         if not os.path.isdir(path):
             problems.append(f"{path} isn't a bundle's folder")
-        if called is not None and not called.isprintable():
+        if called is not None and not (called.isprintable() and all(called.split("/"))):
             problems.append(f"{called!r} can't be a model's name")
     if problems:
         raise InputError("\n  ".join(["the server can't be started:", *problems]))
@@ -200,6 +236,8 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
         threads=options.threads,
         costs=tuple(options.costs),
         stats=options.stats,
+        token_ids=options.token_ids,
+        cors_origins=tuple(options.cors_origin),
     )
     return Arguments(
         tuple(bundles),
@@ -213,8 +251,11 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
 
 
 def _split(item: str) -> tuple[str | None, str]:
+    """The name and the path of NAME=FOLDER; a path may hold the sign, too."""
     name, sign, path = item.partition("=")
-    return (name, path) if sign and name and os.sep not in name else (None, item)
+    if not sign or not name or name[0] in "./~" or os.path.isdir(item):
+        return None, item
+    return name, path
 
 
 def _read_keys(path: str, problems: list[str]) -> tuple[bytes, ...]:
@@ -237,3 +278,10 @@ def parse(arguments: Sequence[str]) -> Arguments:
     parser = argparse.ArgumentParser()
     add_options(parser)
     return read_arguments(parser.parse_args(arguments))
+
+
+def _is_missing(package: str) -> bool:
+    try:
+        return find_spec(package) is None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return True

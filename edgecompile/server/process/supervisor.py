@@ -334,7 +334,7 @@ class Supervisor:
         self._swap = True
 
     def _fingerprints(self) -> list[tuple[int, int, int] | None]:
-        """Which manifest lies at each bundle's path."""
+        """The manifest at each bundle's path."""
         fingerprints: list[tuple[int, int, int] | None] = []
         for _, path in self._asked.bundles:
             try:

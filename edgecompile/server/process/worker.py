@@ -22,8 +22,9 @@ from urllib.parse import quote
 
 from edgecompile import __version__
 from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime.base.errors import EdgecompileError, SelftestError
 from edgecompile.runtime.call.replay import run_cases
-from edgecompile.runtime.errors import EdgecompileError, SelftestError
+from edgecompile.runtime.call.rows import check_rows
 from edgecompile.runtime.generation.golden import replay_generations
 from edgecompile.server.errors import StartError
 from edgecompile.server.http.app import App
@@ -255,12 +256,12 @@ async def _nothing(seconds: float) -> None:
 
 
 def prove(model: Model) -> None:
-    """Repeats the golden vectors.
+    """Repeats the golden vectors, and rows together and alone.
 
     Raises:
         SelftestError: they aren't reproduced within their tolerance.
     """
-    results = [*run_cases(model), *replay_generations(model)]
+    results = [*run_cases(model), *check_rows(model), *replay_generations(model)]
     if model.encoder is not None:
         results += run_cases(model.encoder)
     failed = [item for item in results if not item["ok"]]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from edgecompile.runtime.generation.sampling import MAX_SEED
+from edgecompile.runtime.text.prompts import ALL
 from edgecompile.server.errors import BadRequest, Unprocessable
 from edgecompile.server.generation import Generation
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
+from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.openai import read_model
 from edgecompile.server.protocol.texts import number, read_ids
 
@@ -17,12 +20,24 @@ DONE = b"data: [DONE]\n\n"
 _MAX_STOPS = 16
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_TOKENS = 1 << 31
-#: What would change the answer and isn't done here, with the values beside null that ask for nothing.
+_DONE = (
+    "model max_tokens max_completion_tokens temperature top_p top_k repetition_penalty seed stop stream "
+    "stream_options"
+)
+#: Of llama.cpp's settings those say how, and others of it whether, which is refused.
+_IDLE = """
+    user safety_identifier metadata store service_tier parallel_tool_calls prediction prompt_cache_key
+    prompt_cache_retention request_id priority cache_salt keep_alive cache_prompt id_slot mirostat_tau
+    mirostat_eta dynatemp_exponent xtc_threshold dry_base dry_allowed_length dry_penalty_last_n
+    dry_sequence_breakers
+"""
 _PLAIN: dict[str, tuple[Any, ...]] = {
+    # OpenAI's.
     "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
+    "logprobs": (False,),  # a text's 0 asks for those of the chosen tokens
     "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -30,26 +45,60 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "logit_bias": ({},),
+    "logit_bias": ({}, []),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
-    # Not OpenAI's, but of other servers with these routes.
+    # vLLM's, and of other servers with these routes.
     "min_p": (0,),
     "min_tokens": (0,),
     "ignore_eos": (False,),
     "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "use_beam_search": (False,),
+    "num_beams": (1,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "no_repeat_ngram_size": (0,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "include_reasoning": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    # llama.cpp's.
+    "grammar": ("",),
+    "repeat_penalty": (1,),
+    "repeat_last_n": (-1,),
+    "typical_p": (1,),
+    "top_n_sigma": (-1,),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "dynatemp_range": (0,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "n_probs": (0,),
+    "n_keep": (0,),
+    "penalize_nl": (False,),
 }
+_COMPLETION = Fields(_DONE + " prompt", _IDLE, {**_PLAIN, "add_special_tokens": (True,)})
+_CHAT = Fields(_DONE + " messages", _IDLE, {**_PLAIN, "add_special_tokens": (False,)})
+_STREAM = Fields("include_usage", "include_obfuscation", {"continuous_usage_stats": (False,)})
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
     """A text to go on from, or a chat."""
 
-    model: str
+    model: str | None
     generation: Generation
     stream: bool
     with_usage: bool
@@ -63,30 +112,30 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
         Unprocessable: it asks for what isn't done here.
     """
     document = load_object(body)
-    for key, plain in _PLAIN.items():
-        if document.get(key) not in (None, *plain):
-            raise Unprocessable(f"{key} isn't supported")
-    # A text's 0 asks for those of the chosen tokens.
-    if document.get("logprobs") is not None and document["logprobs"] is not False:
-        raise Unprocessable("logprobs aren't supported")
+    value = required(document, "messages" if chat else "prompt")
+    for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
+        if document.get(choice) == "none":  # then they aren't to be called
+            document.pop(tools, None)
+    (_CHAT if chat else _COMPLETION).check(document)
     stream = document.get("stream") or False
     extra = document.get("stream_options") or {}
     if not isinstance(stream, bool) or not isinstance(extra, dict):
         raise BadRequest("stream must be true or false, stream_options an object")
-    value = required(document, "messages" if chat else "prompt")
+    _STREAM.check(extra, "stream_options.")
     prompt = _read_messages(value) if chat else _read_prompt(value)
     old = document.get("max_completion_tokens") is None
     key = "max_tokens" if old else "max_completion_tokens"
-    most = number(document, key, 1, _MAX_TOKENS, True)
+    # llama.cpp's -1: as far as the context reaches.
+    most = ALL if document.get(key) == -1 else number(document, key, 1, _MAX_TOKENS, True)
     best = number(document, "top_k", -1, (1 << 31) - 1, True)
     options: dict[str, Any] = {
-        # OpenAI's defaults.
+        # OpenAI's defaults: of a chat there is none.
         "max_new_tokens": _default(most, None if chat else 16),
         "temperature": _default(number(document, "temperature", 0, 100, False), 1.0),
         "top_p": number(document, "top_p", 1e-6, 1, False),
         "top_k": 0 if best == -1 else best,  # vLLM's -1 means all, too
         "repetition_penalty": number(document, "repetition_penalty", 0.01, 100, False),
-        "seed": number(document, "seed", 0, MAX_SEED, True),
+        "seed": _read_seed(document),
     }
     return CompletionRequest(
         read_model(document),
@@ -94,6 +143,14 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
         stream,
         bool(extra.get("include_usage")),
     )
+
+
+def _read_seed(document: dict[str, Any]) -> int | None:
+    """The seed as the runtime takes it; -1 is none, as for llama.cpp."""
+    seed = number(document, "seed", -(1 << 63), (1 << 63) - 1, True)
+    if seed is None or 0 <= seed <= MAX_SEED:
+        return seed  # type: ignore[no-any-return]
+    return None if seed == -1 else crc32(seed.to_bytes(8, "little", signed=True))
 
 
 def _default(value: Any, default: Any) -> Any:
@@ -124,7 +181,15 @@ def _read_messages(value: Any) -> list[dict[str, Any]]:
             raise BadRequest(
                 f"messages[{index}]: the role {item['role']!r:.80} isn't one of {roles}"
             )
-        messages.append({**item, "content": _read_content(item.get("content"), index)})
+        for key in ("prefix", "partial"):  # the answer would go on from this message
+            if item.get(key):
+                raise Unprocessable(f"messages[{index}].{key} isn't supported")
+        # A template asks whether a field is there, and clients send answers back with all that are empty.
+        kept = {key: value for key, value in item.items() if value not in (None, [])}
+        content = item.get("content")
+        if content is None and item["role"] == "assistant":
+            content = ""
+        messages.append({**kept, "content": _read_content(content, index)})
     return messages
 
 
@@ -195,5 +260,5 @@ class Frame:
 
 
 def usage(prompt: int, new: int) -> dict[str, int]:
-    """How many tokens went in and came out."""
+    """The numbers of tokens of the prompt and of the answer."""
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}

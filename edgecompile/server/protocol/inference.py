@@ -26,9 +26,9 @@ async def infer(
 
     Args:
         model: runs it.
-        inputs: by name; of BYTES they hold strings.
+        inputs: the inputs by name; those of type BYTES hold strings.
         outputs: names of outputs; None: all.
-        deadline, priority: as in ``ServedModel.infer``.
+        deadline, priority: the arguments of ``ServedModel.infer``.
         most: texts.
 
     Raises:

@@ -6,7 +6,7 @@ Source: platform.openai.com's reference of the interface; openai-python asks for
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,32 +14,72 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgecompile.server.errors import BadRequest
-from edgecompile.server.protocol.documents import dump, load_object, required
-from edgecompile.server.protocol.texts import Item, number, read_items
+from edgecompile.server.protocol.documents import dump, kind, load_object, required
+from edgecompile.server.protocol.fields import Fields
+from edgecompile.server.protocol.texts import (
+    Item,
+    flag,
+    number,
+    read_items,
+    read_prompt,
+    read_truncate,
+)
 
 MAX_DIMENSIONS = 65536
 
 
 @dataclass(frozen=True)
 class EmbeddingsRequest:
-    """The texts, the model's name, whether vectors go out as base64, and their size if not whole."""
+    """Texts for one model.
+
+    Attributes:
+        items: texts or token ids.
+        model: name of the model; None: the only one.
+        base64: whether vectors go out as base64.
+        dimensions: size of a vector that isn't whole, or None.
+        normalize: whether vectors get a length of 1.
+        truncate: whether the end of a text that is too long is cut off, rather than the text refused.
+        prompt: name of the bundle's prompt to put before each text; None: its default.
+    """
 
     items: list[Item]
-    model: str
+    model: str | None
     base64: bool
     dimensions: int | None
+    normalize: bool
+    truncate: bool
+    prompt: str | None
 
 
-def read_model(document: dict[str, Any]) -> str:
-    """The name of the model that is asked for.
+_FIELDS = Fields(
+    "input model encoding_format dimensions normalize truncate truncation_direction prompt_name",
+    "user priority request_id safety_identifier metadata service_tier keep_alive cache_salt",
+    {
+        "add_special_tokens": (True,),
+        "output_dtype": ("float", "float32"),
+        "embed_dtype": ("float32",),
+        "embedding_type": ("float",),
+        "embedding_types": (["float"],),
+        "endianness": ("native", "little"),
+        "late_chunking": (False,),
+        "modality": ("text",),
+        "truncation": (True,),
+    },
+)
+#: NVIDIA's and Cohere's words for whether, and where, a long text is cut.
+_CUTS = {"NONE": False, "END": True}
+
+
+def read_model(document: dict[str, Any]) -> str | None:
+    """The name of the model that is asked for; None where none is named.
 
     Raises:
-        BadRequest: there is none.
+        BadRequest: it is no name.
     """
-    model = required(document, "model")
-    if not isinstance(model, str) or not model:
-        raise BadRequest("model must be the name of a model")
-    return model
+    model = document.get("model")
+    if model is not None and not isinstance(model, str):
+        raise BadRequest(f"model must be the name of a model, not a {kind(model)}")
+    return model or None
 
 
 def read_embeddings(body: bytes, most: int) -> EmbeddingsRequest:
@@ -49,16 +89,30 @@ def read_embeddings(body: bytes, most: int) -> EmbeddingsRequest:
         BadRequest, TooLarge: something is wrong with it.
     """
     document = load_object(body)
-    items, _ = read_items(required(document, "input"), "input", most)
+    value = required(document, "input")
+    cut = document.get("truncate")
+    if isinstance(cut, str):
+        document["truncate"] = _CUTS.get(cut, cut)
+    _FIELDS.check(document)
+    items, _ = read_items(value, "input", most)
     encoding = document.get("encoding_format")
     if encoding not in (None, "float", "base64"):
         raise BadRequest(f"encoding_format {encoding!r:.50} must be float or base64")
     dimensions = number(document, "dimensions", 1, MAX_DIMENSIONS, True)
-    return EmbeddingsRequest(items, read_model(document), encoding == "base64", dimensions)
+    return EmbeddingsRequest(
+        items,
+        read_model(document),
+        encoding == "base64",
+        dimensions,
+        # What is left of a shortened vector has another length.
+        flag(document, "normalize", dimensions is not None),
+        read_truncate(document),
+        read_prompt(document),
+    )
 
 
 def format_embeddings(
-    request: EmbeddingsRequest, name: str, rows: NDArray[Any], tokens: int
+    request: EmbeddingsRequest, name: str, rows: NDArray[Any], usage: Mapping[str, Any]
 ) -> bytes:
     """The answer for embeddings [texts, size] in float32."""
     vectors: Sequence[Any] = (
@@ -74,6 +128,6 @@ def format_embeddings(
                 for index, vector in enumerate(vectors)
             ],
             "model": name,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "usage": usage,
         }
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgecompile.runtime.generation.sampling import MAX_SEED
-
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _IDS: dict[str, Any] = {
     "type": "array",
@@ -13,7 +11,7 @@ _IDS: dict[str, Any] = {
     "minItems": 1,
 }
 _ITEMS = {
-    "description": "a text, texts, token ids, or lists of token ids",
+    "description": "a text, texts; with --token-ids token ids, or lists of token ids",
     "anyOf": [
         {"type": "string"},
         _TEXTS,
@@ -35,7 +33,7 @@ _DATATYPE = {
 
 
 def _places(path: str) -> list[dict[str, Any]]:
-    """What stands in the places of an address."""
+    """The parameters in an address."""
     return [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in ("model", "version")
@@ -108,10 +106,19 @@ _METADATA = _object(
     inputs={"type": "array", "items": _SPEC},
     outputs={"type": "array", "items": _SPEC},
 )
+_MODEL = {
+    "type": ["string", "null"],
+    "description": "name of the model; may be left out where one is served",
+}
+_COUNT = {
+    "anyOf": [{"type": ["integer", "null"], "minimum": 1}, {"const": -1}],
+    "description": "-1: as far as the context reaches; a completion has 16 by default, a chat the model's own "
+    "max_new_tokens, and without one as many as the context has room for",
+}
 _COMPLETION: dict[str, Any] = {
-    "model": {"type": "string", "minLength": 1},
-    "max_tokens": {"type": ["integer", "null"], "minimum": 1},
-    "max_completion_tokens": {"type": ["integer", "null"], "minimum": 1},
+    "model": _MODEL,
+    "max_tokens": _COUNT,
+    "max_completion_tokens": _COUNT,
     "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 100},
     "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
     "top_k": {
@@ -121,7 +128,12 @@ _COMPLETION: dict[str, Any] = {
         "description": "only of the k likeliest tokens; 0 and -1: of all",
     },
     "repetition_penalty": {"type": ["number", "null"], "minimum": 0.01, "maximum": 100},
-    "seed": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_SEED},
+    "seed": {
+        "type": ["integer", "null"],
+        "minimum": -(2**63),
+        "maximum": 2**63 - 1,
+        "description": "-1: none",
+    },
     "stop": {"anyOf": [{"type": ["string", "null"]}, {**_TEXTS, "minItems": 0, "maxItems": 16}]},
     "stream": _FLAG,
     "stream_options": {**_object(include_usage=_FLAG), "type": ["object", "null"]},
@@ -129,8 +141,18 @@ _COMPLETION: dict[str, Any] = {
 _PART = _object(
     ("type", "text"), type={"type": "string", "enum": ["text"]}, text={"type": "string"}
 )
-_CONTENT = {"oneOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]}
-_MESSAGE = _object(("role", "content"), role={"type": "string"}, content=_CONTENT)
+_CONTENTS: list[dict[str, Any]] = [
+    {"type": "string"},
+    {"type": "array", "items": _PART, "minItems": 1},
+]
+_MESSAGE = _object(
+    ("role",),
+    role={"type": "string"},
+    content={
+        "anyOf": [*_CONTENTS, {"type": "null"}],
+        "description": "may be null, or left out, in an assistant's message",
+    },
+)
 _ANY = {"type": "object"}
 
 
@@ -138,7 +160,7 @@ def make_document(version: str, keys: bool) -> dict[str, Any]:
     """The document.
 
     Args:
-        version: of the server.
+        version: the version of the server.
         keys: whether requests need a bearer key.
     """
     model = "/v2/models/{model}"
@@ -147,25 +169,51 @@ def make_document(version: str, keys: bool) -> dict[str, Any]:
         "/v2": {"get": _get("The server's name and extensions")},
         "/v2/health/live": {"get": _get("Fails when a run is stuck, or a GPU broken", probe=True)},
         "/v2/health/ready": {"get": _get("Fails until all models are verified", probe=True)},
-        "/health": {"get": _get("As /v2/health/ready", probe=True)},
+        **{
+            path: {"get": _get("As /v2/health/ready", probe=True)}
+            for path in ("/", "/health", "/healthz", "/ping")
+        },
         "/metrics": {
             "get": _get("Counters", media="text/plain", answer={"type": "string"}, probe=True)
         },
         "/openapi.json": {"get": _get("This document")},
         "/v2/models/stats": {"get": _get("Times and counts of all models, as Triton's")},
+        "/v2/repository/index": {"post": _post("The models, as Triton lists them", _INDEX, _LIST)},
         "/v1/models": {"get": _get("The models, as OpenAI lists them")},
         "/info": {"get": _get("The first model, as text-embeddings-inference tells it")},
-        "/v1/embeddings": {"post": _post("Embeddings as OpenAI's", _EMBEDDINGS, _ANY)},
+        **{
+            path: {"post": _post("Embeddings as OpenAI's", _EMBEDDINGS, _ANY)}
+            for path in ("/v1/embeddings", "/embeddings")
+        },
         "/embed": {"post": _post("Embeddings of texts", _EMBED, {"type": "array"})},
-        "/rerank": {
-            "post": _post("Texts by how well they go with a query", _RERANK, {"type": "array"})
+        **{
+            path: {
+                "post": _post(
+                    "Texts, or documents, by how well they go with a query",
+                    {"anyOf": [_RERANK, _RANK]},
+                    {"type": ["array", "object"]},
+                )
+            }
+            for path in ("/rerank", "/v1/rerank", "/v2/rerank")
         },
         "/predict": {"post": _post("Classes of texts", _PREDICT, {"type": "array"})},
+        "/": {
+            "post": _post(
+                "As /embed, /rerank or /predict, by the first model",
+                {"anyOf": [_EMBED, _RERANK, _PREDICT]},
+                {"type": ["array", "object"]},
+            )
+        },
         "/v1/completions": {"post": _post("A text that goes on", _PROMPT, _ANY, events=True)},
         "/v1/chat/completions": {"post": _post("A chat's answer", _CHAT, _ANY, events=True)},
     }
     listed = "/v1/models/{model}"
     paths[listed] = {"parameters": _places(listed), "get": _get("One of them")}
+    predict = listed + ":predict"
+    paths[predict] = {
+        "parameters": _places(predict),
+        "post": _post("Rows or texts, as KServe's protocol V1 has them", _INSTANCES, _ANY),
+    }
     for path in (model, versioned):
         places = _places(path)
         infer = _post("Runs a batch", _INFER, _ANSWER)
@@ -198,12 +246,18 @@ def make_document(version: str, keys: bool) -> dict[str, Any]:
     return document
 
 
+_INDEX = _object(ready={**_FLAG, "description": "only those that are ready"})
+_LIST = {"type": "array"}
 _EMBEDDINGS = _object(
-    ("model", "input"),
-    model={"type": "string", "minLength": 1},
+    ("input",),
+    model=_MODEL,
     input=_ITEMS,
     encoding_format={"enum": ["float", "base64", None]},
     dimensions=_DIMENSIONS,
+    normalize=_FLAG,
+    truncate={"enum": [True, False, "END", "NONE", None]},
+    truncation_direction=_SIDE,
+    prompt_name={"type": ["string", "null"]},
 )
 _EMBED = _object(
     ("inputs",),
@@ -220,8 +274,35 @@ _RERANK = _object(
     texts=_TEXTS,
     raw_scores=_FLAG,
     return_text=_FLAG,
+    top_n={"type": ["integer", "null"], "minimum": 1},
     truncate=_FLAG,
     truncation_direction=_SIDE,
+)
+_RANK = _object(
+    ("query", "documents"),
+    model=_MODEL,
+    query={"type": "string"},
+    documents={
+        "type": "array",
+        "items": {
+            "anyOf": [{"type": "string"}, _object(("text",), text={"type": "string"})],
+        },
+        "minItems": 1,
+    },
+    top_n={"type": ["integer", "null"], "minimum": 1},
+    return_documents=_FLAG,
+    max_tokens_per_doc={"type": ["integer", "null"], "minimum": 1},
+    raw_scores=_FLAG,
+    truncate=_FLAG,
+    truncation_direction=_SIDE,
+)
+_INSTANCES = _object(
+    ("instances",),
+    instances={
+        "type": "array",
+        "minItems": 1,
+        "description": "texts; or an input's values for one row; or objects with those of each input by name",
+    },
 )
 _PAIR = {**_TEXTS, "maxItems": 2}
 _PREDICT = _object(
@@ -234,9 +315,9 @@ _PREDICT = _object(
     truncate=_FLAG,
     truncation_direction=_SIDE,
 )
-_PROMPT = _object(("model", "prompt"), prompt={"anyOf": [{"type": "string"}, _IDS]}, **_COMPLETION)
+_PROMPT = _object(("prompt",), prompt={"anyOf": [{"type": "string"}, _IDS]}, **_COMPLETION)
 _CHAT = _object(
-    ("model", "messages"),
+    ("messages",),
     messages={"type": "array", "items": _MESSAGE, "minItems": 1},
     **_COMPLETION,
 )
@@ -248,8 +329,8 @@ _FAILURES = {
     405: "the address takes another method",
     408: "the request came too slowly",
     413: "the request is too large",
-    415: "the body is compressed",
-    422: "the model can't do that",
+    415: "the body is compressed in a way that isn't known",
+    422: "the model can't do that, or a field would change the answer and isn't known here",
     429: "overloaded; see Retry-After",
     431: "too many or too large headers",
     500: "the model failed",

@@ -16,12 +16,16 @@ from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.text.encoder import Text
 from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
+from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.openai import MAX_DIMENSIONS
 from edgecompile.server.protocol.texts import (
     Item,
+    flag,
     labels_of,
     number,
     read_items,
+    read_prompt,
+    read_truncate,
     scores_output,
 )
 from edgecompile.server.settings import Limits
@@ -47,6 +51,7 @@ class RerankRequest:
     raw: bool
     truncate: bool
     with_text: bool
+    top: int | None
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,15 @@ class PredictRequest:
     truncate: bool
 
 
+#: What huggingface_hub's clients send beside them, mostly empty.
+_IDLE = "options"
+_PLAIN: dict[str, tuple[Any, ...]] = {"parameters": ({},)}
+_CUT = "truncate truncation_direction"
+_EMBED = Fields(f"inputs normalize prompt_name dimensions {_CUT}", _IDLE, _PLAIN)
+_RERANK = Fields(f"query texts raw_scores return_text top_n {_CUT}", _IDLE, _PLAIN)
+_PREDICT = Fields(f"inputs raw_scores {_CUT}", _IDLE, _PLAIN)
+
+
 def read_embed(body: bytes, most: int) -> EmbedRequest:
     """Reads a body; ``most`` is how many texts at most.
 
@@ -66,23 +80,22 @@ def read_embed(body: bytes, most: int) -> EmbedRequest:
         BadRequest, TooLarge, Unprocessable: something is wrong with it.
     """
     document = load_object(body)
-    items, _ = read_items(required(document, "inputs"), "inputs", most)
-    prompt = document.get("prompt_name")
-    if prompt is not None and not isinstance(prompt, str):
-        raise BadRequest(f"prompt_name must be a string, not a {kind(prompt)}")
+    value = required(document, "inputs")
+    _EMBED.check(document)
+    items, _ = read_items(value, "inputs", most)
     return EmbedRequest(
         items,
-        _flag(document, "normalize", True),
-        _truncate(document),
-        prompt,
+        flag(document, "normalize", True),
+        read_truncate(document),
+        read_prompt(document),
         number(document, "dimensions", 1, MAX_DIMENSIONS, True),
     )
 
 
-def read_rerank(body: bytes, most: int) -> RerankRequest:
-    """As ``read_embed``."""
-    document = load_object(body)
+def read_rerank(document: dict[str, Any], most: int) -> RerankRequest:
+    """As ``read_embed``, of a body that has been parsed. ``top_n`` is what LiteLLM's client sends."""
     query, texts = required(document, "query"), required(document, "texts")
+    _RERANK.check(document)
     if not isinstance(query, str):
         raise BadRequest(f"query must be a text, not a {kind(query)}")
     if not isinstance(texts, list) or not texts or any(not isinstance(t, str) for t in texts):
@@ -92,9 +105,10 @@ def read_rerank(body: bytes, most: int) -> RerankRequest:
     return RerankRequest(
         query,
         texts,
-        _flag(document, "raw_scores", False),
-        _truncate(document),
-        _flag(document, "return_text", False),
+        flag(document, "raw_scores", False),
+        read_truncate(document),
+        flag(document, "return_text", False),
+        number(document, "top_n", 1, 1 << 31, True),
     )
 
 
@@ -102,6 +116,7 @@ def read_predict(body: bytes, most: int) -> PredictRequest:
     """As ``read_embed``. A list of two texts is a pair; of lists, each is a text or a pair."""
     document = load_object(body)
     value = required(document, "inputs")
+    _PREDICT.check(document)
     single = isinstance(value, str) or (isinstance(value, list) and _are_texts(value))
     if single:
         texts = [_pair(value, "inputs")]
@@ -111,7 +126,9 @@ def read_predict(body: bytes, most: int) -> PredictRequest:
         texts = [_pair(item, f"inputs[{i}]") for i, item in enumerate(value)]
     else:
         raise BadRequest("inputs must be a text, a pair of texts, or a list of lists of them")
-    return PredictRequest(texts, single, _flag(document, "raw_scores", False), _truncate(document))
+    return PredictRequest(
+        texts, single, flag(document, "raw_scores", False), read_truncate(document)
+    )
 
 
 def _are_texts(value: list[Any]) -> bool:
@@ -126,28 +143,12 @@ def _pair(value: Any, where: str) -> Text:
     raise BadRequest(f"{where} must be a text or a list of one or two texts")
 
 
-def _flag(document: dict[str, Any], key: str, default: bool) -> bool:
-    value = document.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise BadRequest(f"{key} must be true or false")
-    return value
-
-
-def _truncate(document: dict[str, Any]) -> bool:
-    side = document.get("truncation_direction")
-    if side is not None and str(side).lower() != "right":
-        raise Unprocessable("truncation_direction: texts are cut at their end alone (Right)")
-    return _flag(document, "truncate", True)
-
-
 #: What precisions are called there.
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def describe(name: str, version: str, manifest: Manifest, limits: Limits) -> dict[str, Any]:
-    """What /info says of a model."""
+    """The answer of /info for a model."""
     about: dict[str, Any]
     try:
         item = scores_output(manifest)
@@ -181,7 +182,7 @@ def format_embed(rows: NDArray[Any]) -> bytes:
 
 def format_rerank(request: RerankRequest, scores: Sequence[float]) -> bytes:
     """The texts by falling score."""
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top]
     return dump(
         [
             {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgecompile.runtime.format.schema import Manifest, TensorSpec
 from edgecompile.runtime.text.encoder import Text, TokenizedText
+from edgecompile.server.answers import TextAnswer
 from edgecompile.server.errors import BadRequest, ServerError, TooLarge, Unprocessable
 from edgecompile.server.protocol.documents import kind
 
@@ -23,8 +24,8 @@ def read_items(value: Any, key: str, most: int) -> tuple[list[Item], bool]:
 
     Args:
         value: a text, a list of texts, a list of ids, or a list of lists of ids.
-        key: what it is called.
-        most: how many of them at most.
+        key: the name of the field.
+        most: the largest number of them.
 
     Raises:
         BadRequest: it is something else, or empty.
@@ -77,6 +78,71 @@ def number(document: Mapping[str, Any], key: str, lo: float, hi: float, whole: b
         name = "an integer" if whole else "a number"
         raise BadRequest(f"{key} is {value!r:.50}, must be {name} in {lo}..{hi}")
     return value
+
+
+def flag(document: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A request's true or false, or ``default`` where it isn't given.
+
+    Raises:
+        BadRequest: it is something else.
+    """
+    value = document.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise BadRequest(f"{key} must be true or false")
+    return value
+
+
+def read_truncate(document: Mapping[str, Any]) -> bool:
+    """Whether the end of a text that is too long is cut off, rather than the text refused.
+
+    Raises:
+        BadRequest: it is something else.
+        Unprocessable: texts are to be cut at their beginning.
+    """
+    side = document.get("truncation_direction")
+    if side is not None and str(side).lower() != "right":
+        raise Unprocessable("truncation_direction: texts are cut at their end alone (Right)")
+    if document.get("truncate") == "START":
+        raise Unprocessable("truncate: texts are cut at their end alone (END)")
+    return flag(document, "truncate", True)
+
+
+def read_prompt(document: Mapping[str, Any]) -> str | None:
+    """The name of the prompt to put before each text.
+
+    Raises:
+        BadRequest: it is no text.
+    """
+    prompt = document.get("prompt_name")
+    if prompt is not None and not isinstance(prompt, str):
+        raise BadRequest(f"prompt_name must be a string, not a {kind(prompt)}")
+    return prompt
+
+
+def count_tokens(answer: TextAnswer) -> dict[str, Any]:
+    """The usage: tokens that were read, and positions of texts that were cut, if any."""
+    tokens = sum(len(text.ids) for text in answer.texts)
+    cut = {"truncated": answer.truncated} if answer.truncated else {}
+    return {"prompt_tokens": tokens, "total_tokens": tokens, **cut}
+
+
+def refuse_ids(other: str = "") -> NoReturn:
+    """Refuses token ids: nothing says of which vocabulary they are.
+
+    Args:
+        other: another cure that the protocol has, as the end of the hint.
+
+    Raises:
+        Unprocessable: always.
+    """
+    raise Unprocessable(
+        "token ids in place of texts aren't taken: they may be of another model's vocabulary, as those are "
+        "that LangChain's OpenAIEmbeddings sends by default\n"
+        "hint: send texts (LangChain: check_embedding_ctx_length=False); where all clients send ids of this "
+        f"model's own vocabulary, start the server with --token-ids (Ray Serve: token_ids=1){other}"
+    )
 
 
 def embedding_output(manifest: Manifest) -> str:

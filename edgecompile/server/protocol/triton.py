@@ -1,16 +1,18 @@
-"""Triton's additions to the protocol, for its tools: configurations and statistics of models.
+"""Triton's additions to the protocol, for its tools: configurations, statistics and a list of models.
 
-Sources: triton-inference-server/server, docs/protocol/extension_model_configuration.md and
-extension_statistics.md; triton-inference-server/common, protobuf/model_config.proto.
+Sources: triton-inference-server/server, docs/protocol/extension_model_configuration.md,
+extension_model_repository.md and extension_statistics.md; triton-inference-server/common, protobuf/model_config.proto.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from edgecompile.runtime.format.schema import Manifest, TensorSpec
 from edgecompile.server.protocol.datatypes import NAMES
 from edgecompile.server.schedule.scheduler import Scheduler
+from edgecompile.server.serving import ServedModel
 
 
 def describe_config(name: str, manifest: Manifest) -> dict[str, Any]:
@@ -32,6 +34,20 @@ def _describe(item: TensorSpec) -> dict[str, Any]:
         "data_type": f"TYPE_{NAMES.get(item.dtype, 'INVALID')}",
         "dims": dims,
     }
+
+
+def describe_index(models: Iterable[ServedModel], ready: bool) -> list[dict[str, str]]:
+    """The models and their states; of all, or with ``ready`` of those that take requests."""
+    return [
+        {
+            "name": model.name,
+            "version": model.version,
+            "state": "READY" if model.ready else "UNAVAILABLE",
+            "reason": "" if model.ready else model.model.broken or "it isn't ready",
+        }
+        for model in models
+        if model.ready or not ready
+    ]
 
 
 def describe_statistics(name: str, version: str, scheduler: Scheduler) -> dict[str, Any]:

@@ -7,7 +7,7 @@ open_inference_rest.yaml; Triton's docs/protocol/extension_binary_data.md and ex
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from edgecompile.runtime.format.schema import Manifest, TensorSpec
 from edgecompile.server.errors import BadRequest, Unprocessable
 from edgecompile.server.protocol.datatypes import BYTES, DATATYPES, DTYPES, NAMES
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
+from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
 
 EXTENSIONS = (
@@ -26,8 +27,21 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
-#: Parameters of outputs that ask for another answer than the tensor, by Triton's extensions.
-_OTHER_OUTPUTS = ("classification", "shared_memory_region")
+#: KServe's client names the model in the body, too.
+_REQUEST = Fields("id parameters inputs outputs", "model_name model_version")
+_INPUT = Fields("name shape datatype parameters data")
+_OUTPUT = Fields("name parameters")
+#: MLServer's content types that are what a tensor of numbers or of BYTES is anyway.
+_CONTENT = {"content_type": ("np", "str")}
+#: The protocol defines no parameter; these are those of its servers. Those of sequences say nothing to a model that
+#: keeps no state.
+REQUEST_PARAMETERS = Fields(
+    "binary_data_output timeout priority",
+    "sequence_id sequence_start sequence_end triton_enable_empty_final_response headers",
+    _CONTENT,
+)
+INPUT_PARAMETERS = Fields("binary_data_size", plain=_CONTENT)
+OUTPUT_PARAMETERS = Fields("binary_data", plain=_CONTENT)
 #: 2^63 microseconds.
 _MAX_TIMEOUT = 1 << 63
 _MAX_HEADER = 12  # digits
@@ -40,7 +54,7 @@ class InferRequest(NamedTuple):
         inputs: arrays by name; of BYTES they hold strings.
         outputs: the outputs that are wanted, None: all.
         binary: the outputs to give as binary tensors; None: all of them.
-        id: what the answer has to carry, or None.
+        id: the id that the answer has to carry, or None.
         timeout_s: seconds in which the answer is of use, or None.
         priority: the request's, 0 without.
     """
@@ -82,7 +96,7 @@ def read_request(body: bytes, header_length: bytes | None, most: int) -> InferRe
     Raises:
         BadRequest: something is wrong with it.
         TooLarge: it has too many elements.
-        Unprocessable: an output is wanted in a form that isn't made here.
+        Unprocessable: it asks for what isn't done here, as an output in another form.
     """
     cut = _header_length(header_length, len(body))
     if cut is None:
@@ -103,17 +117,20 @@ def read_request(body: bytes, header_length: bytes | None, most: int) -> InferRe
 
 
 def _read_head(document: Mapping[str, Any], most: int) -> _Head:
-    # Keys that the protocol lacks are left alone: KServe's own client sends a model_name.
     parameters = _object(document, "parameters")
     identity = document.get("id")
     if identity is not None and not isinstance(identity, str):
         raise BadRequest(f"id must be a string, not a {kind(identity)}")
     tensors = _read_tensors(required(document, "inputs"), most)
+    _REQUEST.check(document)
     flag = timeout = None
     priority = 0
     if parameters:
+        REQUEST_PARAMETERS.check(parameters, "parameters.")
         flag = _flag(parameters, "binary_data_output", "parameters")
-        timeout, priority = _timeout(parameters), check_priority(parameters.get("priority", 0))
+        timeout = _timeout(parameters)
+        if parameters.get("priority") is not None:
+            priority = check_priority(parameters["priority"])
     outputs, binary = _read_outputs(document.get("outputs"), flag)
     return (outputs, binary, identity, timeout, priority), tensors
 
@@ -155,6 +172,7 @@ def _read_tensors(entries: Any, most: int) -> tuple[_Tensor, ...]:
             raise BadRequest(f"{where} has neither data nor a binary tensor")
         if size is not None and "data" in entry:
             raise BadRequest(f"{where} has both data and a binary tensor")
+        _INPUT.check(entry, f"{where}.")
         tensors[name] = _Tensor(where, name, datatype, shape, size, entry.get("data"))
         if len(entries) > 1:
             total += math.prod(shape)
@@ -181,6 +199,7 @@ def _make_arrays(tensors: Sequence[_Tensor], rest: memoryview) -> dict[str, NDAr
 
 def _binary_size(entry: Mapping[str, Any], where: str) -> int | None:
     parameters = _object(entry, "parameters", where)
+    INPUT_PARAMETERS.check(parameters, f"{where}.parameters.")
     size = parameters.get("binary_data_size")
     if size is None:
         return None
@@ -202,21 +221,15 @@ def _read_outputs(
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise BadRequest(f"{where} must be an object with a name")
         names.append(entry["name"])
+        _OUTPUT.check(entry, f"{where}.")
         parameters = _object(entry, "parameters", where)
-        check_output(parameters, where)
+        OUTPUT_PARAMETERS.check(parameters, f"{where}.parameters.")
         flag = _flag(parameters, "binary_data", where)
         if all_binary if flag is None else flag:
             binary.add(entry["name"])
     if not names:
         return None, None if all_binary else frozenset()
     return tuple(names), frozenset(binary)
-
-
-def check_output(parameters: Container[str], where: str) -> None:
-    """Raises Unprocessable where an output's parameters ask for what isn't done here."""
-    for key in _OTHER_OUTPUTS:
-        if key in parameters:
-            raise Unprocessable(f"{where}: {key} isn't supported, outputs come as tensors")
 
 
 def _object(entry: Mapping[str, Any], key: str, where: str = "") -> dict[str, Any]:

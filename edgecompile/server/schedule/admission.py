@@ -57,6 +57,7 @@ class Admission:
         self._waiting: list[_Waiting] = []  # the most urgent first: key, number, CPU seconds, job
         self._keys: dict[Job, _Waiting] = {}
         self._work_waiting = 0.0  # CPU seconds of all that wait
+        self._before: dict[int, float] = {}  # and of so many of the most urgent ones
         self._sizes: dict[tuple[int, int], _Size] = {}
         self._count = 0
         self._promised: dict[Job, float] = {}
@@ -90,10 +91,14 @@ class Admission:
                 self._speed.forget()
                 self._slip = 0.0
                 self._judge(jobs, timed, now, 0.0)
+        # Before they are in: what is ahead of one job of a list is ahead of all, and looked up once.
+        together = 0.0
+        for job in timed:
+            together += self.work(job)
+            self._promised[job] = sum(self._times(job, begun, together))
+        self._before.clear()
         for job in jobs:
             work = self.work(job)
-            if job.deadline is not None:
-                self._promised[job] = sum(self._times(job, begun, work))
             self._count += 1
             item = (job.urgency, self._count, work, job)
             self._keys[job] = item
@@ -144,6 +149,7 @@ class Admission:
     def remove(self, job: Job) -> None:
         """A job waits no more, as it runs or is given up."""
         item = self._keys.pop(job)
+        self._before.clear()
         del self._waiting[bisect_right(self._waiting, item) - 1]
         # From nothing it begins again: no error of rounding stays.
         self._work_waiting = self._work_waiting - item[2] if self._waiting else 0.0
@@ -193,7 +199,7 @@ class Admission:
         return size
 
     def _rest(self, now: float, running: Iterable[Run]) -> float:
-        """CPU seconds that are left of what runs."""
+        """CPU seconds that are left of the runs under way."""
         rest, factor = 0.0, self._speed.factor
         for run in running:
             remaining = run.began + run.predicted * factor - now
@@ -211,7 +217,9 @@ class Admission:
         if before == len(self._waiting):  # the usual one: nobody that waits is less urgent
             ahead += self._work_waiting
         else:
-            ahead += sum(item[2] for item in self._waiting[:before])
+            if before not in self._before:
+                self._before[before] = sum(item[2] for item in self._waiting[:before])
+            ahead += self._before[before]
         # With nothing beside it a run gets the threads that end it soonest, and waits for nobody who could be late.
         bound = self._speed.bound
         if not begun and not ahead:
@@ -227,7 +235,7 @@ class Admission:
         return 1.0 + _LONG_RUN * min(max(takes / self._typical - 1.0, 0.0), 1.0)
 
     def _lateness(self, jobs: Sequence[Job], now: float, begun: float) -> float:
-        """By how much these jobs would make a less urgent one late that is in time without them."""
+        """The delay that these jobs would cause to a less urgent one that is in time without them."""
         coming = sorted(jobs, key=by_urgency)
         place = bisect_right(self._waiting, (coming[0].urgency, self._count + 1))
         if place == len(self._waiting):

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgecompile.runtime import Model
+from edgecompile.runtime.base.errors import InputError
+from edgecompile.runtime.call.dispatch import axis_sizes
 from edgecompile.runtime.call.inputs import CheckedInputs
-from edgecompile.runtime.errors import InputError
 from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.sums import axes_of
 from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.server.journal import Journal, digest
 
@@ -30,14 +32,15 @@ class Batches:
     Attributes:
         joins: whether requests can share a run at all: the builder found that no row changes with
             those beside it.
-        mixes: whether such of other lengths can: where the builder found that filling up changes
+        mixes: whether requests of other lengths can: where the builder found that padding changes
             nothing.
-        most_rows: of a run.
+        most_rows: the largest number of rows of a run.
     """
 
     def __init__(self, manifest: Manifest, plan: Mapping[str, Any] = MappingProxyType({})) -> None:
         """``plan``: ``plan.server`` of the manifest; see FORMAT.md."""
         self._inputs, self._outputs = manifest.inputs, manifest.outputs
+        self._manifest = manifest
         self._length = manifest.length_axis
         try:
             self._rows: str | None = batch_axis(manifest)
@@ -48,21 +51,19 @@ class Batches:
         others = set(manifest.axes) - {self._rows, self._length}
         # Of a third axis only equal sizes could share a run; who has one runs alone.
         # What compares rows with each other would compare one client's with another's.
-        apart = all(self._rows not in item.shape[1:] for item in self._inputs + self._outputs)
+        inner = [dim for item in self._inputs + self._outputs for dim in item.shape[1:]]
+        apart = not any(self._rows in axes_of(dim, manifest.axes) for dim in inner)
         independent = plan.get("rows") == INDEPENDENT and manifest.generation is None
         self.joins = self.most_rows > 1 and shapes_known and apart and not others and independent
         fills = all(item.pad is not None for item in manifest.inputs if self._length in item.shape)
+        # A size that follows from the length isn't filled up.
+        tied = [axes_of(dim, manifest.axes) for dim in inner if dim != self._length]
+        fills &= not any(self._length in axes for axes in tied)
         self.mixes = self.joins and plan.get("padding") in ("proven", "assumed") and fills
 
     def sizes(self, arrays: Arrays) -> dict[str, int]:
         """The size of every axis of a request."""
-        return {
-            dim: size
-            for item in self._inputs
-            if item.name in arrays
-            for dim, size in zip(item.shape, np.shape(arrays[item.name]), strict=True)
-            if isinstance(dim, str)
-        }
+        return axis_sizes(self._manifest, {name: np.shape(x) for name, x in arrays.items()})
 
     def measure(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Rows and length; 1 where there is no such axis."""
@@ -95,7 +96,7 @@ class Batches:
         """Each request's part of the outputs, cut to its own rows and length.
 
         Args:
-            outputs: of the run.
+            outputs: the outputs of the run.
             measures: rows and length of each request, in the order in which they were joined.
         """
         result, at = [], 0

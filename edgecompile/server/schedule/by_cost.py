@@ -19,8 +19,8 @@ class ByCost:
     more urgent than some of these, as many as are little are composed again.
 
     Attributes:
-        packing: what composed batches cost, over what their rows would in the best batches of their
-            own length. Learned from those composed so far.
+        packing: the cost of composed batches over the cost of their rows in the best batches of
+            their own length. Learned from those composed so far.
     """
 
     WINDOW = 512
@@ -86,7 +86,7 @@ class ByCost:
         return False
 
     def _compose(self, waiting: dict[Job, None], most: int) -> None:
-        """Of so many at most, the most urgent ones."""
+        """Composes batches of the most urgent jobs, at most ``most`` of them."""
         jobs: Iterable[Job] = waiting
         if len(waiting) > most:
             jobs = heapq.nsmallest(most, waiting, key=by_urgency)
@@ -103,7 +103,7 @@ class ByCost:
         self._batches = batches
 
     def _sorted(self, jobs: Iterable[Job]) -> list[list[Job]]:
-        """By length; apart where lengths can't be mixed."""
+        """The jobs by length; a list for each length where lengths can't be mixed."""
         ordered = sorted(jobs, key=by_length)
         if self._mixes:
             return [ordered]
@@ -113,7 +113,7 @@ class ByCost:
         return list(apart.values())
 
     def _threads(self, batch: Sequence[Job], free: int) -> int:
-        """As planned where there is enough to do; with little, what ends this batch soonest."""
+        """The planned threads where there is enough to do; with little, the number that ends this batch soonest."""
         planned = self._division.streams.threads
         share = free // (len(self._batches) + 1)
         if share <= planned:

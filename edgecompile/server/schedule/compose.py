@@ -18,14 +18,14 @@ from edgecompile.server.schedule.costs import CostTable
 def compose(
     costs: CostTable, threads: int, lengths: Sequence[int], rows: Sequence[int] | None = None
 ) -> list[tuple[int, int]]:
-    """Where to cut: the first of each batch, and the one behind its last.
+    """The cuts: the first of each batch, and the one behind its last.
 
     Args:
-        costs: what batches cost.
-        threads: of each run.
+        costs: the costs of batches.
+        threads: the threads of each run.
         lengths: ascending.
-        rows: of each request, at most ``costs.most_rows``; None: one. With more than one the cuts are
-            the best among those between neighbours.
+        rows: the rows of each request, at most ``costs.most_rows``; None: one. With more than one
+            the cuts are the best among those between neighbours.
     """
     return compose_all(costs, threads, lengths, rows)[0]
 

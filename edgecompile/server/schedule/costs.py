@@ -1,4 +1,4 @@
-"""The costs of a batch: seconds by threads, rows and length, from measured points and what is seen."""
+"""The costs of a batch: seconds by threads, rows and length, from measured points and observed runs."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ class CostTable:
         return (*accumulate(column[: self.most_rows + 1], max),)
 
     def _at(self, threads: int, rows: int, length: int) -> float:
-        """Of a measured number of rows. Lengths at which it wasn't measured cost what as many runs of
-        fewer rows do: nothing is gained that wasn't seen."""
+        """The cost of a measured number of rows. Lengths at which it wasn't measured cost as much as runs of
+        fewer rows: no gain is assumed that wasn't measured."""
         line = self._lines[threads][rows]
         fewer = [n for n in self._lines[threads] if n < rows]
         if length > line[-1][0] and fewer:
@@ -167,7 +167,7 @@ def _interpolate(line: Sequence[tuple[int, float]], at: int) -> float:
 
 
 class Speed:
-    """How much slower than its costs a machine is now, by the runs that it did.
+    """The factor by which a machine is slower now than its costs, by the runs that it did.
 
     Attributes:
         factor: the mean of seconds taken over seconds predicted, the later ones counting more.

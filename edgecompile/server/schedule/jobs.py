@@ -17,10 +17,10 @@ class Job:
     """A request in the queue.
 
     Attributes:
-        length: of its rows.
-        rows: how many it has.
+        length: the length of its rows.
+        rows: the number of its rows.
         arrived: when, by the clock of the queue.
-        deadline: when its answer is of no more use; None: never.
+        deadline: the time from which its answer is of no more use; None: none.
         priority: 1 goes first, then 2, and so on; 0, which is none, goes last.
         payload: the caller's own.
         urgency: ascending: priority, then the deadline. Each request becomes the most urgent of its
@@ -50,8 +50,8 @@ class Run:
     """Jobs that run together.
 
     Attributes:
-        jobs: in any order.
-        threads: of the run.
+        jobs: the jobs in any order.
+        threads: the threads of the run.
         began: when, by the clock.
         predicted: seconds by the table of costs.
     """
@@ -76,7 +76,7 @@ Choice = tuple[Sequence[Job], int]
 
 
 class Policy(Protocol):
-    """A rule of what runs next."""
+    """A rule that chooses the next run."""
 
     def choose(
         self, waiting: dict[Job, None], now: float, free: int, own: int = 0
@@ -85,9 +85,9 @@ class Policy(Protocol):
 
         Args:
             waiting: one at least.
-            now: by the clock.
-            free: how many CPUs nothing runs on, one at least.
-            own: how many this queue's runs have.
+            now: the present time by the clock.
+            free: the number of idle CPUs, one at least.
+            own: the number of CPUs of this queue's runs.
 
         Returns:
             None: nothing, before a run that is under way has ended.
@@ -100,7 +100,8 @@ class Refused(Exception):
 
     Attributes:
         message: why, with the numbers.
-        retry_after: in so many seconds it would be taken, if nothing else came; None: never.
+        retry_after: the seconds after which it would be taken, if nothing else came; None: never as
+            it is.
     """
 
     def __init__(self, message: str, retry_after: float | None) -> None:

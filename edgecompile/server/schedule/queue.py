@@ -5,7 +5,8 @@ The scheduler of the server and the simulator are both built on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from edgecompile.server.schedule.admission import Admission
 from edgecompile.server.schedule.costs import CostTable, Speed
@@ -15,15 +16,17 @@ from edgecompile.server.schedule.streams import Cores
 #: A list may take so many times as long as it could: others run beside it, and costs are guesses. With
 #: less to spare, what comes behind it would wait for as long as it is late.
 _RESERVE = 2
-#: Lists together leave so great a part of the queue to jobs that come alone; one list may fill it.
+#: Lists together leave so great a part of the requests to jobs that come alone.
 _ALONE = 8
+#: A list is taken where so many times as many texts had room: however much large ones bring, small ones still find some.
+_ROOM = 8
 
 
 class Queue:
     """Jobs go in with ``offer``, come out in runs with ``next``, and are over with ``end``.
 
     Attributes:
-        waiting: in the order of their arrival.
+        waiting: the waiting jobs in the order of their arrival.
         running: the runs under way.
         cores: the CPUs, perhaps shared with other queues.
         speed: learned from the runs.
@@ -38,29 +41,33 @@ class Queue:
         speed: Speed | None = None,
         admission: Admission | None = None,
         limit: int = 1024,
+        texts: int = 32768,
         cores: Cores | None = None,
     ) -> None:
         """Makes it.
 
         Args:
-            costs: of runs.
-            cpus: that there are.
+            costs: the costs of runs.
+            cpus: the CPUs that there are.
             policy: says what runs next.
             speed: None: a new one.
             admission: None takes all that the limit allows.
-            limit: how many jobs may wait.
+            limit: the largest number of waiting requests; jobs that come together are one.
+            texts: the largest number of waiting jobs of all lists together. One list alone may have
+                more.
             cores: shared ones; None: its own.
         """
         self.waiting: dict[Job, None] = {}
         self.running: dict[Run, None] = {}
         # Of those that came with others, and wait: the first of them.
         self._lists: dict[Job, Job] = {}
+        self._left: Counter[Job] = Counter()  # how many of each list wait
         least = costs.threads[0]  # there are no costs of a smaller run
         shared = cores is not None and cores.count >= least
         self.cores = cores if shared and cores is not None else Cores(max(cpus, least))
         self._own = 0  # CPUs of the runs under way
         self.speed = speed or Speed()
-        self._cpus, self._costs, self._limit = cpus, costs, limit
+        self._cpus, self._costs, self._limit, self._texts = cpus, costs, limit, texts
         self._policy, self._admission = policy, admission
 
     def offer(self, jobs: Sequence[Job], now: float) -> None:
@@ -73,16 +80,14 @@ class Queue:
         Raises:
             Refused: there are too many already, or it can't be in time.
         """
-        over = len(jobs) > self._limit
-        lists = self._limit - (self._limit // _ALONE if len(jobs) > 1 else 0)
-        for waiting, limit in ((self.waiting, self._limit), (self._lists, lists)):
-            if len(waiting) + len(jobs) > limit and (waiting or over):
-                raise Refused(
-                    f"{len(waiting)} requests wait and {len(jobs)} came, the limit is {limit}",
-                    None if over else self.backlog(now),
-                )
-        if len(jobs) > 1:
-            before, shares = 0.0, _RESERVE * (1 + len(set(self._lists.values())))
+        several = len(jobs) > 1
+        self._check(self.requests, 1, self._limit, "requests wait and 1 came", now)
+        if several:
+            lists = self._limit - self._limit // _ALONE
+            self._check(len(self._left), 1, lists, "lists wait and 1 came", now, self._until_a_list)
+            came = f"texts wait in lists and {len(jobs)} came, for which {_ROOM * len(jobs)} must have room"
+            self._check(len(self._lists), _ROOM * len(jobs), self._texts, came, now)
+            before, shares = 0.0, _RESERVE * (1 + len(self._left))
             for job in sorted(jobs, key=by_length, reverse=True):
                 job.stand_behind(before * shares)
                 before += self._seconds(job)
@@ -90,8 +95,40 @@ class Queue:
             self._admission.admit(jobs, now, self.running)
         for job in jobs:
             self.waiting[job] = None
-        if len(jobs) > 1:
+        if several:
             self._lists.update(dict.fromkeys(jobs, jobs[0]))
+            self._left[jobs[0]] = len(jobs)
+
+    @property
+    def requests(self) -> int:
+        """The number of waiting requests: a list is one until the last of it has begun."""
+        return len(self.waiting) - len(self._lists) + len(self._left)
+
+    def _check(
+        self,
+        there: int,
+        more: int,
+        limit: int,
+        what: str,
+        now: float,
+        part: Callable[[], float] | None = None,
+    ) -> None:
+        """Raises Refused where so many more have no room, unless there are none.
+
+        ``part``: of all that waits, what has to be done before there is room; None: as many as are too many.
+        """
+        over = there + more - limit
+        if there and over > 0:
+            after = self.backlog(now) * (min(1.0, over / there) if part is None else part())
+            raise Refused(f"{there} {what}, the limit is {limit}", after)
+
+    def _until_a_list(self) -> float:
+        """The part of all that waits which goes before the last job of some list, in the order of urgency."""
+        last: dict[Job, tuple[int, float]] = {}
+        for job, first in self._lists.items():
+            last[first] = max(last.get(first, job.urgency), job.urgency)
+        soonest = min(last.values())
+        return sum(job.urgency <= soonest for job in self.waiting) / len(self.waiting)
 
     def cancel(self, job: Job) -> bool:
         """Takes a job out that waits; False: it runs, or is over."""
@@ -163,7 +200,7 @@ class Queue:
         return sum(map(self._seconds, self.waiting))
 
     def _seconds(self, job: Job) -> float:
-        """Of all CPUs, by the costs."""
+        """The seconds that a job takes of all CPUs, by the costs."""
         if self._admission is not None:
             work = self._admission.work(job)
         else:
@@ -181,6 +218,10 @@ class Queue:
 
     def _remove(self, job: Job) -> None:
         del self.waiting[job]
-        self._lists.pop(job, None)
+        first = self._lists.pop(job, None)
+        if first is not None:
+            self._left[first] -= 1
+            if not self._left[first]:
+                del self._left[first]
         if self._admission is not None:
             self._admission.remove(job)

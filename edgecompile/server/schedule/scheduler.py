@@ -17,14 +17,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edgecompile.runtime import Model
+from edgecompile.runtime.base.errors import EdgecompileError, InputError, OutsideBucketsError
 from edgecompile.runtime.call.inputs import CheckedInputs
-from edgecompile.runtime.errors import EdgecompileError, InputError, OutsideBucketsError
 from edgecompile.server.answers import Answer
 from edgecompile.server.errors import (
     DeadlineExceeded,
     Draining,
     Overloaded,
-    TooLarge,
     translate,
 )
 from edgecompile.server.journal import Journal
@@ -32,10 +31,10 @@ from edgecompile.server.schedule.batches import Batches, Result, Runner
 from edgecompile.server.schedule.costs import CostTable, Speed, read_costs
 from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
 from edgecompile.server.schedule.queue import Queue
+from edgecompile.server.schedule.request_counts import RequestCounts
 from edgecompile.server.schedule.simulate import make_plain_queue, make_queue
 from edgecompile.server.schedule.streams import Cores, Streams, plan_streams
 from edgecompile.server.schedule.threads import ShortSizes, Threads, rest
-from edgecompile.server.schedule.traffic import Traffic
 
 _log = logging.getLogger("edgecompile.server")
 
@@ -44,7 +43,7 @@ _Future = asyncio.Future[Answer]
 
 
 @dataclass(eq=False)
-class _Request:
+class _QueuedRequest:
     inputs: CheckedInputs
     outputs: Sequence[str] | None
     future: asyncio.Future[Answer]
@@ -55,9 +54,9 @@ class Scheduler:
 
     Attributes:
         cores: the CPUs, perhaps shared with other models.
-        streams: how the CPUs are divided before any request came; None without costs.
+        streams: the division of the CPUs before the first request; None without costs.
         traffic: the requests, counted.
-        batches, batch_s: how many runs that succeeded had so many rows, and their seconds.
+        batches, batch_s: the number of successful runs by their number of rows, and their seconds.
     """
 
     def __init__(
@@ -65,6 +64,7 @@ class Scheduler:
         model: Model,
         *,
         queue: int = 1024,
+        texts: int = 32768,
         clock: Callable[[], float] = time.monotonic,
         slo: float | None = None,
         costs: Mapping[str, Any] | None = None,
@@ -76,12 +76,15 @@ class Scheduler:
 
         Args:
             model: an open model; its ``concurrency`` should be its threads.
-            queue: how many requests may wait; further ones are refused.
+            queue: the largest number of waiting requests; further ones are refused.
+            texts: the largest number of waiting texts of all lists together; one list alone may
+                have more.
             clock: seconds that only go on; deadlines are its times.
             slo: seconds that are the deadline of requests which bring none; None: they have none.
-            costs: what ``bench --serving`` measured on this machine; None: those of the bundle.
+            costs: the costs that ``bench --serving`` measured on this machine; None: those of the
+                bundle.
             cores: the CPUs that it shares with other models; None: as many as the model's threads.
-            journal: where it is noted what runs; None: nowhere.
+            journal: the journal of runs; None: none is kept.
             policy: one of ``simulate.POLICIES``, for comparisons.
 
         Raises:
@@ -95,10 +98,10 @@ class Scheduler:
         built = model.manifest.plan.get("server")
         # A file of costs says nothing of padding and traffic.
         plan = {**(built if isinstance(built, dict) else {}), **(costs or {})}
-        self.traffic = Traffic(model, plan.get("length_percentiles") or ())
+        self.traffic = RequestCounts(model, plan.get("length_percentiles") or ())
         self._layout = Batches(model.manifest, plan)
         self._cpus = int(model.info.get("threads") or 1)
-        self._queue = self._make_queue(queue, plan, policy, cores)
+        self._queue = self._make_queue(queue, texts, plan, policy, cores)
         self.cores = self._queue.cores
         self.cores.share(self._pump)
         self._closed = False
@@ -110,7 +113,7 @@ class Scheduler:
         self._idle.set()
 
     def _make_queue(
-        self, limit: int, plan: Mapping[str, Any], policy: str, cores: Cores | None
+        self, limit: int, texts: int, plan: Mapping[str, Any], policy: str, cores: Cores | None
     ) -> Queue:
         manifest, layout = self._model.manifest, self._layout
         if not layout.joins or "points" not in plan:
@@ -121,7 +124,7 @@ class Scheduler:
                     manifest.name,
                 )
             least = 1 if self._model.info.get("run_threads") else self._cpus
-            return make_plain_queue(self._cpus, least, limit, cores)
+            return make_plain_queue(self._cpus, least, limit, texts, cores)
         lengths = manifest.axes[str(manifest.length_axis)]
         costs: CostTable = read_costs(
             plan, most_rows=layout.most_rows, longest=lengths.hi, shortest=lengths.lo
@@ -137,13 +140,19 @@ class Scheduler:
             streams=self.streams,
             mixes=layout.mixes,
             limit=limit,
+            texts=texts,
             cores=cores,
         )
 
     @property
     def waiting(self) -> int:
-        """How many requests are in the queue."""
+        """The number of tensors and texts in the queue."""
         return len(self._queue.waiting)
+
+    @property
+    def requests(self) -> int:
+        """The number of requests in the queue; a list of texts is one."""
+        return self._queue.requests
 
     @property
     def running_since(self) -> float | None:
@@ -157,7 +166,7 @@ class Scheduler:
 
     @property
     def speed(self) -> Speed:
-        """How much slower than its costs the machine is."""
+        """The factor by which the machine is slower than its costs."""
         return self._queue.speed
 
     def submit(
@@ -188,8 +197,8 @@ class Scheduler:
         Args:
             requests: whole batches, as ``Model.run`` takes them; not changed until the answer.
             outputs: the outputs that are wanted; None: all.
-            deadline: when the answers are of no more use, by the clock.
-            priority: as in ``Job``.
+            deadline: the time from which the answers are of no more use, by the clock.
+            priority: the priority, see ``Job``.
 
         Returns:
             The answers to come. Cancelling one takes its request out of the queue.
@@ -198,7 +207,6 @@ class Scheduler:
             BadRequest: something is wrong with the inputs.
             Overloaded: the queue is full, or they would be late; it says when to try again.
             DeadlineExceeded: even an idle server would be too slow for the deadline.
-            TooLarge: they are more than the queue may hold.
             Draining: ``close`` was called.
             Quarantined: workers died while they ran it.
         """
@@ -206,7 +214,7 @@ class Scheduler:
         entries = [self._take(inputs, outputs) for inputs in requests]
         return self._offer(entries, now, deadline, priority)
 
-    def _take(self, inputs: Inputs, outputs: Sequence[str] | None) -> _Request:
+    def _take(self, inputs: Inputs, outputs: Sequence[str] | None) -> _QueuedRequest:
         """Checks a request."""
         if self._closed:
             raise Draining("the server is about to end", 1.0)
@@ -218,9 +226,9 @@ class Scheduler:
             raise translate(error) from None
         if self._journal.suspects():
             self._journal.check(self._runner.key(arrays))
-        return _Request(arrays, outputs, asyncio.get_running_loop().create_future())
+        return _QueuedRequest(arrays, outputs, asyncio.get_running_loop().create_future())
 
-    def _run_at_once(self, request: _Request, now: float) -> bool:
+    def _run_at_once(self, request: _QueuedRequest, now: float) -> bool:
         """Runs a request past the queue where nothing waits or runs and its sizes are short ones."""
         plan, cores = self._short.get(request.inputs.sizes), self.cores
         busy = self._queue.waiting or cores.free < cores.count
@@ -239,7 +247,7 @@ class Scheduler:
         return True
 
     def _offer(
-        self, requests: Sequence[_Request], now: float, deadline: float | None, priority: int
+        self, requests: Sequence[_QueuedRequest], now: float, deadline: float | None, priority: int
     ) -> list[asyncio.Future[Answer]]:
         if deadline is None and self._slo is not None:
             deadline = now + self._slo
@@ -254,8 +262,6 @@ class Scheduler:
                 self.traffic.refuse()
             if isinstance(refused, TooLate):
                 raise DeadlineExceeded(refused.message) from None
-            if refused.retry_after is None:
-                raise TooLarge(refused.message) from None
             raise Overloaded(refused.message, refused.retry_after) from None
         self._pump()
         for job in jobs:
@@ -269,7 +275,7 @@ class Scheduler:
         return [request.future for request in requests]
 
     def _left(self, job: Job, timer: asyncio.TimerHandle | None, future: _Future) -> None:
-        """Where a client has gone nothing is run for it. What runs already is let go on."""
+        """Drops the request of a client that has gone. A run under way goes on."""
         if timer is not None:
             timer.cancel()
         if future.cancelled() and self._queue.cancel(job):
@@ -362,7 +368,7 @@ class Scheduler:
 
     def _answer(
         self,
-        request: _Request,
+        request: _QueuedRequest,
         result: Result,
         waited: float,
         took: float,

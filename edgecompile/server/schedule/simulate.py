@@ -12,7 +12,7 @@ from edgecompile.server.schedule.admission import Admission
 from edgecompile.server.schedule.by_cost import ByCost
 from edgecompile.server.schedule.costs import CostTable, Speed
 from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run
-from edgecompile.server.schedule.policies import InOrder, OneByOne, SameLength, SortedWindow
+from edgecompile.server.schedule.other_servers import InOrder, OneByOne, SameLength, SortedWindow
 from edgecompile.server.schedule.queue import Queue
 from edgecompile.server.schedule.streams import Cores, Division, Streams, plan_streams
 
@@ -28,7 +28,7 @@ POLICIES = {
 
 
 @dataclass(frozen=True)
-class Request:
+class Arrival:
     """When a request arrives, in seconds from the beginning, and the length of its one row."""
 
     at: float
@@ -42,13 +42,13 @@ class Outcome:
     Attributes:
         policy: its name.
         offered: requests per second of the trace; infinite where all came at once.
-        answered: how many got an answer.
-        refused: how many were refused at the door, or given up in the queue.
-        seconds: from the first arrival to the last answer.
-        latencies: of the answers, in seconds, ascending.
+        answered: the number of requests that got an answer.
+        refused: the number of requests that were refused at arrival, or given up in the queue.
+        seconds: the time from the first arrival to the last answer.
+        latencies: the latencies of the answers, in seconds, ascending.
         in_time: answers within the SLO; all of them without one.
-        batches: how many runs had so many rows.
-        cpu_share: of the CPUs, on the mean.
+        batches: the number of runs by their number of rows.
+        cpu_share: the mean share of the CPUs that was busy.
     """
 
     policy: str
@@ -72,7 +72,7 @@ class Outcome:
         return self.in_time / self.seconds if self.seconds else 0.0
 
     def percentile(self, percent: float) -> float | None:
-        """Of the latencies, in seconds; None without an answer."""
+        """A quantile of the latencies, in seconds; None without an answer."""
         if not self.latencies:
             return None
         return self.latencies[
@@ -102,14 +102,14 @@ class Outcome:
 
 def draw_trace(
     lengths: Mapping[int, int], count: int, rate: float = float("inf"), *, seed: int = 0
-) -> list[Request]:
+) -> list[Arrival]:
     """Requests at random times (Poisson), of lengths as often as these occur.
 
     Args:
-        lengths: how often each occurs.
-        count: of the requests.
+        lengths: the count of each length.
+        count: the number of requests.
         rate: requests per second; infinite: all come at once.
-        seed: of both.
+        seed: the seed of times and lengths.
     """
     draw = random.Random(seed)
     chosen = draw.choices(list(lengths), weights=list(lengths.values()), k=count)
@@ -117,7 +117,7 @@ def draw_trace(
     for length in chosen:
         if rate != float("inf"):
             at += draw.expovariate(rate)
-        trace.append(Request(at, length))
+        trace.append(Arrival(at, length))
     return trace
 
 
@@ -130,6 +130,7 @@ def make_queue(
     streams: Streams | None = None,
     mixes: bool = True,
     limit: int = 1024,
+    texts: int = 32768,
     cores: Cores | None = None,
 ) -> Queue:
     """A queue with a policy of ``POLICIES``.
@@ -137,12 +138,12 @@ def make_queue(
     Args:
         policy: its name.
         costs: the table.
-        cpus: of the server.
-        lengths: of the traffic, for the division of the CPUs.
-        streams: that division, where it is known; the rule "by-cost" makes others by what comes.
+        cpus: the CPUs of the server.
+        lengths: the lengths of the traffic, for the division of the CPUs.
+        streams: the division of the CPUs, where it is known; the rule "by-cost" makes others by
+            what comes.
         mixes: whether requests of other lengths may share a batch.
-        limit: how many requests may wait.
-        cores: as in ``Queue``.
+        limit, texts, cores: the arguments of ``Queue``.
     """
     streams = streams or plan_streams(costs, cpus, lengths)
     every = max((t for t in costs.threads if t <= cpus), default=costs.threads[0])
@@ -151,7 +152,16 @@ def make_queue(
         division = Division(costs, cpus, streams, speed)
         own = ByCost(costs, division, speed, mixes=mixes)
         admission = Admission(costs, division, speed, own)
-        return Queue(costs, cpus, own, speed=speed, admission=admission, limit=limit, cores=cores)
+        return Queue(
+            costs,
+            cpus,
+            own,
+            speed=speed,
+            admission=admission,
+            limit=limit,
+            texts=texts,
+            cores=cores,
+        )
     rules: dict[str, Policy] = {
         "one-by-one": OneByOne(every),
         "streams": OneByOne(streams.threads),
@@ -159,26 +169,28 @@ def make_queue(
         "infinity": SortedWindow(every, min(32, costs.most_rows)),
         "same-length": SameLength(every, min(8, costs.most_rows)),
     }
-    return Queue(costs, cpus, rules[policy], speed=speed, limit=limit, cores=cores)
+    return Queue(costs, cpus, rules[policy], speed=speed, limit=limit, texts=texts, cores=cores)
 
 
-def make_plain_queue(cpus: int, least: int, limit: int, cores: Cores | None = None) -> Queue:
+def make_plain_queue(
+    cpus: int, least: int, limit: int, texts: int, cores: Cores | None = None
+) -> Queue:
     """One for a model whose costs nobody knows: requests run one by one.
 
     Args:
         cpus: threads of a run.
         least: threads that a run is content with where others run beside it.
-        limit: how many may wait.
+        limit, texts: the arguments of ``Queue``.
         cores: shared ones.
     """
     # One cost for all: it tells how long the queue is, once a run was seen.
     flat = CostTable([(n, 1, 1, cpus / n) for n in range(least, cpus + 1)])
     speed, alone = Speed(measured=False), OneByOne(cpus, least)
-    return Queue(flat, cpus, alone, speed=speed, limit=limit, cores=cores)
+    return Queue(flat, cpus, alone, speed=speed, limit=limit, texts=texts, cores=cores)
 
 
 def simulate(
-    trace: Sequence[Request],
+    trace: Sequence[Arrival],
     queue: Queue,
     cpus: int,
     *,
@@ -192,12 +204,12 @@ def simulate(
     Args:
         trace: ascending in time.
         queue: empty; its costs are what runs take.
-        cpus: of the server.
-        policy: what to call it.
+        cpus: the CPUs of the server.
+        policy: the name of the policy.
         slo: seconds in which an answer is wanted; each request's deadline where the policy is ours:
             the others know none.
         noise: runs take as long as the costs say times a lognormal number of this sigma.
-        seed: of the noise.
+        seed: the seed of the noise.
     """
     draw = random.Random(seed)
     ends: list[tuple[float, int, Run]] = []

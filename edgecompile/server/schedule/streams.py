@@ -35,7 +35,7 @@ class Cores:
 
     Attributes:
         count: all of them.
-        free: those that nothing runs on.
+        free: the idle streams.
         loop_rests: until when, by the queues' clock, the event loop runs nothing itself.
     """
 
@@ -66,7 +66,7 @@ class Cores:
 
 
 class Division:
-    """How the CPUs are divided: by the lengths that were planned for, and then by those that come.
+    """The division of the CPUs: by the lengths that were planned for, and then by those that come.
 
     Attributes:
         cpus: all of them.
@@ -108,9 +108,9 @@ def plan_streams(
     if that costs no more than ``TOLL``.
 
     Args:
-        costs: of runs beside as many as the CPUs hold.
-        cpus: that there are.
-        lengths: how often each length occurs, one at least.
+        costs: the costs of runs beside as many as the CPUs hold.
+        cpus: the CPUs that there are.
+        lengths: the count of each length, at least one length.
         allowed: seconds in which an answer is wanted.
     """
     divisions: list[Streams] = []

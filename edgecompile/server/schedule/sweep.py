@@ -10,8 +10,8 @@ from typing import Any
 from edgecompile.server.schedule.costs import CostTable
 from edgecompile.server.schedule.simulate import (
     POLICIES,
+    Arrival,
     Outcome,
-    Request,
     draw_trace,
     make_queue,
     simulate,
@@ -27,15 +27,15 @@ class Workload:
     """The requests of a replay.
 
     Attributes:
-        lengths: how often each occurs.
+        lengths: the count of each length.
         trace: the requests, ascending in time; empty: they are drawn.
         rates: requests per second to draw them at; empty: :data:`LOADS`.
         count: requests of each drawn trace.
-        seed: of the draws, and of the noise.
+        seed: the seed of the draws, and of the noise.
     """
 
     lengths: Mapping[int, int]
-    trace: tuple[Request, ...] = ()
+    trace: tuple[Arrival, ...] = ()
     rates: tuple[float, ...] = ()
     count: int = 2000
     seed: int = 0
@@ -50,11 +50,11 @@ class Replay:
     """The outcomes of a replay.
 
     Attributes:
-        cpus: of the server.
+        cpus: the CPUs of the server.
         streams: their division.
         slo_ms: milliseconds in which an answer was wanted; None: any time.
         saturated: answers per second where all requests come at once, by rule.
-        outcomes: of every rule at every load, a rule at a time.
+        outcomes: the outcomes of every rule at every load, a rule at a time.
     """
 
     cpus: int
@@ -75,8 +75,8 @@ class Replay:
         }
 
 
-def count_lengths(trace: Sequence[Request]) -> dict[int, int]:
-    """How often each length occurs, ascending."""
+def count_lengths(trace: Sequence[Arrival]) -> dict[int, int]:
+    """The count of each length, ascending."""
     return dict(sorted(Counter(request.length for request in trace).items()))
 
 
@@ -94,25 +94,25 @@ def replay(
     """Runs every trace with every rule, a rule at a time; each with a queue as long as it likes.
 
     Args:
-        costs: of runs.
-        cpus: of the server.
+        costs: the costs of runs.
+        cpus: the CPUs of the server.
         workload: the requests.
         policies: names of ``simulate.POLICIES``; empty: all of them.
         slo_ms: milliseconds in which an answer is wanted.
         noise: sigma of the lognormal number that each run's time is multiplied by.
         mixes: whether requests of other lengths may share a batch.
-        progress: is called with the number of traces done and in all.
+        progress: a function that is called with the number of traces done and in all.
     """
     lengths, seed = workload.lengths, workload.seed
 
-    def run(policy: str, trace: Sequence[Request], noise: float, slo: float | None) -> Outcome:
+    def run(policy: str, trace: Sequence[Arrival], noise: float, slo: float | None) -> Outcome:
         queue = make_queue(policy, costs, cpus, lengths, mixes=mixes, limit=max(1, len(trace)))
         return simulate(trace, queue, cpus, policy=policy, slo=slo, noise=noise, seed=seed)
 
     def saturate(policy: str) -> float:
         return run(policy, draw_trace(lengths, workload.count, seed=seed), 0.0, None).rate
 
-    traces: list[Sequence[Request]] = [workload.trace]
+    traces: list[Sequence[Arrival]] = [workload.trace]
     if not workload.trace:
         rates = sorted(workload.rates)
         if not rates:

@@ -102,7 +102,7 @@ class ShortSizes:
         self._plans: dict[tuple[int, ...], Plan] = {}
 
     def get(self, sizes: Mapping[str, int]) -> Plan | None:
-        """How these sizes ran, if the last run of them was short; of every axis, in the manifest's order."""
+        """The plan of these sizes, if their last run was short; sizes of every axis, in the manifest's order."""
         return self._plans.get((*sizes.values(),))
 
     def see(self, sizes: Mapping[str, int], took: float, plan: Plan) -> None:

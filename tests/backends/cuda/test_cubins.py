@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.backends.cuda.compile import assembly
+from edgecompile.backends.cuda.library import assembly
 from edgecompile.errors import CompileError, ToolchainError
 from edgecompile.targets.gpu import GpuFacts
 from tests.needs import need_triton
 
 need_triton()
-from edgecompile.backends.cuda.code import Kernel  # noqa: E402
 from edgecompile.backends.cuda.cubins import (  # noqa: E402
     MOST_SPILLED,
     Assembled,
@@ -23,7 +22,8 @@ from edgecompile.backends.cuda.cubins import (  # noqa: E402
     assemble,
     audit_kernels,
 )
-from edgecompile.backends.cuda.installed import find_ptxas, ptxas_version, run_assembler  # noqa: E402
+from edgecompile.backends.cuda.requirements import find_ptxas, ptxas_version, run_assembler  # noqa: E402
+from edgecompile.backends.cuda.source import Kernel  # noqa: E402
 
 ORIN = GpuFacts(87, 8, 163 << 10, 1536, 2 << 20)
 PTX = """.version {version}

@@ -1,11 +1,12 @@
 """Everything of torch's and Triton's private API that device_free.py relies on, named one by one.
 
 When one of these fails, torch or Triton have changed: read what became of the name, mend device_free.py, and
-then raise the versions in installed.py and pyproject.toml.
+then add the version to toolchain/torch_versions.py.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import re
@@ -16,35 +17,18 @@ import pytest
 import torch
 from torch.utils._triton import has_triton
 
-from edgecompile.backends.cuda.products.row_tiles import TileChooser
-from edgecompile.backends.cuda.products.tiles import Product, Tile
-from edgecompile.errors import CompileError, MissingDependencyError
+from edgecompile.backends.cuda.gemm.row_tiles import TileChooser
+from edgecompile.backends.cuda.gemm.tiles import Product, Tile
+from edgecompile.errors import CompileError
 from edgecompile.targets.gpu import GpuFacts
+from edgecompile.toolchain.torch_versions import torch_version
 from tests.needs import need_triton
 
 need_triton()
-from edgecompile.backends.cuda import described, device_free, installed  # noqa: E402
+from edgecompile.backends.cuda import device_free, gpu_properties, requirements  # noqa: E402
 from edgecompile.backends.cuda.kernels.launch import interpreted, launch  # noqa: E402
 
 H100 = GpuFacts(90, 114, 227 << 10, 2048, 50 << 20)
-
-
-def test_versions_are_those_that_are_patched() -> None:
-    from importlib.metadata import version
-
-    assert torch.__version__.startswith(f"{installed.TORCH}.")
-    assert version("triton") == installed.TRITON
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    assert f"triton=={installed.TRITON}" in text and f"torch=={installed.TORCH}." in text
-
-
-def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "TRITON", "9.9.9")
-    with pytest.raises(
-        MissingDependencyError, match=r"needs triton 9\.9\.9, and 3\.7\.1"
-    ) as caught:
-        installed.need_triton()
-    assert "--no-deps triton==9.9.9" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +108,7 @@ def test_signatures_are_those_that_stand_ins_have(module: str, name: str, parame
 def test_options_are_inductors() -> None:
     import torch._inductor.config
 
-    for name in described.inductor_options():
+    for name in gpu_properties.inductor_options():
         found = torch._inductor.config
         for part in name.split("."):
             assert hasattr(found, part), name
@@ -137,7 +121,7 @@ def test_everything_is_put_back(tmp_path: Path) -> None:
 
     device_interface.get_interface_for_device("cpu")
     before = dict(device_interface.device_interfaces), torch.cuda.device_count, torch.version.cuda
-    with device_free.device_free(H100, tmp_path, installed.find_ptxas()):
+    with device_free.device_free(H100, tmp_path, requirements.find_ptxas()):
         assert torch.cuda.get_device_capability() == (9, 0)
         assert driver.active.get_current_target().arch == 90
         assert not torch.cuda.is_available()
@@ -169,7 +153,7 @@ def test_a_small_program_becomes_kernels_and_a_wrapper(tmp_path: Path) -> None:
     module = exported(Net(), x=torch.randn(8, 32))
     weight = module.get_parameter("linear.weight").detach()
     program = device_free.move_to_gpu(module, {"x": torch.randn(8, 32)})
-    assert all(node.meta["val"].device == described.DEVICE
+    assert all(node.meta["val"].device == gpu_properties.DEVICE
                for node in module.graph.nodes
                if isinstance(node.meta.get("val"), torch.Tensor))  # fmt: skip
     asked: list[Product] = []
@@ -179,7 +163,7 @@ def test_a_small_program_becomes_kernels_and_a_wrapper(tmp_path: Path) -> None:
             asked.extend(products)
             return super().choose(products, tiles)
 
-    raw = device_free.run_inductor(program, H100, Asked(H100), tmp_path, installed.find_ptxas())
+    raw = device_free.run_inductor(program, H100, Asked(H100), tmp_path, requirements.find_ptxas())
     assert asked and asked[0].n == 48 and asked[0].k == 32 and asked[0].width == 4
     assert torch.equal(raw.constants["linear.weight"], weight)
     assert not any(isinstance(x, torch._subclasses.FakeTensor) for x in raw.constants.values())
@@ -205,7 +189,7 @@ def test_products_are_asked_for_at_several_sizes_and_those_in_half_with_our_tile
             narrow.append(any(tile.n == 16 for tile in tiles))  # none of torch's is
             return super().choose(products, tiles)
 
-    device_free.run_inductor(program, H100, Asked(H100), tmp_path, installed.find_ptxas())
+    device_free.run_inductor(program, H100, Asked(H100), tmp_path, requirements.find_ptxas())
     assert asked and all(rows == [8, 22, 64] for rows in asked)
     assert all(found == (dtype == torch.float16) for found in narrow)
 
@@ -215,17 +199,16 @@ def test_a_line_is_reduced_by_few_warps(tmp_path: Path, width: int, warps: int) 
     x = torch.randn(8, width)
     program = device_free.move_to_gpu(exported(torch.nn.LayerNorm(width), input=x), {"input": x})
     raw = device_free.run_inductor(
-        program, H100, TileChooser(H100), tmp_path, installed.find_ptxas()
+        program, H100, TileChooser(H100), tmp_path, requirements.find_ptxas()
     )
     assert [kernel.num_warps for kernel in raw.kernels] == [warps]
 
 
 def test_tiles_of_products_are_offered_where_they_are_replaced() -> None:
-    from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, GemmConfig
-
-    names = list(inspect.signature(BaseConfigHeuristic.preprocess_mm_configs).parameters)
+    heuristics = importlib.import_module(torch_version().tile_heuristics)
+    names = list(inspect.signature(heuristics.BaseConfigHeuristic.preprocess_mm_configs).parameters)
     assert names[:5] == ["self", "m", "n", "k", "configs"] and "dtype_size" in names
-    config = GemmConfig(64, 32, 128, 4, 2)
+    config = heuristics.GemmConfig(64, 32, 128, 4, 2)
     fields = (config.block_m, config.block_n, config.block_k, config.num_stages, config.num_warps)
     assert fields == (64, 32, 128, 4, 2)
 
@@ -252,7 +235,7 @@ def test_no_method_asks_for_the_device(tmp_path: Path) -> None:
         exported(Asking(), x=torch.randn(8, 32)), {"x": torch.randn(8, 32)}
     )
     raw = device_free.run_inductor(
-        program, H100, TileChooser(H100), tmp_path, installed.find_ptxas()
+        program, H100, TileChooser(H100), tmp_path, requirements.find_ptxas()
     )
     # The number stands in the code.
     assert set(raw.constants) == {"table"} and raw.kernels
@@ -272,7 +255,7 @@ def test_zeros_around_a_value_at_hand_stay_zeros(tmp_path: Path) -> None:
     x = torch.rand(8, 16)
     program = device_free.move_to_gpu(exported(Pool(), x=x), {"x": x})
     raw = device_free.run_inductor(
-        program, H100, TileChooser(H100), tmp_path, installed.find_ptxas()
+        program, H100, TileChooser(H100), tmp_path, requirements.find_ptxas()
     )
     (kernel,) = raw.kernels
     # The kernel itself, in Triton's interpreter.
@@ -305,7 +288,7 @@ def test_constant_operands_are_compiled(tmp_path: Path) -> None:
     x = torch.rand(40, 32)
     program = device_free.move_to_gpu(exported(Zeros(), x=x), {"x": x})
     raw = device_free.run_inductor(
-        program, H100, TileChooser(H100), tmp_path, installed.find_ptxas()
+        program, H100, TileChooser(H100), tmp_path, requirements.find_ptxas()
     )
     assert any("tl.dot" in kernel.source for kernel in raw.kernels)
 
@@ -322,7 +305,7 @@ def test_running_sums_are_not_divided(tmp_path: Path) -> None:
     x = torch.rand(4, 512)
     program = device_free.move_to_gpu(exported(RunningSum(), x=x), {"x": x})
     raw = device_free.run_inductor(
-        program, H100, TileChooser(H100), tmp_path, installed.find_ptxas()
+        program, H100, TileChooser(H100), tmp_path, requirements.find_ptxas()
     )
     (kernel,) = raw.kernels
     assert "associative_scan" in kernel.source and "lookback" not in kernel.source

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from edgecompile.backends.cuda import device_free, installed
+from edgecompile.backends.cuda import device_free, requirements
 from edgecompile.backends.cuda.cubins import assemble, audit_kernels
+from edgecompile.backends.cuda.gemm.row_tiles import TileChooser
 from edgecompile.backends.cuda.lowering import fp8
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
-from edgecompile.backends.cuda.products.row_tiles import TileChooser
 from edgecompile.backends.lowering.rewriting import LoweringReport
 from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.targets.gpu import GpuFacts
@@ -165,7 +165,7 @@ def test_kernels_read_e4m3(
     monkeypatch.setattr(fp8, "_LARGE", 0)
     graph, _, ids, _ = lowered(Layer(), length)
     program = device_free.move_to_gpu(graph, {"ids": ids})
-    ptxas = installed.find_ptxas()
+    ptxas = requirements.find_ptxas()
     raw = device_free.run_inductor(program, gpu, TileChooser(gpu), tmp_path, ptxas)
     assert sum(t.dtype == torch.float8_e4m3fn for t in raw.constants.values()) == 5
     products = [

@@ -305,3 +305,35 @@ def test_a_step_writes_its_caches_in_place(precision: str) -> None:
             assert given[name].dtype == torch.float32
             assert (given[name] - theirs[name]).abs().max().item() <= _BOUNDS[precision]
             assert torch.equal(given[name][8:], theirs[name][8:])
+
+
+def test_half_precision_within_forward_is_the_build_s() -> None:
+    """Regions of autocast and halves of weights compute as all else does; outputs keep their types."""
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8).half()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = self.first(x)
+            z = self.second(y.half()).relu()
+            return y.float(), z
+
+    torch.manual_seed(0)
+    module, x = Halves(), torch.randn(2, 9, 8)
+    for precision, dtype in (("fp32", torch.float32), ("fp16", torch.float16)):
+        graph, _ = lowered(
+            module, {"x": x}, precision, {"x": {1: torch.export.Dim("length", min=4, max=40)}}
+        )
+        products = [
+            n.meta["val"].dtype
+            for n in graph.graph.nodes
+            if n.target is torch.ops.aten.linear.default
+        ]
+        assert products == [dtype, dtype]
+        with torch.no_grad():
+            for got, want in zip(flat(graph(x=x)), module(x), strict=True):
+                assert got.dtype == want.dtype
+                torch.testing.assert_close(got, want, rtol=0, atol=2e-2)

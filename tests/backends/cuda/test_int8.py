@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from edgecompile.backends.cuda import device_free, installed
+from edgecompile.backends.cuda import device_free, requirements
 from edgecompile.backends.cuda.cubins import assemble, audit_kernels
+from edgecompile.backends.cuda.gemm.row_tiles import TileChooser
 from edgecompile.backends.cuda.kernels import rows
 from edgecompile.backends.cuda.kernels.launch import interpreted
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
-from edgecompile.backends.cuda.products.row_tiles import TileChooser
 from edgecompile.backends.lowering.rewriting import LoweringReport
 from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.targets.gpu import GpuFacts
@@ -182,7 +182,7 @@ def test_parts_of_a_row_are_added_up_where_they_are_read(tmp_path: Path) -> None
     """Of query, key and value in one kernel, not in one each; in most others with what follows."""
     graph, _, ids, _ = lowered(Layer(), 1)
     program = device_free.move_to_gpu(graph, {"ids": ids})
-    ptxas = installed.find_ptxas()
+    ptxas = requirements.find_ptxas()
     raw = device_free.run_inductor(program, H100, TileChooser(H100), tmp_path, ptxas)
     splitting = [k.name for k in raw.kernels if "split" in k.name]
     assert not splitting
@@ -203,7 +203,7 @@ def test_kernels_read_int8(gpu: GpuFacts, length: int, tmp_path: Path) -> None:
     """One row's products read int8; those of more rows read a matrix of half precision, written once before."""
     graph, _, ids, _ = lowered(Layer(), length)
     program = device_free.move_to_gpu(graph, {"ids": ids})
-    ptxas = installed.find_ptxas()
+    ptxas = requirements.find_ptxas()
     raw = device_free.run_inductor(program, gpu, TileChooser(gpu), tmp_path, ptxas)
     assert sum(t.dtype == torch.int8 for t in raw.constants.values()) == 5
     # Triton takes integers apart as 16 bits.

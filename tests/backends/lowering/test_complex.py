@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
+from edgecompile.backends.cpu.lowering.lower import LoweringReport, lower_graph
 
 
 class Rotary(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.backends.lowering.test_lower import lowered
+from tests.backends.cpu.lowering.test_lower import lowered
 
 
 def test_unused_weights_leave_and_the_rest_is_contiguous() -> None:

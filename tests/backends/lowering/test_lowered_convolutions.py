@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends.inductor_compat import generate_cpp
+from edgecompile.backends.inductor.compat import generate_cpp
 from edgecompile.targets.profile import load_variant
-from tests.backends.lowering.test_lower import lowered, targets
+from tests.backends.cpu.lowering.test_lower import lowered, targets
 
 CONVOLVED = ("convolutions", "pads", "batch_norms", "convolved_activations")
 

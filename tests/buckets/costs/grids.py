@@ -32,3 +32,16 @@ def run_sizes(bucket: Bucket, sizes: Mapping[str, int]) -> dict[str, int]:
     return {
         name: extent.hi if name in bucket.pad_axes else sizes[name] for name, extent in bucket.axes
     }
+
+
+def surface(
+    rows: Mapping[int, Mapping[int, tuple[float | None, float | None]]],
+    provenance: Mapping[str, str] | None = None,
+) -> CostGrid:
+    """Costs over length and batch from {batch: {length: (exact, pad)}}."""
+    points = (
+        (batch, CostPoint(length, *costs))
+        for batch, row in rows.items()
+        for length, costs in row.items()
+    )
+    return two_axes(("length", "batch"), points, "measured", provenance)

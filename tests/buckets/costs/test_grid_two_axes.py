@@ -10,20 +10,10 @@ from hypothesis import strategies as st
 
 from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.errors import CostError
-from tests.buckets.costs.grids import two_axes
+from tests.buckets.costs.grids import surface
 from tests.draws import examples
 
 AXES = ("length", "batch")
-
-
-def surface(rows: dict[int, dict[int, tuple[float | None, float | None]]]) -> CostGrid:
-    """A surface from {batch: {length: (exact, pad)}}."""
-    points = (
-        (batch, CostPoint(length, *costs))
-        for batch, row in rows.items()
-        for length, costs in row.items()
-    )
-    return two_axes(AXES, points, "measured", {"machine": "m"})
 
 
 GRID = surface(
@@ -31,7 +21,8 @@ GRID = surface(
         1: {10: (2.0, 1.0), 20: (4.0, 3.0)},
         4: {10: (5.0, 4.0), 20: (9.0, 7.0)},
         8: {10: (4.0, 6.0), 20: (17.0, 15.0)},
-    }
+    },
+    {"machine": "m"},
 )
 
 

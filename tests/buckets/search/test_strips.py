@@ -22,22 +22,12 @@ from edgecompile.buckets.search.strips import SearchBounds
 from edgecompile.buckets.traffic import Traffic
 from edgecompile.errors import PlanError
 from edgecompile.lengths.joint import JointDistribution
-from tests.buckets.costs.grids import find, run_sizes, two_axes
+from tests.buckets.costs.grids import find, run_sizes, surface
 from tests.draws import examples
 
 AXES = ("length", "batch")
 # Few distinct values make ties and plateaus common.
 ms = st.one_of(st.integers(1, 5).map(float), st.floats(0.1, 20))
-
-
-def surface(rows: dict[int, dict[int, tuple[float | None, float | None]]]) -> CostGrid:
-    """A surface from {batch: {length: (exact, pad)}}."""
-    points = (
-        (batch, CostPoint(length, *costs))
-        for batch, row in rows.items()
-        for length, costs in row.items()
-    )
-    return two_axes(AXES, points, "measured")
 
 
 @st.composite

@@ -30,7 +30,7 @@ BUILD = ("build", "m:make", "--lengths", "lengths.txt")
         (("targets", "shw"), "show"),
         (
             ("build", "m", "--batch", "8:1", "--lengths", "x"),
-            "'--batch': LO:HI needs 1 <= LO <= HI, got 8:1.",
+            "'--batch': LO..HI needs 1 <= LO <= HI, got 8:1.",
         ),
         (("build", "m", "--batch", "one", "--lengths", "x"), "'one' is neither"),
         (("build", "m", "--max-buckets", "0", "--lengths", "x"), "0 is not in the range"),
@@ -65,6 +65,7 @@ BUILD = ("build", "m:make", "--lengths", "lengths.txt")
             (*BUILD, "--buckets", "3", "--max-buckets", "2"),
             "--buckets is 3, but --max-buckets is 2",
         ),
+        ((*BUILD, "--no-fallback"), "has no GPU: --no-fallback is about the cores beside one"),
         ((*BUILD, "--alternatives", "2"), "hint: leave it out, or choose --backend triton or both"),
         ((*BUILD, "--pooling", "mean"), "--pooling: for folders in Hugging Face layout"),
         (("build", "", "--lengths", "x"), "MODEL is ''"),
@@ -157,7 +158,7 @@ def test_a_script_reads_the_failure_on_stdout(
 def test_a_result_that_ends_in_a_failure_stays_one_document(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgecompile.machines import detection
+    from edgecompile.hosts import detection
 
     uncached = detection.find_toolchain.__wrapped__
     monkeypatch.setattr(detection, "find_toolchain", uncached)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends import ops
-from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.backends.cpu.lowering.lower import lower_graph
+from edgecompile.backends.operators import ops
 from edgecompile.export.operators import recurrence
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]

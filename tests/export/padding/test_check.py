@@ -54,6 +54,21 @@ def test_what_cannot_be_padded_says_why() -> None:
     assert check_padding(fixed).reason == "the model has one size, so nothing is padded"
 
 
+def test_no_size_that_follows_from_the_length_is_padded() -> None:
+    class Sums(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.sum(1) + y.sum(1)
+
+    inputs = {"x": torch.randn(1, 6), "y": torch.randn(1, 12)}
+    axes = {"x": {1: "length"}, "y": {1: "2*length"}}
+    model = load_model((Sums(), inputs, axes), pad={"x": 0, "y": 0}, max_length=20)
+    verdict = check_padding(model)
+    assert (
+        not verdict.safe and verdict.reason == "the size 2*length of an input follows from length"
+    )
+    assert not model.paddable
+
+
 def test_pad_values_can_be_given_where_the_model_declares_none() -> None:
     model = load("cross_attention", pad={"queries": 0.0})
     assert check_padding(model).safe

@@ -80,7 +80,23 @@ def mask_of_its_own(change: Callable[[torch.Tensor], torch.Tensor]) -> Body:
     )
 
 
+def path(stays: bool) -> Body:
+    """A place that each position maps to another, from the last to the first, as Viterbi's does."""
+
+    def body(self: Made, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        place = x[:, 0].argmax(1, keepdim=True)
+        for t in reversed(range(x.shape[1])):
+            to = self.wide(x[:, t]).unflatten(1, (2, WIDTH)).cumsum(2).argmax(1)
+            if stays:
+                to = torch.where(mask[:, t, None] != 0, to, torch.arange(WIDTH)[None])
+            place = to.gather(1, place)
+        return place
+
+    return body
+
+
 HARMLESS: dict[str, Body] = {
+    "a path that stays at padding": path(True),
     "layers that keep positions apart": lambda m, x, k: m.norm(F.gelu(m.wide(x)).chunk(2, -1)[0]),
     "a batch norm with statistics of its own": lambda m, x, k: m.batch(x.transpose(1, 2)),
     "a masked mean": lambda m, x, k: masked(x, k).sum(1) / k.sum(1, keepdim=True).clamp(min=1),
@@ -125,6 +141,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 #: The operator and a piece of its line; what no trial finds out is marked by a star.
 HARMFUL: dict[str, tuple[Body, str]] = {
+    "a path through padding": (path(False), "gather"),
     "a maximum over padding": (lambda m, x, k: x.amax(1), "amax"),
     "a mean over padding": (lambda m, x, k: m.wide(x).mean(1), "mean"),
     "a mean over zeros": (lambda m, x, k: masked(x, k).mean(1), "mean"),

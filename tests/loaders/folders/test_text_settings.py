@@ -20,7 +20,7 @@ from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import InputSpec
 from edgecompile.runtime.format.schema import Extent, Manifest, Tolerance, plain
-from edgecompile.runtime.start import open_bundle
+from edgecompile.runtime.model.open_bundle import open_bundle
 from edgecompile.runtime.text.encoder import TextEncoder
 from tests.factories.folders import write_model, write_pipeline, write_tokenizer
 from tests.needs import lack
@@ -76,9 +76,10 @@ def test_prompts_that_the_pooling_passes_over_are_left_out(folder: Path) -> None
 
 def test_inputs_that_no_text_feeds(folder: Path) -> None:
     model = load_model(folder)
-    strange = (InputSpec("tokens", "int64", ("batch", "length")),)
-    spec, notes = describe_texts(dataclasses.replace(model, inputs=strange), AXES)
-    assert spec is None and "no input that texts could feed" in notes[0]
+    for name, size in (("tokens", "length"), ("input_ids", "2*length")):
+        strange = (InputSpec(name, "int64", ("batch", size)),)
+        spec, notes = describe_texts(dataclasses.replace(model, inputs=strange), AXES)
+        assert spec is None and "no input that texts could feed" in notes[0]
 
 
 @pytest.mark.parametrize(

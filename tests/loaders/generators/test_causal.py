@@ -17,15 +17,28 @@ from edgecompile.errors import ModelError, PlanError
 from edgecompile.export.export import export_model
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.loaders.generators.cache import find_kept
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.options import LoadOptions
-from edgecompile.planning.generation_plan import prompt_lengths, refused_prompts
+from edgecompile.models.prompts import draw_inputs, text_tokens
+from edgecompile.planning.generation_plan import (
+    prompt_lengths,
+    refused_prompts,
+    require_generation,
+)
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import make_subject
+from edgecompile.runtime.format.sums import size_of
 from edgecompile.targets.profile import load_target
-from tests.zoo.generation_families import LONGEST_RUN, POSITIONS, load_family, make_family
+from tests.zoo.generation_families import (
+    FAMILIES,
+    LONGEST_RUN,
+    POSITIONS,
+    load_family,
+    make_family,
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +50,9 @@ def caches_of(model: LoadedModel, rows: int) -> dict[str, torch.Tensor]:
     """Buffers full of noise: what nobody wrote must not matter."""
     generator = torch.Generator().manual_seed(3)
     return {
-        spec.name: torch.randn((rows, *spec.shape[1:]), generator=generator)  # type: ignore[arg-type]
+        spec.name: torch.randn(
+            [size_of(n, {"context": rows}) for n in spec.shape], generator=generator
+        )
         for spec in model.inputs
         if spec.in_place
     }
@@ -80,6 +95,16 @@ def generate(model: LoadedModel, prompt: list[int], most: int) -> list[int]:
         ("phi", "edgecompile"),
         ("qwen3", "edgecompile"),
         ("falcon-alibi", "edgecompile_masked"),
+        ("lfm2", "edgecompile"),
+        ("mamba2", "edgecompile"),
+        ("falcon_h1", "edgecompile"),
+        ("granitemoehybrid", "edgecompile"),
+        ("qwen3_5", "edgecompile"),
+        ("kimi_linear", "edgecompile"),
+        ("nemotron_h", "edgecompile"),
+        ("mamba", "edgecompile"),
+        ("gemma3n", "edgecompile"),
+        ("gemma4", "edgecompile"),
     ],
 )
 def test_tokens_are_those_of_transformers(family: str, way: str) -> None:
@@ -129,13 +154,62 @@ def test_a_run_is_a_copy_and_a_step_is_not(llama: LoadedModel) -> None:
     assert changed == list(range(first, first + last + 1))
 
 
-def test_padding_writes_what_the_last_token_writes(llama: LoadedModel) -> None:
-    one, other = caches_of(llama, 64), caches_of(llama, 64)
-    short = step(llama, [5, 6, 7], 9, 2, one)
-    padded = step(llama, [5, 6, 7, 0, 0, 0], 9, 2, other)
-    torch.testing.assert_close(padded, short)
-    for name in one:
-        torch.testing.assert_close(other[name], one[name])
+@pytest.mark.parametrize("family", ["llama", "lfm2", "falcon_h1", "qwen3_5", "mamba"])
+def test_padding_writes_what_the_last_token_writes(family: str) -> None:
+    model = load_family(family)
+    one, other = caches_of(model, 64), caches_of(model, 64)
+    short = step(model, [5, 6, 7], 9, 2, one)
+    padded = step(model, [5, 6, 7, 0, 0, 0], 9, 2, other)
+    pairs = [(padded, short), *((other[name], one[name]) for name in one)]
+    for got, want in pairs:
+        # Its large channels leave fewer digits than float32 has.
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-4 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_text_that_begins_takes_states_as_zeros(length: int) -> None:
+    model = load_family("qwen3_5")
+    noise, zeros = caches_of(model, 64), caches_of(model, 64)
+    states = {name for name in zeros if name.endswith(("conv", "recurrent"))}
+    assert len(states) == 2
+    for name in states:
+        zeros[name].zero_()
+        noise[name][...] = float("nan")
+    tokens, last = [5, 6, 7, 8][:length], length - 1
+    assert torch.equal(step(model, tokens, 0, last, noise), step(model, tokens, 0, last, zeros))
+    for name in states:
+        assert torch.equal(noise[name], zeros[name]) and zeros[name].any()
+
+
+def test_what_hybrids_take() -> None:
+    specs = {spec.name: spec.shape for spec in load_family("qwen3_5").inputs if spec.in_place}
+    # Three projections of 16, 16 and 32 channels, four heads of 8 by 8, and two heads of keys.
+    assert specs == {
+        "cache_0_conv": (64, 4),
+        "cache_0_recurrent": (4, 8, 8),
+        "cache_1_key": ("context", 2, 16),
+        "cache_1_value": ("context", 2, 16),
+    }
+    shared = [spec for spec in load_family("gemma4").inputs if spec.in_place]
+    # Of four layers two read the keys of the others, whose heads differ in width.
+    assert [spec.shape[2] for spec in shared] == [16, 16, 32, 32]
+    alone = load_family("mamba2")
+    assert set(alone.axes) == {"length"} and alone.generation is not None
+    assert alone.generation.spec.context_axis is None
+    assert alone.generation.spec.max_context == POSITIONS
+    assert str(alone.with_longest(9).axes["length"]) == "1..9"
+
+
+def test_drawn_inputs_have_the_states_of_a_text() -> None:
+    model = load_family("lfm2")
+    sizes = {"length": 3, "context": 64}
+    seed = next(n for n in range(99) if int(model.make_example(sizes, seed=n)["position"]) > 5)
+    drawn = draw_inputs(model, sizes, seed)
+    rows = int(drawn["position"])
+    caches = caches_of(model, 64)
+    step(model, text_tokens(model)[0, :rows].tolist(), 0, rows - 1, caches)
+    torch.testing.assert_close(drawn["cache_0_conv"], caches["cache_0_conv"])
+    torch.testing.assert_close(drawn["cache_1_key"][:rows], caches["cache_1_key"][:rows])
 
 
 @pytest.mark.parametrize(("length", "position", "last"), [(1, 99, 5), (6, 63, 5), (6, 10**6, 99)])
@@ -188,13 +262,15 @@ def test_what_cant_be_planned_is_said(llama: LoadedModel, tmp_path: Path) -> Non
     assert note.startswith(f"50.0 % of the prompts are longer than {room} tokens")
     short = PlanRequest(LengthDistribution.from_counts({4: 3}, "test"))
     assert refused_prompts(llama, short) == []
+    with pytest.raises(ModelError, match="mamba2 keeps states of a fixed size, which no backend"):
+        require_generation(load_family("mamba2"), "triton")
     exports = ExportStore(llama, tmp_path)
     with pytest.raises(ModelError, match="which TensorRT can't run") as caught:
         make_subject(exports, load_target("jetson-orin-nano"), short, tmp_path)
     assert '`backend="triton"`' in (caught.value.hint or "")
     make_subject(exports, load_target("cuda-sm90"), replace(short, backend="triton"), tmp_path)
-    with pytest.raises(ModelError, match='which `runtime="torch"` can\'t run'):
-        make_subject(exports, load_target("cpu-x86-64"), replace(short, runtime="torch"), tmp_path)
+    with pytest.raises(ModelError, match='which `backend="torch"` can\'t run'):
+        make_subject(exports, load_target("cpu-x86-64"), replace(short, backend="torch"), tmp_path)
 
     def plan(request: PlanRequest) -> BucketPlan:
         return plan_model(make_subject(exports, load_target("cpu-x86-64"), request, tmp_path)).plan
@@ -275,13 +351,59 @@ def test_a_factory_generates_if_it_says_so() -> None:
         load_model({"module": torch.nn.Linear(2, 2), "task": "causal-lm"})
 
 
-def test_other_states_than_keys_and_values_are_refused() -> None:
+def test_states_outside_of_a_cache_are_refused() -> None:
     import transformers
 
-    config = transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2)
-    module = transformers.MambaForCausalLM(config).eval()
-    with pytest.raises(ModelError, match="MambaForCausalLM can't generate over a cache"):
+    config = transformers.RwkvConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, context_length=64
+    )
+    module = transformers.RwkvForCausalLM(config).eval()
+    with pytest.raises(ModelError, match="RwkvForCausalLM can't generate over a cache") as caught:
         load_model({"module": module, "task": "causal-lm"})
+    assert "states of a fixed size" in str(caught.value.hint)
+
+
+def test_layers_that_keep_more_are_refused() -> None:
+    from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
+
+    layer, other = DynamicLayer(), DynamicIndexedLayer()
+    for each in (layer, other):
+        each.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 5))
+    kept = find_kept([layer], 3)
+    assert [(item.name, item.shape) for item in kept] == [
+        ("cache_0_key", (2, 4)),
+        ("cache_0_value", (2, 5)),
+    ]
+    with pytest.raises(ValueError, match=r"keys or values of \[1, 2, 3, 4\] for 4 tokens"):
+        find_kept([layer], 4)
+    other.update_indexer(torch.zeros(1, 3, 6))
+    with pytest.raises(ValueError, match=r"a DynamicIndexedLayer with .*indexer"):
+        find_kept([layer, other], 3)
+    with pytest.raises(ValueError, match="no layer keeps anything"):
+        find_kept([], 3)
+
+
+def test_of_a_model_of_images_and_text_the_text_is_taken() -> None:
+    import transformers
+
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 8,
+    }  # fmt: skip
+    text = dict(FAMILIES["gemma4"].settings)
+    config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None)
+    torch.manual_seed(3)
+    module = transformers.Gemma4ForConditionalGeneration(config).eval()
+    prompt = [5, 6, 7, 8, 9]
+    with torch.no_grad():
+        made = module.generate(
+            torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=[2]
+        )
+    model = load_model({"module": module, "task": "causal-lm"}, max_length=16, max_context=64)
+    assert "Gemma4ForConditionalGeneration: its text part alone is compiled" in model.notes
+    own, whole = ({id(p) for p in part.parameters()} for part in (model.module, module))
+    assert own < whole and "vision" not in " ".join(n for n, _ in model.module.named_parameters())
+    assert generate(model, prompt, 8) == made[0, len(prompt) :].tolist()
 
 
 def test_chunks_that_attend_to_themselves_alone_are_kept() -> None:

@@ -127,7 +127,8 @@ def test_padding_a_source_changes_nothing(bart: LoadedModel) -> None:
     }
     want, got = encoder.run(source), encoder.run(padded)
     for name, tensor in want.items():
-        torch.testing.assert_close(got[name][:6], tensor, atol=1e-5, rtol=1e-5)
+        scale = float(tensor.abs().max())
+        torch.testing.assert_close(got[name][:6], tensor, atol=1e-4 * scale, rtol=0)
 
 
 def test_a_narrower_range_of_sources(bart: LoadedModel) -> None:

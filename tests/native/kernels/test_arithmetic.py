@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.backends.cpu.lowering.lower import lower_graph
 from tests.native.programs.host import VOCABULARY, Host, build
 
 WIDTH = 19

@@ -1,4 +1,7 @@
-"""The matrix products against numpy in float64, at the edges of memory, over random shapes."""
+"""Products of strided batches against numpy in float64, at the edges of memory, over random shapes.
+
+Those of packed weights are in test_gemm_packed.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.native.guarded import guarded
-from tests.native.sweep import sweep
 
 F = np.float32
 NONE, RELU, GELU_ERF, GELU_TANH, SILU, TANH, SIGMOID = range(7)
@@ -128,16 +130,6 @@ def unwritten_outside(memory: np.ndarray, out: np.ndarray) -> bool:
     return bool(np.isnan(memory).all())
 
 
-def gemm_packed(lib: ctypes.CDLL, a: np.ndarray, packed: np.ndarray, n: int, c: np.ndarray,
-                e: Epilogue) -> None:  # fmt: skip
-    m, k = a.shape
-    lib.t_gemm_packed(
-        I64(m), I64(n), I64(k), ctypes.c_void_p(a.ctypes.data), I64(a.strides[0] // 4),
-        ctypes.c_void_p(packed.ctypes.data), ctypes.c_void_p(c.ctypes.data),
-        I64(c.strides[0] // 4), ctypes.byref(e.native()),
-    )  # fmt: skip
-
-
 def gemm_batched(lib: ctypes.CDLL, a: np.ndarray, b: np.ndarray, c: np.ndarray,
                  e: Epilogue) -> None:  # fmt: skip
     batch, m, k = a.shape
@@ -190,34 +182,6 @@ def test_pack_b(kernels: ctypes.CDLL, transposed: bool) -> None:
         assert (pack(kernels, b).reshape(want.shape) == want).all(), (k, n)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_packed_product_over_random_shapes(kernels: ctypes.CDLL, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for _ in range(60):
-        m, n, k = random_size(rng, 512), random_size(rng, 200), random_size(rng, 900)
-        at_end = bool(rng.random() < 0.7)
-        kernels.t_set_num_threads(int(rng.integers(1, 4)))
-        padded = guarded(random_floats(rng, m, k + int(rng.choice([0, 0, 3, 16]))), at_end=at_end)
-        a = padded[:, padded.shape[1] - k :] if at_end else padded[:, :k]
-        b = random_floats(rng, k, n)
-        e = random_epilogue(rng, (m, n))
-        c, memory = strided_output((m, n), n + int(rng.choice([0, 0, 1, 40])), at_end)
-        gemm_packed(kernels, a, pack(kernels, b), n, c, e)
-        check(c, a, b, e, f"seed {seed}: m={m} n={n} k={k} {e.act=} {e.alpha=} {e.beta=}")
-        assert unwritten_outside(memory, c)
-
-
-@sweep("m", [*range(1, 28), 49, 144, 145, 300, 512])
-def test_every_number_of_rows(kernels: ctypes.CDLL, m: int) -> None:
-    rng = np.random.default_rng(m)
-    for n, k in [(96, 64), (47, 385), (33, 1537)]:
-        a, b = guarded(random_floats(rng, m, k)), random_floats(rng, k, n)
-        e = Epilogue(bias=random_floats(rng, n), act=GELU_ERF, residual=random_floats(rng, m, n))
-        c, _ = strided_output((m, n), n, True)
-        gemm_packed(kernels, a, pack(kernels, b), n, c, e)
-        check(c, a, b, e, f"{m=} {n=} {k=}")
-
-
 def strided_matrix(rng: np.random.Generator, batch: int, rows: int, columns: int) -> np.ndarray:
     """[batch, rows, columns] with one of many strides: transposed, broadcast, spread, reversed."""
     kind = rng.integers(0, 6)
@@ -256,42 +220,3 @@ def test_empty_sizes(kernels: ctypes.CDLL) -> None:
         c = np.full((1, m, n), np.nan, F)
         gemm_batched(kernels, a, b, c, e)
         assert (c == np.broadcast_to(np.arange(n, dtype=F), (1, m, n))).all()
-        c[...] = np.nan
-        gemm_packed(kernels, a[0], pack(kernels, b[0]), n, c[0], e)
-        assert (c == np.broadcast_to(np.arange(n, dtype=F), (1, m, n))).all()
-
-
-@pytest.mark.parametrize("act", [NONE, GELU_ERF])
-def test_residual_may_be_the_output(kernels: ctypes.CDLL, act: int) -> None:
-    rng = np.random.default_rng(5)
-    for m, n, k in [(5, 40, 30), (49, 100, 2000), (200, 33, 900)]:
-        a, b, r = random_floats(rng, m, k), random_floats(rng, k, n), random_floats(rng, m, n)
-        c = r.copy()
-        gemm_packed(kernels, a, pack(kernels, b), n, c, Epilogue(residual=c, act=act, beta=0.5))
-        check(c, a, b, Epilogue(residual=r, act=act, beta=0.5), f"{m=} {n=} {k=}")
-
-
-def test_nan_and_infinity_reach_their_rows_only(kernels: ctypes.CDLL) -> None:
-    rng = np.random.default_rng(6)
-    a, b = random_floats(rng, 20, 50), random_floats(rng, 50, 70)
-    a[3, 7], a[11, 0] = np.nan, np.inf
-    for act in range(7):
-        c = np.zeros((20, 70), F)
-        gemm_packed(kernels, a, pack(kernels, b), 70, c, Epilogue(act=act))
-        assert np.isnan(c[3]).all(), act
-        rows = [i for i in range(20) if i not in (3, 11)]
-        assert np.isfinite(c[rows]).all(), act
-
-
-def test_result_does_not_depend_on_the_number_of_threads(kernels: ctypes.CDLL) -> None:
-    rng = np.random.default_rng(7)
-    for m, n, k in [(1, 384, 384), (49, 384, 384), (300, 96, 1536)]:
-        a, packed = random_floats(rng, m, k), pack(kernels, random_floats(rng, k, n))
-        results = []
-        for threads in (1, 2, 3):
-            kernels.t_set_num_threads(threads)
-            c = np.empty((m, n), F)
-            gemm_packed(kernels, a, packed, n, c, Epilogue())
-            results.append(c)
-        for c in results[1:]:
-            np.testing.assert_allclose(c, results[0], rtol=0, atol=1e-4)

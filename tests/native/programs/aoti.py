@@ -11,7 +11,6 @@ import numpy as np
 from edgecompile.files import file_sha256
 from edgecompile.targets.profile import VariantSpec, load_target
 from edgecompile.toolchain.compilers import (
-    exported_symbols,
     find_toolchain,
     link_shared,
     run_tool,
@@ -82,7 +81,7 @@ def own_runtime() -> NativeRuntime:
     toolchain, sanitizers = find_toolchain(variant.arch), sanitizer_flags()
     flags = [f"-march={variant.march}", *variant.extra_flags, *sanitizers]
     objects = [x.path for x in compile_native(toolchain, runtime_sources().values(), flags)]
-    path = BUILD / ("sanitized" if sanitizers else "") / "libecrt-tests.so"
+    path = BUILD / ("sanitized" if sanitizers else "") / "libeckernels-tests.so"
     path.parent.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(path.with_suffix(".lock")):
         if sanitizers:
@@ -90,7 +89,7 @@ def own_runtime() -> NativeRuntime:
             run_tool([*command, f"-Wl,-soname,{path.name}", "-o", str(path)], "linking the runtime")
         else:
             link_shared(toolchain, objects, path, exports=["ec_*"], soname=path.name)
-    return NativeRuntime(variant.name, path, file_sha256(path), exported_symbols(toolchain, path))
+    return NativeRuntime(variant.name, path, file_sha256(path))
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from edgecompile.backends.artifact import TensorStore
-from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
+from edgecompile.backends.cpu.backend import InductorCpuBackend, ProgramTask
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
@@ -53,12 +53,15 @@ class Built:
     model: torch.nn.Module
 
 
-def build(kind: type[torch.nn.Module], folder: Path) -> Built:
-    loaded = load_model(make(kind))
+def build(kind: type[torch.nn.Module], folder: Path, made: dict[str, Any] | None = None) -> Built:
+    """Builds what `make` makes of a module, or `made` as a factory makes it, with one length."""
+    made = made or make(kind)
+    loaded = load_model(made)
     exported = export_model(loaded)
     variant = own_variant()
     store = TensorStore(folder / "tensors")
-    bucket = Bucket("exact", (("length", AxisRange(1, LONGEST, 64)),))
+    shortest, longest = made["limits"]["length"]
+    bucket = Bucket("exact", (("length", AxisRange(shortest, longest, max(shortest, 64))),))
     library = folder / "lookup.so"
     task = ProgramTask(exported, bucket, variant, own_runtime(), library, store)
     artifact = InductorCpuBackend().compile_program(task)

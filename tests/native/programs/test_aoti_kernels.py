@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from edgecompile.backends.ops import ACTIVATIONS, pack_weight
+from edgecompile.backends.operators.ops import ACTIVATIONS, pack_weight
 from tests.native.kernels.narrow import (
     column_values,
     pack_bf16,
@@ -49,55 +49,45 @@ def shapes(seed: int, batch: bool) -> tuple[np.random.Generator, tuple[int, ...]
     return rng, ((int(rng.integers(1, 5)),) if batch else ()) + tuple(sizes)
 
 
-@sweep("seed", range(40))
-def test_mm_out(shim, seed: int):
-    rng, (m, k, n) = shapes(seed, False)
-    a, b, out = strided(rng, (m, k)), strided(rng, (k, n)), strided(rng, (m, n), fill=np.nan)
-    handles = [shim.borrow(x) for x in (out, a, b)]
-    shim.call("cpu_mm_out", *handles)
-    close(out, matmul(a, b), k)
-    shim.delete(*handles)
+def operands(
+    seed: int, batched: bool
+) -> tuple[np.random.Generator, list[int], np.ndarray, np.ndarray, np.ndarray]:
+    """Random numbers, the sizes of the product, its two operands and its output."""
+    rng, sizes = shapes(seed, batched)
+    *batch, m, k, n = sizes
+    a, b = strided(rng, (*batch, m, k)), strided(rng, (*batch, k, n))
+    return rng, [*sizes], a, b, strided(rng, (*batch, m, n), fill=np.nan)
 
 
+@pytest.mark.parametrize("batched", [False, True])
 @sweep("seed", range(40))
-def test_bmm_out(shim, seed: int):
-    rng, (batch, m, k, n) = shapes(seed, True)
-    a, b = strided(rng, (batch, m, k)), strided(rng, (batch, k, n))
-    if seed % 5 == 0:  # one operand shared by the batch
+def test_products(shim, batched: bool, seed: int):
+    _, (*_, k, _), a, b, out = operands(seed, batched)
+    if batched and seed % 5 == 0:  # one operand shared by the batch
         b = np.broadcast_to(b[:1], b.shape)
-    out = strided(rng, (batch, m, n), fill=np.nan)
     handles = [shim.borrow(x) for x in (out, a, b)]
-    shim.call("cpu_bmm_out", *handles)
+    shim.call("cpu_bmm_out" if batched else "cpu_mm_out", *handles)
     close(out, matmul(a, b), k)
     shim.delete(*handles)
 
 
+@pytest.mark.parametrize("batched", [False, True])
 @sweep("seed", range(60))
-def test_addmm_out(shim, seed: int):
-    rng, (m, k, n) = shapes(seed, False)
-    a, b, out = strided(rng, (m, k)), strided(rng, (k, n)), strided(rng, (m, n), fill=np.nan)
-    shape = [(n,), (m, n), (1, n), (m, 1), (1,), ()][seed % 6]
+def test_products_and_what_is_added(shim, batched: bool, seed: int):
+    rng, (*batch, m, k, n), a, b, out = operands(seed, batched)
+    several = [(*batch, 1, n), (*batch, m, 1)] if batched else [(1, n), (m, 1), (1,), ()]
+    added = [(n,), (m, n), (*batch, m, n), *several]
+    shape = added[seed % len(added)]
     bias = strided(rng, shape) if shape else np.array(rng.standard_normal(), np.float32)
-    beta, alpha = [(1.0, 1.0), (0.5, 1.0), (1.0, -2.0), (0.0, 1.0)][seed // 6 % 4]
+    factors = [(1.0, 1.0), (0.5, 1.0), (1.0, -2.0), (0.0, 1.0), (-1.0, 0.25)]
+    beta, alpha = factors[seed // len(added) % len(factors)]
     if beta == 0.0:
         bias[...] = np.nan
     handles = [shim.borrow(x) for x in (out, bias, a, b)]
-    shim.call("cpu_addmm_out", *handles, ctypes.c_double(beta), ctypes.c_double(alpha))
+    name = "cpu_baddbmm_out" if batched else "cpu_addmm_out"
+    shim.call(name, *handles, ctypes.c_double(beta), ctypes.c_double(alpha))
     wanted = alpha * matmul(a, b) + (beta * bias.astype(np.float64) if beta else 0)
-    close(out, wanted, 4 * alpha**2 * k)
-    shim.delete(*handles)
-
-
-@sweep("seed", range(40))
-def test_baddbmm_out(shim, seed: int):
-    rng, (batch, m, k, n) = shapes(seed, True)
-    a, b = strided(rng, (batch, m, k)), strided(rng, (batch, k, n))
-    out = strided(rng, (batch, m, n), fill=np.nan)
-    bias = strided(rng, [(n,), (batch, m, n), (batch, 1, n), (m, n), (batch, m, 1)][seed % 5])
-    beta, alpha = [(1.0, 1.0), (-1.0, 0.25)][seed % 2]
-    handles = [shim.borrow(x) for x in (out, bias, a, b)]
-    shim.call("cpu_baddbmm_out", *handles, ctypes.c_double(beta), ctypes.c_double(alpha))
-    close(out, alpha * matmul(a, b) + beta * bias.astype(np.float64), k)
+    close(out, wanted, max(1, 4 * alpha**2) * k)
     shim.delete(*handles)
 
 
@@ -161,52 +151,33 @@ def linear(shim, x, packed, bias, residual, n, act="none", dtype=None) -> np.nda
     return array
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @sweep("seed", range(40))
-def test_linear(shim, seed: int):
+def test_linear(shim, dtype: str, seed: int):
+    """The dtype of the packed weight decides what it is."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(seed)
     n, k = int(rng.choice([1, 5, 32, 33, 96])), int(rng.choice([1, 3, 32, 70]))
     lead = [int(s) for s in rng.integers(1, 6, int(rng.integers(0, 4)))]
     x = strided(rng, (*lead, k)) if seed % 2 else rng.standard_normal((*lead, k)).astype("f4")
-    w = rng.standard_normal((n, k)).astype(np.float32)
-    packed = pack_weight(torch.from_numpy(w)).numpy()
+    values = w = rng.standard_normal((k, n)).astype(np.float32)
     bias = strided(rng, (n,)) if seed % 3 else None
-    residual = strided(rng, (*lead, n)) if seed % 4 == 1 else None
-    if seed % 4 == 3:
-        residual = strided(rng, (n,))
-    wanted = matmul(x, w.T)
-    if bias is not None:
-        wanted = wanted + bias
-    if residual is not None:
-        wanted = wanted + residual
-    close(linear(shim, x, packed, bias, residual, n), wanted, k)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@sweep("seed", range(20))
-def test_linear_of_narrow_weights(shim, dtype: str, seed: int):
-    """The dtype of the packed weight decides what it is."""
-    rng = np.random.default_rng(seed)
-    n, k = int(rng.choice([1, 5, 32, 33, 96])), int(rng.choice([1, 3, 32, 70]))
-    lead = [int(s) for s in rng.integers(1, 6, int(rng.integers(0, 4)))]
-    x = strided(rng, (*lead, k)) if seed % 2 else rng.standard_normal((*lead, k)).astype("f4")
-    w = rng.standard_normal((k, n)).astype(np.float32)
-    bias = strided(rng, (n,)) if seed % 3 else None
-    residual = strided(rng, (*lead, n)) if seed % 4 == 1 else None
-    rows = x.reshape(-1, k).astype(np.float64)
+    residual = None
+    if seed % 2:
+        residual = strided(rng, (*lead, n) if seed % 4 == 1 else (n,))
+    rows = x.reshape(-1, k)
     if dtype == "int8":
         q, scales = quantize_columns(w)
         packed, values = pack_int8(q, scales), column_values(q, scales)
-        rows = quantize_rows(x.reshape(-1, k), coarse=False)  # the shim is of x86-64-v3
-    else:
+        rows = quantize_rows(rows, coarse=False)  # the shim is of x86-64-v3
+    elif dtype == "bfloat16":
         packed, values = pack_bf16(w)
-    wanted = (rows @ values).reshape(*lead, n)
-    if bias is not None:
-        wanted = wanted + bias
-    wanted = np.maximum(wanted, 0)
-    if residual is not None:
-        wanted = wanted + residual
-    close(linear(shim, x, packed, bias, residual, n, "relu", dtype), wanted, k)
+    else:
+        packed = pack_weight(torch.from_numpy(w.T.copy())).numpy()
+    wanted = matmul(rows, values).reshape(*lead, n) + (0 if bias is None else bias)
+    wanted = np.maximum(wanted, 0) + (0 if residual is None else residual)
+    given = None if dtype == "float32" else dtype
+    close(linear(shim, x, packed, bias, residual, n, "relu", given), wanted, k)
 
 
 @pytest.mark.parametrize("act", sorted(ACTIVATIONS))

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from edgecompile.backends.convolution_ops import (
+from edgecompile.backends.operators.convolution import (
     CONVOLUTION,
     Geometry,
     canonical_weight,
     is_channel_wise,
     pack_convolution,
 )
-from edgecompile.backends.ops import ACTIVATIONS
+from edgecompile.backends.operators.ops import ACTIVATIONS
 from tests.native.programs.aoti import Shim, ShimError, int64s, load_torch_shim
 from tests.native.programs.test_aoti_kernels import strided
 from tests.native.sweep import sweep

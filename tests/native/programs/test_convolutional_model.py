@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edgecompile.backends.artifact import Artifact, TensorStore
-from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
+from edgecompile.backends.cpu.backend import InductorCpuBackend, ProgramTask
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from edgecompile.toolchain.compilers import exported_symbols, find_toolchain
+from edgecompile.toolchain.compilers import dynamic_symbols
 from tests.native.programs.aoti import NativeTensor, describe, load_shim, own_runtime
 from tests.native.programs.host import LENGTHS, LONGEST, VOCABULARY, Built, Failure, Host, build
 
@@ -295,7 +295,7 @@ def test_thread_count(host: Host):
 
 
 def test_libraries_leave_out_what_no_run_calls(built: Built):
-    exports = exported_symbols(find_toolchain(), built.library)
+    exports = dynamic_symbols(built.library, defined=True)
     assert "AOTInductorModelContainerRunSingleThreaded" in exports
     assert not exports & {"AOTInductorModelCreateV2", "AOTInductorModelContainerRunConstantFolding"}
     for library in (built.library, own_runtime().path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends.ops import pack_weight
+from edgecompile.backends.operators.ops import pack_weight
 from edgecompile.export.operators.recurrence import KINDS
 from tests.native.programs.aoti import ShimError
 from tests.native.programs.torch_cases import Optional, ours

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgecompile.backends.ops import pack_weight
+from edgecompile.backends.operators.ops import pack_weight
 from tests.native.programs.aoti import Handle, Shim, ShimError, load_shim, load_torch_shim
 from tests.native.programs.torch_cases import (
     Optional,

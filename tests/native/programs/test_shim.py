@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.backends import ops
-from edgecompile.backends.inductor_cpu import torch_include_dirs
+from edgecompile.backends.cpu.backend import torch_include_dirs
+from edgecompile.backends.operators import ops
 from edgecompile.toolchain.compilers import find_toolchain
 from tests.native.conftest import sanitizer_flags
 from tests.native.programs.aoti import (

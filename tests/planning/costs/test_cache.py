@@ -19,9 +19,9 @@ from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.export import store
 from edgecompile.export.store import ExportStore
+from edgecompile.hosts.detection import runnable_variants
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.detection import runnable_variants
 from edgecompile.planning.costs import cache as cost_cache
 from edgecompile.planning.costs import sources
 from edgecompile.planning.costs.cache import cost_key, find_kept, keep_costs
@@ -212,7 +212,7 @@ def test_the_key_holds_all_that_decides_what_is_measured(
         key(target="cpu-x86-64-v3"),
         key(variant=v4),
         key(precision="bf16"),
-        key(runtime="torch"),
+        key(backend="torch"),
         key(threads=1),
     ]
 

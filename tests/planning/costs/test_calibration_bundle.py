@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,20 @@ def test_both_modes_run_where_a_static_program_was_built() -> None:
     assert set(lengths_of(spec, "pad")) <= set(lengths_of(spec, "exact"))
     assert lengths_of(spec, "pad")[-1] == 128
     assert {1, 128, 20} <= set(lengths_of(spec, "exact"))
+
+
+def test_each_side_of_a_condition_is_measured_in_its_own_program() -> None:
+    sided = replace(scope(), cuts=(10, 64))
+    spec = choose_calibration(sided, ("exact", "pad"))
+    assert [(b.lo, b.hi) for b in spec.buckets if b.mode == "exact"] == [
+        (1, 9),
+        (10, 63),
+        (64, 128),
+    ]
+    # A curve may jump at a cut: both ends of each side are points.
+    assert {1, 9, 10, 63, 64, 128} <= set(lengths_of(spec, "exact"))
+    assert all(spec.buckets[index].serves(sizes) for index, sizes in spec.runs)
+    assert {9, 63, 128} <= set(lengths_of(spec, "pad")) <= set(lengths_of(spec, "exact"))
 
 
 @given(

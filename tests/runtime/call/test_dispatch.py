@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from edgecompile.runtime.base.errors import OutsideBucketsError
 from edgecompile.runtime.call.dispatch import Dispatcher
-from edgecompile.runtime.errors import OutsideBucketsError
 from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, TensorSpec
 
 
@@ -45,6 +45,20 @@ def test_overlapping_buckets(manifest: Manifest) -> None:
     assert chooser.choose({"batch": 1, "length": 22}) == 5, "the smallest upper end"
     padded = dispatcher(manifest, bucket("pad", 1, 32), bucket("pad", 1, 16))
     assert [padded.choose({"batch": 1, "length": n}) for n in (1, 16, 17)] == [1, 1, 0]
+
+
+def test_lengths_in_steps(manifest: Manifest) -> None:
+    def stepped(lo: int, hi: int, step: int) -> BucketSpec:
+        axes = {"batch": Extent(1, 2, 1), "length": Extent(lo, hi, lo, step)}
+        return BucketSpec("exact", axes)
+
+    chooser = dispatcher(manifest, stepped(1, 61, 4), stepped(2, 64, 2), stepped(3, 59, 4))
+    choices = [chooser.choose({"batch": 1, "length": n}) for n in (1, 2, 3, 4, 57, 59, 61, 64)]
+    assert choices == [0, 1, 2, 1, 0, 2, 0, 1]
+    with pytest.raises(OutsideBucketsError, match=r"exact batch 1..2, length 3..59 in steps of 4"):
+        chooser.choose({"batch": 1, "length": 63})
+    with pytest.raises(OutsideBucketsError, match=r"bucket 1 .* doesn't take .* length 5"):
+        chooser.check(1, {"batch": 1, "length": 5})
 
 
 def test_the_choice_is_the_least_by_the_rule(manifest: Manifest) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgecompile.runtime.base.errors import InputError
 from edgecompile.runtime.call.inputs import InputChecker, make_inputs
-from edgecompile.runtime.errors import InputError
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import Manifest, TensorSpec
 from tests.runtime.bundles import DummyBundle
@@ -38,6 +38,19 @@ def test_good_inputs_are_passed_without_a_copy(checker: InputChecker) -> None:
     arrays, sizes = checker.check(inputs)
     assert arrays[0] is inputs["input_ids"] and arrays[1] is inputs["attention_mask"]
     assert sizes == {"batch": 2, "length": 5}
+
+
+def test_sizes_that_follow_from_axes_take_the_quick_way(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice = TensorSpec("twice", "float32", ("batch", "2*length"))
+    checker = InputChecker(manifest._replace(inputs=(*manifest.inputs, twice)))
+    inputs = {**good(5, 2), "twice": np.ones((2, 10), np.float32)}
+    wrong = {**inputs, "twice": np.ones((2, 9), np.float32)}
+    assert "(2*length) has size 9, must be 10" in message(checker, wrong)
+    monkeypatch.delattr(InputChecker, "_convert")  # of the slow way alone
+    arrays, sizes = checker.check(inputs)
+    assert sizes == {"batch": 2, "length": 5} and arrays[2] is inputs["twice"]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime.base.errors import InputError
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.call.results import ResultMaker, _misfit
-from edgecompile.runtime.errors import InputError
 from edgecompile.runtime.format.schema import TensorSpec
 
 Arrays = Any

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgecompile.runtime.base.errors import DamagedBundleError
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.commands.selftest import format_selftest, run_selftest
-from edgecompile.runtime.errors import DamagedBundleError
 from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.start import open_bundle
+from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.runtime.golden_files import write_case
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import edgecompile.runtime
+from edgecompile.runtime.base.errors import DamagedBundleError, NativeError, UnsupportedHostError
 from edgecompile.runtime.cpu.host import (
     Host,
     architecture,
@@ -17,7 +18,6 @@ from edgecompile.runtime.cpu.host import (
     glibc_version,
     missing,
 )
-from edgecompile.runtime.errors import DamagedBundleError, NativeError, UnsupportedHostError
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.schema import Manifest, Variant
 from tests.runtime.bundles import DummyBundle

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-import edgecompile.runtime.model  # noqa: F401  what is done after a fork
+import edgecompile.runtime.model.model  # noqa: F401  what is done after a fork
+from edgecompile.runtime.base.errors import DamagedBundleError, NativeError
 from edgecompile.runtime.cpu import libraries, library
 from edgecompile.runtime.cpu.libraries import load_library, pin_library
-from edgecompile.runtime.errors import DamagedBundleError, NativeError
 from edgecompile.runtime.format import weights
 from edgecompile.runtime.format.folder import BundleFolder
 from tests.runtime.bundles import DummyBundle

@@ -12,12 +12,12 @@ import pytest
 
 import edgecompile.runtime
 from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime.base.errors import NativeError
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.cpu.functions import ABI_VERSION, FUNCTIONS, OPTIONAL, ProfileRow
 from edgecompile.runtime.cpu.libraries import pin_library
 from edgecompile.runtime.cpu.library import Program, load_runtime
 from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor
-from edgecompile.runtime.errors import NativeError
 from edgecompile.runtime.format.schema import Variant
 from tests.runtime.bundles import change_libraries
 

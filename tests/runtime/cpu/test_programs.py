@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from edgecompile.runtime.errors import NativeError
-from edgecompile.runtime.start import open_bundle
+from edgecompile.runtime.base.errors import NativeError
+from edgecompile.runtime.model.open_bundle import open_bundle
 
 
 def test_threads_share_one_program(native_bundle: str) -> None:

@@ -15,7 +15,7 @@ from edgecompile.runtime.finish.attempts import (
 )
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.recipe import parse_recipe
-from edgecompile.runtime.format.recipe_schema import Recipe, ShapeRange
+from edgecompile.runtime.format.recipe_schema import Recipe, ShapeRange, Side
 from tests.runtime.bundles import DummyBundle
 
 MIB = 1 << 20
@@ -89,6 +89,17 @@ def test_neighbours_in_size_are_merged_whatever_their_order(recipe: Recipe) -> N
     assert first.groups == ((0,), (1,), (2,), (3,))
     assert pairs.groups == ((1, 3), (0, 2))
     assert pairs.profile_of() == (1, 0, 1, 0)
+
+
+def test_buckets_of_two_graphs_never_share_a_profile(recipe: Recipe) -> None:
+    wide = with_profiles(recipe, [8, 16, 32, 64])
+    sided = dataclasses.replace(wide, sides=(Side("side.onnx", 20, (1, 2)),))
+    first, *_, last = list_attempts(sided, LEAST_WORKSPACE, 1, 4)
+    # The profiles of a graph are neighbours: its engine numbers them from 0.
+    assert first.groups == ((0,), (3,), (1,), (2,)) and first.profile_of() == (0, 2, 3, 1)
+    assert last.groups == ((0, 3), (1, 2)) and last.profile_of() == (0, 1, 1, 0)
+    (fewest, *_) = list_attempts(sided, LEAST_WORKSPACE, 1, 1)
+    assert fewest.groups == last.groups
 
 
 def test_a_merged_profile_covers_its_buckets(recipe: Recipe) -> None:

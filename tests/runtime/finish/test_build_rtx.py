@@ -1,4 +1,4 @@
-"""The runtime's own build_engine against real bindings of TensorRT: those of TensorRT-RTX.
+"""The runtime's own build_engines against real bindings of TensorRT: those of TensorRT-RTX.
 
 They are built from the same source as a Jetson's: names, order of calls, kinds of answers, the
 logger and the monitor are TensorRT's here, not the fake's. What is built runs nowhere here.
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgecompile.onnx.weights import write_onnx
-from edgecompile.runtime.finish.build import BuildJob
+from edgecompile.onnx_files.weights import write_onnx
+from edgecompile.runtime.finish.engine_build import BuildJob, EngineJob
 from edgecompile.runtime.format.recipe_schema import ShapeRange
-from tests.onnx.onnx_graphs import graph_of
+from tests.onnx_files.onnx_graphs import graph_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 # One input is used by nothing, as a model's token types often are.
@@ -31,12 +31,12 @@ BUILD = """
 import json, sys
 import tensorrt_rtx_bindings
 sys.modules["tensorrt"] = tensorrt_rtx_bindings
-from edgecompile.runtime.finish.build import BuildJob, build_engine
+from edgecompile.runtime.finish.engine_build import BuildJob, build_engines
 from edgecompile.runtime.gpu.log import BuildFailure
 told = []
 answer = {"told": told, "version": tensorrt_rtx_bindings.__version__}
 try:
-    answer["result"] = build_engine(BuildJob.from_json(json.load(sys.stdin)), told.append)
+    answer["result"] = build_engines(BuildJob.from_json(json.load(sys.stdin)), told.append)
 except BuildFailure as failure:
     answer["failed"] = [str(failure), failure.memory]
 print("\\nANSWER " + json.dumps(answer))
@@ -49,19 +49,18 @@ def job(tmp_path: Path) -> BuildJob:
     graph = graph_of(GRAPH, table=table, axis=np.array([1]))
     write_onnx(graph, tmp_path / "model.onnx", tmp_path / "weights.fp32")
     shapes = [ShapeRange((1, 1), (1, 8), (2, 32)), ShapeRange((1, 64), (1, 64), (2, 64))]
+    profiles = tuple({"ids": item, "unused": item} for item in shapes)
     return BuildJob(
-        onnx=str(tmp_path / "model.onnx"),
-        profiles=tuple({"ids": item, "unused": item} for item in shapes),
+        engines=(EngineJob(str(tmp_path / "model.onnx"), profiles, None),),
         workspace_bytes=1 << 26,
         optimization_level=3,
-        float32=None,
         timing_cache=str(tmp_path / "timing.cache"),
         output=str(tmp_path / "engine.tmp"),
     )
 
 
 def build(python: str, job: BuildJob, **changes: Any) -> dict[str, Any]:
-    """The result, error and progress of build_engine in a process of its own."""
+    """The result, error and progress of build_engines in a process of its own."""
     request = {**job.to_json(), **changes}
     done = subprocess.run(
         [python, "-c", BUILD],
@@ -93,9 +92,10 @@ def test_a_build(rtx_python: str, job: BuildJob) -> None:
 
 
 def test_profiles_that_it_refuses(rtx_python: str, job: BuildJob) -> None:
-    profile = job.to_json()["profiles"][0]
+    (engine,) = job.to_json()["engines"]
+    profile = engine["profiles"][0]
     wrong = {**profile, "ids": {"min": [1, 9], "opt": [1, 8], "max": [2, 32]}}
-    answer = build(rtx_python, job, profiles=[profile, wrong])
+    answer = build(rtx_python, job, engines=[{**engine, "profiles": [profile, wrong]}])
     text, memory = answer["failed"]
     assert "refuses the optimization profile 1" in text and not memory
     assert not Path(job.output).exists()
@@ -104,6 +104,7 @@ def test_profiles_that_it_refuses(rtx_python: str, job: BuildJob) -> None:
 def test_an_operator_that_it_lacks(rtx_python: str, job: BuildJob, tmp_path: Path) -> None:
     text = "agraph (float[n,24] x) => (float[n,24] y) { a = Abs(x)\n y = Bernoulli(a) }"
     write_onnx(graph_of(text), tmp_path / "bad.onnx", tmp_path / "bad.weights")
-    answer = build(rtx_python, job, onnx=str(tmp_path / "bad.onnx"))
+    (engine,) = job.to_json()["engines"]
+    answer = build(rtx_python, job, engines=[{**engine, "onnx": str(tmp_path / "bad.onnx")}])
     assert "TensorRT's parser refuses the ONNX" in answer["failed"][0]
     assert "Bernoulli" in answer["failed"][0] and not answer["failed"][1]

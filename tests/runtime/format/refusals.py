@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from edgecompile.runtime.errors import (
+from edgecompile.runtime.base.errors import (
     BundleError,
 )
 from edgecompile.runtime.format.folder import BundleFolder

@@ -73,3 +73,12 @@ def test_the_cosine_is_that_of_the_finite_values() -> None:
     assert cosine(floats(1, 2), floats(0, 0)) is None
     assert cosine(floats(0, 0), floats(1, 2)) == 0
     assert cosine(np.array([1]), np.array([1])) is None
+
+
+def test_a_margin_is_added_to_the_limit() -> None:
+    want = floats(1, 2, -4)
+    got = floats(3.5, 2, -4)
+    assert not compare_arrays(got, want, TOLERANCE).ok
+    result = compare_arrays(got, want, TOLERANCE, margin=0.25)
+    assert result.ok and result.limit == TOLERANCE.limit(4) + 0.25 == result.max_abs_error
+    assert not compare_arrays(np.array([1, 6]), np.array([1, 5]), TOLERANCE, margin=9.0).ok

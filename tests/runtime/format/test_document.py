@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from edgecompile.runtime.errors import BundleError, DamagedBundleError
+from edgecompile.runtime.base.errors import BundleError, DamagedBundleError
 from edgecompile.runtime.format.document import Problems, join, json_type, parse_json, shorten
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.runtime.errors import DamagedBundleError
+from edgecompile.runtime.base.errors import DamagedBundleError
 from edgecompile.runtime.format.folder import BundleFolder, hash_descriptor
 from tests.runtime.bundles import DummyBundle
 

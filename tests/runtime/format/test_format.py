@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 import edgecompile.runtime
-from edgecompile.runtime.cpu.functions import FUNCTIONS
-from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.errors import (
+from edgecompile.runtime.base.errors import (
     BundleError,
     DamagedBundleError,
     EdgecompileError,
     NativeError,
 )
+from edgecompile.runtime.cpu.functions import FUNCTIONS
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES
-from edgecompile.runtime.start import open_bundle
+from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.runtime.bundles import DummyBundle, each_rule, make_weights, pack_weights
 from tests.runtime.format.refusals import read_everything
 from tests.runtime.format.test_hostile_manifest import HOSTILE_GPUS, HOSTILE_VALUES
@@ -34,8 +34,10 @@ from tests.runtime.generations import (
     HOSTILE_GOLDEN_GENERATIONS,
     HOSTILE_GOLDEN_SOURCES,
     HOSTILE_SOURCES,
+    HOSTILE_STATES,
+    HOSTILE_STATES_ALONE,
 )
-from tests.runtime.recipes import HOSTILE_ENGINES, HOSTILE_RECIPES
+from tests.runtime.recipes import HOSTILE_RECIPES
 from tests.runtime.texts import HOSTILE_TEXTS
 
 FORMAT = Path(edgecompile.runtime.__file__).with_name("FORMAT.md").read_text()
@@ -312,7 +314,6 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
         HOSTILE_VALUES,
         HOSTILE_GPUS,
         HOSTILE_RECIPES,
-        HOSTILE_ENGINES,
         HOSTILE_TEXTS,
         HOSTILE_BYTES,
         HOSTILE_FOLDERS,
@@ -322,6 +323,8 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
         HOSTILE_GENERATIONS,
         HOSTILE_GOLDEN_GENERATIONS,
         HOSTILE_SOURCES,
+        HOSTILE_STATES,
+        HOSTILE_STATES_ALONE,
         HOSTILE_GOLDEN_SOURCES,
     ]
     broken = {item[0] for table in tables for item in table}

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.runtime.errors import BundleError
+from edgecompile.runtime.base.errors import BundleError
 from edgecompile.runtime.format import golden
 from edgecompile.runtime.format.golden import Case, list_cases, read_case
 from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.ties import Ties
 from tests.runtime.bundles import make_case
 from tests.runtime.golden_files import write_case
 
@@ -53,6 +54,57 @@ def test_what_numpy_writes(tmp_path: Path, manifest: Manifest) -> None:
     np.savez_compressed(tmp_path / "x.npz", **arrays)
     case = read(tmp_path / "x.npz", manifest)
     np.testing.assert_array_equal(case.outputs["states"], arrays["out.states"])
+
+
+def test_margins_travel_with_a_vector(tmp_path: Path, manifest: Manifest) -> None:
+    inputs, outputs = make_case(9)
+    arrays = {"in." + key: value for key, value in inputs.items()}
+    arrays.update({"out." + key: value for key, value in outputs.items()})
+    arrays["margin.states"] = np.array(0.25)
+    np.savez(tmp_path / "x.npz", **arrays)
+    assert read(tmp_path / "x.npz", manifest).margins == {"states": 0.25}
+    for wrong in (np.array(-0.1), np.array(np.inf), np.array(np.nan), np.float32(1), np.zeros(1)):
+        np.savez(tmp_path / "y.npz", **{**arrays, "margin.states": wrong})
+        with pytest.raises(BundleError, match="golden-array"):
+            read(tmp_path / "y.npz", manifest)
+    np.savez(tmp_path / "z.npz", **{**arrays, "margin.input_ids": np.array(1.0)})
+    with pytest.raises(BundleError, match="golden-keys"):
+        read(tmp_path / "z.npz", manifest)
+
+
+def test_ties_travel_with_a_vector(tmp_path: Path, manifest: Manifest) -> None:
+    inputs, outputs = make_case(9)
+    arrays = {"in." + key: value for key, value in inputs.items()}
+    arrays.update({"out." + key: value for key, value in outputs.items()})
+    shape = outputs["states"].shape
+    ties = Ties(
+        np.array([0, 0]),
+        np.array([[1, 2], [2, -1]]),
+        np.array([[1e-6, np.inf]]),
+        {"states": np.resize(np.array([0, 1, -1]), shape)},
+        {"states": outputs["states"][None] + 1},
+    )
+    np.savez(tmp_path / "x.npz", **{**arrays, **ties.to_arrays()})
+    read_back = read(tmp_path / "x.npz", manifest).ties
+    assert read_back is not None
+    for name, array in ties.to_arrays().items():
+        np.testing.assert_array_equal(read_back.to_arrays()[name], array)
+    assert read(tmp_path / "x.npz", manifest)._replace(ties=None).ties is None
+    whole = ties.to_arrays()
+    for number, wrong in enumerate((
+        {name: array for name, array in whole.items() if name != "ties.lines"},
+        {name: array for name, array in whole.items() if name != "others.states"},
+        {**whole, "ties.lines": np.array([0])},
+        {**whole, "ties.shares": whole["ties.shares"][:, :1]},
+        {**whole, "ties.places": whole["ties.places"].astype(np.int32)},
+        {**whole, "slots.states": whole["slots.states"] + 1},
+        {**whole, "slots.states": whole["slots.states"] - 1},
+        {**whole, "slots.states": whole["slots.states"][:, :8]},
+        {**whole, "others.states": np.concatenate([whole["others.states"]] * 2)},
+    )):  # fmt: skip
+        np.savez(tmp_path / f"{number}.npz", **{**arrays, **wrong})
+        with pytest.raises(BundleError, match="golden-array"):
+            read(tmp_path / f"{number}.npz", manifest)
 
 
 def test_cases_of_a_folder(tmp_path: Path) -> None:

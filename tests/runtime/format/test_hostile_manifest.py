@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgecompile.runtime.errors import (
+from edgecompile.runtime.base.errors import (
     BundleError,
     FormatVersionError,
 )
@@ -21,15 +21,34 @@ from tests.runtime.generations import (
     HOSTILE_GOLDEN_GENERATIONS,
     HOSTILE_GOLDEN_SOURCES,
     HOSTILE_SOURCES,
+    HOSTILE_STATES,
+    HOSTILE_STATES_ALONE,
     make_generative,
+    make_recurrent,
     make_seq2seq,
+    make_states_alone,
     put_generations,
 )
-from tests.runtime.recipes import HOSTILE_ENGINES, HOSTILE_RECIPES
+from tests.runtime.recipes import HOSTILE_RECIPES
 from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 
 # --- The manifest: (rule, key path, value that breaks the rule, text of the error). DELETE removes.
 LONG = "n" * 201
+#: A mask whose default is within its bounds at some lengths only.
+FOLLOWING: dict[str, Any] = {
+    "name": "attention_mask", "dtype": "int64", "shape": ["batch", "length"], "pad": 0,
+    "bounds": [0, "length-1"], "default": 1,
+}  # fmt: skip
+#: Sums of axes that are no dimension by themselves: neither gives the size of one.
+TWO_UNKNOWN = {"name": "x", "dtype": "int64", "shape": ["batch+length", "2*batch+length"]}
+
+
+def stepped(lo: int, hi: int, hint: int, **step: Any) -> dict[str, Any]:
+    """A bucket whose lengths go in steps."""
+    length = {"lo": lo, "hi": hi, "hint": hint, **step}
+    return {"mode": "stepped", "axes": {"batch": {"lo": 1, "hi": 2, "hint": 1}, "length": length}}
+
+
 HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("key-missing", "name", DELETE, "name: is required"),
     ("key-missing", "inputs.0.shape", DELETE, "inputs[0].shape"),
@@ -72,12 +91,23 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("shape-size", "outputs.0.shape.1", -4, "the size -4"),
     ("shape-size", "outputs.0.shape.1", 2**31, "the size 2147483648"),
     ("shape-axis", "inputs.0.shape.1", "width", "inputs[0].shape[1]: 'width'"),
+    ("shape-axis", "inputs.0.shape.1", "2*width", "inputs[0].shape[1]: '2*width'"),
+    ("shape-axis", "inputs.0.shape.1", "2**length", "isn't one of the axes, nor a sum of them"),
+    ("shape-axis", "inputs.0.shape.1", "length-1", "'length-1' is 0 to 63, not within 1.."),
+    ("shape-axis", "inputs.0.shape.1", "9999999*length", "nor a sum of them"),
+    ("shape-axis", "inputs.0.shape.1", "length+0*width", "nor a sum of them"),
+    ("shape-axis", "inputs.0.shape.1", "1048576*length+1048576*batch*2", "nor a sum of them"),
     ("tensor-bytes", "outputs.0.shape", [2**31 - 1, 2**20], "at most 1099511627776"),
+    ("tensor-bytes", "outputs.0.shape", ["1000000*length", "1000000*length"], "at most"),
     ("pad-value", "inputs.0.pad", 0.5, "0.5 isn't a value of int64"),
     ("pad-value", "inputs.0.pad", 2**63 - 1 + 0.0, "isn't a value of int64"),
     ("bounds-form", "inputs.0.bounds", [5, 1], "[5, 1]"),
     ("bounds-form", "inputs.0.bounds", [1], "must be null or [smallest, largest]"),
     ("bounds-form", "inputs.0.bounds", [0, 1.5], "[0, 1.5]"),
+    ("bounds-form", "inputs.0.bounds", [0, "width"], "inputs[0].bounds[1]: 'width'"),
+    ("bounds-form", "inputs.0.bounds", ["length+99", 9], "[100, 9] isn't"),
+    ("bounds-form", "inputs.0.bounds", [0, "length*2"], "nor a sum of them"),
+    ("default-value", "inputs.1", FOLLOWING, "1 isn't a value of int64 within its bounds"),
     ("pad-bounds", "inputs.0.pad", 100, "100 isn't within the bounds 0..99"),
     ("default-value", "inputs.1.default", 2, "2 isn't a value of int64 within its bounds"),
     ("default-value", "inputs.0.default", 0.5, "0.5 isn't a value of int64"),
@@ -85,11 +115,18 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("axis-range", "axes.length", {"lo": 5, "hi": 4}, "lo 5 and hi 4"),
     ("axis-range", "axes.length.lo", 0, "lo 0 and hi 64"),
     ("axis-range", "axes.length.hi", 2**31, "2147483648"),
-    ("axis-used", "axes.width", {"lo": 1, "hi": 1}, "axes.width: no input has this axis"),
+    ("axis-used", "axes.width", {"lo": 1, "hi": 1}, "axes.width: no input gives the size of this"),
+    ("axis-used", "inputs", [TWO_UNKNOWN], "axes.batch: no input gives the size of this axis"),
     ("axis-buckets", "axes.length.hi", 65, "is 1..65, but the buckets reach from 1 to 64"),
     ("axis-buckets", "buckets.0.axes.length.lo", 2, "reach from 2 to 64"),
     ("length-axis", "length_axis", "width", "length_axis: 'width'"),
     ("bucket-mode", "buckets.0.mode", "static", "buckets[0].mode: 'static'"),
+    ("key-missing", "buckets.0.mode", "stepped", "buckets[0].axes.length.step: is required"),
+    ("key-type", "buckets.0", stepped(1, 31, 15, step="2"), "must be an integer, not string"),
+    ("bucket-step", "buckets.0", stepped(1, 31, 15, step=1), "1 isn't within 2..2147483647"),
+    ("bucket-step", "buckets.0", stepped(1, 31, 15, step=0), "0 isn't within 2..2147483647"),
+    ("bucket-step", "buckets.0", stepped(1, 32, 15, step=2), "hi 32 isn't reached from lo 1 in"),
+    ("bucket-step", "buckets.0", stepped(1, 31, 16, step=2), "hint 16 isn't reached from lo 1"),
     ("bucket-axes", "buckets.0.axes.batch", DELETE, "has length, must have batch, length"),
     ("bucket-axes", "buckets.0.axes.x", {"lo": 1, "hi": 1, "hint": 1}, "has batch, length, x"),
     ("bucket-range", "buckets.0.axes.length.hint", 33, "the hint 33 isn't within 1..32"),
@@ -98,6 +135,7 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("bucket-pad", "length_axis", None, "pad mode needs a length_axis"),
     ("bucket-pad", "outputs.0.shape.1", None, "a size that can't be cut after padding"),
     ("bucket-pad", "buckets.1.pad_axes", ["length", "batch"], "the input 'scale'"),
+    ("bucket-pad", "inputs.0.shape.1", "2*length", "a size that follows from a padded axis"),
     ("bucket-pad-axes", "buckets.1.pad_axes", ["batch"], "must have the length axis 'length'"),
     ("bucket-pad-axes", "buckets.1.pad_axes", ["length", "width"], "'width' isn't one of the axes"),
     ("bucket-pad-axes", "buckets.1.pad_axes", ["length", "length"], "'length' occurs twice"),
@@ -265,17 +303,6 @@ def test_hostile_recipe(bundle: DummyBundle, rule: str, path: str, value: Any, t
     assert (type(error) is FormatVersionError) == (rule == "recipe-version")
 
 
-@each_rule("rule, path, value, text", HOSTILE_ENGINES)
-def test_hostile_engine(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
-    recipe = bundle.add_tensorrt()
-    bundle.add_engine(recipe)
-    put(recipe["engine"], path, value)
-    bundle.put_recipe(recipe)
-    error = refused(bundle, rule, text)
-    assert "recipe.json: " in error.message
-    assert "1 problems" not in error.message
-
-
 def test_the_generative_fixture_itself_is_valid(bundle: DummyBundle) -> None:
     make_generative(bundle)
     read_everything(bundle.write())
@@ -286,6 +313,33 @@ def test_hostile_generation(
     bundle: DummyBundle, rule: str, path: str, value: Any, text: str
 ) -> None:
     make_generative(bundle)
+    put(bundle.document, path, value)
+    refused(bundle, rule, text)
+
+
+def test_the_fixtures_with_states_are_valid(bundle: DummyBundle) -> None:
+    for make, caches in (
+        (make_recurrent, ("key", "value", "state")),
+        (make_states_alone, ("state",)),
+    ):
+        make(bundle)
+        spec = parse_manifest(json.dumps(bundle.listed()).encode()).generation
+        assert spec is not None and spec.kind == "recurrent-lm" and spec.caches == caches
+        read_everything(bundle.write())
+
+
+@each_rule("rule, path, value, text", HOSTILE_STATES)
+def test_hostile_states(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    make_recurrent(bundle)
+    put(bundle.document, path, value)
+    refused(bundle, rule, text)
+
+
+@each_rule("rule, path, value, text", HOSTILE_STATES_ALONE)
+def test_hostile_states_alone(
+    bundle: DummyBundle, rule: str, path: str, value: Any, text: str
+) -> None:
+    make_states_alone(bundle)
     put(bundle.document, path, value)
     refused(bundle, rule, text)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgecompile.runtime.errors import BundleError
+from edgecompile.runtime.base.errors import BundleError
 from edgecompile.runtime.format.manifest import check_path, parse_manifest
 from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, Variant
 from tests.runtime.bundles import DummyBundle
@@ -103,6 +103,19 @@ def test_a_model_without_a_length_axis(bundle: DummyBundle) -> None:
     document["length_axis"] = None
     document["buckets"] = [dict(item, mode="exact") for item in document["buckets"]]
     assert parse_manifest(json.dumps(document).encode()).length_axis is None
+
+
+def test_a_bucket_of_lengths_in_steps(bundle: DummyBundle) -> None:
+    document = bundle.listed()
+    document["buckets"][0]["mode"] = "stepped"
+    document["buckets"][0]["axes"]["length"].update(hi=31, hint=15, step=2)
+    manifest = parse_manifest(json.dumps(document).encode())
+    (first, _), lengths = manifest.buckets, manifest.buckets[0].axes["length"]
+    assert (first.mode, lengths) == ("exact", Extent(1, 31, 15, 2))
+    assert [n for n in range(34) if n in lengths] == [*range(1, 32, 2)]
+    assert [lengths.below(n) for n in (0, 1, 2, 30, 31, 40)] == [1, 1, 1, 29, 31, 31]
+    assert parse_manifest(manifest.to_bytes()) == manifest
+    assert manifest.to_json()["buckets"] == document["buckets"]
 
 
 def test_padded_axes(bundle: DummyBundle) -> None:

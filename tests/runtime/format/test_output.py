@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.base.errors import InputError
 from edgecompile.runtime.format.output import check_output, write_output
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgecompile.runtime.errors import BundleError, DamagedBundleError
+from edgecompile.runtime.base.errors import BundleError, DamagedBundleError
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.recipe import (
@@ -21,7 +21,6 @@ from edgecompile.runtime.format.recipe import (
 )
 from edgecompile.runtime.format.recipe_schema import Recipe, ShapeRange
 from edgecompile.runtime.format.schema import TENSORRT, Tolerance
-from edgecompile.runtime.gpu.device import DeviceIdentity
 from tests.hostile.trees import mutate, mutate_bytes, render, to_tree
 from tests.runtime.bundles import ORIN, RECIPE, DummyBundle
 
@@ -38,24 +37,6 @@ def test_a_recipe_is_read_whole(bundle: DummyBundle) -> None:
     assert (recipe.tolerance, recipe.min_cosine) == (Tolerance(1e-5, 1e-4), 0.9999)
     assert recipe.profiles[1]["input_ids"] == ShapeRange((1, 64), (1, 64), (2, 64))
     assert recipe.predicted.scratch_bytes == (1 << 20, 2 << 20)
-
-
-def test_a_recipe_with_an_engine(bundle: DummyBundle) -> None:
-    document = bundle.add_tensorrt()
-    bundle.add_engine(document)
-    recipe = parse(bundle, document)
-    assert recipe.to_json() == document and recipe.engine is not None
-    assert recipe.engine.profile_of == (0, 0)
-    assert recipe.engine.tensors["states"] == "output1"
-    assert parse(bundle, json.loads(recipe.to_bytes())) == recipe
-    # What it says of the device is what an engine's key is made of, no more and no less.
-    device = DeviceIdentity("", "", "", "", 1, False, "", "", "", 0)
-    assert recipe.engine.device.keys() == device.key_json().keys()
-    # A later version may say more of the device, or say that there is none.
-    document["engine"]["device"]["later"] = 1
-    assert parse(bundle, document) == recipe
-    document["engine"] = None
-    assert parse(bundle, document).engine is None
 
 
 def test_a_recipe_for_no_jetson(bundle: DummyBundle) -> None:
@@ -107,6 +88,31 @@ def test_every_problem_is_named(bundle: DummyBundle) -> None:
     assert "4 problems" in caught.value.message
 
 
+def with_side(bundle: DummyBundle, *buckets: int) -> dict[str, Any]:
+    recipe = bundle.add_tensorrt()
+    side = {"onnx": "model.onnx", "opset": 17, "strongly_typed": False, "float32": ["y"]}
+    recipe["sides"] = [{**side, "buckets": list(buckets)}]
+    return recipe
+
+
+def test_a_graph_for_some_buckets(bundle: DummyBundle) -> None:
+    data = with_side(bundle, 1)
+    recipe = parse(bundle, data)
+    assert recipe.to_json() == data
+    assert [(graph.buckets, graph.float32) for graph in recipe.graphs] == [
+        ((0,), None),
+        ((1,), ("y",)),
+    ]
+
+
+def test_sides_allow_no_other_form(bundle: DummyBundle) -> None:
+    recipe = with_side(bundle, 1)
+    keys = ("onnx", "opset", "strongly_typed", "jetpack", "tensorrt")
+    recipe["also"] = [{key: recipe[key] for key in keys}]
+    with pytest.raises(BundleError, match="has the key also, which allows no sides"):
+        parse(bundle, recipe)
+
+
 def test_a_profile_may_be_wider_than_its_bucket(bundle: DummyBundle) -> None:
     recipe = bundle.add_tensorrt()
     recipe["profiles"][1]["input_ids"] = {"min": [1, 1], "opt": [2, 50], "max": [4, 128]}
@@ -154,8 +160,6 @@ def test_a_recipe_that_is_too_large(bundle: DummyBundle) -> None:
 def test_reading_is_total(bundle: DummyBundle, seed: int) -> None:
     """Whatever the bytes are: a recipe that can be written and read again, or a BundleError."""
     whole = bundle.add_tensorrt()
-    if seed % 2:
-        bundle.add_engine(whole)
     tree = to_tree(whole)
     manifest = parse_manifest(json.dumps(bundle.listed()).encode())
     rng = random.Random(seed)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.runtime.errors import BundleError, DamagedBundleError
+from edgecompile.runtime.base.errors import BundleError, DamagedBundleError
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.weights import Weights, map_weights, read_constants
 from tests.runtime.bundles import DummyBundle, make_weights, pack_weights

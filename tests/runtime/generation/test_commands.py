@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -20,9 +21,12 @@ from edgecompile.runtime import (
     open_tokenizer,
 )
 from edgecompile.runtime.__main__ import main
+from edgecompile.runtime.base.errors import InputError, TokenizerError
 from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import _Judge
+from edgecompile.runtime.text.stream import TextStream
 from tests.generative import replace_files
 from tests.runtime.texts import TOKENIZER, a_tokenizer
 
@@ -75,6 +79,32 @@ def test_logits_that_are_no_numbers_agree_with_no_token(value: float, want: int)
     assert judge.error is None
     judge.choose(np.array([value, 2, 0], np.float32))
     assert judge.error == f"token 1: the largest logit is {value}" and judge.ties == 0
+
+
+def test_a_near_tie_within_eagers_own_error_is_no_error() -> None:
+    logits = np.array([1.0, 10.0, 9.99], np.float32)
+    judged = []
+    for margin in (0.0, 1e-3, 2e-3):
+        judge = _Judge((2,), Tolerance(1e-6, 2e-5), margin)
+        assert judge.choose(logits) == 2
+        judged.append((judge.ties, judge.error is None))
+    # The gap is 0.01, of a largest logit of 10.
+    assert judged == [(0, False), (1, True), (1, True)]
+
+
+def test_the_share_for_near_ties_is_read_with_the_texts(
+    decoder_bundle: Path, tmp_path: Path
+) -> None:
+    def with_margin(value: Any) -> Any:
+        def change(golden: Any, document: Any) -> None:
+            golden["margin"] = value
+
+        return change
+
+    report = run_selftest(str(spoilt(decoder_bundle, tmp_path / "a", with_margin(1e-3))), threads=1)
+    assert report["ok"]
+    report = run_selftest(str(spoilt(decoder_bundle, tmp_path / "b", with_margin(7))), threads=1)
+    assert "must be 0 to 1" in report["generation"][0]["error"]
 
 
 def test_the_self_test_fails_without_golden_generations(
@@ -152,7 +182,7 @@ def test_the_command_takes_texts_and_gives_texts(
         tokenizer = open_tokenizer(opened)
     ids = tokenizer.encode("the cat sat").ids
     tokens = model.generate(ids, max_new_tokens=8, eos=())
-    want = tokenizer.decode(tokens)
+    want = " " + tokenizer.decode(tokens)  # it follows the prompt
     arguments = ["generate", str(text_bundle), "--text", "the cat sat", "--ignore-eos"]
     arguments += ["--max-new-tokens", "8"]
     assert main(arguments) == 0
@@ -165,8 +195,110 @@ def test_the_command_takes_texts_and_gives_texts(
     stop = tokenizer.decode(tokens[:3]).split()[-1]
     assert main([*arguments, "--stop-text", stop]) == 0
     told = capsys.readouterr()
-    assert told.out.endswith(stop + "\n") and want.startswith(told.out[:-1])
+    assert told.out[:-1] == want.partition(stop)[0]
     assert "stopped by --stop" in told.err
+
+
+@pytest.fixture
+def chat_bundle(text_bundle: Path) -> Path:
+    """The same with a chat template, as data alone: its program would fail."""
+    turns = {
+        "after": {
+            "": {"user": {"before": "the ", "content": "strip"}, "system": {"before": "on ", "content": "as-is"}},
+            "system": {"user": {"before": " the ", "content": "strip"}},
+            "user": {"assistant": {"before": " sat ", "content": "strip"}},
+            "assistant": {"user": {"before": " the ", "content": "strip"}},
+        },
+        "end": " sat",
+    }  # fmt: skip
+    chat = {"template": "{{ 1 / 0 }}", "special_tokens": {}, "turns": turns}
+    document = json.loads((text_bundle / "manifest.json").read_bytes())
+    replace_files(text_bundle, document, {CHAT_FILE: json.dumps(chat).encode()})
+    return text_bundle
+
+
+def test_a_model_completes_texts_and_answers_chats(chat_bundle: Path) -> None:
+    with open_bundle(chat_bundle, warmup=False) as model:
+        tokenizer = open_tokenizer(model)
+        ids = tokenizer.encode("the cat sat").ids
+        tokens = model.generate(ids, max_new_tokens=8, eos=())
+        pieces: list[str] = []
+        text = model.complete("the cat sat", max_new_tokens=8, eos=(), on_text=pieces.append)
+        assert text == "".join(pieces) == " " + tokenizer.decode(tokens) and len(pieces) == 8
+        message = {"role": "user", "content": " cat "}
+        assert model.chat([message], max_new_tokens=8, eos=()) == text
+        stream = model.stream_text([message], max_new_tokens=8, eos=())
+        assert next(stream) == pieces[0] and stream.finish_reason is None
+        stream.close()
+        assert list(stream) == [] and stream.finish_reason == "closed"
+        cut = model.complete("the cat sat", max_new_tokens=8, eos=(), on_text=lambda _: False)
+        assert cut == pieces[0]
+        stop = pieces[3].strip()
+        assert model.chat([message], stop_text=[stop], eos=()) == text.partition(stop)[0]
+        whole = model.stream_text("the cat", eos=())
+        assert "".join(whole) == whole.text
+        assert len(whole.tokens.tokens) == 30  # the default of the bundle
+        # A session runs only what is new.
+        session = model.session()
+        answer = session.chat([message], max_new_tokens=3, eos=())
+        further = [
+            message,
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": "mat"},
+        ]
+        stream = session.stream_text(further, max_new_tokens=3, eos=())
+        assert "".join(stream) == model.chat(further, max_new_tokens=3, eos=())
+        assert stream.tokens.reused >= 3
+        for bad, wanted in (
+            ([], "needs messages"),
+            ([1], "needs messages"),
+            ("\ud800", "surrogate"),
+        ):
+            with pytest.raises(InputError, match=wanted):
+                model.stream_text(bad)  # type: ignore[arg-type]
+        with pytest.raises(TokenizerError, match="fails on these messages: ZeroDivisionError"):
+            model.chat([{"role": "tool", "content": "x"}])
+
+
+def test_the_command_chats(
+    chat_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("cat\n\nmat\n"))
+    assert main(["chat", str(chat_bundle), "--system", "the", "--max-new-tokens", "4"]) == 0
+    told = capsys.readouterr()
+    with open_bundle(chat_bundle, warmup=False) as model:
+        messages = [{"role": "system", "content": "the"}, {"role": "user", "content": "cat"}]
+        first = model.chat(messages, max_new_tokens=4)
+        messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "mat"}]
+        second = model.chat(messages, max_new_tokens=4)
+    assert told.out == first + "\n" + second + "\n"
+    assert told.err.startswith("2 answers of ")
+    monkeypatch.setattr("sys.stdin", io.StringIO("cat\n"))
+    assert (
+        main(["chat", str(chat_bundle), "--system", "the", "--max-new-tokens", "4", "--json"]) == 0
+    )
+    report = json.loads(capsys.readouterr().out)
+    assert report["messages"] == messages[:3]
+    assert report["answers"][0]["prompt_tokens"] == 5
+
+
+def test_an_empty_answer_is_left_out_of_the_chat(
+    chat_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template has no way to write it, or another one than its turns."""
+    monkeypatch.setattr(TextStream, "read", lambda self, token: "")
+    monkeypatch.setattr("sys.stdin", io.StringIO("cat\nmat\n"))
+    assert main(["chat", str(chat_bundle), "--max-new-tokens", "2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["messages"] == [] and len(report["answers"]) == 2
+
+
+def test_a_chat_needs_a_template(
+    text_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("cat\n"))
+    assert main(["chat", str(text_bundle)]) == TokenizerError.exit_code
+    assert "holds no chat template" in capsys.readouterr().err
 
 
 def test_texts_need_a_tokenizer(decoder_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgecompile.runtime.errors import NativeError
+from edgecompile.runtime.base.errors import NativeError
 from edgecompile.runtime.generation.sampling import Sampler, Sampling, penalize, warp, weigh
 
 VOCABULARY = 211

@@ -25,6 +25,8 @@ from tests.generative import EOS
 from tests.runtime.test_run_overhead import count_opcodes
 
 pytest.importorskip("torch")
+from edgecompile.models.double import InFloat64
+from edgecompile.models.rounding import FACTOR
 from tests.factories import decoder as d
 
 MOST = d.MAX_CONTEXT
@@ -61,8 +63,12 @@ def test_logits_of_each_step_are_eagers(model: Model, module: Any) -> None:
     text = stream.prompt
     logits = session.begin(stream, stream._request)
     for step in range(100):
-        want = d.logits_of(module, text).numpy()
-        np.testing.assert_allclose(logits, want, atol=1e-5 * np.abs(want).max(), err_msg=str(step))
+        with InFloat64():
+            want = d.logits_of(module, text).numpy()
+        assert want.dtype == np.float64
+        own = np.abs(d.logits_of(module, text).numpy() - want).max()  # a few channels are large
+        allowed = 1e-5 * np.abs(want).max() + FACTOR * own
+        np.testing.assert_allclose(logits, want, atol=allowed, err_msg=str(step))
         text.append(step % 50 + 1)
         logits = session.advance(stream, text[-1])
 

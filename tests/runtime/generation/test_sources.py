@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgecompile.runtime.errors import BundleError
+from edgecompile.runtime.base.errors import BundleError
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.generation.sources import check_encoder

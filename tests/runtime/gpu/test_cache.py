@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgecompile.runtime.errors import EngineCacheError
+from edgecompile.runtime.base.errors import EngineCacheError
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.recipe import read_recipe
 from edgecompile.runtime.gpu.cache import (

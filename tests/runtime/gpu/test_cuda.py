@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -12,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.runtime.errors import GpuError, GpuUnavailableError
+from edgecompile.runtime.base.errors import GpuError, GpuUnavailableError
 from edgecompile.runtime.gpu import cuda as cuda_module
 from edgecompile.runtime.gpu.cuda import Cuda
 from tests.fake_gpu.build import FakeCudart
+from tests.forks import in_child
 
 
 def view(address: int, size: int) -> np.ndarray:
@@ -184,24 +184,6 @@ def test_what_is_missing_is_named(
     with pytest.raises(GpuUnavailableError, match=r"no libcudart can be loaded.*of-nobody.so") as e:
         Cuda.load()
     assert e.value.hint is not None and "nvidia-jetpack" in e.value.hint
-
-
-def in_child(work: Callable[[], object]) -> str:
-    """The error or the result of ``work`` in a forked process."""
-    reader, writer = os.pipe()
-    process = os.fork()
-    if process == 0:
-        try:
-            text = f"gave {work()}"
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(writer, text.encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        text = stream.read().decode()
-    os.waitpid(process, 0)
-    return text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")

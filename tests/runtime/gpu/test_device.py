@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.runtime.errors import GpuUnavailableError
+from edgecompile.runtime.base.errors import GpuUnavailableError
 from edgecompile.runtime.gpu.cuda import Cuda
 from edgecompile.runtime.gpu.device import (
     describe_device,

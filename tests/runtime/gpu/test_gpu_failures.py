@@ -6,7 +6,6 @@ TensorRT and CUDA are fakes here (tests/fake_gpu); no GPU computes anything.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.commands.info import describe_bundle
-from edgecompile.runtime.errors import (
+from edgecompile.runtime.base.errors import (
     GpuError,
     GpuUnavailableError,
     InputError,
@@ -24,9 +22,11 @@ from edgecompile.runtime.errors import (
     UnfinishedBundleError,
     UnsupportedHostError,
 )
+from edgecompile.runtime.commands.info import describe_bundle
 from edgecompile.runtime.finish.finish import finish_bundle
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.bundles import DEVICE, GpuBundle, run_eager
+from tests.forks import in_child
 from tests.runtime.golden_files import write_case
 from tests.runtime.gpu.test_gpu_model import run
 
@@ -149,27 +149,14 @@ def test_a_run_that_goes_astray_ends_the_model(finished: str, fake_device: FakeC
 def test_after_a_fork_the_child_says_so_and_ends_well(finished: str) -> None:
     with open_bundle(finished) as model:
         run(model, 3)
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                model.run(run_eager(3, 0)[0])
-                text = "ran"
-            except GpuError as error:
-                text = str(error)
-            try:
-                model.close()
-                open_bundle(finished)
-                text += "|opened"
-            except GpuError as error:
-                text += "|" + str(error)
-            os.write(writer, text.encode())
-            os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as stream:
-            first, second = stream.read().decode().split("|")
-        assert os.waitpid(child, 0)[1] == 0
-        for text in (first, second):
+
+        def close_and_open() -> None:
+            model.close()
+            open_bundle(finished)
+
+        for work in (lambda: model.run(run_eager(3, 0)[0]), close_and_open):
+            text = in_child(work)
+            assert text.startswith("GpuError")
             assert "was forked after CUDA had been loaded" in text and "spawn" in text
         run(model, 4)
 

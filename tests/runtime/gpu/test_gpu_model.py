@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.call.inputs import make_inputs
-from edgecompile.runtime.commands.info import describe_bundle, format_bundle
-from edgecompile.runtime.commands.selftest import run_selftest
-from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.errors import (
+from edgecompile.runtime.base.errors import (
     InputError,
     UnfinishedBundleError,
     UnsupportedHostError,
 )
+from edgecompile.runtime.call.inputs import make_inputs
+from edgecompile.runtime.commands.info import describe_bundle, format_bundle
+from edgecompile.runtime.commands.selftest import run_selftest
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.finish.finish import finish_bundle
 from edgecompile.runtime.measure.bench import run_bench
 from edgecompile.runtime.measure.calibrate import calibrate_bundle

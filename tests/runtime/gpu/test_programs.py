@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgecompile.runtime.base.errors import GpuError, ModeError
 from edgecompile.runtime.call.dispatch import Dispatcher
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.call.results import ResultMaker
-from edgecompile.runtime.errors import GpuError, ModeError
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import Extent, Manifest
 from edgecompile.runtime.gpu.cuda import Cuda
@@ -23,6 +22,7 @@ from edgecompile.runtime.gpu.engines import DEFAULT, PLANNED, REDUCE_OVERHEAD
 from edgecompile.runtime.gpu.programs import GpuPrograms, pad_everything
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.numpy_engine import NumpyEngine, embed
+from tests.forks import in_child
 from tests.runtime.bundles import DummyBundle
 
 
@@ -304,27 +304,16 @@ def test_outputs_that_the_manifest_does_not_have(make: Make) -> None:
 def test_after_a_fork_runs_are_refused_and_nothing_is_given_back(make: Make) -> None:
     rig = make(REDUCE_OVERHEAD)
     rig.check(5)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def work() -> tuple[int, bool]:
         rig.programs.after_fork()
-        lines = []
-        try:
+        with pytest.raises(GpuError, match="was forked after CUDA had been loaded"):
             rig.run(5)
-        except GpuError as error:
-            lines.append(error.message)
         frees = rig.fake.calls("cudaFree")
         rig.programs.close()
-        lines.append(str(rig.fake.calls("cudaFree") - frees))
-        lines.append(str(rig.engine.abandoned))
-        os.write(writer, "|".join(lines).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        message, freed, abandoned = stream.read().decode().split("|")
-    os.waitpid(child, 0)
-    assert "was forked after CUDA had been loaded" in message
-    assert (freed, abandoned) == ("0", "True")
+        return rig.fake.calls("cudaFree") - frees, rig.engine.abandoned
+
+    assert in_child(work) == "gave (0, True)"
     rig.check(6)  # the parent goes on
 
 

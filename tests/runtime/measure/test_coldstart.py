@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgecompile.runtime.errors import NativeError
+from edgecompile.runtime.base.errors import NativeError
 from edgecompile.runtime.measure.coldstart import (
     cold_load,
     measure_cold_loads,
     measure_cold_start,
     read_memory,
 )
-from edgecompile.runtime.start import open_bundle
+from edgecompile.runtime.model.open_bundle import open_bundle
 
 
 def test_memory_of_this_process() -> None:

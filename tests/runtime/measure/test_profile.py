@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import edgecompile.runtime
-from edgecompile.runtime.errors import InputError, UnsupportedHostError
+from edgecompile.runtime.base.errors import InputError, UnsupportedHostError
 from edgecompile.runtime.measure.profile import (
     MOST_LENGTHS,
     OUTSIDE,

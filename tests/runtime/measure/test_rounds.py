@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.base.errors import InputError
 from edgecompile.runtime.measure.rounds import check_budget, measure_rounds
 
 

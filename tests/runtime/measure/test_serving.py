@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.base.errors import InputError
 from edgecompile.runtime.format.schema import Extent
 from edgecompile.runtime.measure.serving import (
     Point,
@@ -51,7 +51,13 @@ def test_a_bundle_of_one_row_is_refused(native_bundle: str) -> None:
         inputs=[x._replace(shape=(1, *x.shape[1:])) for x in manifest.inputs],
         outputs=[x._replace(shape=(1, *x.shape[1:])) for x in manifest.outputs],
     )
-    with pytest.raises(InputError, match="no batch of rows"):
-        choose_points(fixed, [2])
+    twice = "2*" + batch_axis(manifest)
+    sums = manifest._replace(
+        inputs=[x._replace(shape=(twice, *x.shape[1:])) for x in manifest.inputs],
+        outputs=[x._replace(shape=(twice, *x.shape[1:])) for x in manifest.outputs],
+    )
+    for other in (fixed, sums):
+        with pytest.raises(InputError, match="no batch of rows"):
+            choose_points(other, [2])
     with pytest.raises(InputError, match="file of costs"):
         measure_serving(native_bundle, "/nowhere/costs.json", seconds=0)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime import Model, open_bundle
-from edgecompile.runtime.call.inputs import make_inputs
-from edgecompile.runtime.errors import (
+from edgecompile.runtime.base.errors import (
     InputError,
 )
+from edgecompile.runtime.call.inputs import make_inputs
 from tests.runtime.bundles import DummyBundle
 
 

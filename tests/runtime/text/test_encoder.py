@@ -9,6 +9,7 @@ import copy
 import io
 import json
 import os
+import random
 import sys
 import threading
 from collections.abc import Mapping
@@ -18,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgecompile.runtime.base.errors import InputError, TokenizerError, TokenizersMissingError
 from edgecompile.runtime.commands.encode import encode_bundle, format_encode, read_texts
-from edgecompile.runtime.errors import InputError, TokenizerError, TokenizersMissingError
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.text.encoder import TextEncoder, TextOutputs
@@ -165,6 +166,87 @@ def test_long_texts_are_cut_and_that_is_told(tmp_path: Path) -> None:
     assert [text.truncated for text in got.texts] == [False, True, False, True]
     with pytest.raises(InputError, match=r"2 of 4 texts have more than 6 tokens: number 1, 3"):
         model.encode(texts, truncate=False)
+
+
+def learned_tokenizer(kind: str) -> Any:
+    """One with a vocabulary learned from a few words: WordPiece, BPE by bytes, or BPE and Unigram of sentences
+    that aren't divided into words."""
+    t = pytest.importorskip("tokenizers")
+    corpus = [
+        "the cat sat quietly on the mat",
+        "purred all day, and then 1234 nights",
+        "猫がマットに座る",
+    ]
+    if kind == "wordpiece":
+        tokenizer = t.Tokenizer(t.models.WordPiece(unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = t.pre_tokenizers.BertPreTokenizer()
+        trainer = t.trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]", "[CLS]"])
+    elif kind == "unigram":
+        tokenizer = t.Tokenizer(t.models.Unigram())
+        tokenizer.pre_tokenizer = t.pre_tokenizers.Metaspace(split=False)
+        trainer = t.trainers.UnigramTrainer(
+            vocab_size=120,
+            special_tokens=["[UNK]", "[CLS]"],
+            unk_token="[UNK]",
+            show_progress=False,
+        )
+    else:
+        tokenizer = t.Tokenizer(t.models.BPE(unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = (
+            t.pre_tokenizers.ByteLevel()
+            if kind == "bytes"
+            else t.pre_tokenizers.Metaspace(split=False)
+        )
+        trainer = t.trainers.BpeTrainer(vocab_size=300, special_tokens=["[UNK]", "[CLS]"])
+    tokenizer.train_from_iterator(corpus * 20, trainer)
+    tokenizer.post_processor = t.processors.TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A [CLS]:1 $B:1", special_tokens=[("[CLS]", 1)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "sentences", "unigram"])
+def test_a_long_text_is_tokenized_as_far_as_the_model_reads_it(tmp_path: Path, kind: str) -> None:
+    """With the same tokens, and the same word on what was cut, as the whole text has."""
+    inputs = copy.deepcopy(DOCUMENT["inputs"])
+    inputs.append({**inputs[1], "name": "token_type_ids"})
+    fed = {**TEXT["inputs"], "token_type_ids": "type_ids"}
+    tokenizer = learned_tokenizer(kind)
+    model = make(
+        tmp_path,
+        tokenizer.to_str().encode(),
+        inputs=inputs,
+        text={"inputs": fed, "max_length": 33, "prepare": []},
+    )
+    encoder = TextEncoder(model)  # type: ignore[arg-type]
+    given: list[int] = []
+    encode_batch = encoder._tokenizer.encode_batch
+
+    class Watched:
+        def encode_batch(self, texts: list[Any]) -> Any:
+            given.extend(
+                len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts
+            )
+            return encode_batch(texts)
+
+    encoder._tokenizer = Watched()
+    words = ["the", "cat", "sat", "on", "1234", "mat,", "猫がマット", "purred", "q"]
+    draw = random.Random(2)
+    text = " ".join(draw.choices(words, k=4_000))
+    texts: list[Any] = [
+        text, text[:3000], "the cat", "aa" * 4_000, "猫が" * 4_000, "the cat " + "z" * 5_000 + " mat",
+        " " * 5_000 + text[:5000], "x" * 2250 + " " + text, ("the cat", text), (text, "the cat"),
+        (text[:4000], text[:5000]), ("the cat " * 4_000, "x y z " * 300), ("x y z " * 300, "the cat " * 4_000),
+    ]  # fmt: skip
+    tokenizer.enable_truncation(33)
+    for item, found in zip(texts, encoder.tokenize(texts), strict=True):
+        (whole,) = tokenizer.encode_batch([item])
+        assert found.ids == tuple(whole.ids) and found.type_ids == tuple(whole.type_ids)
+        assert found.offsets == tuple(whole.offsets)
+        assert found.truncated == bool(whole.overflowing)
+    given.clear()
+    encoder.tokenize([text, ("the cat", text), (text, "the cat")])
+    assert sum(given) < 3 * 2400
 
 
 def test_what_the_file_says_about_cutting_and_filling_isnt_heeded(tmp_path: Path) -> None:

@@ -144,26 +144,6 @@ def test_warming_up_computes_large_runs(cublaslt: FakeCublasLt, tmp_path: Path) 
             assert cublaslt.products == warmup
 
 
-@pytest.mark.parametrize("mode", ["planned", "reduce-overhead"])
-def test_what_fails_while_it_is_recorded_is_computed_by_tritons_kernels(
-    cublaslt: FakeCublasLt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    path = TritonMultiplier(tmp_path / "x.ecb").write()
-    record(path, rows=[[0, 0], [0, 0]])
-    monkeypatch.setenv("FAKE_CUBLASLT", "capture")
-    with open_bundle(path, mode=mode) as model:
-        for length in (40, 3):
-            inputs = make_inputs(length)
-            for _ in range(12):
-                got = model.run(inputs)
-            assert all((got[name] == want).all() for name, want in multiply(inputs).items())
-        assert model.info["graphs"] == 2
-        assert "cublasLtMatmul failed" in model.info["tuned"]["cublaslt"]["failure"]
-        assert cublaslt.products > 0
-        model.run(inputs)
-        assert cublaslt.products == 0
-
-
 def test_what_it_was_told_of_a_product_is_kept(cublaslt: FakeCublasLt, tmp_path: Path) -> None:
     """Of 1,024 pairs of product and rows; one more drops them all."""
     bundle = TritonMultiplier(tmp_path / "x.ecb")
@@ -277,48 +257,12 @@ def test_a_process_looks_for_it_once(cublaslt: FakeCublasLt, tmp_path: Path) -> 
     assert subprocess.run(command, capture_output=True, check=True).stdout.split() == [b"0", b"0"]
 
 
-def test_bundles_from_before_it_are_tuned_and_opened(
-    cublaslt: FakeCublasLt, tmp_path: Path
-) -> None:
-    bundle = TritonBundle(tmp_path / "x.ecb")
-    bundle.add_alternatives("TOY_REPEAT=2")
-    runtime = bundle.bundle.files[bundle.runtime]
-    changed = runtime.replace(b"cublaslt_failure", b"cublaslt_unknown")
-    changed = changed.replace(b"use_cublaslt", b"cublaslt_use")
-    assert changed != runtime
-    bundle.bundle.files[bundle.runtime] = changed
-    path = bundle.write()
-    report = command("tune", path, "--seconds", "0", library=cublaslt.path)
-    assert report["state"] == "tuned" and report["cublaslt"]["version"] == 0
-    script = (
-        "import sys; from edgecompile.runtime import open_bundle; "
-        "print(open_bundle(sys.argv[1]).info['tuned']['cublaslt'])"
-    )
-    child = [sys.executable, "-c", script, path]
-    assert subprocess.run(child, capture_output=True, check=True).stdout == b"None\n"
-
-
 def test_it_is_loaded_when_it_is_wanted(cublaslt: FakeCublasLt, tmp_path: Path) -> None:
     path = TritonMultiplier(tmp_path / "x.ecb").write()
     record(path, rows=[[1000, -1], [1000, -1]])
     library = str(tmp_path / "none.so")
     assert command("selftest", path, library=library)["ok"]
     assert check(path)["cublaslt"]["failure"] == ""
-
-
-@pytest.mark.parametrize(
-    "content",
-    [{"rows": [[0, 0]]}, {"rows": [[0, -2], []]}, {"rows": [[0, 2**70], []]}, {"rows": [[0.5], []]},
-     {"rows": None}, {"version": "13"}, {"version": None}],
-)  # fmt: skip
-def test_a_record_that_is_no_use_is_not_used(
-    cublaslt: FakeCublasLt, tmp_path: Path, content: dict[str, Any]
-) -> None:
-    path = TritonMultiplier(tmp_path / "x.ecb").write()
-    record(path, **content)
-    with open_bundle(path) as model:
-        assert model.info["tuned"] is None
-    assert tune(path)["state"] == "tuned"
 
 
 def test_info_and_the_report_say_so(cublaslt: FakeCublasLt, tmp_path: Path) -> None:

@@ -12,16 +12,13 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.base.errors import GpuError
 from edgecompile.runtime.commands.info import describe_bundle, format_bundle
 from edgecompile.runtime.commands.selftest import run_selftest
-from edgecompile.runtime.errors import GpuError
-from edgecompile.runtime.gpu.program import GRAPH_AFTER
 from edgecompile.runtime.measure.bench import run_bench
 from tests.fake_gpu.build import FakeCudart
-from tests.fake_gpu.numpy_engine import embed
 from tests.fake_gpu.triton_bundle import (
     VARIANT,
-    TritonBundle,
     TritonSelector,
     check_by_threads,
     make_inputs,
@@ -48,28 +45,6 @@ def inputs_of(length: int, batch: int, kept: str) -> dict[str, Any]:
     if kept != "some":
         inputs["attention_mask"][...] = kept == "all"
     return inputs
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("integrated", [0, 1])
-def test_none_some_and_all(
-    fake_driver: FakeCudart,
-    selector: TritonSelector,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
-    integrated: int,
-) -> None:
-    device = f"name=Orin;cc=9.0;sm=16;memory=8000000;integrated={integrated}"
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", device)
-    with open_bundle(selector.write(), mode=mode) as model:
-        for length in (1, 7, 32, 33, 64, 7):
-            for batch in (1, 2):
-                for kept in ("some", "none", "all", "some"):
-                    check(model, inputs_of(length, batch, kept))
-        for _ in range(2 * GRAPH_AFTER):  # what comes often is no graph, either
-            check(model, inputs_of(9, 1, "some"))
-        assert model.info["graphs"] == 0
-    assert fake_driver.calls("cuStreamBeginCapture_v2") == 0
 
 
 def test_runs_allocate_nothing_and_wait_for_one_number(
@@ -126,21 +101,6 @@ def test_info_says_that_there_are_no_graphs(
 ) -> None:
     lines = format_bundle(describe_bundle(selector.write()))
     assert any(VARIANT in line and "without CUDA graphs" in line for line in lines)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_padded_buckets_are_filled_up_and_queued(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle, mode: str
-) -> None:
-    triton_bundle.gpu["graphs"] = False
-    with open_bundle(triton_bundle.write(), mode=mode) as model:
-        for length in (5, 32, 33, 50, 64):
-            inputs = make_inputs(length)
-            got = model.run(inputs)
-            for name, want in embed(inputs).items():
-                np.testing.assert_array_equal(got[name], want)
-        assert model.info["graphs"] == 0
-    assert fake_driver.calls("cuStreamBeginCapture_v2") == 0
 
 
 @pytest.mark.parametrize(

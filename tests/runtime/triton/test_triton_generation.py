@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.base.errors import GpuError, InputError, ModelClosedError
 from edgecompile.runtime.commands.selftest import run_selftest
-from edgecompile.runtime.errors import GpuError, InputError, ModelClosedError
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.triton_bundle import (
     TURN_TOKEN,
@@ -31,27 +31,6 @@ CACHES = ROWS * 4 * (KEY + VALUE)
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return TritonDecoder(tmp_path_factory.mktemp("decoder") / "decoder.ecb").write()
-
-
-@pytest.mark.parametrize("mode", ["planned", "default", "reduce-overhead"])
-@pytest.mark.parametrize("integrated", [0, 1])
-def test_tokens_are_the_models_own(
-    fake_driver: FakeCudart,
-    decoder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
-    integrated: int,
-) -> None:
-    device = f"name=Orin;cc=9.0;sm=16;memory=8000000;integrated={integrated}"
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", device)
-    with open_bundle(decoder, mode=mode) as model:
-        for length in (1, 2, 15, 16, 17, 33, 50):
-            prompt = [(5 * i + length) % 100 for i in range(length)]
-            got = model.generate(prompt, max_new_tokens=64 - length, eos=())
-            assert got == generate(prompt, 64 - length)
-        info = model.info
-    assert info["backend"] == "triton" and info["mode"] == mode
-    assert info["graphs"] == (0 if mode == "default" else 2)
 
 
 def test_a_step_is_one_graph_and_copies_no_cache(fake_driver: FakeCudart, decoder: str) -> None:

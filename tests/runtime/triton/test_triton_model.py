@@ -1,11 +1,11 @@
 """open_bundle with a variant of Triton kernels: run in every mode, refused, replaced, broken.
 
 The program is written by hand and CUDA's driver is a fake; the runtime library and the loader are real.
+tests/native/c_runtime/gpu holds what the C runtime has to do likewise: its tests run both loaders.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,18 +16,13 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.commands.selftest import run_selftest
-from edgecompile.runtime.errors import (
-    BundleError,
-    DamagedBundleError,
+from edgecompile.runtime.base.errors import (
     EdgecompileError,
     GpuError,
-    GpuUnavailableError,
     InputError,
-    ModeError,
     OutsideBucketsError,
 )
-from edgecompile.runtime.gpu.program import GRAPH_AFTER
+from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.measure.bench import run_bench
 from edgecompile.runtime.measure.calibrate import calibrate_bundle
 from tests.fake_gpu.build import FakeCudart
@@ -38,6 +33,7 @@ from tests.fake_gpu.triton_bundle import (
     check_by_threads,
     make_inputs,
 )
+from tests.forks import in_child
 
 
 def check(model: Any, length: int, batch: int = 1, seed: int = 0) -> None:
@@ -45,30 +41,6 @@ def check(model: Any, length: int, batch: int = 1, seed: int = 0) -> None:
     got = model.run(inputs)
     for name, want in embed(inputs).items():
         np.testing.assert_array_equal(got[name], want, err_msg=f"{name} at {length}")
-
-
-@pytest.mark.parametrize("mode", ["planned", "default", "reduce-overhead"])
-@pytest.mark.parametrize("integrated", [0, 1])
-def test_every_length_in_every_mode(
-    fake_driver: FakeCudart,
-    triton_bundle: TritonBundle,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
-    integrated: int,
-) -> None:
-    monkeypatch.setenv(
-        "FAKE_CUDART_DEVICE", f"name=Orin;cc=9.0;sm=16;memory=8000000;integrated={integrated}"
-    )
-    with open_bundle(triton_bundle.write(), mode=mode) as model:
-        for length in (1, 7, 32, 33, 64, 5, 32):
-            for batch in (1, 2):
-                check(model, length, batch, seed=length)
-        info = model.info
-    assert (info["mode"], info["backend"], info["gpu_precision"]) == (mode, "triton", "fp32")
-    assert info["launches"] == {"0": 4, "1": 4} and info["weight_bytes"] == 136
-    assert info["graphs"] == (2 if mode == "reduce-overhead" else 0)
-    copied = fake_driver.calls("cuMemcpyHtoDAsync_v2") + fake_driver.calls("cuMemcpyDtoHAsync_v2")
-    assert info["zero_copy"] is bool(integrated) and (copied == 0) is bool(integrated)
 
 
 def test_runs_allocate_nothing(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
@@ -84,43 +56,6 @@ def test_runs_allocate_nothing(fake_driver: FakeCudart, triton_bundle: TritonBun
         assert launched() == 5 * 4
         # Scratch is one block: the program's early request, and the two intermediates after it.
         assert model.info["scratch_bytes"] == max(4096 * 4, 2 * 2 * 64 * 4)
-
-
-@pytest.mark.parametrize("mode", ["planned", "reduce-overhead"])
-def test_smaller_sizes_may_take_more_memory(
-    fake_driver: FakeCudart, tmp_path: Path, mode: str
-) -> None:
-    """Where an output is cut from a tensor that is filled up to the next multiple of 64."""
-    path = TritonBundle(tmp_path / "t.ecb", "TOY_LARGER=(count%64)").write()
-    with open_bundle(path, mode=mode) as model:
-        for length in (32, 31, 5):
-            check(model, length, 2)
-        # No more than at the ends just below the largest, where it is 256 KiB.
-        assert 1 << 18 <= model.info["scratch_bytes"] < (1 << 18) + 32768
-
-
-def test_shapes_that_come_often_become_graphs(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgecompile.runtime.gpu.programs.MOST_GRAPHS", 2)
-    with open_bundle(triton_bundle.write(), mode="planned", warmup=False) as model:
-        for turn in range(GRAPH_AFTER):
-            assert model.info["graphs"] == 0
-            for length in (3, 5):
-                check(model, length, seed=turn)
-        assert model.info["graphs"] == 2
-        launches = fake_driver.calls("cuLaunchKernel")
-        for turn in range(5):  # in any order, and without a kernel launched one by one
-            for length in (5, 3, 5):
-                check(model, length, seed=100 + turn)
-        assert fake_driver.calls("cuLaunchKernel") == launches
-        check(model, 7, batch=2)  # others go on as before
-        check(model, 3)
-        for turn in range(GRAPH_AFTER + 2):
-            check(model, 9, seed=turn)
-        assert model.info["graphs"] == 2 and fake_driver.calls("cuGraphExecDestroy") == 1
-        for length in (3, 5, 9, 32, 5, 50):
-            check(model, length, seed=length)
 
 
 _COUNT = """
@@ -159,38 +94,12 @@ def test_kernels_that_wait_may_begin_early(
     assert launched > 0 and overlapping == launched * overlaps
 
 
-def test_runs_go_on_where_no_graph_can_be_made(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_CUDART_FAIL", "cuGraphInstantiateWithFlags:1=2")
-    with open_bundle(triton_bundle.write(), warmup=False) as model:
-        for turn in range(2 * GRAPH_AFTER):
-            check(model, 3, seed=turn)
-        assert model.info["graphs"] == 0 and fake_driver.calls("cuGraphInstantiateWithFlags") == 1
-
-
-def test_weights_are_copied_once_for_all_models(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle
-) -> None:
-    path = triton_bundle.write()
-    with open_bundle(path) as first, open_bundle(path) as second:
-        check(first, 3)
-        check(second, 40)
-        assert fake_driver.calls("cuMemcpyHtoD_v2") == 1
-        first.close()
-        check(second, 3)
-    with open_bundle(path) as third:
-        check(third, 3)
-    assert fake_driver.calls("cuMemcpyHtoD_v2") == 2
-
-
 @pytest.mark.parametrize("fault", [0, 3, 4])
 def test_no_tensor_is_lost(fake_driver: FakeCudart, tmp_path: Path, fault: int) -> None:
     """Neither by runs nor by programs that fail in the middle of one."""
     path = TritonBundle(tmp_path / "t.ecb", f"TOY_FAULT={fault}").write()
     with open_bundle(path, mode="default", warmup=False) as model:
-        engine: Any = model._programs._engine  # type: ignore[union-attr]
-        live = engine._library.native.ec_live_tensors
+        live = model.gpu.library.native.ec_live_tensors
         for length in (3, 50, 3):
             try:
                 model.run(make_inputs(length))
@@ -244,28 +153,6 @@ def test_an_output_within_other_memory_is_copied(
             check(model, 50, 2)
 
 
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [
-        (1, "the output states is no row-major tensor"),
-        (2, "states has shape"),
-        (4, "the program asks for other memory than its rehearsal did"),
-        (5, "has 2 inputs and 1 outputs, the manifest has 2 and 2"),
-        (6, r"finding the kernel of missing failed: CUDA_ERROR_OF_THE_FAKE \(500\)"),
-    ],
-)
-def test_programs_that_misbehave(
-    fake_driver: FakeCudart, tmp_path: Path, fault: int, text: str
-) -> None:
-    path = TritonBundle(tmp_path / "t.ecb", f"TOY_FAULT={fault}").write()
-    try:
-        with pytest.raises((GpuError, BundleError), match=text), open_bundle(path) as model:
-            model.run(make_inputs(7))
-    finally:
-        if fault == 6:
-            fake_driver.reset()  # its misuse of the fake was asked for
-
-
 def test_inputs_are_checked_first(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
     with open_bundle(triton_bundle.write(), warmup=False) as model:
         inputs = make_inputs(7)
@@ -279,61 +166,15 @@ def test_inputs_are_checked_first(fake_driver: FakeCudart, triton_bundle: Triton
         assert fake_driver.calls("cuLaunchKernel") == 0
 
 
-def test_padding_has_to_be_verified(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
-    triton_bundle.gpu["padding"] = False
-    with pytest.raises(ModeError, match="verify that padding changes nothing"):
-        open_bundle(triton_bundle.write(), mode="reduce-overhead")
-
-
-def test_an_exchanged_library_is_not_loaded(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle
-) -> None:
-    # No process has seen this content before: what was hashed once is kept open.
-    triton_bundle.bundle.files[triton_bundle.programs[1]] += b"only this test"
-    path = triton_bundle.write()
-    victim = Path(path) / triton_bundle.programs[1]
-    data = bytearray(victim.read_bytes())
-    data[-1] ^= 1
-    victim.unlink()
-    victim.write_bytes(data)
-    with pytest.raises(DamagedBundleError, match="file-hash"):
-        open_bundle(path)
-
-
 def test_a_fork_is_refused(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
     with open_bundle(triton_bundle.write()) as model:
         check(model, 7)
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                model.run(make_inputs(7))
-                text = "ran"
-            except GpuError as error:
-                text = error.message
-            os.write(writer, text.encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert b"was forked after CUDA had been loaded" in os.read(reader, 4096)
+        text = in_child(lambda: model.run(make_inputs(7)))
+        assert text.startswith("GpuError") and "was forked after CUDA had been loaded" in text
         check(model, 7)
 
 
 # Which variant is taken.
-
-
-def test_of_two_variants_the_one_for_this_gpu(
-    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    better = json.loads(json.dumps(triton_bundle.variant))
-    better.update(name="cuda-sm120", rank=70)
-    better["gpu"]["compute_capabilities"] = ["12.0"]
-    triton_bundle.bundle.document["variants"].append(better)
-    path = triton_bundle.write()
-    with open_bundle(path) as model:
-        assert model.info["variant"] == "cuda-sm90"
-        assert "12.0" in model.info["refused_variants"]["cuda-sm120"][0]
-    with pytest.raises(GpuUnavailableError, match=r"Fake H100 has 9\.0"):
-        open_bundle(path, variant="cuda-sm120")
 
 
 def test_it_serves_while_an_engine_is_unfinished(

@@ -1,4 +1,4 @@
-"""Other projects' clients against the server: tritonclient, KServe's SDK, OpenAI's, schemathesis."""
+"""Other projects' clients against the server: tritonclient, KServe's SDK, OpenAI's, Cohere's, schemathesis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
-from tests.needs import need_variable
+from edgecompile.server.settings import Limits
+from tests.needs import need, need_variable
+from tests.server.http.sockets import Served
 from tests.server.processes import Server, serving
 
 pytestmark = pytest.mark.slow
@@ -116,6 +118,12 @@ try:
     client.embeddings.create(model="other", input="a")
 except openai.NotFoundError as error:
     assert "no model 'other'" in error.message
+try:  # as LangChain does, in OpenAI's vocabulary
+    client.embeddings.create(model="tiny", input=[[1, 2]])
+except openai.UnprocessableEntityError as error:
+    assert "check_embedding_ctx_length=False" in error.message
+else:
+    raise AssertionError("not refused")
 try:
     client.completions.create(model="tiny", prompt="a")
 except openai.UnprocessableEntityError as error:
@@ -184,8 +192,29 @@ print(json.dumps(found))
         # The template makes the same prompt of the chat.
         ids = model.generate([3, 1, 4, 5], max_new_tokens=8, do_sample=False)
     ended = ids[-1] == 7
-    wanted = " ".join(f"w{item}" for item in (ids[:-1] if ended else ids))
+    wanted = "".join(f" w{item}" for item in (ids[:-1] if ended else ids))
     assert found == [[wanted, "stop" if ended else "length", 4 + len(ids)]] * 4
+
+
+def test_cohere(python: str, reranker_bundle: Path) -> None:
+    """As LangChain's CohereRerank, llama-index's and haystack's CohereRanker call it."""
+    with serving(reranker_bundle) as server:
+        found = script(
+            python,
+            server,
+            """
+import cohere
+asked = dict(model="reranker", query="the cat", documents=["a mat", "sat on a mat", "day"], top_n=2)
+second = cohere.ClientV2(api_key="any", base_url=f"http://{URL}").rerank(**asked, max_tokens_per_doc=4096)
+first = cohere.Client(api_key="any", base_url=f"http://{URL}").rerank(**asked, return_documents=True)
+assert [r.relevance_score for r in first.results] == [r.relevance_score for r in second.results]
+assert [r.document.text for r in first.results] == [asked["documents"][r.index] for r in second.results]
+print(json.dumps([[r.index, r.relevance_score] for r in second.results]))
+""",
+        )
+        asked = {"query": "the cat", "texts": ["a mat", "sat on a mat", "day"], "top_n": 2}
+        _, wanted = server.ask("POST", "/rerank", asked)
+    assert found == [[item["index"], item["score"]] for item in wanted]
 
 
 def test_kserve(python: str, server: Server, tiny_bundle: Path) -> None:
@@ -248,3 +277,19 @@ def check_schema(python: str, server: Server, paths: str) -> None:
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert server.ask("GET", "/v2/health/ready")[0] == 200
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+def test_java(http: str, tiny_bundle: Path) -> None:
+    """Small and large bodies, with a length and in chunks, with and without a question first."""
+    need("javac", "openjdk-17-jdk-headless")  # a source file alone is run by the compiler
+    java = need("java", "openjdk-17-jdk-headless")
+    program = Path(__file__).with_name("Upgrades.java")
+    server = Served(tiny_bundle, http, limits=Limits())
+    try:
+        command = [java, str(program), f"http://127.0.0.1:{server.port}", server.model.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        server.close()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["200 HTTP_1_1"] * 18

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.base.errors import InputError
 from edgecompile.server.ray import Backlog, Options, Replica, read_options
 from tests.cluster import run_on_ray
 

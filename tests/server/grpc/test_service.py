@@ -17,10 +17,11 @@ import pytest
 
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.server.answers import Answer
+from edgecompile.server.body_budget import BodyBudget
 from edgecompile.server.errors import Overloaded
+from edgecompile.server.grpc import service as grpc_service
 from edgecompile.server.grpc.messages import SERVICE, message
 from edgecompile.server.grpc.service import InferenceService, start
-from edgecompile.server.room import Room
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Limits
 from tests.server.grpc.channel import Call, ask, infer, outputs_of, refusal
@@ -105,6 +106,19 @@ def test_outputs_are_those_that_were_asked_for(tiny_bundle: Path) -> None:
         request.outputs[-1].parameters["classification"].int64_param = 1
         code, words = await refusal(call("ModelInfer", request))
         assert code == "INVALID_ARGUMENT" and "classification isn't supported" in words
+        request = infer(1, 2, 3)
+        request.inputs[0].parameters["binary_data_size"].int64_param = 24  # KServe's client's
+        request.parameters["sequence_id"].uint64_param = 3
+        assert (await call("ModelInfer", request)).outputs
+        request.inputs[0].parameters["shared_memory_region"].string_param = "r"
+        code, words = await refusal(call("ModelInfer", request))
+        assert (
+            code == "INVALID_ARGUMENT" and "input 'input_ids': shared_memory_region isn't" in words
+        )
+        request = infer(1, 2, 3)
+        request.parameters["temperature"].double_param = 0.5
+        code, words = await refusal(call("ModelInfer", request))
+        assert code == "INVALID_ARGUMENT" and "the parameter temperature isn't supported" in words
 
     ask(tiny_bundle, talk)
 
@@ -189,7 +203,7 @@ def test_a_message_over_the_limit_is_refused(tiny_bundle: Path) -> None:
 
 
 def test_a_message_without_room_beside_others_is_refused(tiny_bundle: Path) -> None:
-    room = Room(80_000)
+    room = BodyBudget(80_000)
 
     async def talk(model: ServedModel, call: Call) -> None:
         large = message("ModelInferRequest")(id="x" * 70_000)
@@ -379,3 +393,106 @@ def test_calls_without_a_deadline_have_that_of_the_server(tiny_bundle: Path) -> 
         assert (await call("ModelInfer", far)).outputs
 
     ask(tiny_bundle, talk, slo=1e-9)
+
+
+def test_the_index_lists_the_models(tiny_bundle: Path) -> None:
+    async def talk(model: ServedModel, call: Call) -> None:
+        (found,) = (await call("RepositoryIndex")).models
+        assert (found.name, found.version) == ("tiny", model.version)
+        assert (found.state, found.reason) == ("READY", "")
+        model.proven = False
+        (found,) = (await call("RepositoryIndex")).models
+        assert (found.state, found.reason) == ("UNAVAILABLE", "it isn't ready")
+        ready = message("RepositoryIndexRequest")(ready=True)
+        assert not (await call("RepositoryIndex", ready)).models
+
+    ask(tiny_bundle, talk)
+
+
+#: A HealthCheckResponse as it is sent; health.proto has SERVING 1, NOT_SERVING 2, SERVICE_UNKNOWN 3.
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
+
+
+def of_service(name: str) -> bytes:
+    """A HealthCheckRequest."""
+    return b"\x0a%c%b" % (len(name), name.encode()) if name else b""
+
+
+def test_watchers_of_health_leave_room_for_calls(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They need no key, and stay for as long as they like: so many at once, then others may."""
+    monkeypatch.setattr(grpc_service, "_MOST_WATCHERS", 2)
+
+    async def talk() -> None:
+        model = ServedModel(open_bundle(tiny_bundle))
+        model.proven = True
+        service = InferenceService(Repository([model]), keys=(b"12345678",))
+        server, port = await start(service, "127.0.0.1:0")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+            watching = [watch(b""), watch(of_service("other"))]
+            for each in watching:
+                assert await each.read() in (SERVING, SERVICE_UNKNOWN)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await watch(b"").read()
+            assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "2 calls watch the health, that is the limit" in refused.value.details()
+            assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == SERVING
+            watching[1].cancel()
+            while service._watchers == 2:
+                await asyncio.sleep(0)
+            assert await watch(b"").read() == SERVING
+        await server.stop(0)
+        while service._watchers:
+            await asyncio.sleep(0)
+        await model.close()
+
+    asyncio.run(talk())
+
+
+def test_health_is_as_grpc_has_it(tiny_bundle: Path) -> None:
+    """No key is asked for, as probes bring none; what comes of it is told in bytes."""
+    state = {"live": True, "ready": True}
+
+    async def talk() -> None:
+        model = ServedModel(open_bundle(tiny_bundle))
+        service = InferenceService(
+            Repository([model]),
+            live=lambda: state["live"],
+            ready=lambda: state["ready"],
+            keys=(b"12345678",),
+        )
+        server, port = await start(service, "127.0.0.1:0")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+            seen, unknown = watch(of_service("")), watch(of_service("other"))
+            assert await seen.read() == NOT_SERVING
+            assert await unknown.read() == SERVICE_UNKNOWN
+            model.proven = True
+            assert await seen.read() == SERVING
+            for name in ("", SERVICE, "grpc.health.v1.Health"):
+                assert await check(of_service(name)) == SERVING
+            state["live"] = False
+            assert await check(b"") == await seen.read() == NOT_SERVING
+            for data, code in (
+                (of_service("other"), grpc.StatusCode.NOT_FOUND),
+                (b"\x0a\x05x", grpc.StatusCode.INVALID_ARGUMENT),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await check(data)
+                assert refused.value.code() == code
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await watch(b"\x0a\x05x").read()
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            state["live"] = True
+            assert await seen.read() == SERVING
+            # A server that ends doesn't wait for those who watch it.
+            state["ready"] = False
+            assert await seen.read() == NOT_SERVING
+            assert await seen.read() is grpc.aio.EOF and await unknown.read() is grpc.aio.EOF
+        await server.stop(0)
+        await model.close()
+
+    asyncio.run(talk())

@@ -18,6 +18,7 @@ from typing import Any
 from edgecompile.runtime import open_bundle
 from edgecompile.server.http.app import App
 from edgecompile.server.http.connections import Listener
+from edgecompile.server.schedule.threads import ShortSizes
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Limits, Settings
 from tests.server.http.asgi import tensor
@@ -70,6 +71,13 @@ class Served:
         for model in models:
             await model.close()
 
+    def wait_for_sweeps(self, count: int) -> None:
+        """Until all connections were looked at so many times."""
+        state: Any = self.listener._state
+        for _ in range(count):
+            before = state.default_headers
+            wait_until(lambda: state.default_headers is not before)  # noqa: B023
+
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
@@ -95,6 +103,28 @@ class Served:
         """A good request is answered right."""
         answer = self.ask(GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         assert answer.startswith(b"HTTP/1.1 200 ") and b'"pooler_output"' in answer
+
+
+@contextmanager
+def held(served: Served) -> Iterator[tuple[threading.Event, list[Any]]]:
+    """Runs of the model wait for an event meanwhile, on threads alone; also gives the inputs of those that ran."""
+    scheduler, model = served.model.scheduler, served.model.model
+    gate, ran, run, short = threading.Event(), [], model.run, scheduler._short
+
+    def wait(inputs: Any, **how: Any) -> Any:
+        gate.wait()
+        ran.append(inputs)
+        return run(inputs, **how)
+
+    scheduler._short = ShortSizes(0.0)  # the event loop runs none itself, where it would wait
+    model.run = wait  # type: ignore[method-assign]
+    try:
+        yield gate, ran
+    finally:
+        gate.set()
+        wait_until(lambda: scheduler.running_since is None)
+        del model.run
+        scheduler._short = short
 
 
 def counts(served: Served) -> Counter[str]:

@@ -106,7 +106,7 @@ def test_many_texts_are_too_many(tiny_bundle: Path, path: str) -> None:
     async def ask() -> None:
         async with serving(tiny_bundle) as app:
             reply = await call(app, "POST", path, texts_of(path, ["the"] * 100_000))
-            assert reply.status == 413 and "the limit is 1024" in reply.error
+            assert reply.status == 413 and "the limit is 2048" in reply.error
             reply = await call(app, "POST", INFER, texts_of(INFER, ["the"]))
             assert reply.status == 200
 
@@ -209,9 +209,6 @@ def test_large_bodies_are_refused_while_they_arrive(tiny_bundle: Path) -> None:
                     app, "POST", path, {"model": "tiny", "query": "a", key: ["a"] * 200}
                 )
                 assert reply.status == 413
-            headers = {"content-encoding": "gzip"}
-            reply = await call(app, "POST", INFER, b"", headers)
-            assert reply.status == 415 and "Content-Encoding 'gzip'" in reply.error
             assert (await call(app, "POST", INFER, tensor(1, 2, 3), chunk=10)).status == 200
 
     run(ask())

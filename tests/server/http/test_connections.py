@@ -6,9 +6,6 @@ import asyncio
 import json
 import select
 import socket
-import threading
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from tests.server.http.sockets import (
     LIMITS,
     Served,
     counts,
+    held,
     read_all,
     read_answer,
     wait_until,
@@ -101,6 +99,21 @@ def test_headers_may_not_be_endless(served: Served) -> None:
     with served.connect() as client, pytest.raises(OSError):
         for _ in range(10_000):
             client.sendall(b"G" * 1000)
+    served.check()
+
+
+def test_endless_headers_behind_a_request_leave_it_its_answer(served: Served) -> None:
+    with held(served) as (gate, _), served.connect() as client:
+        client.sendall(GOOD)
+        wait_until(lambda: served.model.scheduler.running_since is not None)
+        client.sendall(b"GET /v2 HTTP/1.1\r\nX: ")
+        client.sendall(b"y" * 10_000)
+        open_ones: set[Any] = served.listener._state.connections
+        # Nothing more is read, or the connection was given up.
+        wait_until(lambda: all(item.flow.read_paused for item in set(open_ones)))
+        gate.set()
+        answer = read_all(client)
+    assert answer.startswith(b"HTTP/1.1 200 ")
     served.check()
 
 
@@ -266,25 +279,12 @@ def test_too_many_connections(served: Served) -> None:
 
 
 def test_a_client_that_goes_away_costs_no_run(served: Served) -> None:
-    gate = threading.Event()
-    model = served.model.model
-    run = model.run
-    ran: list[Any] = []
     gone = counts(served)["499"]
-
-    def wait(inputs: Any, **how: Any) -> Any:
-        gate.wait()
-        ran.append(inputs)
-        return run(inputs, **how)
-
-    model.run = wait  # type: ignore[method-assign]
-    # Of a length of its own: what is known to be short the event loop would run itself, and wait here.
     body = json.dumps(tensor(*range(1, 18))).encode()
-    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    try:
+    with held(served) as (gate, ran):
         clients = [served.connect() for _ in range(6)]
         for client in clients:
-            client.sendall(request)
+            client.sendall(with_length(b"%d" % len(body), body))
         wait_until(lambda: served.app.metrics.in_flight == 6)
         for client in clients[1:]:
             client.close()
@@ -293,39 +293,20 @@ def test_a_client_that_goes_away_costs_no_run(served: Served) -> None:
         gate.set()
         clients[0].close()
         wait_until(lambda: served.app.metrics.in_flight == 0)
-        wait_until(lambda: served.model.scheduler.running_since is None)
-        assert len(ran) <= 2
-    finally:
-        gate.set()
-        del model.run
+    assert len(ran) <= 2
     assert 5 <= counts(served)["499"] - gone <= 6
     served.check()
 
 
 def test_a_client_that_closes_its_sending_side_has_gone(served: Served) -> None:
     """Behind a whole request, too: its connection is closed while the model still runs."""
-    gate = threading.Event()
-    model = served.model.model
-    run = model.run
     gone = counts(served)["499"]
-
-    def wait(inputs: Any, **how: Any) -> Any:
-        gate.wait()
-        return run(inputs, **how)
-
-    model.run = wait  # type: ignore[method-assign]
-    # Of a length of its own: what is known to be short the event loop would run itself, and wait here.
     body = json.dumps(tensor(*range(1, 20))).encode()
-    try:
-        with served.connect() as client:
-            client.sendall(with_length(b"%d" % len(body), body))
-            wait_until(lambda: served.model.scheduler.running_since is not None)
-            client.shutdown(socket.SHUT_WR)
-            assert read_all(client) == b""
-    finally:
-        gate.set()
-        del model.run
-    wait_until(lambda: served.model.scheduler.running_since is None)
+    with held(served), served.connect() as client:
+        client.sendall(with_length(b"%d" % len(body), body))
+        wait_until(lambda: served.model.scheduler.running_since is not None)
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client) == b""
     assert counts(served)["499"] - gone == 1
     served.check()
 
@@ -341,17 +322,99 @@ def test_a_client_that_reads_nothing_is_cut_off(served: Served) -> None:
     served.check()
 
 
-def test_a_body_behind_an_upgrade_is_no_request(served: Served) -> None:
-    inner = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-    head = HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % len(inner)
+UPGRADES = {
+    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n",
+    "websocket": b"Upgrade: websocket\r\nConnection: keep-alive, Upgrade\r\nSec-WebSocket-Version: 13\r\n",
+    "several": b"Upgrade: h2c\r\nupgrade: TLS/1.0\r\nConnection: close\r\nConnection: upgrade\r\n",
+}
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES)
+@pytest.mark.parametrize("whole", [True, False], ids=["at once", "byte by byte"])
+def test_upgrades_are_left_alone(served: Served, upgrade: str, whole: bool) -> None:
+    """Java's client asks for HTTP/2 with each of its requests; the body is of the same request."""
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    head = HEAD + UPGRADES[upgrade]
+    requests = [
+        b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n" + UPGRADES[upgrade] + b"\r\n",
+        head + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY,
+        head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks,
+        GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close"),
+    ]
+    if b"Connection: close" in UPGRADES[upgrade]:
+        requests = requests[1:2]
+    data = b"".join(requests)
     with served.connect() as client:
-        client.sendall(head)
-        time.sleep(0.05)
-        client.sendall(inner)
-        with suppress(OSError):  # one that has closed is done
-            client.shutdown(socket.SHUT_WR)
+        for piece in [data] if whole else (data[at : at + 1] for at in range(len(data))):
+            client.sendall(piece)
         found = read_all(client)
-    assert found.startswith(b"HTTP/1.1 400 ") and found.count(b"\r\n\r\n") == 1
+    assert found.count(b"HTTP/1.1 ") == found.count(b"HTTP/1.1 200 ") == len(requests)
+    assert found.count(b'"pooler_output"') == min(len(requests), 3)
+
+
+def test_many_upgrades_in_one_segment_cost_as_much_as_they_have_bytes(served: Served) -> None:
+    one = b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + UPGRADES["h2c"] + b"\r\n"
+    last = one.replace(b"Upgrade, HTTP2-Settings", b"Upgrade, close")
+    assert served.ask(one * 500 + last).count(b"HTTP/1.1 200 ") == 501
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [b"", b"upgrade", b"chunks", GOOD, GOOD * 100, b"no HTTP" * 9, b"\r\n"],
+    ids=["nothing", "an upgrade", "chunks", "a request", "many", "garbage", "a line"],
+)
+@pytest.mark.parametrize("size", [2_000, 65_600, 99_000])
+def test_who_goes_away_leaves_the_queue_however_much_was_sent(
+    served: Served, size: int, behind: bytes
+) -> None:
+    """Whatever lies unread behind the request, and with a body over what is read ahead."""
+    gone = counts(served)["499"]
+    body = json.dumps({**tensor(*range(1, 22)), "id": "x" * size}).encode()
+    head = HEAD
+    if behind == b"chunks":
+        pieces = [b"%x\r\n%b\r\n" % (len(p), p) for p in (body[:-9], body[-9:], b"")]
+        head, behind, data = HEAD + b"Transfer-Encoding: chunked\r\n", b"", b"".join(pieces)
+    else:
+        head = HEAD + b"Content-Length: %d\r\n" % len(body)
+        data = body
+    if behind == b"upgrade":
+        head, behind = head + UPGRADES["h2c"], b""
+    with held(served):
+        with served.connect() as client:
+            client.sendall(head + b"\r\n" + data + behind)
+            wait_until(lambda: served.model.scheduler.running_since is not None)
+        wait_until(lambda: not served.app.metrics.in_flight and not served.app.connections())
+        assert not served.app.room.held
+    assert counts(served)["499"] - gone == 1
+    served.check()
+
+
+def test_who_goes_away_takes_all_texts_out_of_the_queue(served: Served) -> None:
+    document = {"model": "tiny", "input": ["a b c d"] * 60, "user": "x" * 70_000}
+    body = json.dumps(document).encode()
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with held(served) as (gate, ran):
+        with served.connect() as client:
+            client.sendall(head + body)
+            wait_until(lambda: served.model.scheduler.waiting > 50)
+        wait_until(lambda: not served.model.scheduler.waiting)
+        gate.set()
+    assert len(ran) < 10  # those that ran, and those that would have begun at once behind them
+    served.check()
+
+
+def test_a_slow_request_behind_another_ends_after_it(served: Served) -> None:
+    """The part of a request that came behind one that runs isn't waited for before that is answered."""
+    body = json.dumps(tensor(*range(1, 23))).encode()
+    request = with_length(b"%d" % len(body), body) + GOOD[:-1]
+    slow = served.limited(header_s=1e-3, body_s=1e-3)
+    with held(served) as (gate, _), slow, served.connect() as client:
+        client.sendall(request)
+        wait_until(lambda: served.model.scheduler.running_since is not None)
+        served.wait_for_sweeps(4)
+        gate.set()
+        found = read_all(client)
+    assert found.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 408 " in found
     served.check()
 
 

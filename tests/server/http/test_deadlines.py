@@ -35,7 +35,10 @@ async def planned(bundle: Path, clock: Clock, slo: bool) -> AsyncIterator[tuple[
     model = open_bundle(bundle, threads=1, concurrency=1)
     served = ServedModel(model, costs=COSTS, clock=clock)
     served.proven = True
-    yield App(Repository([served]), Settings(slo_s=ALLOWED / 1e3 if slo else None)), served
+    yield (
+        App(Repository([served]), Settings(slo_s=ALLOWED / 1e3 if slo else None, token_ids=True)),
+        served,
+    )
     await served.close()
 
 

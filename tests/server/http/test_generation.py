@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,11 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime import open_bundle
-from edgecompile.server.generation import _Held
 from edgecompile.server.http.app import App
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Limits, Settings
+from tests.generative import replace_files
 from tests.server.http.asgi import Reply, call, run, serving
 
 PROMPT = "w3 w1 w4 w1 w5"
@@ -38,7 +40,8 @@ def events(reply: Reply) -> list[dict[str, Any]]:
 
 
 def words(ids: list[int]) -> str:
-    return " ".join(f"w{item}" for item in ids)
+    """What follows the prompt: a word of each token, behind a space."""
+    return "".join(f" w{item}" for item in ids)
 
 
 def test_completions_are_those_of_generate(speaking_bundle: Path) -> None:
@@ -47,7 +50,7 @@ def test_completions_are_those_of_generate(speaking_bundle: Path) -> None:
     wanted = words(ids[:-1] if ended else ids)
 
     async def ask() -> None:
-        async with serving(speaking_bundle) as app:
+        async with serving(speaking_bundle, token_ids=True) as app:
             path = "/v1/completions"
             reply = await call(app, "POST", path, body())
             (choice,) = reply.json["choices"]
@@ -129,7 +132,7 @@ def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
         wanted = [model.generate(p, max_new_tokens=10, do_sample=False, eos=()) for p in prompts]
 
     async def ask() -> None:
-        async with serving(speaking_bundle) as app:
+        async with serving(speaking_bundle, token_ids=True) as app:
             asked = [body(prompt=prompt, max_tokens=10) for prompt in prompts]
             calls = [call(app, "POST", "/v1/completions", item) for item in asked]
             for reply, ids in zip(await asyncio.gather(*calls), wanted, strict=True):
@@ -161,8 +164,8 @@ def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
         ({"top_k": True}, 400, "top_k is True"),
         ({"repetition_penalty": 0}, 400, "repetition_penalty is 0"),
         ({"repetition_penalty": "1"}, 400, "repetition_penalty is '1', must be a number"),
-        ({"seed": 1 << 32}, 400, "seed is 4294967296"),
-        ({"seed": -1}, 400, "seed is -1"),
+        ({"seed": 1 << 63}, 400, "seed is 9223372036854775808"),
+        ({"max_tokens": -2}, 400, "max_tokens is -2"),
         ({"n": 2}, 422, "n isn't supported"),
         ({"min_p": 0.1}, 422, "min_p isn't supported"),
         ({"min_tokens": 3}, 422, "min_tokens isn't supported"),
@@ -177,20 +180,28 @@ def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
         ({"reasoning_effort": "high"}, 422, "reasoning_effort isn't supported"),
         ({"verbosity": "low"}, 422, "verbosity isn't supported"),
         ({"top_logprobs": 2}, 422, "top_logprobs isn't supported"),
-        ({"logprobs": 0}, 422, "logprobs aren't"),
-        ({"logprobs": True}, 422, "logprobs aren't"),
+        ({"logprobs": 0}, 422, "logprobs isn't"),
+        ({"logprobs": True}, 422, "logprobs isn't"),
         ({"frequency_penalty": 0.5}, 422, "frequency_penalty isn't"),
         ({"presence_penalty": -1}, 422, "presence_penalty isn't"),
         ({"logit_bias": {"5": -100}}, 422, "logit_bias isn't"),
         ({"response_format": {"type": "json_object"}}, 422, "response_format isn't"),
         ({"logprobs": 3}, 422, "logprobs"),
+        ({"stream_options": {"strange": 1}}, 422, "stream_options.strange isn't"),
+        ({"guided_json": {}}, 422, "guided_json isn't"),
+        ({"repeat_penalty": 1.1}, 422, "repeat_penalty isn't supported except as 1"),
+        ({"add_generation_prompt": False}, 422, "add_generation_prompt isn't"),
+        ({"chat_template": "{{ 1 }}"}, 422, "chat_template isn't"),
+        ({"add_special_tokens": False}, 422, "add_special_tokens isn't"),
+        ({"messages": [{}]}, 422, "messages isn't"),
+        ({"max_token": 3}, 422, "max_token isn't"),
         ({"stream": "yes"}, 400, "stream must be"),
         ({"model": "other"}, 404, "no model"),
     ],
 )
 def test_refusals(speaking_bundle: Path, change: dict[str, Any], status: int, message: str) -> None:
     async def ask() -> None:
-        async with serving(speaking_bundle) as app:
+        async with serving(speaking_bundle, token_ids=True) as app:
             for stream in (False, True):
                 asked = {**body(stream=stream), **change}
                 reply = await call(app, "POST", "/v1/completions", asked)
@@ -215,6 +226,17 @@ def test_what_asks_for_nothing_special_is_taken(speaking_bundle: Path) -> None:
         "logprobs": False,
         "min_p": 0.0,
         "ignore_eos": False,
+        "use_beam_search": False,
+        "repeat_penalty": 1.0,
+        "mirostat": 0,
+        "mirostat_tau": 5.0,
+        "bad_words": [],
+        "length_penalty": 1.0,
+        "continue_final_message": False,
+        "add_generation_prompt": True,
+        "grammar": "",
+        "stream_options": {"include_obfuscation": True},
+        "unknown": None,
         # What says nothing of the text.
         "user": "me",
         "metadata": {"a": "b"},
@@ -228,6 +250,113 @@ def test_what_asks_for_nothing_special_is_taken(speaking_bundle: Path) -> None:
         async with serving(speaking_bundle) as app:
             asked = {**body(), **plain}
             assert (await call(app, "POST", "/v1/completions", asked)).status == 200
+
+    run(ask())
+
+
+def test_tools_that_are_not_to_be_called_are_left_out(chatting_bundle: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    messages = [{"role": "user", "content": "w1"}]
+    asked = {"model": "speaking", "messages": messages, "temperature": 0, "max_tokens": 3}
+
+    async def ask() -> None:
+        async with serving(chatting_bundle) as app:
+            path = "/v1/chat/completions"
+            plain = (await call(app, "POST", path, asked)).json["choices"]
+            for more in ({"tools": tools, "tool_choice": "none"}, {"tool_choice": "none"}):
+                assert (await call(app, "POST", path, {**asked, **more})).json["choices"] == plain
+            for choice in ("auto", None):
+                more = {"tools": tools, "tool_choice": choice}
+                reply = await call(app, "POST", path, {**asked, **more})
+                assert reply.status == 422 and "tools isn't supported" in reply.error
+
+    run(ask())
+
+
+def test_answers_come_back_as_messages(chatting_bundle: Path) -> None:
+    """As clients send them: with fields that are null, or empty, and perhaps without content."""
+    empty = {"tool_calls": [], "refusal": None, "audio": None, "function_call": None}
+    turns = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": ""}]
+    asked = {"messages": turns, "temperature": 0, "max_tokens": 3}
+
+    async def ask() -> None:
+        async with serving(chatting_bundle) as app:
+            path = "/v1/chat/completions"
+            wanted = (await call(app, "POST", path, asked)).json["choices"]
+            for answer in ({"content": None}, {}, {"content": None, **empty}):
+                messages = [turns[0], {"role": "assistant", **answer}]
+                reply = await call(app, "POST", path, {**asked, "messages": messages})
+                assert reply.json["choices"] == wanted
+            reply = await call(
+                app, "POST", path, {**asked, "messages": [{"role": "user", "content": None}]}
+            )
+            assert reply.status == 400 and "content must be a text, not a null" in reply.error
+
+    run(ask())
+
+
+def test_settings_of_other_servers_clients(speaking_bundle: Path) -> None:
+    with open_bundle(speaking_bundle) as model:
+        room = model.info["generation"]["max_context"] - 5
+
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+
+            async def text(**changes: Any) -> tuple[str, dict[str, int]]:
+                reply = await call(app, "POST", "/v1/completions", body(model=None, **changes))
+                return reply.json["choices"][0]["text"], reply.json["usage"]
+
+            # The only model needs no name. A count of -1 is all that there is room for.
+            assert (await text(max_tokens=-1)) == await text(max_tokens=room)
+            assert (await text(max_completion_tokens=-1)) == await text(max_tokens=room)
+            warm = {"temperature": 30, "max_tokens": 12}
+            assert await text(**warm, seed=-1) != await text(**warm, seed=-1)
+            texts = [
+                [(await text(**warm, seed=seed))[0] for _ in range(2)]
+                for seed in (1, -2, 1 << 32, (1 << 32) + 1, (1 << 63) - 1, -(1 << 63))
+            ]
+            assert all(first == second for first, second in texts)
+            assert len({first for first, _ in texts}) == len(texts)
+
+    run(ask())
+
+
+def test_a_chat_without_a_limit_goes_on_as_far_as_there_is_room(
+    chatting_bundle: Path, tmp_path: Path
+) -> None:
+    """Or for as many tokens as the model's author gives it; a completion has OpenAI's 16."""
+    turns = {"messages": [{"role": "user", "content": "w1"}], "temperature": 0}
+    with open_bundle(chatting_bundle) as model:
+        generation = model.manifest.generation
+        assert generation is not None and generation.defaults == {"max_new_tokens": 30}
+    folder = tmp_path / "endless.ecb"
+    shutil.copytree(chatting_bundle, folder, copy_function=os.link)
+    document = json.loads((folder / "manifest.json").read_bytes())
+    document["generation"] |= {"defaults": {}, "eos": []}
+    replace_files(folder, document, {})
+
+    async def count(
+        bundle: Path, path: str = "/v1/chat/completions", **asked: Any
+    ) -> tuple[Any, Any]:
+        async with serving(bundle) as app:
+            reply = await call(app, "POST", path, asked)
+            (choice,), usage = reply.json["choices"], reply.json["usage"]
+            assert choice["finish_reason"] == "length"
+            return usage["completion_tokens"], usage["total_tokens"]
+
+    for more in ({}, {"max_tokens": None}, {"max_completion_tokens": -1}):
+        assert run(count(folder, **turns, **more))[1] == generation.max_context
+    assert run(count(chatting_bundle, **turns, stop=[]))[0] == 30
+    asked: dict[str, Any] = {"prompt": "w3 w1", "temperature": 0}
+    assert run(count(folder, "/v1/completions", **asked))[0] == 16
+
+
+def test_ids_of_no_known_vocabulary_are_refused(speaking_bundle: Path) -> None:
+    async def ask() -> None:
+        async with serving(speaking_bundle) as app:
+            for prompt in ([3, 1, 4], [[3, 1, 4]]):
+                reply = await call(app, "POST", "/v1/completions", body(prompt=prompt))
+                assert reply.status == 422 and "--token-ids" in reply.error
 
     run(ask())
 
@@ -255,7 +384,7 @@ def test_a_chat_goes_through_its_template(chatting_bundle: Path) -> None:
                 {"role": "assistant", "content": "w1"},
             ]
             plain = await call(app, "POST", "/v1/completions", body(prompt="w3 w1 w4 w1 w4 w5"))
-            asked = {**body(), "messages": messages}
+            asked = {**body(prompt=None), "messages": messages}
             reply = await call(app, "POST", path, asked)
             assert reply.json["object"] == "chat.completion"
             (choice,) = reply.json["choices"]
@@ -272,6 +401,7 @@ def test_a_chat_goes_through_its_template(chatting_bundle: Path) -> None:
                 ([{"role": "tool", "content": "w1"}], 400, "no tools here"),
                 ([{"role": "king", "content": "w1"}], 400, "the role 'king' isn't one of system"),
                 ([{"role": "user", "content": "\ud800"}], 400, "surrogate"),
+                ([{"role": "user", "content": "w1", "prefix": True}], 422, "messages[0].prefix"),
                 ([{"role": "user", "content": 1}], 400, "content must be a text, not a number"),
                 ([{"role": "user", "content": [1]}], 400, "must be an object with a text"),
                 (
@@ -347,17 +477,6 @@ def test_tokens_take_their_turn_on_the_cpus(
     run(ask())
 
 
-@pytest.mark.parametrize("text", ["abcSTOPdef", "abcSTO", "SSTOP", "STSTOP", "no"])
-def test_nothing_of_a_stop_is_given_out(text: str) -> None:
-    for size in range(1, 4):
-        held, found = _Held(("STOP", "XX")), ""
-        for at in range(0, len(text), size):
-            found += held.add(text[at : at + size])
-            if held.stopped:
-                break
-        assert found + held.rest() == text.partition("STOP")[0]
-
-
 def test_prompts_of_too_many_characters_are_not_tokenized(speaking_bundle: Path) -> None:
     async def ask() -> None:
         async with serving(speaking_bundle, limits=Limits(characters=100)) as app:
@@ -375,14 +494,15 @@ def test_long_prompts_are_tokenized_beside_the_event_loop(speaking_bundle: Path)
         async with serving(speaking_bundle) as app:
             (model,) = app.repository
             assert model.generator is not None
-            tokenizer, threads = model.generator.tokenizer(), list[threading.Thread]()
+            prompts, threads = model.generator.prompts(), list[threading.Thread]()
+            tokenizer = prompts.tokenizer
 
             class Watched:
                 def encode_batch(self, texts: list[str], **options: Any) -> Any:
                     threads.append(threading.current_thread())
                     return tokenizer.encode_batch(texts, **options)
 
-            model.generator._tokenizer = Watched()
+            prompts.tokenizer = Watched()
             reply = await call(app, "POST", "/v1/completions", body(prompt="w3 " * 1000))
             assert reply.status == 400 and "1000 tokens" in reply.error
             assert threads and threading.current_thread() not in threads

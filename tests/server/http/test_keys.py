@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from edgecompile.server.errors import Unauthorized
 from edgecompile.server.keys import Keys
+from tests.server.http.asgi import call, run, serving, tensor
 
+INFER = "/v2/models/tiny/infer"
 KEYS = Keys([b"first-key", b"second-key"])
 
 
@@ -40,3 +44,20 @@ def test_a_key_lets_in(given: bytes) -> None:
 def test_anything_else_is_refused(given: bytes) -> None:
     with pytest.raises(Unauthorized, match="Bearer KEY"):
         KEYS.check(given)
+
+
+def test_keys(tiny_bundle: Path) -> None:
+    async def ask() -> None:
+        async with serving(tiny_bundle, keys=(b"first-key", b"second-key")) as app:
+            for given in (None, "Bearer x", "Bearer ", "Basic first-key", "Bearer " + "x" * 9000):
+                headers = {} if given is None else {"Authorization": given}
+                reply = await call(app, "POST", INFER, tensor(1, 2, 3), headers)
+                assert reply.status == 401 and reply.headers["www-authenticate"] == "Bearer"
+            for key in ("first-key", "second-key"):
+                headers = {"authorization": f"bearer {key}"}
+                assert (await call(app, "POST", INFER, tensor(1, 2, 3), headers)).status == 200
+            for path in ("/v2/health/live", "/v2/health/ready", "/health", "/metrics"):
+                assert (await call(app, "GET", path)).status == 200
+            assert (await call(app, "GET", "/openapi.json")).status == 401
+
+    run(ask())

@@ -18,7 +18,7 @@ def test_token_ids_need_no_tokenizer(tiny_bundle: Path, monkeypatch: pytest.Monk
     ids, path = [1, 5, 2], "/v1/embeddings"
 
     async def ask() -> None:
-        async with serving(tiny_bundle) as app:
+        async with serving(tiny_bundle, token_ids=True) as app:
             wanted = app.repository.get("tiny").model.run({"input_ids": np.array([ids])})
             reply = await call(app, "POST", path, {"model": "tiny", "input": ids})
             assert reply.status == 200, reply.body

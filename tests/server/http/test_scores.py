@@ -75,6 +75,102 @@ def test_texts_are_ranked(reranker_bundle: Path, raw: bool, with_text: bool) -> 
         assert item.get("text") == (TEXTS[item["index"]] if with_text else None)
 
 
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_documents_are_ranked_as_cohere_and_jina_do(reranker_bundle: Path, path: str) -> None:
+    logits = logits_of(reranker_bundle, [(QUERY, text) for text in TEXTS])[:, 0]
+    order = np.argsort(-logits).tolist()
+    documents: list[Any] = [*TEXTS[:3], *({"text": text, "title": "t"} for text in TEXTS[3:])]
+    body: dict[str, Any] = {"model": "reranker", "query": QUERY, "documents": documents}
+    always = {"top_n": None, "max_chunks_per_doc": None, "max_tokens_per_doc": 4096, "user": "me"}
+
+    async def look() -> None:
+        async with serving(reranker_bundle) as app:
+
+            async def ranked(status: int = 200, **more: Any) -> Any:
+                reply = await call(app, "POST", path, {**body, **more})
+                assert reply.status == status, reply.body
+                return reply.json if status == 200 else reply.error
+
+            plain = await ranked()
+            assert [item["index"] for item in plain["results"]] == order
+            scores = [item["relevance_score"] for item in plain["results"]]
+            np.testing.assert_allclose(scores, sigmoid(logits)[order], atol=1e-5)
+            assert (await ranked(**always))["results"] == plain["results"]
+            assert (await ranked(model=None))["results"] == plain["results"]
+            assert plain["model"] == "reranker" and "document" not in plain["results"][0]
+            assert plain["usage"]["total_tokens"] == plain["meta"]["tokens"]["input_tokens"] > 5
+
+            best = (await ranked(top_n=2, return_documents=True, raw_scores=True))["results"]
+            assert [item["index"] for item in best] == order[:2]
+            scores = [item["relevance_score"] for item in best]
+            np.testing.assert_allclose(scores, logits[order[:2]], atol=1e-5)
+            for item in best:
+                given = documents[item["index"]]
+                assert item["document"] == (given if isinstance(given, dict) else {"text": given})
+            assert len((await ranked(top_n=99))["results"]) == 5
+
+            long = await ranked(documents=["a", LONG])
+            assert long["usage"]["truncated"] == [1]
+            for status, words, more in (
+                (400, "more than 12 tokens", {"documents": [LONG], "truncate": False}),
+                (400, "top_n is 0", {"top_n": 0}),
+                (400, "documents[1] must be a text", {"documents": ["a", {"image": "x"}]}),
+                (400, "at least one document", {"documents": []}),
+                (400, "query is missing", {"query": None}),
+                (404, "no model 'other'", {"model": "other"}),
+                (422, "max_tokens_per_doc is 5", {"max_tokens_per_doc": 5}),
+                (422, "rank_fields isn't supported", {"rank_fields": ["title"]}),
+                (422, "texts isn't supported", {"texts": ["a"]}),
+            ):
+                assert words in await ranked(status, **more)
+
+    run(look())
+
+
+def test_what_clients_of_rerankers_send_is_answered(reranker_bundle: Path) -> None:
+    """The bodies as the clients send them, and what each reads of the answer."""
+    texts = TEXTS[:3]
+    scores = sigmoid(logits_of(reranker_bundle, [(QUERY, text) for text in texts])[:, 0])
+    best = int(scores.argmax())
+    asked = {"query": QUERY, "documents": texts, "model": "reranker", "top_n": 1}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        # LiteLLM 1.110's hosted_vllm (the first path), jina_ai and cohere; it always sends return_documents.
+        ("/rerank", {**asked, "return_documents": True}),
+        ("/v1/rerank", {**asked, "return_documents": True}),
+        # LangChain's JinaRerank and haystack's JinaRanker.
+        ("/v1/rerank", asked),
+        # haystack's CohereRanker; llama-index's lacks the last one.
+        ("/v2/rerank", {**asked, "max_tokens_per_doc": 4096}),
+        # infinity_client 0.0.76, which LangChain's InfinityRerank calls.
+        ("/rerank", {**asked, "return_documents": False, "raw_scores": False}),
+    ]
+    for path, body in bodies:
+        found = ask(reranker_bundle, path, body)
+        assert (found["object"], found["model"]) == ("rerank", "reranker")
+        assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > 5
+        (item,) = found["results"]
+        assert item["index"] == best
+        assert item["relevance_score"] == pytest.approx(scores[best], abs=1e-5)
+        told = {"text": texts[best]} if body.get("return_documents") else None
+        assert item.get("document") == told
+    # LiteLLM's huggingface, with the server's address and with /v1 behind it.
+    asked = {"query": QUERY, "texts": texts, "top_n": 1, "return_text": True}
+    asked |= {"raw_scores": False, "truncation_direction": "Right"}
+    for path in ("/rerank", "/v1/rerank"):
+        (item,) = ask(reranker_bundle, path, asked)
+        assert (item["index"], item["text"]) == (best, texts[best])
+    refused = ask(reranker_bundle, "/v1/rerank", {"query": QUERY}, 400)
+    assert refused["error"]["message"] == "documents is missing"
+
+
+def test_the_root_is_what_the_model_is_for(reranker_bundle: Path, classifier_bundle: Path) -> None:
+    body: dict[str, Any] = {"query": QUERY, "texts": TEXTS}
+    assert ask(reranker_bundle, "/", body) == ask(reranker_bundle, "/rerank", body)
+    body = {"inputs": "the cat sat"}
+    assert ask(classifier_bundle, "/", body) == ask(classifier_bundle, "/predict", body)
+    assert ask(classifier_bundle, "/", {"query": "a"}, 400)["error_type"] == "Validation"
+
+
 def test_the_query_is_the_first_of_a_pair(reranker_bundle: Path) -> None:
     """The model tells the two apart, so the order and the types of tokens have to be right."""
     pairs: list[Text] = [(QUERY, "a mat"), ("a mat", QUERY), f"{QUERY} a mat"]

@@ -97,12 +97,13 @@ def embedding_cases(bundle: Path) -> Iterator[Case]:
 def completion_case(bundle: Path) -> Case:
     with open_bundle(bundle) as model:
         ids = model.generate(PROMPT, max_new_tokens=4, do_sample=False)
-    wanted = " ".join(f"w{item}" for item in ids if item != 7)  # 7 ends a text
+    wanted = "".join(f" w{item}" for item in ids if item != 7)  # 7 ends a text
 
     def check(body: bytes) -> None:
         assert json.loads(body)["choices"][0]["text"] == wanted
 
-    asked = {"model": "speaking", "prompt": PROMPT, "temperature": 0, "max_tokens": 4}
+    prompt = " ".join(f"w{item}" for item in PROMPT)
+    asked = {"model": "speaking", "prompt": prompt, "temperature": 0, "max_tokens": 4}
     path = "/v1/completions"
     return Case("completion", "POST", path, path, body=json.dumps(asked).encode(), check=check)
 
@@ -237,6 +238,7 @@ def make_machine(world: World, cases: list[Case]) -> type[RuleBasedStateMachine]
         def __init__(self) -> None:
             super().__init__()
             world.begin()
+            self.right = True
             self.lines = [world.connect() for _ in range(LINES)]
 
         def send(self, client: http.client.HTTPConnection, case: Case) -> None:
@@ -246,9 +248,11 @@ def make_machine(world: World, cases: list[Case]) -> type[RuleBasedStateMachine]
         def receive(self, client: http.client.HTTPConnection, case: Case) -> None:
             answer = client.getresponse()
             body = answer.read()
+            self.right = False
             assert answer.status == case.status, (answer.status, body)
             if case.method != "HEAD":
                 case.check(body)
+            self.right = True
 
         @rule(case=any_case, line=st.integers(0, LINES - 1))
         def ask(self, case: Case, line: int) -> None:
@@ -303,7 +307,9 @@ def make_machine(world: World, cases: list[Case]) -> type[RuleBasedStateMachine]
         def teardown(self) -> None:
             for line in self.lines:
                 line.close()
-            world.check()
+            # After a wrong answer others may not have been read, and nobody can wait for their count.
+            if self.right:
+                world.check()
 
     return Machine
 

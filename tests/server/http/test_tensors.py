@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edgecompile.server.errors import BadRequest, ServerError, TooLarge
+from edgecompile.server.errors import BadRequest, ServerError, TooLarge, Unprocessable
 from edgecompile.server.protocol import v2
 from edgecompile.server.protocol.datatypes import DTYPES
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
@@ -267,7 +267,7 @@ def test_heads_that_come_again_are_read_once(monkeypatch: pytest.MonkeyPatch) ->
     # What doesn't come again isn't kept, nor are more than so many.
     monkeypatch.setattr(v2, "_KEPT_HEADS", 2)
     for n in range(5):
-        for more in ({"id": str(n)}, {"n": n}):
+        for more in ({"id": str(n)}, {"model_name": str(n)}):
             head = json.dumps({"inputs": [entry], **more}).encode()
             read_request(head + bytes(16), b"%d" % len(head), MOST)
     assert len(v2._heads) == 2
@@ -286,6 +286,46 @@ def test_parameters_are_read() -> None:
     assert (found.id, found.timeout_s, found.priority) == ("7", 0.0025, (1 << 64) - 1)
     assert found.outputs == ("a", "b") and found.binary == frozenset()
     assert read_request(request(), None, MOST).outputs is None
+
+
+UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"output": []}, "^output isn't supported"),
+    ({"raw_input_contents": []}, "^raw_input_contents isn't"),
+    ({"parameters": {"temperature": 0.5}}, "^parameters.temperature isn't"),
+    (
+        {"parameters": {"content_type": "pd"}},
+        'content_type isn\'t supported except as "np" or "str"',
+    ),
+    ({"inputs": [{**ONE, "dtype": "INT64"}]}, r"^inputs\[0\].dtype isn't"),
+    (
+        {"inputs": [{**ONE, "parameters": {"content_type": "base64"}}]},
+        r"^inputs\[0\].parameters.co",
+    ),
+    ({"inputs": [{**ONE, "parameters": {"shared_memory_region": "r"}}]}, "shared_memory_region"),
+    ({"outputs": [{"name": "a", "shape": [1]}]}, r"^outputs\[0\].shape isn't"),
+    ({"outputs": [{"name": "a", "parameters": {"binary": True}}]}, r"^outputs\[0\].parameters.bin"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), UNKNOWN)
+def test_what_is_not_known_is_not_ignored(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Unprocessable, match=message):
+        read_request(request(**changes), None, MOST)
+
+
+def test_what_asks_for_nothing_is_taken() -> None:
+    """Of KServe's client, Triton's and MLServer's."""
+    entry = {**ONE, "parameters": {"content_type": "np", "headers": None}}
+    asked = {"sequence_id": 7, "sequence_start": True, "sequence_end": False, "headers": {}}
+    body = request(
+        id=None,
+        model_name="a",
+        model_version="1",
+        inputs=[entry],
+        parameters=asked,
+        outputs=[{"name": "a", "parameters": {"content_type": "np", "classification": None}}],
+    )
+    assert read_request(body, None, MOST).inputs["a"].tolist() == [1, 2]
 
 
 HEADER_LENGTHS: list[tuple[bytes, str]] = [

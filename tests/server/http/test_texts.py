@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from edgecompile.server.errors import BadRequest, ServerError, TooLarge, Unprocessable
 from edgecompile.server.protocol.completions import read_completion
+from edgecompile.server.protocol.documents import load_object
 from edgecompile.server.protocol.openai import read_embeddings
+from edgecompile.server.protocol.rerank import read_rank
 from edgecompile.server.protocol.tei import (
     format_predict,
     format_rerank,
@@ -74,15 +76,17 @@ def test_classes_come_by_falling_score() -> None:
 
 
 def test_texts_come_by_falling_score() -> None:
-    request = read_rerank(encoded(query="q", texts=["a", "b", "c"], return_text=True), 10)
+    request = read_rerank({"query": "q", "texts": ["a", "b", "c"], "return_text": True}, 10)
     found = json.loads(format_rerank(request, [0.1, 0.9, 0.5]))
     assert [(item["index"], item["text"], item["score"]) for item in found] == [
         (1, "b", 0.9),
         (2, "c", 0.5),
         (0, "a", 0.1),
     ]
-    request = read_rerank(encoded(query="q", texts=["a"]), 10)
+    request = read_rerank({"query": "q", "texts": ["a"]}, 10)
     assert json.loads(format_rerank(request, [0.1])) == [{"index": 0, "score": 0.1}]
+    request = read_rerank({"query": "q", "texts": ["a", "b"], "top_n": 1}, 10)
+    assert json.loads(format_rerank(request, [0.1, 0.2])) == [{"index": 1, "score": 0.2}]
 
 
 def test_scores_of_logits() -> None:
@@ -133,7 +137,24 @@ def test_items() -> None:
 
 
 KEYS = st.sampled_from(
-    ["input", "inputs", "model", "query", "texts", "prompt", "messages", "stop", "dimensions"]
+    [
+        "input",
+        "inputs",
+        "model",
+        "query",
+        "texts",
+        "prompt",
+        "messages",
+        "stop",
+        "dimensions",
+        "documents",
+        "truncate",
+        "seed",
+        "max_tokens",
+        "tool_choice",
+        "tools",
+        "stream_options",
+    ]
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
@@ -149,7 +170,8 @@ def test_any_document_is_read_or_refused(document: dict[str, Any]) -> None:
     readers: list[Any] = [
         lambda: read_embeddings(body, 3),
         lambda: read_embed(body, 3),
-        lambda: read_rerank(body, 3),
+        lambda: read_rerank(load_object(body), 3),
+        lambda: read_rank(load_object(body), 3),
         lambda: read_predict(body, 3),
         lambda: read_completion(body, False),
         lambda: read_completion(body, True),

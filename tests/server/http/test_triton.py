@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgecompile.runtime.errors import NativeError
+from edgecompile.runtime.base.errors import NativeError
 from tests.generative import replace_files
 from tests.server.http.asgi import call, run, serving, tensor
 
@@ -99,5 +99,27 @@ def test_outputs_in_another_form_are_refused(tiny_bundle: Path, asked: dict[str,
             body = {**tensor(1, 2), "outputs": [{"name": "pooler_output", "parameters": asked}]}
             reply = await call(app, "POST", INFER, body)
             assert reply.status == 422 and f"{next(iter(asked))} isn't supported" in reply.error
+
+    run(ask())
+
+
+def test_the_index_lists_the_models(tiny_bundle: Path) -> None:
+    path = "/v2/repository/index"
+
+    async def ask() -> None:
+        async with serving(tiny_bundle) as app:
+            model = app.repository.get("tiny")
+            entry = {"name": "tiny", "version": model.version, "state": "READY", "reason": ""}
+            for body in (b"", {}, {"ready": True}):
+                assert (await call(app, "POST", path, body)).json == [entry]
+            reply = await call(app, "POST", path, {"ready": 1})
+            assert reply.status == 400 and "ready must be true or false" in reply.error
+            reply = await call(app, "POST", path, {"reddy": True})
+            assert reply.status == 422 and "reddy isn't supported" in reply.error
+            model.proven = False
+            assert (await call(app, "POST", path, {"ready": True})).json == []
+            (found,) = (await call(app, "POST", path)).json
+            assert (found["state"], found["reason"]) == ("UNAVAILABLE", "it isn't ready")
+            assert (await call(app, "GET", path)).status == 405
 
     run(ask())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.base.errors import InputError
 from edgecompile.server.process.arguments import parse
 from edgecompile.server.schedule.compose import compose, composed_seconds
 from edgecompile.server.schedule.costs import CostTable, Speed, read_costs, read_document

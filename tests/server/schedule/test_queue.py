@@ -10,7 +10,7 @@ from edgecompile.server.schedule.costs import CostTable
 from edgecompile.server.schedule.jobs import Job, Refused, TooLate
 from edgecompile.server.schedule.simulate import (
     POLICIES,
-    Request,
+    Arrival,
     draw_trace,
     make_queue,
     simulate,
@@ -111,14 +111,6 @@ def test_a_list_is_taken_whole_or_not_at_all() -> None:
     assert not queue.waiting
     queue.offer([Job(50, deadline=0.12) for _ in range(2)], 0.0)
     assert len(queue.waiting) == 2
-    short = make_queue("by-cost", PLAIN, 1, {50: 1}, limit=3)
-    short.offer([Job(1), Job(1)], 0.0)
-    with pytest.raises(Refused, match="the limit is 3") as caught:
-        short.offer([Job(1), Job(1)], 0.0)
-    assert caught.value.retry_after == pytest.approx(0.002)
-    with pytest.raises(Refused) as caught:
-        short.offer([Job(1)] * 4, 0.0)
-    assert caught.value.retry_after is None
 
 
 def test_who_has_gone_costs_nothing() -> None:
@@ -191,7 +183,7 @@ def test_what_is_true_of_short_requests_makes_no_margin_for_long_ones() -> None:
 
 def test_requests_at_once_are_simulated_too() -> None:
     queue = make_queue("by-cost", TABLE, 2, LENGTHS)
-    outcome = simulate([Request(0.0, 4)] * 8, queue, 2)
+    outcome = simulate([Arrival(0.0, 4)] * 8, queue, 2)
     assert outcome.answered == 8 and outcome.offered == float("inf")
     assert outcome.to_json()["offered_per_s"] is None
 
@@ -287,20 +279,75 @@ def test_admission_looks_each_size_up_once() -> None:
     assert 0 < refused < 20 and asked == before
 
 
-def test_lists_leave_room_to_requests_that_come_alone() -> None:
-    queue = make_queue("by-cost", PLAIN, 1, {50: 1}, limit=80)
-    queue.offer([Job(10) for _ in range(60)], 0.0)
-    with pytest.raises(Refused, match="60 requests wait and 11 came, the limit is 70") as refused:
-        queue.offer([Job(10) for _ in range(11)], 0.0)
-    assert refused.value.retry_after == pytest.approx(0.6)
-    for _ in range(20):
-        queue.offer([Job(10)], 0.0)
-    with pytest.raises(Refused, match="the limit is 80"):
-        queue.offer([Job(10)], 0.0)
-    drain(queue, 0.0)
+def test_a_list_is_one_request() -> None:
+    """A client's 1,000 texts keep out neither another one's list nor what comes alone."""
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1}, limit=16)
+    queue.offer([Job(10) for _ in range(1000)], 0.0)
+    for _ in range(13):
+        queue.offer([Job(10) for _ in range(20)], 0.0)
+    assert queue.requests == 14 and len(queue.waiting) == 1260
+    with pytest.raises(Refused, match="14 lists wait and 1 came, the limit is 14") as refused:
+        queue.offer([Job(10) for _ in range(2)], 0.0)
+    # When the first small one is over: the lists that wait take turns.
+    assert refused.value.retry_after == pytest.approx(1.3, abs=0.02)
     queue.offer([Job(10)], 0.0)
-    queue.offer([Job(10) for _ in range(79)], 0.0)  # one list may fill it
+    queue.offer([Job(10)], 0.0)
+    with pytest.raises(Refused, match="16 requests wait and 1 came, the limit is 16"):
+        queue.offer([Job(10)], 0.0)
+    first = [*queue.waiting][1000:1020]
+    for job in first:
+        queue.cancel(job)
+    assert queue.requests == 15
+    queue.offer([Job(10) for _ in range(2)], 0.0)
     drain(queue, 0.0)
-    with pytest.raises(Refused, match="the limit is 80") as never:
-        queue.offer([Job(10) for _ in range(81)], 0.0)
-    assert never.value.retry_after is None
+    assert not queue.requests and not queue._left and not queue._lists
+
+
+@pytest.mark.parametrize(
+    "sizes", [[100] * 14, [20] * 13 + [1000], [1000] * 13 + [10], [500] * 7 + [30] * 7]
+)
+def test_a_list_has_room_when_its_refusal_says(sizes: list[int]) -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1}, limit=16)
+    for size in sizes:
+        queue.offer([Job(10) for _ in range(size)], 0.0)
+    queue.next(0.0)
+    with pytest.raises(Refused, match="14 lists wait") as refused:
+        queue.offer([Job(10), Job(10)], 0.0)
+    later = refused.value.retry_after
+    assert later is not None
+    sooner, later = 0.95 * later, later + 0.05
+    drain(queue, 0.0, sooner)
+    with pytest.raises(Refused, match="14 lists wait"):
+        queue.offer([Job(10, arrived=sooner) for _ in range(2)], sooner)
+    drain(queue, sooner, later)
+    queue.offer([Job(10, arrived=later) for _ in range(2)], later)
+
+
+def test_small_lists_find_room_beside_all_that_large_ones_bring() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1}, limit=1000, texts=1600)
+    queue.offer([Job(10) for _ in range(2000)], 0.0)  # one alone may have more
+    drain(queue, 0.0)
+    taken = 0
+    with pytest.raises(Refused) as refused:
+        while True:
+            queue.offer([Job(10) for _ in range(100)], 0.0)
+            taken += 1
+    assert taken == 9
+    told = "900 texts wait in lists and 100 came, for which 800 must have room, the limit is 1600"
+    assert refused.value.message == told
+    assert refused.value.retry_after == pytest.approx(1.0)
+    drain(queue, 0.0, until=1.0)
+    queue.offer([Job(10) for _ in range(100)], 1.0)
+    for size in (20, 2):
+        queue.offer([Job(10) for _ in range(size)], 1.0)
+    queue.offer([Job(10)], 1.0)
+
+
+def test_a_list_with_a_deadline_is_promised_as_a_whole() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    queue.offer([Job(50, deadline=9.0)], 0.0)
+    queue.offer([Job(10, deadline=2.0) for _ in range(3)], 0.0)
+    admission = queue._admission
+    assert admission is not None
+    promised = sorted(admission._promised[job] for job in queue.waiting)
+    assert promised == pytest.approx([0.01, 0.02, 0.03, 0.05])

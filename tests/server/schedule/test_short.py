@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime import Model
-from edgecompile.runtime.errors import NativeError
+from edgecompile.runtime.base.errors import NativeError
 from edgecompile.server.errors import DeadlineExceeded, ServerError
 from edgecompile.server.schedule import threads
 from edgecompile.server.schedule.threads import ShortSizes, rest

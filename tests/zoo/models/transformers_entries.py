@@ -95,7 +95,7 @@ def _tokens(build: Callable[[], nn.Module], mask: bool = True) -> ModelSpec:
     ids = torch.randint(5, 90, (1, 12), generator=torch.Generator().manual_seed(1))
     inputs = {"input_ids": ids, **({"attention_mask": torch.ones_like(ids)} if mask else {})}
     return ModelSpec(
-        module=seeded(build),
+        module=seeded(build, outliers=inputs),
         inputs=inputs,
         axes={name: {0: "batch", 1: "length"} for name in inputs},
         limits={"length": (1, LONGEST)},

@@ -2,7 +2,7 @@
 #include "cuda.h"
 typedef CUstream cudaStream_t;
 typedef CUevent cudaEvent_t;
-enum cudaError_t { cudaSuccess = 0, cudaErrorNotReady = 600 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorNotReady = 600, cudaErrorNotSupported = 801 };
 using cudaError = cudaError_t;
 enum cudaMemcpyKind {
   cudaMemcpyHostToDevice = 1,
@@ -44,3 +44,22 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
 inline cudaError_t cudaEventQuery(cudaEvent_t e) { return ec_cu(cuEventQuery(e)); }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t e) { return ec_cu(cuEventSynchronize(e)); }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) { return ec_cu(cuEventDestroy_v2(e)); }
+// Since torch 2.14 constants may be copied through pinned memory on a stream of its own, and copies
+// are waited for. Ours are the runtime's tensors, which are never copied: there is no such stream,
+// and nothing to wait for.
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum cudaMemoryType { cudaMemoryTypeUnregistered = 0 };
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+};
+[[gnu::always_inline]] inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned) {
+  return cudaErrorNotSupported;
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned) {
+  return cudaErrorNotSupported;
+}
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes*, const void*) {
+  return cudaErrorNotSupported;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }

@@ -205,11 +205,11 @@ def ATTENTION(
     """Attention of ``q`` [B, H, L, D] over ``k`` [B, G, S, D] and ``v`` [B, G, S, E].
 
     Args:
-        q, k, v: of one floating dtype; query head h reads key head ``h // (H // G)``.
+        q, k, v: tensors of one floating dtype; query head h reads key head ``h // (H // G)``.
         mask: boolean (true: is seen) or added to the scores, of up to 4 dimensions that are
             broadcast to [B, H, L, S].
         causal: query i sees keys up to i alone.
-        scale: of the products.
+        scale: the factor of the products.
         rows, columns, warps, stages: the tile of queries by keys, and how it is computed.
 
     Returns:

@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from edgecompile.backends import ops
 from edgecompile.backends.cuda.kernels.launch import define, launch
+from edgecompile.backends.operators import ops
 
 #: Numbers of what may stand at the end.
 ACTIVATIONS: Mapping[str, int] = {**ops.ACTIVATIONS, "relu6": 7, "hardswish": 8}
@@ -198,13 +198,13 @@ def CONVOLUTION(
     """A convolution of ``x`` [B, C, H, L], with what follows it.
 
     Args:
-        x: of any layout; channels last are read as they are.
-        w: from :func:`packed_weight`.
+        x: the input, of any layout; channels last are read as they are.
+        w: the weights from :func:`packed_weight`.
         bias: [N].
         residual: added to the results, [B, N, OH, OL].
         kernel, stride, dilation: one number for each of the two dimensions.
         padding: zeros before the first line and pixel, and behind the last line and pixel.
-        groups: of channels.
+        groups: the number of groups of channels.
         activation: applied at the end; a number of :data:`ACTIVATIONS`.
         tile: pixels, channels out, depth, warps, stages, and the programs that share one tile.
 
@@ -262,7 +262,7 @@ def packed_weight(weight: Tensor, groups: int) -> Tensor:
 
     Args:
         weight: [N, C, KH, KL], C of one group.
-        groups: of channels.
+        groups: the number of groups of channels.
 
     Returns:
         [N, taps * C], three channels filled up to four with zeros, so that pixels begin at multiples

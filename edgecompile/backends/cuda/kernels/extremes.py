@@ -48,7 +48,7 @@ def EXTREMES(x: Tensor, places: Tensor, size: int, largest: bool) -> tuple[Tenso
     Args:
         x: float32 or int64 [M, N]; smallest values ignore NaN.
         places: int64 [M, N], below ``size``.
-        size: how many places a row has.
+        size: the number of positions of a row.
         largest: or smallest.
 
     Returns:
@@ -64,3 +64,13 @@ def EXTREMES(x: Tensor, places: Tensor, size: int, largest: bool) -> tuple[Tenso
         LARGEST=largest, BLOCK=256, num_warps=4,
     )  # fmt: skip
     return y, hit
+
+
+def find_last(places: Tensor, room: int) -> Tensor:
+    """See :data:`edgecompile.backends.lowering.last_writes.FindLast`."""
+    order = torch.arange(places.shape[1], device=places.device).expand(places.shape)
+    # What lies outside reads nothing and keeps its own value: the write itself says that it is outside.
+    inside = (places >= 0) & (places < room)
+    kept = torch.where(inside, places, 0)
+    last: Tensor = EXTREMES(torch.where(inside, order, -1), kept, room, True)[0]
+    return torch.where(inside, last.gather(1, kept), order)

@@ -75,7 +75,7 @@ def part_of(inputs: int, outputs: int, multiprocessors: int) -> int:
 
     Args:
         inputs, outputs: sizes of the matrix.
-        multiprocessors: of the GPU.
+        multiprocessors: the multiprocessors of the GPU.
 
     Returns:
         A multiple of a step, at least an eighth of the inputs.

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from edgecompile.backends.convolution_ops import Geometry
+from edgecompile.backends.cpu.lowering.activations import activation_of
 from edgecompile.backends.cuda.kernels.convolution import ACTIVATIONS, CONVOLUTION, packed_weight
 from edgecompile.backends.cuda.lowering.tiles import convolution_tile
-from edgecompile.backends.lowering.activations import activation_of
 from edgecompile.backends.lowering.constants import PACKED_PREFIX, constant_of, value_of
 from edgecompile.backends.lowering.convolutions import Match, bias_node, constant_node
 from edgecompile.backends.lowering.in_place import ChangesInPlace
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering, erase_chain
+from edgecompile.backends.operators.convolution import Geometry
 from edgecompile.targets.gpu import GpuFacts
 
 aten = torch.ops.aten
@@ -168,8 +168,8 @@ def finish_convolutions(low: Lowering, gpu: GpuFacts, hints: Mapping[Any, Any]) 
 
     Args:
         low: the graph, in the target's precision.
-        gpu: that it is for.
-        hints: what varying sizes are to be taken for, by symbol.
+        gpu: the GPU that it is for.
+        hints: the assumed value of each varying size, by symbol.
     """
     gm, changes, counts = low.gm, ChangesInPlace(low.gm), low.report.counts
     for node in [n for n in gm.graph.nodes if n.target is CONVOLUTION]:

@@ -73,7 +73,7 @@ class _Counting:
         return self._value(node).dtype == torch.bool
 
     def _find(self, before: Node, mask: Node) -> list[Node]:
-        """The indices of what is true, one tensor for each dimension."""
+        """The indices of true elements, one tensor for each dimension."""
         if mask not in self.known or is_changed(mask):
             self.known[mask] = inline(self.gm, before, _find_places, [mask], symbolic=True)
         return self.known[mask]

@@ -11,20 +11,21 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from edgecompile.backends.cuda.kernels.extremes import find_last
 from edgecompile.backends.cuda.lowering.attention import lower_attention
 from edgecompile.backends.cuda.lowering.convolutions import emit_convolution, finish_convolutions
 from edgecompile.backends.cuda.lowering.counts import count_selections
 from edgecompile.backends.cuda.lowering.fp8 import narrow_to_fp8
 from edgecompile.backends.cuda.lowering.gelu import lower_gelu
+from edgecompile.backends.cuda.lowering.gemm import merge_linears, sum_vectors
 from edgecompile.backends.cuda.lowering.int8 import narrow_to_int8
 from edgecompile.backends.cuda.lowering.narrow import narrow_graph
 from edgecompile.backends.cuda.lowering.operators import lower_operators
-from edgecompile.backends.cuda.lowering.products import merge_linears, sum_vectors
 from edgecompile.backends.cuda.lowering.tiles import hints_of
 from edgecompile.backends.cuda.lowering.values import settle_sizes
 from edgecompile.backends.cuda.number_ranges import largest_number
-from edgecompile.backends.distinct import write_distinct
-from edgecompile.backends.generated import ExternCall
+from edgecompile.backends.inductor.missing_kernels import missing_kernels_error, modules_of_nodes
+from edgecompile.backends.inductor.source import ExternCall
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic
 from edgecompile.backends.lowering.complex import lower_complex
 from edgecompile.backends.lowering.constants import (
@@ -34,7 +35,10 @@ from edgecompile.backends.lowering.constants import (
     value_of,
 )
 from edgecompile.backends.lowering.convolutions import lower_convolutions
+from edgecompile.backends.lowering.distinct import write_distinct
 from edgecompile.backends.lowering.equal_nodes import merge_equal_nodes
+from edgecompile.backends.lowering.halves import widen_halves
+from edgecompile.backends.lowering.last_writes import order_writes
 from edgecompile.backends.lowering.recurrences import split_recurrences
 from edgecompile.backends.lowering.rewriting import (
     Lowering,
@@ -42,7 +46,7 @@ from edgecompile.backends.lowering.rewriting import (
     drop_dropout,
     select_by_masks,
 )
-from edgecompile.backends.missing_kernels import missing_kernels_error, modules_of_nodes
+from edgecompile.export.halves import computes_in_halves
 from edgecompile.targets.gpu import GpuFacts
 
 aten = torch.ops.aten
@@ -71,20 +75,24 @@ def lower_for_gpu(
     """Rewrites ``gm`` in place: a float32 program's module, on the CPU, before anything is made fake.
 
     Args:
-        gm: as :meth:`torch.export.ExportedProgram.module` gives it.
-        gpu: that it is for.
+        gm: the result of :meth:`torch.export.ExportedProgram.module`.
+        gpu: the GPU that it is for.
         precision: ``fp16``, ``bf16`` or ``fp32``: what it computes in; or ``int8``: as ``fp16``, with the
             matrices of products in int8; or ``fp8``: as ``fp16``, with products in e4m3. Inputs and outputs keep their dtypes; every output becomes a
             row-major tensor of its own.
-        inputs: of the sizes that tiles are chosen for; None: those that it was exported with.
+        inputs: inputs of the sizes that tiles are chosen for; None: those that it was exported
+            with.
 
     Raises:
         MissingKernelError: sizes within the program depend on values; lists every such call.
     """
     low = Lowering(gm, LoweringReport())
+    if computes_in_halves(gm):
+        widen_halves(low)
     select_by_masks(gm)
     write_distinct(gm)
     settle_sizes(low)
+    low.report.counts["writes"] += order_writes(gm, find_last)
     count_selections(low)
     _refuse_sizes(gm)
     _inline_bodies(gm)

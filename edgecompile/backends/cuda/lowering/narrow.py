@@ -88,6 +88,8 @@ class _Narrowing:
         self.gm, self.dtype = gm, dtype
         self.limit = torch.finfo(dtype).max if dtype == torch.float16 else None
         self.narrowed: dict[Node, Node] = {}
+        outputs = next(iter(reversed(gm.graph.nodes))).all_input_nodes
+        self.narrow_outputs = {node for node in outputs if self._kind(node) == dtype}
         self.routers = find_routers(gm)
         self.changes = bool(changes_in_place(gm))
         values = (value_of(node) for node in gm.graph.nodes)
@@ -286,7 +288,7 @@ class _Narrowing:
         """Outputs that were float32 are so again."""
 
         def restored(node: Node) -> Node:
-            if self._kind(node) != self.dtype:
+            if self._kind(node) != self.dtype or node in self.narrow_outputs:
                 return node
             with self.gm.graph.inserting_before(output):
                 return self._convert(node, torch.float32)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from edgecompile.backends.cpu.lowering.grouped import GROUPED
 from edgecompile.backends.cuda.kernels import attention, extremes, grouped, recurrence, sorting
 from edgecompile.backends.cuda.lowering.tiles import attention_tile
 from edgecompile.backends.lowering.constants import value_of
-from edgecompile.backends.lowering.grouped import GROUPED
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import (
     Lowering,

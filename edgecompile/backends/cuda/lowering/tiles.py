@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from edgecompile.backends.cuda.products.tiles import Product, choose_split
+from edgecompile.backends.cuda.gemm.tiles import Product, choose_split
 from edgecompile.backends.lowering.constants import value_of
 from edgecompile.targets.gpu import GpuFacts
 
@@ -50,7 +50,7 @@ def attention_tile(q: Tensor, gpu: GpuFacts) -> tuple[int, int, int, int]:
 
     Args:
         q: queries, [..., L, D].
-        gpu: that it is for.
+        gpu: the GPU that it is for.
     """
     width, wide = max(16, 1 << (int(q.shape[-1]) - 1).bit_length()), q.dtype == torch.float32
     # What it was exported with says little of what a varying length will be.
@@ -81,9 +81,9 @@ def convolution_tile(
         x: the input, [B, C, H, L].
         w: the weight, packed.
         y: the output, [B, N, OH, OL].
-        groups: of channels.
-        gpu: that it is for.
-        hints: what varying sizes are to be taken for.
+        groups: the number of groups of channels.
+        gpu: the GPU that it is for.
+        hints: the assumed values of varying sizes.
     """
     rows = math.prod(size_of(y.shape[dim], hints) for dim in (0, 2, 3))
     if groups > 1 and int(x.shape[1]) == groups:

@@ -89,4 +89,59 @@ EC_API const char* ec_cuda_program_cublaslt_failure(const ec_cuda_program* progr
 /* No run may be under way. Null is allowed. */
 EC_API void ec_cuda_program_close(ec_cuda_program* program);
 
+/* The rest runs a whole variant of a bundle: buckets, modes, graphs, texts, records of tune. The C
+ * runtime has the same code (c_runtime/gpu), and Python calls it here. Libraries of older bundles
+ * lack these functions; with them Python calls those above.
+ *
+ * Every function may be called from any thread. One that can fail returns 0 or the exit code of the
+ * error that Python raises for it, which ec_gpu_last_error describes. */
+typedef struct ec_gpu_variant ec_gpu_variant;
+typedef struct ec_gpu_text ec_gpu_text;
+typedef struct ec_gpu_results ec_gpu_results;
+
+/* What failed last on the calling thread; texts stay until its next failure. The message may end
+ * with a line "hint: ...". name and number are CUDA's, "" and 0 if it wasn't CUDA. sticky: whether
+ * every further call of this process fails the same way. */
+EC_API const char* ec_gpu_last_error(const char** hint, const char** name, int32_t* number,
+                                     int32_t* sticky);
+
+/* Opens a variant: copies its weights, rehearses its programs. The descriptor of the bundle's
+ * folder stays the caller's, `path` is its name in messages. Fails where manifest.json hasn't this
+ * SHA-256. `choice` is a record of tune, of which "choice" and "cublaslt" are read; null: the one
+ * that was made on this GPU, if any. */
+EC_API int32_t ec_gpu_open(const char* path, int32_t folder, const char* manifest_sha256,
+                           const char* variant, const char* mode, int32_t check_weights,
+                           const char* choice, ec_gpu_variant** out);
+
+/* Reads the record of tune for a variant on this GPU, which needn't exist: an object of JSON with
+ * its "path" and "key", "content" and "device", on which these depend, and "why" it isn't used,
+ * else "choice", "cublaslt" and the whole "record". It stays until the calling thread's next call.
+ */
+EC_API int32_t ec_gpu_read_tuning(const char* path, int32_t folder, const char* manifest_sha256,
+                                  const char* variant, const char** json);
+
+/* Takes the memory of a text: zeros. Gives it back for the next one. */
+EC_API int32_t ec_gpu_take_text(ec_gpu_variant* variant, ec_gpu_text** out);
+EC_API void ec_gpu_give_back(ec_gpu_variant* variant, ec_gpu_text* text);
+
+/* Loads the program of a bucket, over the caches of a text unless that is null. */
+EC_API int32_t ec_gpu_load(ec_gpu_variant* variant, ec_gpu_text* text, int64_t bucket);
+
+/* Runs a bucket. Inputs are row-major, in the manifest's order, without the caches that a text has;
+ * caches that are given are changed in place. Of each output the leading part is written that an
+ * entry of `outputs` has memory for. Where entries have no memory, -1 among their sizes stands for
+ * all there is; *results then owns what they are set to, row-major, and is freed by the caller. */
+EC_API int32_t ec_gpu_run(ec_gpu_variant* variant, ec_gpu_text* text, int64_t bucket,
+                          const ec_tensor* inputs, int64_t n_inputs, ec_tensor* outputs,
+                          int64_t n_outputs, ec_gpu_results** results);
+EC_API void ec_gpu_results_free(ec_gpu_results* results);
+
+/* An object of JSON: "info", the keys of Model.info; "loaded" and "warms_largest", numbers of
+ * buckets; "broken", why every further run is refused, or "". It stays until the calling thread's
+ * next call; null where it fails. */
+EC_API const char* ec_gpu_describe(ec_gpu_variant* variant);
+
+/* No call may be under way. Null is allowed. */
+EC_API void ec_gpu_close(ec_gpu_variant* variant);
+
 #endif

@@ -11,6 +11,7 @@
 // <iostream> would define an object that initializes the standard streams.
 #define _GLIBCXX_IOSTREAM 1  // libstdc++'s include guard
 
+#include <ostream>
 #include <regex>
 #include <sstream>
 #include <stdexcept>
@@ -42,6 +43,8 @@ struct Silence {
   const Silence& operator<<(const T&) const {
     return *this;
   }
+  // std::endl, a function template: no type can be deduced from it.
+  const Silence& operator<<(std::ostream& (*)(std::ostream&)) const { return *this; }
 };
 inline constexpr Silence silence;
 

@@ -15,9 +15,12 @@ constexpr int kL = kFloatLanes;
 constexpr int64_t kSerialElements = 16 * 1024;
 constexpr int64_t kTaskElements = 4 * 1024;
 
-// Adds f(i, vector) over a row: four sums, since one would wait for itself.
+// Elements that are summed up in single precision.
+constexpr int64_t kBlock = 2048;
+
+// Adds f(vector) over a block of a row: four sums, since one would wait for itself.
 template <class F>
-EC_INLINE float sum_row(const float* x, int64_t n, const F& f) {
+EC_INLINE float sum_block(const float* x, int64_t n, const F& f) {
   vf32 a{}, b{}, c{}, d{};
   int64_t i = 0;
   for (; i + 4 * kL <= n; i += 4 * kL) {
@@ -34,16 +37,23 @@ EC_INLINE float sum_row(const float* x, int64_t n, const F& f) {
   return reduce_add((a + b) + (c + d));
 }
 
+template <class F>
+EC_INLINE double sum_row(const float* x, int64_t n, const F& f) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; i += kBlock) sum += sum_block(x + i, std::min(kBlock, n - i), f);
+  return sum;
+}
+
 void normalise_row(int64_t n, const float* x, const float* weight, const float* bias, float eps,
                    float* out) {
-  const float count = static_cast<float>(n);
-  const float mean = sum_row(x, n, [](vf32 v) { return v; }) / count;
+  const double count = static_cast<double>(n);
+  const auto mean = static_cast<float>(sum_row(x, n, [](vf32 v) { return v; }) / count);
   // The squares of what lies about the mean: no digits are lost where the mean is large.
-  const float squares = sum_row(x, n, [mean](vf32 v) {
+  const double squares = sum_row(x, n, [mean](vf32 v) {
     const vf32 d = v - mean;
     return d * d;
   });
-  const float factor = 1.0f / std::sqrt(squares / count + eps);
+  const float factor = 1.0f / std::sqrt(static_cast<float>(squares / count) + eps);
   const auto result = [&](vf32 v, vf32 w, vf32 b) { return fma((v - mean) * factor, w, b); };
   const vf32 one = broadcast(1.0f);
   int64_t i = 0;

@@ -3,6 +3,7 @@
 
 #include "base/scratch.h"
 #include "kernels/gemm/packed_weight.h"
+#include "kernels/vectors.h"
 #include "math/simd.h"
 #include "math/vecmath.h"
 #include "threads/threads.h"
@@ -19,17 +20,6 @@ EC_INLINE void each_vector(int64_t n, const F& f) {
   int64_t i = 0;
   for (; i + kFloatLanes <= n; i += kFloatLanes) f(i, int64_t{kFloatLanes});
   if (i < n) f(i, n - i);
-}
-
-EC_INLINE vf32 at(const float* p, int64_t n) {
-  return n == kFloatLanes ? load(p) : load_partial(p, n);
-}
-EC_INLINE void put(float* p, vf32 v, int64_t n) {
-  if (n == kFloatLanes) {
-    store(p, v);
-  } else {
-    store_partial(p, v, n);
-  }
 }
 
 // One row: x is the input's share, z the sum of both for LSTM and RNN and the state's share for a

@@ -1,5 +1,5 @@
 // Runs a bundle for a build host that can't load its code itself: a program of its own, started
-// under an emulator and linked with the C interface, which opens the bundle as it ships.
+// under an emulator and linked with the C runtime, which opens the bundle as it ships.
 //
 //   replay BUNDLE VARIANT
 //

@@ -1,6 +1,6 @@
 // Handles of AOTInductor's C ABI (torch/csrc/inductor/aoti_torch/c/shim.h and the generated
-// c_shim_cpu.h of torch 2.13), whose functions are defined in this folder, each with the prefix
-// ec_. A test compares the type of each with torch's.
+// c_shim_cpu.h of torch 2.13 and 2.14), whose functions are defined in this folder, each with the
+// prefix ec_. A test compares the type of each with torch's.
 //
 // Handles returned through a pointer are new references, to be freed with
 // ec_aoti_torch_delete_tensor_object; pointers to sizes, strides and data are borrowed from the

@@ -325,7 +325,7 @@ class OnnxParser:
         return self._errors[index]
 
     def parse_from_file(self, model: str) -> bool:
-        if called("parse_from_file"):
+        if called("parse_from_file", os.path.basename(model)):
             self._logger.log(ILogger.ERROR, "a fake failure of the parser")
             return False
         import onnx  # it takes a second, which not every process needs

@@ -121,7 +121,11 @@ class ICudaEngine:
 
     def _compute(self, inputs: dict[str, Any]) -> list[Any]:
         """The outputs, by the dtypes of the ONNX."""
-        return list(self._session.run(list(self._outputs), inputs))
+        outputs = list(self._session.run(list(self._outputs), inputs))
+        if os.environ.get("FAKE_TRT_MIXES_ROWS"):
+            for array in outputs:  # the first row alone is right, as in NVIDIA/TensorRT#4853
+                array[1:] += 1 + abs(array).max()
+        return outputs
 
     def create_execution_context(
         self,

@@ -8,6 +8,7 @@ FAKE_TRT_COUNTS    a folder: calls are counted over all processes that have it
 FAKE_TRT_PAUSE     NAME:N:FILE: at call N of NAME, writes the process' number to FILE and sleeps
 FAKE_TRT_LOG       a file that gets a line per call
 FAKE_TRT_MEMORY    bytes; a build that "needs" more fails, FAKE_TRT_OOM=kill by SIGKILL
+FAKE_TRT_MIXES_ROWS  any text: every row of a batch but the first is wrong
 FAKE_TRT_LACKS     operators that it doesn't know, with commas
 """
 

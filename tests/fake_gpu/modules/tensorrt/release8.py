@@ -3,7 +3,7 @@
 Its networks aren't strongly typed: they say float32 (of others the real builder has no kernel), and layers may be
 pinned to it. FAKE_TRT_HALF=wrong: float16 without pins overflows;
 profiles: float16 of several profiles does. FAKE_TRT_LEAST_WORKSPACE: bytes below which no kernel is found. Where memory is
-short, the log speaks of kernels and handles. docs/jetson.md compares all of this with the real one. Engines have int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
+short, the log speaks of kernels and handles. docs/benchmarks/gpu-tensorrt.md compares all of this with the real one. Engines have int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
 """
 
 from __future__ import annotations

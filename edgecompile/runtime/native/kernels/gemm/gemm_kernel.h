@@ -78,7 +78,7 @@ struct Tile {
   float* c;
   int64_t ldc;
   const float* bias;      // what each row of sums starts from, or null
-  bool accumulate;        // start from C instead
+  bool accumulate;        // added to C
   const float* residual;  // added before the store, or null
   int64_t ld_residual;
   const float* prefetch;  // memory soon needed, or null
@@ -101,13 +101,11 @@ inline void run_tile(const Tile& t) {
       for (int s = 1; s < Sums; ++s) acc[s][r][v] = vf32{};
     }
   }
-  if (t.accumulate || t.bias != nullptr) {
-    const float* start = t.accumulate ? t.c : t.bias;
-    const int64_t ld = t.accumulate ? t.ldc : 0;
+  if (t.bias != nullptr) {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
-      for (int v = 0; v < Vectors; ++v) acc[0][r][v] = load(start + r * ld + v * kL);
+      for (int v = 0; v < Vectors; ++v) acc[0][r][v] = load(t.bias + v * kL);
     }
   }
 
@@ -166,6 +164,14 @@ inline void run_tile(const Tile& t) {
 
   float* const c = t.c;
   const int64_t ldc = t.ldc;
+  // Not what the sums start from: they would lose more the longer the product is.
+  if (t.accumulate) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+      for (int v = 0; v < Vectors; ++v) acc[0][r][v] += load(c + r * ldc + v * kL);
+    }
+  }
   const float* const residual = t.residual;
   const int64_t ld_residual = t.ld_residual;
   const auto finish = [&](auto add_residual) __attribute__((always_inline)) {

@@ -1,0 +1,1 @@
+"""The CPU backend: AOTInductor's C++ with the native runtime's kernels."""

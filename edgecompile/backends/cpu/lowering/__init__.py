@@ -1,0 +1,1 @@
+"""Rewrites of a graph to the operators of the native runtime."""

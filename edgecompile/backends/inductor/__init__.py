@@ -1,0 +1,1 @@
+"""AOTInductor: its private hooks, its generated source and its failures."""

@@ -1,0 +1,309 @@
+"""The operators that graph lowering emits and the native runtime implements.
+
+They live in the ``edgecompile`` torch library. Inductor sees opaque calls with a C shim
+(:data:`C_SHIMS`); the CPU implementations here exist so that a lowered graph can be run by torch
+and compared with the original before anything is compiled.
+
+Packed weights: a matrix ``W`` of shape ``[N, K]`` is stored as panels of :data:`PANEL` output
+columns, zero padded. The packed tensor's dtype says how:
+
+* float32: ``[ceil(N/32), K, 32]``.
+* bfloat16: ``[ceil(N/32), ceil(K/2), 32, 2]``; element ``(p, j, c, i)`` is ``W[32p+c, 2j+i]``,
+  rounded to nearest, ties to even.
+* int8: ``[ceil(N/32), ceil(K/4)*128 + ceil(K/64)*128]``; each panel holds for every
+  :data:`BLOCK` of inputs ``q [16, 32, 4]`` in [-127, 127] (the last block ``[ceil(K%64/4), 32, 4]``),
+  then 32 float32 scales: ``W[n, k]`` is about ``scale[k // 64, n]*q[n, k]``; little endian.
+
+One layout serves every vector width, so a bundle stores each weight once for all its variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgecompile.export.operators import library, recurrence
+from edgecompile.export.operators.cached_attention import (
+    CACHED_ATTENTION,
+    cached_attention,
+    per_token,
+)
+from edgecompile.export.operators.linear_scan import LINEAR_SCAN, linear_scan
+
+PANEL = 32
+
+#: Inputs of an int8 product that share a scale.
+BLOCK = 64
+
+#: A block of activations whose largest value is over this many times its row's root mean square is
+#: rounded more finely: a few channels of a transformer are that large in every row, and the others'
+#: values would be lost in their coarse steps (Dettmers et al., "LLM.int8()", 2022).
+OUTLIER = 12.0
+
+#: Values of one column that stand side by side in a panel.
+_GROUPS: Mapping[str, int] = {"fp32": 1, "bf16": 2, "int8": 4}
+
+#: Activation codes of ``ec_linear``; ``ec::Activation`` in the native runtime has the same values.
+ACTIVATIONS: Mapping[str, int] = {
+    "none": 0,
+    "relu": 1,
+    "gelu_erf": 2,
+    "gelu_tanh": 3,
+    "silu": 4,
+    "tanh": 5,
+    "sigmoid": 6,
+}
+
+
+def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
+    """Packs ``weight`` ``[N, K]`` (any strides) for ``precision``: see the module.
+
+    A block with a NaN or an infinity has no int8 form that isn't silently wrong: its scale is NaN
+    then, and so is every result of its column.
+    """
+    n, k = weight.shape
+    panels = -(-n // PANEL)
+    group = _GROUPS[precision]
+    groups = -(-k // group)
+    padded = torch.zeros(panels * PANEL, groups * group, dtype=torch.float32)
+    padded[:n, :k] = weight.detach().to(torch.float32)
+    if precision == "fp32":
+        return padded.view(panels, PANEL, k).transpose(1, 2).contiguous()
+    if precision == "bf16":
+        pairs = padded.to(torch.bfloat16).view(panels, PANEL, groups, group)
+        return pairs.permute(0, 2, 1, 3).contiguous()
+    return _pack_int8(*_quantise(_in_blocks(padded, -(-k // BLOCK))), k)
+
+
+def pack_int8(values: Tensor, scales: Tensor) -> Tensor:
+    """Packs weights that are rounded already.
+
+    Args:
+        values: int8 ``[N, K]`` in [-127, 127].
+        scales: float32 ``[N, ceil(K/64)]``, what each block's values are multiples of.
+    """
+    n, k = values.shape
+    more = (0, 0, 0, -n % PANEL)
+    padded = torch.nn.functional.pad(values, more)
+    return _pack_int8(_in_blocks(padded, -(-k // BLOCK)), torch.nn.functional.pad(scales, more), k)
+
+
+def _pack_int8(values: Tensor, scales: Tensor, k: int) -> Tensor:
+    """Panels of ``[N, blocks, BLOCK]`` and ``[N, blocks]``; N is a multiple of :data:`PANEL`."""
+    rows, blocks = scales.shape
+    panels, groups = rows // PANEL, -(-k // 4)
+    body = values.view(panels, PANEL, blocks, BLOCK // 4, 4).permute(0, 2, 3, 1, 4)
+    tail = scales.view(panels, PANEL, blocks).transpose(1, 2).contiguous().view(torch.int8)
+    whole = torch.cat([body.reshape(panels, blocks, BLOCK * PANEL), tail], 2).flatten(1)
+    # What the last block's groups beyond K would take is left out.
+    left_out = (blocks * BLOCK // 4 - groups) * 4 * PANEL
+    end = whole.shape[1] - 4 * PANEL
+    return torch.cat([whole[:, : end - left_out], whole[:, end:]], 1) if left_out else whole
+
+
+def _in_blocks(rows: Tensor, blocks: int) -> Tensor:
+    """``[..., K]`` as ``[..., blocks, BLOCK]``, zeros beyond K."""
+    padded = torch.nn.functional.pad(rows, (0, blocks * BLOCK - rows.shape[-1]))
+    return padded.reshape(*rows.shape[:-1], blocks, BLOCK) if blocks else padded.unsqueeze(-1)
+
+
+def _quantise(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 values in [-127, 127] of ``[N, blocks, BLOCK]``, and float32 scales ``[N, blocks]``."""
+    if blocks.numel() == 0:
+        return blocks.to(torch.int8), blocks.new_zeros(blocks.shape[0], 0)
+    scales = (blocks.abs().amax(2).to(torch.float64) / 127).to(torch.float32)
+    good = scales.isfinite() & (scales > 0)
+    ratio = blocks.to(torch.float64) / torch.where(good, scales, 1)[..., None]
+    values = torch.where(good[..., None], ratio.round().clamp(-127, 127), 0).to(torch.int8)
+    return values, torch.where(scales.isfinite(), scales, torch.nan)
+
+
+def _unpack_int8(packed: Tensor, n: int, k: int) -> Tensor:
+    """The float32 values ``[n, k]`` that a packed weight stands for."""
+    panels, blocks = packed.shape[0], -(-k // BLOCK)
+    if k == 0:
+        return packed.new_zeros((n, 0), dtype=torch.float32)
+    missing = blocks * 4 * PANEL * (BLOCK // 4 + 1) - packed.shape[1]
+    end = packed.shape[1] - 4 * PANEL
+    parts = [packed[:, :end], packed.new_zeros(panels, missing), packed[:, end:]]
+    whole = torch.cat(parts, 1).view(panels, blocks, -1)
+    values = whole[..., : BLOCK * PANEL].reshape(panels, blocks, BLOCK // 4, PANEL, 4)
+    scales = whole[..., BLOCK * PANEL :].contiguous().view(torch.float32)
+    product = values.to(torch.float32) * scales[:, :, None, :, None]
+    return product.permute(0, 3, 1, 2, 4).reshape(panels * PANEL, -1)[:n, :k].contiguous()
+
+
+def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
+    """The matrix that :func:`pack_weight` packed, as rounded by the precision: float32 ``[n, k]``."""
+    if packed.dtype == torch.int8:
+        return _unpack_int8(packed, n, k)
+    if packed.dtype == torch.bfloat16:
+        packed = packed.permute(0, 2, 1, 3).flatten(2).transpose(1, 2).to(torch.float32)
+    panels, depth, width = packed.shape
+    return packed.transpose(1, 2).reshape(panels * width, depth)[:n, :k].contiguous()
+
+
+def round_activations(x: Tensor) -> Tensor:
+    """Rounds rows of ``x [..., K]`` as int8 products do, at the coarsest of any variant.
+
+    Each block of :data:`BLOCK` values is rounded to multiples of a 127th of its largest magnitude;
+    where that is over :data:`OUTLIER` times the row's root mean square, of a 128th of that. A row
+    with an infinity gives NaN, as its other values would be lost.
+
+    Returns:
+        float64, of the same shape.
+    """
+    k = x.shape[-1]
+    if x.numel() == 0:
+        return x.to(torch.float64)
+    wide = _in_blocks(x.to(torch.float64), -(-k // BLOCK))
+    largest = wide.abs().amax(-1, keepdim=True)
+    mean_square = (wide.square().sum((-2, -1), keepdim=True) / k).expand_as(largest)
+    fine = largest.square() > OUTLIER**2 * mean_square
+    step = torch.where(largest > 0, largest, 1) / torch.where(fine, 127 * 128, 127)
+    rounded = ((wide / step).round() * step).flatten(-2)[..., :k]
+    return torch.where(x.isfinite().all(-1, keepdim=True), rounded, torch.nan)
+
+
+def _linear_int8(x: Tensor, packed: Tensor, n: int) -> Tensor:
+    """As the native kernels do it: both factors are rounded, blocks' products add up exactly."""
+    weight = _unpack_int8(packed, n, x.shape[-1]).to(torch.float64)
+    return torch.nn.functional.linear(round_activations(x), weight).to(torch.float32)
+
+
+_ACTIVATE: Mapping[int, Callable[[Tensor], Tensor]] = {
+    0: lambda t: t,
+    1: torch.relu,
+    2: torch.nn.functional.gelu,
+    3: lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+    4: torch.nn.functional.silu,
+    5: torch.tanh,
+    6: torch.sigmoid,
+}
+
+
+def activate(x: Tensor, act: int) -> Tensor:
+    """Applies an activation by its code."""
+    return _ACTIVATE[act](x)
+
+
+def _linear_cpu(
+    x: Tensor, w_packed: Tensor, bias: Tensor | None, residual: Tensor | None, n: int, act: int
+) -> Tensor:
+    if w_packed.dtype == torch.int8:
+        y = _linear_int8(x, w_packed, n)
+        y = activate(y if bias is None else y + bias, act)
+    else:
+        weight = unpack_weight(w_packed, n, x.shape[-1])
+        y = activate(torch.nn.functional.linear(x, weight, bias), act)
+    return y if residual is None else y + residual
+
+
+def _attention_cpu(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    mask, causal, scale, _ = rest
+    # Operands that may be narrowed are so on few CPUs, and hardly count beside the weights.
+    y = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    # The strides of the native kernel's result are part of the operator's contract.
+    return per_token(q, v).copy_(y)
+
+
+def _layer_norm_cpu(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps).contiguous()
+
+
+def _grouped_cpu(
+    x: Tensor, offs: Tensor, weights: Tensor, n: int, multiply: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Rows ``offs[e-1]..offs[e]`` of ``x [S, K]`` times the matrix of ``weights[e]``; then zeros."""
+    y, start = x.new_zeros(x.shape[0], n), 0
+    for weight, end in zip(weights, offs.tolist(), strict=True):
+        y[start:end] = multiply(x[start:end], weight)
+        start = end
+    return y
+
+
+def _recurrence_cpu(gates: Tensor, w_packed: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+    def project(h: Tensor) -> Tensor:
+        return _linear_cpu(h, w_packed, bias, None, gates.shape[2], 0)
+
+    return recurrence.run_steps(gates, project, *rest)
+
+
+#: Computes each operator with torch's own ones, by its name.
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
+#: Declarations that Inductor copies into the generated C++ for direct calls.
+C_SHIMS: dict[Any, list[str]] = {}
+
+#: Parameters of torch's C interface by the type of the argument.
+_C_TYPES = {
+    "Tensor": "AtenTensorHandle",
+    "Optional[Tensor]": "AtenTensorHandle*",
+    "List[int]": "const int64_t*, int64_t",
+    "int": "int64_t",
+    "bool": "int32_t",
+    "float": "double",
+}
+
+
+def _register(operator: Any, cpu: Callable[..., Any]) -> Any:
+    schema = operator._schema
+    name = schema.name.partition("::")[2]
+    parameters = [_C_TYPES[str(argument.type)] for argument in schema.arguments]
+    parameters += ["AtenTensorHandle*"] * len(schema.returns)
+    C_SHIMS[operator] = [f"AOTITorchError aoti_torch_cpu_{name}({', '.join(parameters)})"]
+    IMPLEMENTATIONS[name] = cpu
+    return operator
+
+
+def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Adds an operator, as :func:`library.define`, that the native runtime has a C function for."""
+    return _register(library.define(schema, cpu, fake), cpu)
+
+
+_register(CACHED_ATTENTION, cached_attention)
+_register(LINEAR_SCAN, linear_scan)
+LINEAR = define(
+    "ec_linear(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor",
+    _linear_cpu,
+    lambda x, w, bias, residual, n, act: x.new_empty((*x.shape[:-1], n)),
+)
+ATTENTION = define(
+    "ec_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool narrow) "
+    "-> Tensor",
+    _attention_cpu,
+    lambda q, k, v, *_: per_token(q, v),
+)
+COPY = define(
+    "ec_copy(Tensor x) -> Tensor",
+    lambda x: x.clone(memory_format=torch.contiguous_format),
+    lambda x: x.new_empty(x.shape),
+)
+LAYER_NORM = define(
+    "ec_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",
+    _layer_norm_cpu,
+    lambda x, *_: x.new_empty(x.shape),
+)
+GROUPED_LINEAR = define(
+    "ec_grouped_linear(Tensor x, Tensor w_packed, Tensor offs, int n) -> Tensor",
+    lambda x, w, offs, n: _grouped_cpu(
+        x, offs, w, n, lambda rows, packed: _linear_cpu(rows, packed, None, None, n, 0)
+    ),
+    lambda x, w, offs, n: x.new_empty((x.shape[0], n)),
+)
+#: With matrices ``[E, K, N]`` that aren't packed.
+GROUPED_MM = define(
+    "ec_grouped_mm(Tensor x, Tensor w, Tensor offs) -> Tensor",
+    lambda x, w, offs: _grouped_cpu(x, offs, w, w.shape[2], torch.matmul),
+    lambda x, w, offs: x.new_empty((x.shape[0], w.shape[2])),
+)
+RECURRENCE = define(
+    "ec_recurrence(Tensor gates, Tensor w_packed, Tensor? bias, Tensor h0, Tensor? c0, int kind, "
+    "bool reverse) -> (Tensor, Tensor, Tensor)",
+    _recurrence_cpu,
+    recurrence.empty_results,
+)

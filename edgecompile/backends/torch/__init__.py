@@ -1,0 +1,1 @@
+"""The backend ``torch``: AOTInductor's C++ with torch's own kernels."""

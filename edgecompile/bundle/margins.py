@@ -1,0 +1,76 @@
+"""The difference from eager that a program may have beyond the tolerance: a multiple of eager's own error."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from edgecompile.bundle.cases import GOLDEN_CASES, ROWS, Case
+from edgecompile.models.rounding import margin
+from edgecompile.precision import TOLERANCES
+
+#: Of fp32's tolerance. A lesser margin is left out.
+_LEAST = 0.25
+
+
+def allow_rounding(cases: Sequence[Case]) -> list[Case]:
+    """The cases with the margins that eager's own error gives them.
+
+    Of a case it is eager's error there, or what is usual for the output (the median of the cases that
+    always run in float64, or of all) if that is more: one small output may be right by chance. No case
+    widens another's margin, but that of one for which float64 had no time: its error may be as large as
+    the largest share that was seen.
+    """
+    shares: dict[str, list[float]] = {}
+    usual: dict[str, list[float]] = {}
+    for case in cases:
+        for name, error in case.rounding.items():
+            largest = scale(case, name)
+            share = error / largest if largest else 0.0
+            shares.setdefault(name, []).append(share)
+            if case.name in (*GOLDEN_CASES, ROWS):
+                usual.setdefault(name, []).append(share)
+    medians = {name: statistics.median(usual.get(name, items)) for name, items in shares.items()}
+
+    def margins(case: Case) -> dict[str, float]:
+        errors = {
+            name: max(error, medians[name] * scale(case, name))
+            for name, error in case.rounding.items()
+        }
+        if case.skipped:
+            errors = {name: max(items) * scale(case, name) for name, items in shares.items()}
+        return {
+            name: allowed
+            for name, error in errors.items()
+            if (allowed := margin(error, scale(case, name)))
+            > _LEAST * TOLERANCES["fp32"].limit(scale(case, name))
+        }
+
+    return [replace(case, margins=margins(case)) for case in cases]
+
+
+def widest_share(cases: Sequence[Case], name: str) -> float:
+    """The largest margin of an output as a share of its scale; 0.0 if no case has one."""
+    shares = [case.margins[name] / scale(case, name) for case in cases if name in case.margins]
+    return max(shares, default=0.0)
+
+
+def describe_reference(cases: Sequence[Case]) -> str:
+    """The reference of the cases, in words."""
+    texts = []
+    for skipped in (False, True):
+        problems = [case.problem for case in cases if case.problem and case.skipped == skipped]
+        if problems:
+            count = f"{len(problems)} of {len(cases)} cases"
+            texts.append(f"{count}: eager in float32, as {problems[0]}")
+    whole = not cases or any(not case.problem for case in cases)
+    return "; ".join([*(["eager in float64"] if whole else []), *texts])
+
+
+def scale(case: Case, name: str) -> float:
+    """The largest finite magnitude of an output."""
+    values = case.outputs[name]
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))

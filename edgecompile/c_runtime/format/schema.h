@@ -1,0 +1,152 @@
+// The contents of a manifest; FORMAT.md is normative. Axes are named by their position.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "format/dtypes.h"
+#include "format/sums.h"
+
+namespace ecr {
+
+constexpr int64_t kFormatVersion = 1;
+constexpr const char* kManifestName = "manifest.json";
+constexpr const char* kBackend = "aoti-cpu";
+constexpr const char* kTensorRtBackend = "tensorrt";
+constexpr const char* kTritonBackend = "triton";
+constexpr const char* kTorchBackend = "torch";
+constexpr size_t kMaxDims = ECR_MAX_DIMS;
+
+// One dimension of a shape.
+struct Dim {
+  enum class Kind : uint8_t { kFixed, kAxis, kSum, kAny };
+  Kind kind = Kind::kAny;
+  int64_t size = 0;  // of kFixed
+  size_t axis = 0;   // of kAxis
+  Sum sum;           // of kSum
+
+  bool follows(size_t other) const;  // whether the size depends on this axis
+};
+
+// One input or output; outputs have neither pad nor bounds.
+struct TensorSpec {
+  std::string name;
+  const ElementType* type = nullptr;
+  std::vector<Dim> shape;
+  std::optional<Number> pad;
+  std::optional<std::pair<Number, Number>> bounds;
+  // What a bound follows in each run; `bounds` has the widest then.
+  std::pair<std::optional<Sum>, std::optional<Sum>> reach;
+  std::optional<Number> fallback;  // the manifest's "default": what it has where it isn't given
+};
+
+// The sizes that one program serves.
+struct Bucket {
+  bool padded = false;           // its mode
+  std::vector<Extent> axes;      // one for each axis of the manifest
+  std::vector<size_t> pad_axes;  // what inputs are filled up along; none in exact mode
+};
+
+using Version = std::pair<int64_t, int64_t>;       // of glibc, of a GPU's abilities
+std::string version_text(const Version& version);  // "2.34"
+
+// An output agrees with what is expected if |got - want| <= atol + rtol * max|want|.
+struct Tolerance {
+  double atol = 0;
+  double rtol = 0;
+};
+
+// What the programs of Triton kernels need of a GPU, and how they compute.
+struct GpuSpec {
+  std::vector<Version> capabilities;  // that there is machine code for
+  std::optional<Version> ptx;         // the least one that there is code for the driver to compile
+  int64_t driver = 0;                 // CUDA's number of the oldest, 12060 for 12.6
+  std::string precision;              // of the weights
+  Tolerance tolerance;
+  std::optional<double> min_cosine;
+  bool padding = false;  // it was verified that padding changes nothing
+  bool graphs = true;  // no program reads numbers from the GPU, so that graphs can hold their runs
+  bool cublaslt = false;  // programs have products that cuBLASLt may compute
+};
+
+struct Variant {
+  std::string name;
+  std::string arch;
+  std::string backend;
+  std::vector<std::string> requires_;
+  std::optional<Version> glibc;
+  int64_t rank = 0;
+  // Of the backends that are run here.
+  std::string runtime;
+  std::vector<std::string> programs;
+  std::optional<GpuSpec> gpu;  // of Triton kernels
+  // Of them, for each bucket: programs with other tiles that compute the same. Or none at all.
+  std::vector<std::vector<std::string>> alternatives;
+};
+
+struct FileEntry {
+  int64_t size = 0;
+  std::string sha256;
+};
+
+using Strings = std::map<std::string, std::string>;
+
+// The inputs of a language model that aren't like others, and the positions of its two axes.
+struct Generation {
+  std::string position;
+  std::string last;
+  size_t length = 0;
+  std::optional<size_t> context;  // none: no cache has a row for each token
+  int64_t max_context = 0;        // of a text without one
+  bool has_states = false;        // of a fixed size, which each run replaces
+  std::vector<std::string> caches;
+
+  bool is_cache(const std::string& name) const;
+};
+
+struct Manifest {
+  Value document;  // all of it
+  std::string name;
+  std::string precision;
+  std::vector<TensorSpec> inputs;
+  std::vector<TensorSpec> outputs;
+  std::vector<Axis> axes;  // sorted by their names
+  std::optional<size_t> length_axis;
+  std::vector<Bucket> buckets;
+  std::vector<Variant> variants;
+  Strings probes;
+  Strings weights;
+  Tolerance tolerance;
+  std::map<std::string, FileEntry> files;
+  std::optional<Generation> generation;
+
+  std::optional<size_t> find_axis(const std::string& key) const;
+  std::optional<size_t> find_input(const std::string& key) const;
+};
+
+constexpr size_t kMaxManifestBytes = 4u << 20;
+
+// Reads the bytes of a manifest and checks what a run depends on; `source` is the name of the file
+// in messages. Throws Error ECR_VERSION for an unknown format version, else ECR_BUNDLE with the
+// first broken rule.
+Manifest parse_manifest(const std::string& data, const std::string& source);
+
+// Inputs, outputs, axes and buckets, into `manifest`.
+void read_signature(const Field& document, Manifest* manifest);
+
+// Rows of a whole text.
+int64_t context_rows(const Manifest& manifest);
+
+// The manifest's "generation", once the rest has been read.
+void read_generation(const Field& entry, Manifest* manifest);
+
+// "1..64", or "7" where both ends are one, or "1..63 in steps of 2".
+std::string extent_text(const Extent& extent);
+// "exact batch 1, length 1..64".
+std::string bucket_text(const Manifest& manifest, const Bucket& bucket);
+
+}  // namespace ecr

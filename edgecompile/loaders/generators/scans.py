@@ -1,0 +1,177 @@
+"""Lets transformers' models scan their tokens by our own operator.
+
+transformers' versions pad a run to whole chunks, which fixes its length in an exported program, and take
+tokens behind the last one for part of the text. Models have these functions under common names, each in
+the module of its class.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu, softplus
+
+from edgecompile.export.operators.linear_scan import LINEAR_SCAN
+from edgecompile.loaders.generators.cache import WrittenCache
+
+# Arguments with a meaning: sequences that are packed in one run.
+_UNSUPPORTED = ("cu_seqlens", "seq_idx")
+# transformers' constant in the norm of queries and keys.
+_EPSILON = 1e-6
+
+_cache: ContextVar[WrittenCache] = ContextVar("edgecompile_scanned_cache")
+
+
+@contextmanager
+def scanning(model: nn.Module, cache: WrittenCache) -> Iterator[None]:
+    """Lets the parts of ``model`` scan by our operator meanwhile, up to the last real token of a run."""
+    names = {type(part).__module__ for part in model.modules()}
+    found = [
+        (module, name, getattr(module, name))
+        for module in (sys.modules[name] for name in sorted(names))
+        for name in _SCANS
+        if hasattr(module, name)
+    ]
+    token = _cache.set(cache)
+    for module, name, _ in found:
+        setattr(module, name, _SCANS[name])
+    try:
+        yield
+    finally:
+        for module, name, own in found:
+            setattr(module, name, own)
+        _cache.reset(token)
+
+
+def _scan_mamba2(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    **rest: Any,
+) -> Any:
+    """transformers' ``mamba2_chunk_scan``; states are [1, heads, width, state size]."""
+    _refuse(rest)
+    dt = dt if dt_bias is None else dt + dt_bias
+    dt = softplus(dt) if dt_softplus else dt
+    dt = dt.clamp(*dt_limit)
+    state = _first(initial_states, hidden_states, B.shape[3], hidden_states.shape[3])
+    y, final = LINEAR_SCAN(
+        C[0],
+        B[0],
+        hidden_states[0] * dt[0, :, :, None],
+        torch.exp(A * dt[0]),
+        None,
+        state[0].transpose(1, 2) if initial_states is not None else state[0],
+        _cache.get().last,
+    )
+    y = y[None] if D is None else y[None] + D[:, None] * hidden_states
+    y = y if z is None else y * silu(z)
+    return (y, final.transpose(1, 2)[None]) if return_final_states else y
+
+
+def _scan_delta(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **rest: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """transformers' ``torch_chunk_gated_delta_rule``, and ``chunk_kimi_delta_attention``.
+
+    ``g`` has a decay for each head, or for each key of it. States are [1, heads, key width, value width].
+    """
+    _refuse(rest)
+    if use_qk_l2norm_in_kernel:
+        query, key = _normalised(query), _normalised(key)
+    y, final = LINEAR_SCAN(
+        query[0] * query.shape[3] ** -0.5,
+        key[0],
+        value[0],
+        torch.exp(g[0]),
+        beta[0],
+        _first(initial_state, value, key.shape[3], value.shape[3])[0],
+        _cache.get().last,
+    )
+    return y[None], final[None] if output_final_state else None
+
+
+def _scan_mamba(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **rest: Any,
+) -> Any:
+    """transformers' ``mamba_selective_scan``; states are [1, channels, state size].
+
+    Each channel is a head with one value. transformers begins every scan with zeros; this one goes on
+    from the state that the layer has asked its cache for.
+    """
+    _refuse(rest)
+    dt = dt if delta_bias is None else dt + delta_bias[:, None]
+    dt = (softplus(dt) if delta_softplus else dt)[0].transpose(0, 1)
+    x = hidden_states[0].transpose(0, 1)
+    cache = _cache.get()
+    y, final = LINEAR_SCAN(
+        C.permute(2, 0, 1),
+        B.permute(2, 0, 1),
+        (x * dt)[:, :, None],
+        torch.exp(A * dt[:, :, None]),
+        None,
+        cache.asked[0][:, :, None],
+        cache.last,
+    )
+    y = y[:, :, 0] if D is None else y[:, :, 0] + D * x
+    y = y.transpose(0, 1)[None]
+    y = y if z is None else y * silu(z)
+    return (y, final[None, :, :, 0]) if return_last_state else y
+
+
+def _first(state: Tensor | None, values: Tensor, keys: int, width: int) -> Tensor:
+    return values.new_zeros(1, values.shape[2], keys, width) if state is None else state
+
+
+def _normalised(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(3, keepdim=True) + _EPSILON)
+
+
+def _refuse(rest: dict[str, Any]) -> None:
+    # transformers passes further arguments, which its own versions take no notice of.
+    unknown = [name for name in _UNSUPPORTED if rest.get(name) is not None]
+    if unknown:
+        raise NotImplementedError("a scan with " + ", ".join(unknown))
+
+
+_SCANS = {
+    "chunk_kimi_delta_attention": _scan_delta,
+    "mamba2_chunk_scan": _scan_mamba2,
+    "mamba_selective_scan": _scan_mamba,
+    "torch_chunk_gated_delta_rule": _scan_delta,
+}

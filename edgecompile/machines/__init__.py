@@ -1,1 +1,0 @@
-"""The build host: its CPU, its identity, and what it can run."""

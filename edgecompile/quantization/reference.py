@@ -1,0 +1,100 @@
+"""The two errors of narrow weights: the effect of rounding them on a model, and the error that a bundle adds.
+
+How far the rounded model, computed in float64, lies from the original is the precision's error; how
+far the bundle lies from the rounded model is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edgecompile.backends.compilation import CompiledModel
+from edgecompile.bundle.cases import ROUNDED, Case
+from edgecompile.bundle.margins import scale
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.modules import describe_error
+from edgecompile.precision import TOLERANCES
+from edgecompile.quantization.program import Deviation, QuantizedProgram, deviation_of
+from edgecompile.runtime.format.compare import compare_arrays
+
+#: Of the precision's tolerance: what a bundle may differ from the rounded model by. Kernels sum in
+#: another order, round activations to 15 bits, and approximate functions.
+_OWN = 0.1
+#: Features of CPUs whose kernels round activations to the weights' precision, and how many times
+#: the weights' own error that may add: up to 2.3 times was seen of SmolLM2.
+_COARSE = {"avx512_vnni", "avx512_bf16", "amx_bf16", "asimddp"}
+_ACTIVATIONS = 3.0
+
+
+@dataclass(frozen=True)
+class RoundedCases:
+    """The cases with the rounded model's answers.
+
+    Attributes:
+        cases: a case for each of the original ones, with limits of its own; () if there are none.
+        deviation: the largest deviation of the rounded model from the original; None: not known.
+        problem: the reason why there are none; "" if there are.
+    """
+
+    cases: tuple[Case, ...] = ()
+    deviation: Deviation | None = None
+    problem: str = ""
+
+    def describe(self, precision: str) -> tuple[str, ...]:
+        """The precision's own error, as a sentence or none."""
+        if self.problem:
+            return (f"the error of {precision} itself isn't known: {self.problem}",)
+        if self.deviation is None:
+            return ()
+        cosine = self.deviation.cosine
+        return (
+            f"the model with its weights rounded to {precision} differs from the original by "
+            f"{100 * self.deviation.error:.2g} % of an output's scale"
+            + ("" if cosine is None else f" and has a cosine of {cosine:.6f}")
+            + f" at worst, both in float64: that is the error of {precision}, whatever runs it",
+        )
+
+
+def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Case]) -> RoundedCases:
+    """Runs the rounded model, in float64 and with activations as they are, on the cases.
+
+    Those that had no time for float64 before are left out.
+
+    A bundle may differ from it by a tenth of the precision's tolerance; where kernels round
+    activations, too, by some times the precision's own error beside, but no more than the tolerance.
+    """
+    made: list[Case] = []
+    cases = [case for case in cases if not case.skipped]
+    try:
+        for index in sorted({case.bucket for case in cases}):
+            own = [case for case in cases if case.bucket == index]
+            exported = compiled.exported[min(index, len(compiled.exported) - 1)]
+            program = QuantizedProgram(
+                model, exported, [c.inputs for c in own], [c.outputs for c in own]
+            )
+            for case, outputs in zip(own, program.answers(compiled.precision), strict=True):
+                made.append(replace(case, name=ROUNDED + case.name, outputs=outputs))
+    except Exception as exc:  # an operator that has no float64
+        return RoundedCases((), None, f"the rounded model fails in float64: {describe_error(exc)}")
+    by_key = {(case.bucket, ROUNDED + case.name): case.outputs for case in cases}
+    pairs = [(case.outputs, by_key[case.bucket, case.name]) for case in made]
+    deviation = deviation_of(pairs)
+    tolerance = TOLERANCES[compiled.precision.name]
+    rounding = [
+        {
+            name: compare_arrays(value, original[name], tolerance).max_abs_error
+            for name, value in outputs.items()
+            if value.dtype.kind == "f"
+        }
+        for outputs, original in pairs
+    ]
+    coarse = any(_COARSE & set(variant.requires) for variant in compiled.variants)
+    limited: list[Case] = []
+    for case, errors in zip(made, rounding, strict=True):
+        limits = {}
+        for name, error in errors.items():
+            most = tolerance.limit(scale(case, name))
+            limits[name] = min(most, _OWN * most + (_ACTIVATIONS * error if coarse else 0.0))
+        limited.append(replace(case, rounding=errors, margins={}, limits=limits))
+    return RoundedCases(tuple(limited), deviation)

@@ -1,0 +1,1 @@
+"""Errors, limits and lifetimes: what all parts of the runtime build on."""

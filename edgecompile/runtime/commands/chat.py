@@ -1,0 +1,96 @@
+"""``python -m edgecompile.runtime chat``: a conversation on the terminal."""
+
+import argparse
+import sys
+import time
+from typing import Any, Callable, Dict, List, Mapping, Tuple
+
+from .generate import add_sampling_options, printable, read_sampling
+
+PROMPT = "> "
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``chat``, beside those that every command has."""
+    command.add_argument("--system", metavar="TEXT", help="begin with this message of the system")
+    add_sampling_options(command)
+
+
+def run_chat(
+    options: argparse.Namespace, show: Callable[[str], None], how: Mapping[str, Any]
+) -> Tuple[Dict[str, Any], List[str]]:
+    """Answers each line of standard input; ``show`` gets prompts and pieces of answers.
+
+    An interrupt ends the answer under way, or the conversation where there is none.
+
+    Args:
+        options: Arguments of the command line.
+        show: Function that prints a piece of text.
+        how: Threads, variant and verify of ``open_bundle``.
+
+    Returns:
+        The report, plain JSON values: "bundle", "name", "variant", "threads", "messages" and "answers"
+        (each with prompt_tokens, reused of them, new_tokens, finish_reason, and first_ms until the first
+        token), and lines for people.
+
+    Raises:
+        TokenizerError: the bundle has no tokenizer or chat template that can be used.
+        ContextLengthError: the conversation has outgrown the context.
+        InputError, GenerationError, NativeError: see ``Model.chat``.
+    """
+    from ..model.open_bundle import open_bundle  # here: other commands needn't wait for it
+
+    messages: List[Dict[str, str]] = []
+    if options.system is not None:
+        messages.append({"role": "system", "content": options.system})
+    answers: List[Dict[str, Any]] = []
+    asks = sys.stdin.isatty()
+    with open_bundle(options.bundle, **how) as model:
+        session = model.session()
+        while True:
+            if asks:
+                show(PROMPT)
+            try:
+                line = sys.stdin.readline()
+            except KeyboardInterrupt:
+                break
+            if not line:
+                break
+            if not line.strip():
+                continue
+            messages.append({"role": "user", "content": line.rstrip("\n")})
+            begin = time.perf_counter()
+            stream = session.stream_text(messages, **read_sampling(options))
+            first = None
+            try:
+                for piece in stream:
+                    first = first or time.perf_counter()
+                    show(printable(piece))
+            except KeyboardInterrupt:
+                stream.close()
+            show("\n")
+            if stream.text.strip():
+                messages.append({"role": "assistant", "content": stream.text})
+            else:  # a template may have no way to write an empty answer
+                messages.pop()
+            answers.append(
+                {
+                    "prompt_tokens": len(stream.tokens.prompt),
+                    "reused": stream.tokens.reused,
+                    "new_tokens": len(stream.tokens.tokens),
+                    "finish_reason": stream.finish_reason,
+                    "first_ms": None if first is None else (first - begin) * 1e3,
+                }
+            )
+        info = model.info
+    report = {
+        "bundle": options.bundle,
+        "name": info["name"],
+        "variant": info["variant"],
+        "threads": info["threads"],
+        "messages": messages,
+        "answers": answers,
+    }
+    tokens, reused = (sum(answer[key] for answer in answers) for key in ("new_tokens", "reused"))
+    text = "{} answers of {} tokens; {} tokens of prompts were cached"
+    return report, [text.format(len(answers), tokens, reused)]

@@ -1,0 +1,47 @@
+"""The comparison of a TensorRT engine with programs of Triton kernels in the same bundle.
+
+``finish`` measures both, and the engine's stamp says what came of it.
+"""
+
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from ..format.schema import TRITON, Manifest, Variant
+from ..gpu.cache import FinishedEngine
+
+
+def find_triton_variant(variants: Sequence[Variant], variant: Variant) -> Optional[Variant]:
+    """The highest-ranking one of ``variants`` with Triton kernels for the same machines, or None."""
+    rivals = [x for x in variants if x.backend == TRITON and x.arch == variant.arch]
+    return max(rivals, key=lambda item: item.rank, default=None)
+
+
+def describe_triton_variant(manifest: Manifest, rival: Variant) -> Dict[str, Any]:
+    """The key of a comparison with the rival: its name, and the hashes of its programs."""
+    return {"name": rival.name, "programs": [manifest.files[x].sha256 for x in rival.programs]}
+
+
+def read_comparison(
+    manifest: Manifest, rival: Variant, engine: FinishedEngine
+) -> Optional[Dict[str, float]]:
+    """Mean milliseconds of a run by variant, as ``finish`` measured them; None: it didn't yet.
+
+    A variant that doesn't reproduce the golden vectors isn't in it.
+    """
+    entry = engine.stamp.get("compared")
+    if not isinstance(entry, dict) or entry.get("rival") != describe_triton_variant(
+        manifest, rival
+    ):
+        return None
+    times = entry.get("ms")
+    if not isinstance(times, dict) or not all(isinstance(x, float) for x in times.values()):
+        return None
+    return dict(times)
+
+
+def explain_slower(variant: Variant, rival: Variant, times: Mapping[str, float]) -> str:
+    """That an engine is slower than its rival; "" where it isn't, or one of them wasn't measured."""
+    own, other = times.get(variant.name), times.get(rival.name)
+    if own is None or other is None or own <= other:
+        return ""
+    text = "is slower here: a run takes {:.3f} ms, of {} {:.3f}, as finish measured"
+    return text.format(own, rival.name, other)

@@ -1,0 +1,1 @@
+"""The public interface: ``open_bundle`` and the model that it returns."""

@@ -1,0 +1,80 @@
+"""A bundle opened for running: ``Model.run(inputs) -> outputs``."""
+
+from typing import TYPE_CHECKING, Any, Iterable, Optional
+
+from ..cpu.host import Host
+from ..format.folder import BundleFolder
+from ..generation.options import Options
+from ..open.bundle import OpenBundle
+from ..open.choose import Opened
+from ..text.generator import TextGenerator
+
+if TYPE_CHECKING:
+    from ..generation.stream import TokenStream
+    from ..text.encoder import Text, TextEncoder, TextOutputs
+    from ..text.prompts import Prompts
+    from ..text.session import TextSession
+
+
+class Model(OpenBundle, TextGenerator):
+    """An open bundle; made by ``open_bundle``. Every method may be called from any thread.
+
+    A signal handler may call ``close`` whatever it interrupts, except the opening of a bundle, and no
+    other method.
+    """
+
+    def __init__(
+        self, folder: BundleFolder, host: Host, opened: Opened, fallback: Optional[str] = None
+    ) -> None:
+        """See ``OpenBundle``."""
+        super().__init__(folder, host, opened, fallback)
+        self._texts: Optional[TextEncoder] = None
+        self._written: Optional[Prompts] = None
+
+    def encode_texts(
+        self, texts: "Iterable[Text]", *, prompt: Optional[str] = None, truncate: bool = True
+    ) -> "TextOutputs":
+        """Runs texts: tokenizes them, batches those of like length, gives the outputs by text.
+
+        Args:
+            texts: strings; or pairs of them, for models that read two texts at once.
+            prompt: the bundle's prompt that goes before each text; None: its default one.
+            truncate: whether to cut texts that are longer than the bundle takes; the result says
+                which those were.
+
+        Raises:
+            InputError: an item isn't text, or is too long and isn't to be cut.
+            TokenizerError: the bundle holds no tokenizer, or takes more than texts give; a
+                TokenizersMissingError where the Python package tokenizers isn't installed.
+            NativeError, ModelClosedError: see ``run``.
+        """
+        return self._text_encoder().encode(self, texts, prompt, truncate)
+
+    def _text_encoder(self) -> "TextEncoder":
+        # Two threads may both make one at first; they are alike.
+        if self._texts is None:
+            from ..text.encoder import TextEncoder
+
+            self._texts = TextEncoder(self)
+        return self._texts
+
+    def session(self) -> "TextSession":
+        """A conversation: texts that begin as the one before did need only their new part run.
+
+        Raises:
+            GenerationError: the model is no language model, or a GPU runs it.
+            UnsupportedHostError: there is no memory for its caches.
+        """
+        from ..text.session import open_text_session
+
+        return open_text_session(self, self._prompts)
+
+    def _prompts(self) -> "Prompts":
+        if self._written is None:
+            from ..text.prompts import Prompts
+
+            self._written = Prompts(self)
+        return self._written
+
+    def _stream(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> "TokenStream":
+        return self.session()._stream(input_ids, decoder_input_ids, options)

@@ -1,0 +1,1 @@
+"""Opening a bundle: the choice of a variant, and the bundle that is open."""

@@ -1,0 +1,89 @@
+"""Prompts as people write them, a text or the messages of a chat, as token ids."""
+
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
+
+from ..base.errors import GenerationError, InputError
+from ..base.lifetime import Unique
+from ..format.schema import GenerationSpec
+from .chat import Chat, ChatEncoder, Message, open_chat
+from .encoder import open_tokenizer
+
+if TYPE_CHECKING:
+    from ..open.bundle import OpenBundle
+
+Prompt = Union[str, Sequence[Message]]
+#: A number of new tokens: as many as the context has room for.
+ALL = -1
+
+
+class Prompts(Unique):
+    """A language model's tokenizer, and its chat template once a chat asks for it."""
+
+    def __init__(self, bundle: "OpenBundle") -> None:
+        """Reads the tokenizer.
+
+        Raises:
+            GenerationError: the model is no language model.
+            TokenizerError: see ``open_tokenizer``.
+        """
+        spec = bundle.manifest.generation
+        if spec is None:
+            text = "{} is not a language model, so it cannot generate text"
+            hint = "build it as a language model, for the task causal-lm"
+            raise GenerationError(text.format(bundle.path), hint)
+        self.spec: GenerationSpec = spec
+        self.tokenizer: Any = open_tokenizer(bundle)
+        self._bundle = bundle
+        self._chat: Optional[Chat] = None
+        self._encoder = ChatEncoder(self.tokenizer)
+
+    def read(self, prompt: Prompt, judge: Optional[Callable[[int], None]] = None) -> List[int]:
+        """The token ids of a text or of a chat.
+
+        Args:
+            prompt: Text, or messages.
+            judge: Function that gets the number of characters before they become tokens, and may raise.
+
+        Raises:
+            InputError: it holds no tokens, or what can't be encoded; or the template refuses the chat.
+            TokenizerError: the bundle has no chat template that can be used.
+        """
+        chat: Optional[Chat] = None
+        if isinstance(prompt, str):
+            text = prompt
+        else:
+            if self._chat is None:
+                self._chat = open_chat(self._bundle)
+            chat = self._chat
+            pieces = chat.pieces(prompt)
+            text = "".join(piece.text for piece in pieces)
+        if judge is not None:
+            judge(len(text))
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise InputError("the prompt has half of a surrogate pair") from None
+        if chat is None or isinstance(prompt, str):
+            # Unlike encode() this one lets other threads go on.
+            ids: List[int] = self.tokenizer.encode_batch([text])[0].ids
+        else:
+            unlike = chat.has_turns and not any(piece.given for piece in pieces)
+            ids = self._encoder.encode(pieces, prompt if unlike else ())
+        if not ids:
+            raise InputError("the prompt holds no tokens")
+        return ids
+
+
+def count_new_tokens(spec: GenerationSpec, prompt: Sequence[int], asked: Optional[int]) -> int:
+    """The largest number of new tokens behind a prompt.
+
+    Args:
+        spec: Generation of the manifest.
+        prompt: Token ids of the prompt.
+        asked: Number that was asked for. None: the model's own number, as the context has room, and
+            without one ``ALL``.
+    """
+    room = max(1, spec.max_context - len(spec.start or prompt))  # an encoder's source takes no room
+    if asked is None:
+        return min(int(spec.defaults.get("max_new_tokens", room)), room)
+    return room if asked == ALL else asked

@@ -1,0 +1,30 @@
+"""The results of a verification in numbers and words."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from edgecompile.bundle.verdict import CaseResult, VerifyReport
+from edgecompile.runtime.format.schema import Tolerance
+
+
+def report(*differences: float) -> VerifyReport:
+    """Of whole numbers, which may not differ at all."""
+    results = [
+        CaseResult("x86-64-v3", 0, f"case{i}", error, 7.0, error == 0, limit=0.0)
+        for i, error in enumerate(differences)
+    ]
+    return VerifyReport(tuple(results), {}, Tolerance(1e-6, 1e-5), False)
+
+
+def test_whole_numbers_that_agree_use_nothing_of_what_is_allowed() -> None:
+    equal = report(0.0, 0.0)
+    assert [equal.used(result) for result in equal.results] == [0.0, 0.0]
+    assert equal.ok and json.dumps(equal.to_json())
+
+
+def test_whole_numbers_that_differ_are_the_worst() -> None:
+    mixed = report(0.0, 1.0, 0.0)
+    assert mixed.worst == mixed.results[1] and math.isinf(mixed.used(mixed.results[1]))
+    assert not mixed.ok

@@ -1,0 +1,379 @@
+"""Products with packed weights of every format against numpy in float64, at the edges of memory."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.native.guarded import guarded
+from tests.native.kernels.narrow import (
+    PANEL,
+    bf16_bits,
+    bf16_values,
+    blocks_of,
+    column_values,
+    pack_bf16,
+    pack_int8,
+    quantize_columns,
+    quantize_rows,
+)
+from tests.native.kernels.test_gemm import (
+    GELU_ERF,
+    GELU_TANH,
+    NONE,
+    RELU,
+    SIGMOID,
+    TANH,
+    Epilogue,
+    F,
+    activate,
+    check,
+    random_epilogue,
+    random_floats,
+    random_size,
+    strided_output,
+    unwritten_outside,
+)
+from tests.native.sweep import sweep
+
+I64 = ctypes.c_int64
+NARROW = ["bf16", "int8"]
+FORMATS = ["fp32", *NARROW]
+COARSE_GELU = 2.0**-14.4  # of whole panels
+
+
+def pack_fp32(b: np.ndarray) -> np.ndarray:
+    """[ceil(N/32)][K][32], filled up with zeros."""
+    k, n = b.shape
+    panels = -(-n // PANEL)
+    whole = np.zeros((k, panels * PANEL), F)
+    whole[:, :n] = b
+    return np.ascontiguousarray(whole.reshape(k, panels, PANEL).transpose(1, 0, 2))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A matrix as the kernels get it, and the numbers that it stands for ([K, N])."""
+
+    kind: str
+    packed: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def of(cls, kind: str, b: np.ndarray) -> Weights:
+        if kind == "fp32":
+            return cls(kind, guarded(pack_fp32(b)), b)
+        if kind == "bf16":
+            packed, values = pack_bf16(b)
+            return cls(kind, guarded(packed), values)
+        q, scales = quantize_columns(b)
+        return cls(kind, guarded(pack_int8(q, scales)), column_values(q, scales))
+
+
+def run(lib: ctypes.CDLL, w: Weights, a: np.ndarray, c: np.ndarray, e: Epilogue) -> None:
+    (m, k), n = a.shape, w.values.shape[1]
+    getattr(lib, f"t_gemm_{'packed' if w.kind == 'fp32' else w.kind}")(
+        I64(m), I64(n), I64(k), ctypes.c_void_p(a.ctypes.data), I64(a.strides[0] // 4),
+        ctypes.c_void_p(w.packed.ctypes.data), ctypes.c_void_p(c.ctypes.data),
+        I64(c.strides[0] // 4), ctypes.byref(e.native()),
+    )  # fmt: skip
+
+
+def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilogue, what: str):
+    """bf16: float32's sums, on some CPUs of rounded rows. int8: exact sums of rounded blocks, added up."""
+    coarse = COARSE_GELU if e.act in (GELU_ERF, GELU_TANH) else 0.0
+    if w.kind == "int8":
+        roundings = 8 + 2 * len(blocks_of(a))
+        rows = quantize_rows(a, rounds_coarsely(lib))
+        check(c, rows, w.values, e, what, roundings * 2.0**-24, coarse)
+    elif w.kind == "fp32":
+        check(c, a, w.values, e, what)
+    else:
+        lib.t_bf16_rounds_a.restype = ctypes.c_bool
+        if lib.t_bf16_rounds_a():
+            a = bf16_values(bf16_bits(a))
+        check(c, a, w.values, e, what, None, coarse)
+
+
+def rounds_coarsely(lib: ctypes.CDLL) -> bool:
+    lib.t_int8_rounds_coarsely.restype = ctypes.c_bool
+    coarsely: bool = lib.t_int8_rounds_coarsely()
+    return coarsely
+
+
+def product(lib: ctypes.CDLL, w: Weights, a: np.ndarray, e: Epilogue | None = None) -> np.ndarray:
+    c, _ = strided_output((a.shape[0], w.values.shape[1]), w.values.shape[1], True)
+    run(lib, w, a, c, e or Epilogue())
+    return c
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (31, 2), (32, 3), (33, 4), (100, 65), (5, 0), (0, 7)])
+def test_packed_sizes(kernels: ctypes.CDLL, n: int, k: int) -> None:
+    b = np.ones((k, n), F)
+    for kind in FORMATS:
+        function = getattr(kernels, f"t_packed_elements_{kind}".removesuffix("_fp32"))
+        function.restype = I64
+        assert function(I64(n), I64(k)) == Weights.of(kind, b).packed.size
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("seed", range(6))
+def test_product_over_random_shapes(kernels: ctypes.CDLL, seed: int, kind: str) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        m, n, k = random_size(rng, 512), random_size(rng, 200), random_size(rng, 900)
+        at_end = bool(rng.random() < 0.7)
+        kernels.t_set_num_threads(int(rng.integers(1, 4)))
+        padded = guarded(random_floats(rng, m, k + int(rng.choice([0, 0, 3, 16]))), at_end=at_end)
+        a = padded[:, padded.shape[1] - k :] if at_end else padded[:, :k]
+        w = Weights.of(kind, random_floats(rng, k, n))
+        e = random_epilogue(rng, (m, n))
+        c, memory = strided_output((m, n), n + int(rng.choice([0, 0, 1, 40])), at_end)
+        run(kernels, w, a, c, e)
+        verify(kernels, w, c, a, e, f"seed {seed}: m={m} n={n} k={k} {e.act=} {e.alpha=} {e.beta=}")
+        assert unwritten_outside(memory, c)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@sweep("m", [*range(1, 28), 49, 144, 145, 300, 512])
+def test_every_number_of_rows(kernels: ctypes.CDLL, m: int, kind: str) -> None:
+    rng = np.random.default_rng(m)
+    for n, k in [(96, 64), (47, 385), (33, 1537)]:
+        a, w = guarded(random_floats(rng, m, k)), Weights.of(kind, random_floats(rng, k, n))
+        e = Epilogue(bias=random_floats(rng, n), act=GELU_ERF, residual=random_floats(rng, m, n))
+        verify(kernels, w, product(kernels, w, a, e), a, e, f"{m=} {n=} {k=}")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("k", [2047, 2064, 2065, 3072, 8192])
+def test_long_rows(kernels: ctypes.CDLL, k: int, kind: str) -> None:
+    """K in slices; also with rows a whole number of pages apart, and more than 32 panels."""
+    rng = np.random.default_rng(k)
+    for m, n, ld in [(1, 40, k), (7, 1100, k), (25, 65, -(-k // 1024) * 1024)]:
+        a = guarded(random_floats(rng, m, ld))[:, ld - k :]
+        w = Weights.of(kind, random_floats(rng, k, n))
+        e = Epilogue(residual=random_floats(rng, m, n), act=TANH)
+        verify(kernels, w, product(kernels, w, a, e), a, e, f"{m=} {n=} {k=} {ld=}")
+
+
+def test_more_rows_than_are_rounded_at_once(kernels: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(8)
+    a, w = random_floats(rng, 5000, 512), Weights.of("int8", random_floats(rng, 512, 3))
+    e = Epilogue(residual=random_floats(rng, 5000, 3), bias=random_floats(rng, 3))
+    verify(kernels, w, product(kernels, w, a, e), a, e, "5000 rows")
+    assert 5000 * 512 * 2 > 4 << 20
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@sweep("act", range(7))
+def test_every_activation(kernels: ctypes.CDLL, kind: str, act: int) -> None:
+    rng = np.random.default_rng(9)
+    a, w = random_floats(rng, 13, 50), Weights.of(kind, random_floats(rng, 50, 77))
+    e = Epilogue(bias=random_floats(rng, 77), residual=random_floats(rng, 13, 77), act=act)
+    verify(kernels, w, product(kernels, w, a, e), a, e, f"{act=}")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_empty_sizes(kernels: ctypes.CDLL, kind: str) -> None:
+    for m, n, k in [(0, 5, 3), (4, 0, 3), (3, 40, 0), (1, 1, 0)]:
+        w = Weights.of(kind, np.zeros((k, n), F))
+        bias = np.arange(n, dtype=F)
+        c = product(kernels, w, np.zeros((m, k), F), Epilogue(bias=bias))
+        assert (c == np.broadcast_to(bias, (m, n))).all()
+
+
+@pytest.mark.parametrize("act", [NONE, GELU_ERF])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_residual_may_be_the_output(kernels: ctypes.CDLL, kind: str, act: int) -> None:
+    rng = np.random.default_rng(5)
+    for m, n, k in [(5, 40, 30), (49, 100, 2000), (200, 33, 900)]:
+        a, r = random_floats(rng, m, k), random_floats(rng, m, n)
+        w = Weights.of(kind, random_floats(rng, k, n))
+        c = r.copy()
+        run(kernels, w, a, c, Epilogue(residual=c, act=act, beta=0.5))
+        verify(kernels, w, c, a, Epilogue(residual=r, act=act, beta=0.5), f"{m=} {n=} {k=}")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_nan_and_infinity_reach_their_rows_only(kernels: ctypes.CDLL, kind: str) -> None:
+    rng = np.random.default_rng(6)
+    for bad_column in (0, 17, 49):  # the last one: of a group that isn't full
+        a, w = random_floats(rng, 20, 50), Weights.of(kind, random_floats(rng, 50, 70))
+        a[3, bad_column], a[11, bad_column], a[14, bad_column] = np.nan, np.inf, -np.inf
+        for act in range(7):
+            c = product(kernels, w, a, Epilogue(act=act))
+            assert np.isnan(c[3]).all(), act
+            rows = [i for i in range(20) if i not in (3, 11, 14)]
+            assert np.isfinite(c[rows]).all(), act
+            if kind == "int8":
+                assert np.isnan(c[[11, 14]]).all(), act
+            elif act == NONE:
+                assert not np.isfinite(c[[11, 14]]).any()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_nan_reaches_columns_that_are_zero(kernels: ctypes.CDLL, kind: str) -> None:
+    w = Weights.of(kind, np.zeros((8, 40), F))
+    a = np.ones((2, 8), F)
+    a[1, 5] = np.nan
+    c = product(kernels, w, a, Epilogue(bias=np.ones(40, F), act=RELU))
+    assert (c[0] == 1).all() and np.isnan(c[1]).all()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_rows_and_columns_of_zeros_give_the_bias(kernels: ctypes.CDLL, kind: str) -> None:
+    rng = np.random.default_rng(10)
+    a, b, bias = random_floats(rng, 9, 37), random_floats(rng, 37, 45), random_floats(rng, 45)
+    a[4] = 0
+    b[:, 44] = 0
+    c = product(kernels, Weights.of(kind, b), a, Epilogue(bias=bias, act=SIGMOID))
+    want = activate(SIGMOID, bias.astype(np.float64))
+    np.testing.assert_allclose(c[4], want, rtol=1e-6)
+    np.testing.assert_allclose(c[:, 44], want[44], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_rows_of_any_magnitude(kernels: ctypes.CDLL, kind: str) -> None:
+    """One row's size has no influence on another's result; the largest numbers don't overflow."""
+    rng = np.random.default_rng(11)
+    sizes = np.array([1e-36, 1e-30, 1e-12, 1.0, 1e12, 1e30, 1e36], F)
+    a = rng.uniform(-1, 1, (7, 96)).astype(F) * sizes[:, None]
+    w = Weights.of(kind, rng.uniform(-1, 1, (96, 50)).astype(F))
+    c = product(kernels, w, a)
+    want = a.astype(np.float64) @ w.values
+    size = np.abs(a).astype(np.float64) @ np.abs(w.values)
+    assert (np.abs(c - want)[1:] <= 2.0**-8 * size[1:]).all()
+    assert (np.abs(c - want)[0] <= 2.0**-6 * size[0]).all()  # rounded to multiples of 2^-126
+
+
+def test_row_of_the_smallest_numbers(kernels: ctypes.CDLL) -> None:
+    w = Weights.of("int8", np.ones((16, 32), F))
+    for value in (1e-45, 1e-40, 1e-38, np.finfo(F).tiny):
+        c = product(kernels, w, np.full((1, 16), value, F))
+        assert (np.abs(c - 16 * value) <= 16 * 2.0**-126).all()
+
+
+@pytest.mark.parametrize("k", [1, 3, 384, 2064, 4128, 8192])
+def test_largest_sums_are_exact(kernels: ctypes.CDLL, k: int) -> None:
+    """Every factor at its limit: int32 holds the sum, of either sign."""
+    q = np.full((k, 34), 127, np.int8)
+    q[:, ::2] = -127
+    scales = np.full((len(blocks_of(q.T)), 34), 0.5, F)
+    w = Weights("int8", guarded(pack_int8(q, scales)), q * np.float64(0.5))
+    a = np.full((7, k), 3.0, F)
+    a[1] = -3.0
+    np.testing.assert_allclose(product(kernels, w, a), a.astype(np.float64) @ w.values, rtol=1e-6)
+
+
+def test_rounded_rows_add_no_more_than_the_weights_error(kernels: ctypes.CDLL) -> None:
+    """Also with an outlier in each row, whose block would otherwise be rounded by steps of 0.24."""
+    rng = np.random.default_rng(12)
+    a, b = rng.standard_normal((64, 768)).astype(F), rng.standard_normal((768, 96)).astype(F)
+    a[:, 5] = 30
+    b[5] = 0  # whose own product would hide the others' errors
+    w = Weights.of("int8", b)
+    exact = a.astype(np.float64) @ b
+    of_weights = np.sqrt(np.mean((a @ w.values - exact) ** 2))
+    both = np.sqrt(np.mean((product(kernels, w, a) - exact) ** 2))
+    assert both < (1.5 if rounds_coarsely(kernels) else 1.01) * of_weights
+
+
+def test_an_outlier_is_rounded_finely_in_its_own_row_and_block_only(kernels: ctypes.CDLL) -> None:
+    """Rows of one tile, with and without outliers on either side of the bound, are independent."""
+    rng = np.random.default_rng(16)
+    # 4200 inputs are more than 64 blocks, and outliers of one row don't hide another's.
+    for rows, k in ((1, 300), (4, 300), (6, 300), (7, 300), (25, 300), (6, 4200), (13, 8200)):
+        a, b = rng.standard_normal((rows, k)).astype(F), rng.standard_normal((k, 40)).astype(F)
+        for r in range(rows):
+            a[r, int(rng.integers(k))] = rng.choice([1, 8, 11, 16, 40, 1e4])
+            a[r, k - 1 - int(rng.integers(100))] = rng.choice([1, 8, 11, 16, 40])
+        w = Weights.of("int8", b)
+        together = product(kernels, w, a)
+        verify(kernels, w, together, a, Epilogue(), f"{rows=}")
+        for r in range(rows):
+            np.testing.assert_array_equal(product(kernels, w, a[r : r + 1])[0], together[r])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_result_does_not_depend_on_the_number_of_threads(kernels: ctypes.CDLL, kind: str) -> None:
+    rng = np.random.default_rng(7)
+    for m, n, k in [(1, 384, 384), (49, 384, 384), (300, 96, 1536)]:
+        a, w = random_floats(rng, m, k), Weights.of(kind, random_floats(rng, k, n))
+        results = []
+        for threads in (1, 2, 3):
+            kernels.t_set_num_threads(threads)
+            results.append(product(kernels, w, a))
+        for c in results[1:]:
+            if kind == "int8":
+                np.testing.assert_array_equal(c, results[0])
+            np.testing.assert_allclose(c, results[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_nothing_is_read_beside_the_panels(kernels: ctypes.CDLL, kind: str) -> None:
+    """The packed B begins, then ends, at an inaccessible page; prefetches don't matter."""
+    rng = np.random.default_rng(13)
+    for k in (1, 2, 5, 64):
+        w = Weights.of(kind, random_floats(rng, k, PANEL + 1))
+        a = random_floats(rng, 50, k)
+        for at_end in (False, True):
+            moved = Weights(kind, guarded(w.packed, at_end=at_end), w.values)
+            verify(kernels, moved, product(kernels, moved, a), a, Epilogue(), f"{k=} {at_end=}")
+
+
+@pytest.mark.parametrize("kind", NARROW)
+@pytest.mark.parametrize("depth", [2, 4])
+def test_every_depth_of_tiles(kernels: ctypes.CDLL, depth: int, kind: str) -> None:
+    """Around whole steps of 16 groups, where the last step takes groups of the one before again."""
+    rng = np.random.default_rng(14)
+    step = 16 * depth
+    for k in [*range(1, depth + 2), step - 1, step, step + 1, 2 * step - depth, 3 * step + 5]:
+        for m, n in [(5, 33), (16, 64), (33, 31), (48, 40), (70, 100)]:
+            a, w = guarded(random_floats(rng, m, k)), Weights.of(kind, random_floats(rng, k, n))
+            verify(kernels, w, product(kernels, w, a), a, Epilogue(), f"{m=} {n=} {k=}")
+
+
+def test_a_row_does_not_depend_on_the_others(kernels: ctypes.CDLL) -> None:
+    """int8 sums of a block are exact, and blocks are added up in one order."""
+    rng = np.random.default_rng(15)
+    for k in (384, 1537, 4128):
+        a, w = random_floats(rng, 49, k), Weights.of("int8", random_floats(rng, k, 70))
+        together = product(kernels, w, a)
+        for r in (0, 17, 48):
+            np.testing.assert_array_equal(product(kernels, w, a[r : r + 1])[0], together[r])
+
+
+# Tiles make signal frames larger by 8 KiB, so Linux refuses them to a process one of whose threads
+# has a smaller stack for signals.
+_REFUSED = """
+import ctypes, sys
+import numpy as np
+
+class Stack(ctypes.Structure):
+    _fields_ = (("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+memory = ctypes.create_string_buffer(8192)
+stack = Stack(ctypes.addressof(memory), 0, 8192)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+from tests.native.kernels import test_gemm_packed as tests
+lib = ctypes.CDLL(sys.argv[1])
+assert lib.t_amx_permitted() == 0, "tiles were permitted"
+rng = np.random.default_rng(1)
+a, b = tests.random_floats(rng, 49, 130), tests.random_floats(rng, 130, 70)
+for kind in tests.NARROW:
+    w = tests.Weights.of(kind, b)
+    tests.verify(lib, w, tests.product(lib, w, a), a, tests.Epilogue(), kind)
+"""
+
+
+def test_products_without_permission_for_tiles(kernels: ctypes.CDLL) -> None:
+    if kernels.t_amx_permitted() != 1:
+        pytest.skip("no tiles in this build, or none permitted on this machine")
+    command = [sys.executable, "-c", _REFUSED, kernels._name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,81 @@
+"""The scan of the C ABI against the operator in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgecompile.export.operators.linear_scan import linear_scan
+from tests.native.programs.aoti import ShimError
+from tests.native.programs.torch_cases import Optional, ours
+
+
+def draw(length: int, heads: int, key_heads: int, keys: int, values: int) -> list[Tensor]:
+    """Arguments of the operator, with ``beta``, but for ``last``."""
+    torch.manual_seed(length * 100 + values)
+    q, k = torch.randn(2, length, key_heads, keys)
+    v, state = torch.randn(length, heads, values), torch.randn(heads, keys, values)
+    decay, beta = torch.rand(2, length, heads)
+    return [q, k * keys**-0.5, v, decay, beta, state]
+
+
+def scan(arguments: list[Tensor], delta: bool, last: int) -> tuple[Tensor, ...]:
+    """Results of the native operator."""
+    *first, beta, state = arguments
+    optional = Optional(beta if delta else None)
+    results = ours("cpu_ec_linear_scan", *first, optional, state, torch.tensor([last]), results=2)
+    return tuple(results)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("each_key", [False, True])
+@pytest.mark.parametrize(
+    ("length", "heads", "key_heads", "keys", "values"),
+    [(1, 1, 1, 1, 1), (5, 4, 2, 3, 7), (9, 2, 1, 8, 16), (30, 6, 6, 20, 33), (0, 2, 2, 4, 4)],
+)
+def test_tokens(
+    delta: bool, each_key: bool, length: int, heads: int, key_heads: int, keys: int, values: int
+) -> None:
+    arguments = draw(length, heads, key_heads, keys, values)
+    if each_key:
+        arguments[3] = torch.rand(length, heads, keys)
+    kept = [tensor.clone() for tensor in arguments]
+    for last in sorted({-1, 0, length // 2, length - 1, length + 5}):
+        q, k, v, decay, beta, state = arguments
+        optional = beta if delta else None
+        wanted = linear_scan(q, k, v, decay, optional, state, torch.tensor([last]))
+        for mine, theirs in zip(scan(arguments, delta, last), wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-5)
+    for mine, theirs in zip(arguments, kept, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_padding_is_never_read() -> None:
+    arguments = draw(8, 2, 1, 4, 9)
+    whole = scan([t[:5] for t in arguments[:5]] + arguments[5:], True, 4)
+    for tensor in arguments[:5]:
+        tensor[5:] = float("nan")
+    y, state = scan(arguments, True, 4)
+    assert torch.equal(y[:5], whole[0]) and torch.equal(state, whole[1])
+    assert not y[5:].any()
+
+
+def test_views_are_read_as_they_are() -> None:
+    arguments = draw(6, 4, 4, 5, 5)
+    turned = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in arguments]
+    for mine, theirs in zip(scan(turned, True, 5), scan(arguments, True, 5), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    arguments = draw(3, 4, 2, 5, 6)
+    for number, role in enumerate(["k", "v", "decay", "beta", "state"], 1):
+        wrong = list(arguments)
+        wrong[number] = torch.zeros(2, *wrong[number].shape[1:])
+        with pytest.raises(ShimError, match=rf"(q|{role}) doesn't fit"):
+            scan(wrong, True, 0)
+    with pytest.raises(ShimError, match="decay doesn't fit"):
+        scan([*arguments[:3], torch.zeros(3, 4, 6), *arguments[4:]], True, 0)
+    with pytest.raises(ShimError, match="3 heads can't share 2 key heads"):
+        scan([*arguments[:2], torch.zeros(3, 3, 6), *arguments[3:]], True, 0)
