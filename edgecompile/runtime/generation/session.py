@@ -7,7 +7,7 @@ where a copy was kept: at the ends of prompts and answers. A text goes on from t
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, TypeVar
 
 import numpy as np
 
@@ -16,16 +16,19 @@ from ..base.lifetime import Unique
 from ..format.schema import AOTI_CPU, CAUSAL_LM, GPU_BACKENDS, RECURRENT_LM, TRITON, GenerationSpec
 from ..open.bundle import OpenBundle
 from .caches import Run, make_caches
-from .checkpoints import NO_CHECKPOINTS, Checkpoints, CheckpointSettings
+from .checkpoints import NO_CHECKPOINTS, Checkpoint, Checkpoints, CheckpointSettings
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
 from .generator import Generator
 from .options import Options
 from .sampling import Sampler
+from .session_file import SessionFile, Snapshot
 from .sources import read_source, run_encoder, same_source
 from .stream import GenerationRequest, TokenStream, begin_text, make_generation_request, turn_lost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ..format.output import Path
 
 _Session = TypeVar("_Session", bound="Session")
 #: Tokens that must be run again to make it worth a run of its own to keep the states where two texts part.
@@ -62,6 +65,9 @@ class Session(Unique, Generator):
     at once), and gives it back with itself. One text at a time: a new generation ends the one under way. What a text
     has in common with the one before isn't run (with states of a fixed size, up to a checkpoint); nor is an encoder
     for the same source.
+
+    Attributes:
+        notes: Plain JSON values that were saved with it, such as the messages of a chat; None: none were.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class Session(Unique, Generator):
         if spec.kind == RECURRENT_LM:
             states = [caches.arrays[name] for name in spec.caches if name not in caches.growing]
             self._states, self._every = Checkpoints(states, checkpoints), checkpoints.every
+        self.notes: Any = None
         vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
         self._ids = np.zeros((1, 1), np.int64)
@@ -110,6 +117,41 @@ class Session(Unique, Generator):
         """The text whose rows the caches hold."""
         with self._lock:
             return list(self._tokens)
+
+    def save(self, path: "Path", notes: Any = None) -> str:
+        """Writes the session to one file, from which ``Model.session(load=path)`` goes on, also elsewhere.
+
+        The file is replaced at once. It serves this bundle with this variant alone.
+
+        Args:
+            path: Path of the file.
+            notes: Plain JSON values to keep with it.
+
+        Returns:
+            The path, links resolved.
+
+        Raises:
+            InputError: it can't be written; the old file is still there. Or the model has an encoder, or runs on a GPU.
+        """
+        with self._lock:
+            file = SessionFile(self._bundle, self._spec, self._caches)
+            tokens, items = list(self._tokens), []
+            if self._states is not None:
+                items = list(self._states.items)
+                if self._behind > (items[-1].length if items else 0):
+                    items.append(Checkpoint(self._behind, self._states.states))
+                # After a run that failed no text can go on behind the last of them.
+                del tokens[items[-1].length if items else 0 :]
+            return file.write(path, Snapshot(tokens, items, notes))
+
+    def load(self, path: "Path") -> None:
+        """Reads what ``save`` wrote into a new session; raises InputError where it can't be used."""
+        with self._lock:
+            file = SessionFile(self._bundle, self._spec, self._caches)
+            tokens, checkpoints, self.notes = file.read(path, self._states)
+            if self._states is not None and checkpoints:
+                self._states.restore(checkpoints[-1])
+            self._tokens, self._behind = tokens, len(tokens)
 
     def _stream(
         self,
@@ -163,10 +205,9 @@ class Session(Unique, Generator):
     ) -> "NDArray[np.float32]":
         """``begin`` where states of a fixed size have to be put behind what isn't run."""
         prompt, length = request.prompt, len(request.prompt)
-        found = states.find(common, length)
-        prefix = self._behind if 0 <= self._behind <= min(common, length - 1) else 0
-        if found is not None and found.length > prefix:
-            prefix, self._behind = found.length, -1
+        prefix, found = self._find_states(states, common, length)
+        if found is not None:
+            self._behind = -1
             states.restore(found)
             self._behind = prefix
         states.cut(prefix)
@@ -208,6 +249,23 @@ class Session(Unique, Generator):
             if item.name in self._cross and isinstance(item.shape[0], str)
         }
         self._source = source
+
+    def _find_states(
+        self, states: Checkpoints, common: int, length: int
+    ) -> "Tuple[int, Optional[Checkpoint]]":
+        """How much of a text of this ``length`` needn't be run, and the checkpoint for that, if one is needed."""
+        found = states.find(common, length)
+        prefix = self._behind if 0 <= self._behind <= min(common, length - 1) else 0
+        return (
+            (found.length, found) if found is not None and found.length > prefix else (prefix, None)
+        )
+
+    def count_reusable(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a prompt needn't be run, as things stand; waits for no run that is under way."""
+        common = _common(tokens, list(self._tokens))
+        if self._states is None:
+            return min(common, len(tokens) - 1)
+        return self._find_states(self._states, common, len(tokens))[0]
 
     def advance(self, stream: TokenStream, token: int) -> "NDArray[np.float32]":
         """Runs one token behind the text; the logits [vocabulary], valid until the next call.

@@ -11,6 +11,7 @@ from ..open.choose import Opened
 from ..text.generator import TextGenerator
 
 if TYPE_CHECKING:
+    from ..format.output import Path
     from ..generation.stream import TokenStream
     from ..text.encoder import Text, TextEncoder, TextOutputs
     from ..text.prompts import Prompts
@@ -62,12 +63,14 @@ class Model(OpenBundle, TextGenerator):
     def session(
         self,
         *,
+        load: "Optional[Path]" = None,
         checkpoint_every: Optional[int] = None,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> "TextSession":
         """A conversation: texts that begin as the one before did need only their new part run.
 
         Args:
+            load: Path of a file that ``TextSession.save`` wrote, to go on from there.
             checkpoint_every: Number of tokens after which states of a fixed size are kept, besides at the ends of
                 prompts and answers. None: there alone. Models without such states need none.
             checkpoint_bytes: Most memory for kept states; those that would save the least go first. 0: none
@@ -75,13 +78,14 @@ class Model(OpenBundle, TextGenerator):
 
         Raises:
             GenerationError: the model is no language model, or a GPU runs it.
-            InputError: an argument is wrong.
+            InputError: an argument is wrong, or the file can't be used: it is damaged, or of another bundle or
+                variant.
             UnsupportedHostError: there is no memory for its caches.
         """
         from ..text.session import open_text_session
 
         settings = make_checkpoint_settings(checkpoint_every, checkpoint_bytes)
-        return open_text_session(self, self._prompts, settings)
+        return open_text_session(self, self._prompts, settings, load)
 
     def _prompts(self) -> "Prompts":
         if self._written is None:

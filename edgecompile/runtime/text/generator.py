@@ -80,10 +80,11 @@ class TextGenerator(Generator):
         ids = prompts.read(prompt)
         chosen = Options(**options)
         most = count_new_tokens(prompts.spec, ids, chosen.max_new_tokens)
-        tokens = self._stream_prompt(prompt, ids, chosen._replace(max_new_tokens=most))
+        tokens = self.stream_prompt(prompt, ids, chosen._replace(max_new_tokens=most))
         return TextStream(prompts.tokenizer, tokens, stop_text)
 
-    def _stream_prompt(self, prompt: "Prompt", ids: List[int], options: Options) -> "TokenStream":
+    def stream_prompt(self, prompt: "Prompt", ids: List[int], options: Options) -> "TokenStream":
+        """``stream`` of a text or a chat whose token ids are known."""
         return self._stream(ids, None, options)
 
 

@@ -1,6 +1,6 @@
 """Prompts as people write them, a text or the messages of a chat, as token ids."""
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence, Union
 
 from ..base.errors import EdgecompileError, GenerationError, InputError
 from ..base.lifetime import Unique
@@ -82,7 +82,7 @@ class Prompts(Unique):
             prompt: Text, or messages.
             ids: Their token ids.
         """
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], Mapping):
             return []
         answer = {"role": "assistant", "content": "x"}
         try:

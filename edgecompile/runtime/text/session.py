@@ -1,6 +1,6 @@
 """A conversation in texts or tokens."""
 
-from typing import Callable, List
+from typing import TYPE_CHECKING, Callable, List, Optional
 
 from ..format.schema import GenerationSpec
 from ..generation.checkpoints import CheckpointSettings
@@ -10,6 +10,9 @@ from ..generation.stream import TokenStream
 from ..open.bundle import OpenBundle
 from .generator import TextGenerator
 from .prompts import Prompt, Prompts
+
+if TYPE_CHECKING:
+    from ..format.output import Path
 
 
 class TextSession(Session, TextGenerator):
@@ -29,7 +32,8 @@ class TextSession(Session, TextGenerator):
     def _prompts(self) -> Prompts:
         return self._read_prompts()
 
-    def _stream_prompt(self, prompt: Prompt, ids: List[int], options: Options) -> TokenStream:
+    def stream_prompt(self, prompt: Prompt, ids: List[int], options: Options) -> TokenStream:
+        """``stream`` of a text or a chat whose token ids are known."""
         # Keys and values serve from wherever two texts part. States are kept there.
         marks = [] if self._states is None else self._prompts().find_marks(prompt, ids)
         return self._stream(ids, None, options, marks)
@@ -39,8 +43,12 @@ def open_text_session(
     bundle: OpenBundle,
     read_prompts: Callable[[], Prompts],
     checkpoints: CheckpointSettings,
+    load: "Optional[Path]" = None,
 ) -> TextSession:
     """See ``Model.session``."""
-    return open_session(
+    session = open_session(
         bundle, lambda bundle, spec: TextSession(bundle, spec, checkpoints, read_prompts)
     )
+    if load is not None:
+        session.load(load)
+    return session
