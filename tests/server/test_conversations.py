@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,10 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.server.conversations import Conversations
 from edgecompile.server.settings import Limits
+from tests.generative import replace_files
 from tests.server.http.asgi import call, run, serving
 
 FIRST, SECOND, THIRD = [3, 1, 4, 1, 5], [9, 2, 6], [8, 8, 8]
@@ -91,5 +96,67 @@ def test_the_next_turn_of_a_chat_runs_what_is_new(
             said, total, ran = await answer(further)
             assert ran == total if conversations == 0 else ran <= total - 8
             assert said == model.chat(further, max_new_tokens=4, temperature=0)
+
+    run(ask())
+
+
+@pytest.fixture
+def thinking_bundle(hybrid_bundle: Path, tmp_path: Path) -> Path:
+    """A model with states, whose template has a place for thoughts before an answer that isn't given yet."""
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    folder = tmp_path / "thinking.ecb"
+    shutil.copytree(hybrid_bundle, folder, copy_function=os.link)
+    words = {f"w{index}": index for index in range(97)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w9"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    template = (
+        "{% for m in messages %}{{ 'w3 ' if m.role == 'user' else 'w4 ' }}{{ m.content }} {% endfor %}"
+        "w4 w5 w5"
+    )
+    chat = {"template": template, "special_tokens": {}}
+    document = json.loads((folder / "manifest.json").read_bytes())
+    text = {"tokenizer": "tokenizer.json", "max_length": 24, "pad_id": 0}
+    document |= {"name": "thinking", "text": {**text, "inputs": {"input_ids": "ids"}}}
+    (folder / CHAT_FILE).parent.mkdir()
+    files = {"tokenizer.json": tokenizer.to_str().encode(), CHAT_FILE: json.dumps(chat).encode()}
+    replace_files(folder, document, files)
+    return folder
+
+
+def test_a_model_with_states_goes_on_from_before_the_place_for_thoughts(
+    thinking_bundle: Path,
+) -> None:
+    """In a session of its own as through the server."""
+    options = {"max_new_tokens": 4, "do_sample": False, "eos": ()}
+    with open_bundle(thinking_bundle, threads=1) as model:
+        session, prompts = model.session(), model._prompts()
+        messages, known = [{"role": "user", "content": "w9 w8 w10 w11"}], 0
+        for _ in range(3):
+            stream = session.stream_text(messages, **options)
+            said = "".join(stream)
+            assert said == model.chat(messages, **options)
+            assert stream.tokens.reused == known
+            known = len(prompts.read(messages)) - 2
+            messages += [
+                {"role": "assistant", "content": said},
+                {"role": "user", "content": "w12 w13"},
+            ]
+        wanted = model.chat(messages, max_new_tokens=4, temperature=0)
+    before = messages[:-2]
+
+    async def ask() -> None:
+        async with serving(thinking_bundle) as app:
+            served = app.repository.get("thinking").model
+            path, count = "/v1/chat/completions", 0
+            for asked in (before, messages):
+                body = {"model": "thinking", "messages": asked, "temperature": 0, "max_tokens": 4}
+                reply = await call(app, "POST", path, body)
+                ran = sum(int(size) * runs for size, runs in served.stats["lengths"].items())
+                new = reply.json["usage"]["completion_tokens"]
+                reused = 0 if asked is before else known
+                assert ran - count == len(prompts.read(asked)) - reused + new - 1
+                count = ran
+            assert reply.json["choices"][0]["message"]["content"] == wanted
 
     run(ask())
