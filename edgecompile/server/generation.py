@@ -15,12 +15,16 @@ from typing import Any, cast
 import numpy as np
 
 from edgecompile.runtime import Model
-from edgecompile.runtime.base.errors import EdgecompileError
+from edgecompile.runtime.base.errors import EdgecompileError, NativeError
+from edgecompile.runtime.format.schema import RECURRENT_LM
+from edgecompile.runtime.generation.options import Options
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.text.chat import Message
 from edgecompile.runtime.text.prompts import Prompt, Prompts, count_new_tokens
+from edgecompile.runtime.text.session import TextSession
 from edgecompile.runtime.text.stream import TextStream
 from edgecompile.server.body_budget import check_characters
+from edgecompile.server.conversations import Conversations
 from edgecompile.server.errors import Overloaded, translate
 from edgecompile.server.journal import Journal, digest
 from edgecompile.server.schedule.streams import Cores
@@ -77,6 +81,7 @@ class Generator:
         journal: the journal of runs; None: none is kept.
         cores: the CPUs that it shares with other models; None: as many as the model's threads.
         characters: the largest number of characters of a prompt.
+        conversations: the largest number of texts whose caches are kept for their next turns.
     """
 
     def __init__(
@@ -88,8 +93,10 @@ class Generator:
         journal: Journal | None = None,
         cores: Cores | None = None,
         characters: float = math.inf,
+        conversations: int = 0,
     ) -> None:
         self._model = model
+        self._conversations = Conversations(model, conversations)
         self._characters = characters
         self._clock = clock
         self._journal = journal or Journal()
@@ -171,10 +178,13 @@ class Generator:
     async def _run(
         self, prompt: list[int], generation: Generation, key: bytes
     ) -> AsyncIterator[Piece]:
+        session: TextSession | None = None
         try:
             prompts, options = self.prompts(), generation.options
             most = count_new_tokens(prompts.spec, prompt, options.get("max_new_tokens"))
-            stream = self._model.stream(prompt, **{**options, "max_new_tokens": most})
+            chosen = Options(**{**options, "max_new_tokens": most})
+            session = self._conversations.take(prompt)
+            stream = await self._begin_stream(session, prompt, generation.prompt, chosen)
             text = TextStream(prompts.tokenizer, stream, generation.stop)
             while (token := await self._next(stream, key)) is not None:
                 piece = text.read(token)
@@ -188,7 +198,29 @@ class Generator:
                 self._journal.clear(key)
             yield Piece(piece, len(stream.tokens), reason)
         except EdgecompileError as error:
+            if isinstance(error, NativeError):
+                session = None
             raise translate(error) from None
+        finally:
+            # Also where the client went away: what was read so far may be asked for again.
+            if session is not None:
+                self._conversations.give_back(session)
+
+    async def _begin_stream(
+        self,
+        session: TextSession,
+        prompt: list[int],
+        given: str | Sequence[int] | Sequence[Message],
+        options: Options,
+    ) -> TokenStream:
+        spec = self._model.manifest.generation
+        is_chat = not isinstance(given, str) and not isinstance(given[0], int)
+        if not is_chat or spec is None or spec.kind != RECURRENT_LM:
+            return session.stream(prompt, **options._asdict())
+        # The chat is tokenized once more, for where its next turn will part from this one.
+        return await asyncio.get_running_loop().run_in_executor(
+            self._tokenizing, session.stream_prompt, cast("Prompt", given), prompt, options
+        )
 
     def _next(self, stream: TokenStream, key: bytes) -> asyncio.Future[int | None]:
         """The text's next token, once it has its turn and CPUs; None: it has ended."""
@@ -235,5 +267,6 @@ class Generator:
     def close(self) -> None:
         """Ends its threads."""
         self._cores.leave(self._begin)
+        self._conversations.clear()
         self._tokenizing.shutdown()
         self._thread.close()

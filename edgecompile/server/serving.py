@@ -77,7 +77,14 @@ class ServedModel:
             texts, queue = limits.generations, limits.queue
             shared = self.scheduler.cores
             self.generator = Generator(
-                model, texts, queue, clock, journal, shared, limits.characters
+                model,
+                texts,
+                queue,
+                clock,
+                journal,
+                shared,
+                limits.characters,
+                limits.conversations,
             )
         self._outputs = frozenset(item.name for item in model.manifest.outputs)
         self._encoder: TextEncoder | None = None

@@ -20,6 +20,7 @@ class Limits:
         queue: requests that wait for a model; one of many texts is one.
         connections: open at once; further ones get 503.
         generations: texts that are generated at once; further ones wait.
+        conversations: texts whose caches are kept when they end, for the next turn; of each model.
         header_s, body_s: seconds for the headers to come whole, and then for the body.
         idle_s: seconds that a connection may wait between two requests.
         write_s: seconds in which a client has to take something of an answer.
@@ -34,6 +35,7 @@ class Limits:
     queue: int = 1024
     connections: int = 1024
     generations: int = 8
+    conversations: int = 1
     header_s: float = 10.0
     body_s: float = 30.0
     idle_s: float = 75.0

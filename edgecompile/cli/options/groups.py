@@ -77,6 +77,7 @@ _SERVE: Groups = (
             "--max-queue",
             "--max-connections",
             "--max-generations",
+            "--max-conversations",
         ),
     ),
     (

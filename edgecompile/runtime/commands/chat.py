@@ -3,16 +3,25 @@
 import argparse
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Tuple
 
+from ..base.errors import InputError
+from ..format.document import shorten
+from ..format.output import check_output
 from .generate import add_sampling_options, printable, read_sampling
+
+if TYPE_CHECKING:
+    from ..text.session import TextSession
 
 PROMPT = "> "
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of ``chat``, beside those that every command has."""
-    command.add_argument("--system", metavar="TEXT", help="begin with this message of the system")
+    add = command.add_argument
+    add("--system", metavar="TEXT", help="begin with this message of the system")
+    add("--load", metavar="FILE", help="go on with the conversation that --save wrote")
+    add("--save", metavar="FILE", help="write the conversation to FILE when it ends")
     add_sampling_options(command)
 
 
@@ -36,52 +45,64 @@ def run_chat(
     Raises:
         TokenizerError: the bundle has no tokenizer or chat template that can be used.
         ContextLengthError: the conversation has outgrown the context.
-        InputError, GenerationError, NativeError: see ``Model.chat``.
+        InputError: the file to load can't be used, or that to save can't be written; or see ``Model.chat``.
+        GenerationError, NativeError: see ``Model.chat``.
     """
     from ..model.open_bundle import open_bundle  # here: other commands needn't wait for it
 
+    if options.load is not None and options.system is not None:
+        hint = "leave --system out: the file says how the conversation began"
+        raise InputError("--load and --system don't go together", hint)
+    if options.save is not None:  # before the conversation, which would be lost
+        check_output(options.save, "--save", options.bundle)
     messages: List[Dict[str, str]] = []
     if options.system is not None:
         messages.append({"role": "system", "content": options.system})
     answers: List[Dict[str, Any]] = []
     asks = sys.stdin.isatty()
     with open_bundle(options.bundle, **how) as model:
-        session = model.session()
-        while True:
-            if asks:
-                show(PROMPT)
-            try:
-                line = sys.stdin.readline()
-            except KeyboardInterrupt:
-                break
-            if not line:
-                break
-            if not line.strip():
-                continue
-            messages.append({"role": "user", "content": line.rstrip("\n")})
-            begin = time.perf_counter()
-            stream = session.stream_text(messages, **read_sampling(options))
-            first = None
-            try:
-                for piece in stream:
-                    first = first or time.perf_counter()
-                    show(printable(piece))
-            except KeyboardInterrupt:
-                stream.close()
-            show("\n")
-            if stream.text.strip():
-                messages.append({"role": "assistant", "content": stream.text})
-            else:  # a template may have no way to write an empty answer
-                messages.pop()
-            answers.append(
-                {
-                    "prompt_tokens": len(stream.tokens.prompt),
-                    "reused": stream.tokens.reused,
-                    "new_tokens": len(stream.tokens.tokens),
-                    "finish_reason": stream.finish_reason,
-                    "first_ms": None if first is None else (first - begin) * 1e3,
-                }
-            )
+        session = model.session(load=options.load)
+        if options.load is not None:
+            messages = _read_messages(options.load, session.notes)
+        try:
+            while True:
+                if asks:
+                    show(PROMPT)
+                try:
+                    line = sys.stdin.readline()
+                except KeyboardInterrupt:
+                    break
+                if not line:
+                    break
+                if not line.strip():
+                    continue
+                messages.append({"role": "user", "content": line.rstrip("\n")})
+                begin = time.perf_counter()
+                stream = session.stream_text(messages, **read_sampling(options))
+                first = None
+                try:
+                    for piece in stream:
+                        first = first or time.perf_counter()
+                        show(printable(piece))
+                except KeyboardInterrupt:
+                    stream.close()
+                show("\n")
+                if stream.text.strip():
+                    messages.append({"role": "assistant", "content": stream.text})
+                else:  # a template may have no way to write an empty answer
+                    messages.pop()
+                answers.append(
+                    {
+                        "prompt_tokens": len(stream.tokens.prompt),
+                        "reused": stream.tokens.reused,
+                        "new_tokens": len(stream.tokens.tokens),
+                        "finish_reason": stream.finish_reason,
+                        "first_ms": None if first is None else (first - begin) * 1e3,
+                    }
+                )
+        finally:  # also where a text didn't fit into the context
+            if options.save is not None:
+                _save(session, options.save, messages)
         info = model.info
     report = {
         "bundle": options.bundle,
@@ -94,3 +115,22 @@ def run_chat(
     tokens, reused = (sum(answer[key] for answer in answers) for key in ("new_tokens", "reused"))
     text = "{} answers of {} tokens; {} tokens of prompts were cached"
     return report, [text.format(len(answers), tokens, reused)]
+
+
+def _save(session: "TextSession", path: str, messages: List[Dict[str, str]]) -> None:
+    """Keeps the messages up to the last answer: the next one is the user's again."""
+    answered = [index for index, message in enumerate(messages) if message["role"] != "user"]
+    session.save(path, {"messages": messages[: answered[-1] + 1] if answered else []})
+
+
+def _read_messages(path: str, notes: Any) -> List[Dict[str, str]]:
+    """The messages that ``--save`` kept with a session."""
+    messages = notes.get("messages") if isinstance(notes, dict) else None
+    for message in messages if isinstance(messages, list) else [None]:
+        texts = message if isinstance(message, dict) else {}
+        if set(texts) != {"role", "content"} or not all(type(x) is str for x in texts.values()):
+            raise InputError(
+                "{}: holds no conversation of this command".format(shorten(path, 1024)),
+                "name a file that --save wrote",
+            )
+    return list(messages or [])

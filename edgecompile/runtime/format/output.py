@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Mapping, Union
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Union
 
 from ..base.errors import InputError
 from .document import shorten
@@ -64,7 +64,9 @@ def check_output(path: "Path", name: str, bundle: str) -> str:
     return real
 
 
-def write_output(path: str, data: bytes, durable: bool = False) -> None:
+def write_output(
+    path: str, data: "Union[bytes, Iterable[Union[bytes, memoryview]]]", durable: bool = False
+) -> None:
     """Replaces the file ``path`` (of ``check_output``) by one that holds ``data``, at once.
 
     Whoever reads it sees the old or the new one. A process that is killed meanwhile may leave a
@@ -72,7 +74,7 @@ def write_output(path: str, data: bytes, durable: bool = False) -> None:
 
     Args:
         path: the path of the file.
-        data: the new content.
+        data: the new content, or its parts.
         durable: wait until the disk has it, so that it also outlives a loss of power.
 
     Raises:
@@ -83,7 +85,7 @@ def write_output(path: str, data: bytes, durable: bool = False) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         with os.fdopen(os.open(beside, flags, 0o666), "wb") as stream:
-            stream.write(data)
+            stream.writelines([data] if isinstance(data, bytes) else data)
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())

@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping, Protocol
 
 import numpy as np
 
@@ -25,10 +25,14 @@ class Caches(Protocol):
     Attributes:
         manifest: the buckets that its runs are chosen from.
         rows_step: the number of rows by which a program's view of the caches grows.
+        arrays: the memory of each, with the rows of the whole context; none on a GPU.
+        growing: the names of those with a row for each token.
     """
 
     manifest: Manifest
     rows_step: int
+    arrays: "Dict[str, NDArray[np.float32]]"
+    growing: FrozenSet[str]
 
     def bind(
         self, chunk: Chunk, inputs: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
@@ -56,13 +60,13 @@ class _HostCaches:
         self.manifest = bundle.manifest
         self._bundle = bundle
         items = [item for item in self.manifest.inputs if item.name in spec.caches]
-        self._growing = frozenset(item.name for item in items if spec.has_rows(item))
+        self.growing = frozenset(item.name for item in items if spec.has_rows(item))
         sizes = {} if spec.context_axis is None else {spec.context_axis: spec.max_context}
         shapes = {item.name: [size_of(dim, sizes) for dim in item.shape] for item in items}
         try:
             # Zeros, not whatever was there: a NaN in a row that isn't seen yet would spread, as
             # it is multiplied by its weight of 0. The system makes pages when they are written.
-            self._arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+            self.arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
         except MemoryError:
             raise UnsupportedHostError(
                 "no memory for the caches of {} rows".format(spec.max_context),
@@ -74,8 +78,8 @@ class _HostCaches:
     ) -> Run:
         arrays: List[NDArray[Any]] = []
         for item in self.manifest.inputs:
-            array = self._arrays[item.name] if item.name in self._arrays else inputs[item.name]
-            arrays.append(array[: chunk.rows] if item.name in self._growing else array)
+            array = self.arrays[item.name] if item.name in self.arrays else inputs[item.name]
+            arrays.append(array[: chunk.rows] if item.name in self.growing else array)
         return self._bundle.bind(chunk.bucket, arrays, [logits])
 
 
@@ -84,6 +88,8 @@ class _GpuCaches:
 
     def __init__(self, bundle: OpenBundle, spec: GenerationSpec) -> None:
         self.rows_step = spec.max_context
+        self.arrays: Dict[str, NDArray[np.float32]] = {}
+        self.growing = frozenset(spec.caches)
         self._bundle = bundle
         self.manifest = bundle.gpu.manifest
         self._text = bundle.hold(bundle.gpu.take_text)

@@ -1,13 +1,13 @@
 """One text and its caches: runs tokens behind it, and keeps what they left.
 
 Programs change the caches in place. Row i of keys and values belongs to token i of the text, so a text
-that begins as the last one did needs only its new part to be run. A state of a fixed size can't go back:
-there only a text that goes on from the whole last one needs no more than its new part.
+that begins as the last one did needs only its new part to be run. A state of a fixed size can't go back, but
+where a copy was kept: at the ends of prompts and answers. A text goes on from the longest of these that it begins with.
 """
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, TypeVar
 
 import numpy as np
 
@@ -16,17 +16,23 @@ from ..base.lifetime import Unique
 from ..format.schema import AOTI_CPU, CAUSAL_LM, GPU_BACKENDS, RECURRENT_LM, TRITON, GenerationSpec
 from ..open.bundle import OpenBundle
 from .caches import Run, make_caches
+from .checkpoints import NO_CHECKPOINTS, Checkpoint, Checkpoints, CheckpointSettings
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
 from .generator import Generator
 from .options import Options
 from .sampling import Sampler
+from .session_file import SessionFile, Snapshot
 from .sources import read_source, run_encoder, same_source
 from .stream import GenerationRequest, TokenStream, begin_text, make_generation_request, turn_lost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..format.output import Path
+
 _Session = TypeVar("_Session", bound="Session")
+#: Tokens that must be run again to make it worth a run of its own to keep the states where two texts part.
+_WORTH_A_RUN = 32
 
 
 def open_session(
@@ -57,15 +63,23 @@ class Session(Unique, Generator):
 
     It takes the memory of its caches as the text grows, at most that of the whole context (on a GPU
     at once), and gives it back with itself. One text at a time: a new generation ends the one under way. What a text
-    has in common with the one before isn't run (with states of a fixed size, only if that is all of the one
-    before); nor is an encoder for the same source.
+    has in common with the one before isn't run (with states of a fixed size, up to a checkpoint); nor is an encoder
+    for the same source.
+
+    Attributes:
+        notes: Plain JSON values that were saved with it, such as the messages of a chat; None: none were.
     """
 
-    def __init__(self, bundle: OpenBundle, spec: GenerationSpec) -> None:
+    def __init__(
+        self,
+        bundle: OpenBundle,
+        spec: GenerationSpec,
+        checkpoints: CheckpointSettings = NO_CHECKPOINTS,
+    ) -> None:
         """Raises UnsupportedHostError, or GpuError, where there is no memory for the caches."""
         self._bundle = bundle
         self._spec = spec
-        self._caches = make_caches(bundle, spec)
+        self._caches = caches = make_caches(bundle, spec)
         self._planner = ChunkPlanner(
             self._caches.manifest, spec, self._caches.rows_step, bundle.manifest
         )
@@ -75,6 +89,12 @@ class Session(Unique, Generator):
         self._tokens: List[int] = []
         # Tokens that states of a fixed size stand behind; -1 during a run, and after one that failed.
         self._behind = 0
+        self._states: Optional[Checkpoints] = None
+        self._every = 0
+        if spec.kind == RECURRENT_LM:
+            states = [caches.arrays[name] for name in spec.caches if name not in caches.growing]
+            self._states, self._every = Checkpoints(states, checkpoints), checkpoints.every
+        self.notes: Any = None
         vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
         self._ids = np.zeros((1, 1), np.int64)
@@ -98,9 +118,50 @@ class Session(Unique, Generator):
         with self._lock:
             return list(self._tokens)
 
-    def _stream(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> TokenStream:
+    def save(self, path: "Path", notes: Any = None) -> str:
+        """Writes the session to one file, from which ``Model.session(load=path)`` goes on, also elsewhere.
+
+        The file is replaced at once. It serves this bundle with this variant alone.
+
+        Args:
+            path: Path of the file.
+            notes: Plain JSON values to keep with it.
+
+        Returns:
+            The path, links resolved.
+
+        Raises:
+            InputError: it can't be written; the old file is still there. Or the model has an encoder, or runs on a GPU.
+        """
+        with self._lock:
+            file = SessionFile(self._bundle, self._spec, self._caches)
+            tokens, items = list(self._tokens), []
+            if self._states is not None:
+                items = list(self._states.items)
+                if self._behind > (items[-1].length if items else 0):
+                    items.append(Checkpoint(self._behind, self._states.states))
+                # After a run that failed no text can go on behind the last of them.
+                del tokens[items[-1].length if items else 0 :]
+            return file.write(path, Snapshot(tokens, items, notes))
+
+    def load(self, path: "Path") -> None:
+        """Reads what ``save`` wrote into a new session; raises InputError where it can't be used."""
+        with self._lock:
+            file = SessionFile(self._bundle, self._spec, self._caches)
+            tokens, checkpoints, self.notes = file.read(path, self._states)
+            if self._states is not None and checkpoints:
+                self._states.restore(checkpoints[-1])
+            self._tokens, self._behind = tokens, len(tokens)
+
+    def _stream(
+        self,
+        input_ids: Any,
+        decoder_input_ids: Any,
+        options: Options,
+        marks: Sequence[int] = (),
+    ) -> TokenStream:
         # What the text has in common with the last one isn't run, nor an encoder for the same source.
-        request = self.request(input_ids, decoder_input_ids, options)
+        request = self.request(input_ids, decoder_input_ids, options)._replace(marks=tuple(marks))
         sampler = Sampler(request.sampling, request.prompt, request.max_new_tokens)
         return TokenStream(self, request, sampler.choose)
 
@@ -130,12 +191,47 @@ class Session(Unique, Generator):
             self._turn = weakref.ref(stream)
             if request.source is not None:
                 self._read(request.source)
-            prefix = min(_common(request.prompt, self._tokens), len(request.prompt) - 1)
-            if self._spec.kind == RECURRENT_LM and prefix != self._behind:
-                prefix = 0
+            prompt = request.prompt
+            common = _common(prompt, self._tokens)
+            if self._states is not None:
+                return self._begin_from_states(self._states, stream, request, common)
+            prefix = min(common, len(prompt) - 1)
             del self._tokens[prefix:]
             stream.reused = prefix
-            return self._extend(request.prompt[prefix:])
+            return self._extend(prompt[prefix:])
+
+    def _begin_from_states(
+        self, states: Checkpoints, stream: TokenStream, request: GenerationRequest, common: int
+    ) -> "NDArray[np.float32]":
+        """``begin`` where states of a fixed size have to be put behind what isn't run."""
+        prompt, length = request.prompt, len(request.prompt)
+        prefix, found = self._find_states(states, common, length)
+        if found is not None:
+            self._behind = -1
+            states.restore(found)
+            self._behind = prefix
+        states.cut(prefix)
+        if prefix > 0:
+            states.take(prefix)  # the end of an answer
+        del self._tokens[prefix:]
+        stream.reused = prefix
+        if prefix == length:
+            assert found is not None
+            assert found.logits is not None
+            self._row[...] = found.logits
+            return self._row
+        stops: Set[int] = set(request.marks)
+        if common - prefix >= _WORTH_A_RUN:
+            stops.add(common)
+        if self._every:
+            stops.update(range(self._every, length, self._every))
+        for stop in sorted(stop for stop in stops if prefix < stop < length):
+            self._extend(prompt[prefix:stop])
+            states.take(stop)
+            prefix = stop
+        logits = self._extend(prompt[prefix:])
+        states.take(length, logits)
+        return logits
 
     def _read(self, source: "Dict[str, NDArray[Any]]") -> None:
         """Lets the encoder read a source, if it isn't the one before."""
@@ -153,6 +249,23 @@ class Session(Unique, Generator):
             if item.name in self._cross and isinstance(item.shape[0], str)
         }
         self._source = source
+
+    def _find_states(
+        self, states: Checkpoints, common: int, length: int
+    ) -> "Tuple[int, Optional[Checkpoint]]":
+        """How much of a text of this ``length`` needn't be run, and the checkpoint for that, if one is needed."""
+        found = states.find(common, length)
+        prefix = self._behind if 0 <= self._behind <= min(common, length - 1) else 0
+        return (
+            (found.length, found) if found is not None and found.length > prefix else (prefix, None)
+        )
+
+    def count_reusable(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a prompt needn't be run, as things stand; waits for no run that is under way."""
+        common = _common(tokens, list(self._tokens))
+        if self._states is None:
+            return min(common, len(tokens) - 1)
+        return self._find_states(self._states, common, len(tokens))[0]
 
     def advance(self, stream: TokenStream, token: int) -> "NDArray[np.float32]":
         """Runs one token behind the text; the logits [vocabulary], valid until the next call.
@@ -177,6 +290,8 @@ class Session(Unique, Generator):
             self._bundle.run_bound(step, self._step_chunk.bucket, self._step_sizes)
             self._tokens.append(token)
             self._behind = row + 1
+            if self._every and self._states is not None and self._behind % self._every == 0:
+                self._states.take(self._behind)
             return self._row
 
     def has_turn(self, stream: TokenStream) -> bool:

@@ -41,7 +41,7 @@ class GenerationRequest(NamedTuple):
     """A generation, checked.
 
     ``stops`` are sequences that end it, by their last token. ``source`` has the encoder's inputs,
-    where there is an encoder.
+    where there is an encoder. ``marks`` are numbers of tokens at which later texts may well part from the prompt.
     """
 
     prompt: List[int]
@@ -50,6 +50,7 @@ class GenerationRequest(NamedTuple):
     eos: FrozenSet[int]
     stops: Dict[int, List[Tuple[int, ...]]]
     source: "Optional[Dict[str, NDArray[Any]]]" = None
+    marks: Tuple[int, ...] = ()
 
 
 def make_generation_request(

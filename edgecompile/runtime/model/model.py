@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING, Any, Iterable, Optional
 
 from ..cpu.host import Host
 from ..format.folder import BundleFolder
+from ..generation.checkpoints import CHECKPOINT_BYTES, make_checkpoint_settings
 from ..generation.options import Options
 from ..open.bundle import OpenBundle
 from ..open.choose import Opened
 from ..text.generator import TextGenerator
 
 if TYPE_CHECKING:
+    from ..format.output import Path
     from ..generation.stream import TokenStream
     from ..text.encoder import Text, TextEncoder, TextOutputs
     from ..text.prompts import Prompts
@@ -58,16 +60,32 @@ class Model(OpenBundle, TextGenerator):
             self._texts = TextEncoder(self)
         return self._texts
 
-    def session(self) -> "TextSession":
+    def session(
+        self,
+        *,
+        load: "Optional[Path]" = None,
+        checkpoint_every: Optional[int] = None,
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
+    ) -> "TextSession":
         """A conversation: texts that begin as the one before did need only their new part run.
+
+        Args:
+            load: Path of a file that ``TextSession.save`` wrote, to go on from there.
+            checkpoint_every: Number of tokens after which states of a fixed size are kept, besides at the ends of
+                prompts and answers. None: there alone. Models without such states need none.
+            checkpoint_bytes: Most memory for kept states; those that would save the least go first. 0: none
+                are kept.
 
         Raises:
             GenerationError: the model is no language model, or a GPU runs it.
+            InputError: an argument is wrong, or the file can't be used: it is damaged, or of another bundle or
+                variant.
             UnsupportedHostError: there is no memory for its caches.
         """
         from ..text.session import open_text_session
 
-        return open_text_session(self, self._prompts)
+        settings = make_checkpoint_settings(checkpoint_every, checkpoint_bytes)
+        return open_text_session(self, self._prompts, settings, load)
 
     def _prompts(self) -> "Prompts":
         if self._written is None:
@@ -77,4 +95,6 @@ class Model(OpenBundle, TextGenerator):
         return self._written
 
     def _stream(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> "TokenStream":
-        return self.session()._stream(input_ids, decoder_input_ids, options)
+        # No other text will go back in it.
+        session = self.session(checkpoint_bytes=0)
+        return session._stream(input_ids, decoder_input_ids, options)

@@ -82,6 +82,11 @@ class OpenBundle(Unique):
         return self._folder.path
 
     @property
+    def manifest_sha256(self) -> str:
+        """SHA-256 of its manifest, by which other files name it."""
+        return self._folder.manifest_sha256
+
+    @property
     def variant(self) -> Variant:
         """The variant that runs."""
         return self._variant

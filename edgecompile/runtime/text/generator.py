@@ -1,11 +1,12 @@
 """TextGenerator: the methods to ask for new text, shared by a model and a session."""
 
-from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
 
 from ..generation.generator import Generator
 from ..generation.options import Options
 
 if TYPE_CHECKING:
+    from ..generation.stream import TokenStream
     from .chat import Message
     from .prompts import Prompt, Prompts
     from .stream import TextStream
@@ -79,8 +80,12 @@ class TextGenerator(Generator):
         ids = prompts.read(prompt)
         chosen = Options(**options)
         most = count_new_tokens(prompts.spec, ids, chosen.max_new_tokens)
-        tokens = self._stream(ids, None, chosen._replace(max_new_tokens=most))
+        tokens = self.stream_prompt(prompt, ids, chosen._replace(max_new_tokens=most))
         return TextStream(prompts.tokenizer, tokens, stop_text)
+
+    def stream_prompt(self, prompt: "Prompt", ids: List[int], options: Options) -> "TokenStream":
+        """``stream`` of a text or a chat whose token ids are known."""
+        return self._stream(ids, None, options)
 
 
 def _write(stream: "TextStream", on_text: Optional[Callable[[str], Any]]) -> str:

@@ -1,8 +1,8 @@
 """Prompts as people write them, a text or the messages of a chat, as token ids."""
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence, Union
 
-from ..base.errors import GenerationError, InputError
+from ..base.errors import EdgecompileError, GenerationError, InputError
 from ..base.lifetime import Unique
 from ..format.schema import GenerationSpec
 from .chat import Chat, ChatEncoder, Message, open_chat
@@ -72,6 +72,25 @@ class Prompts(Unique):
         if not ids:
             raise InputError("the prompt holds no tokens")
         return ids
+
+    def find_marks(self, prompt: Prompt, ids: Sequence[int]) -> List[int]:
+        """Where the next turn of a chat parts from the prompt of this one, if not at its end.
+
+        Templates write the beginning of an answer otherwise once it is given: without the place for thoughts.
+
+        Args:
+            prompt: Text, or messages.
+            ids: Their token ids.
+        """
+        if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], Mapping):
+            return []
+        answer = {"role": "assistant", "content": "x"}
+        try:
+            later = self.read([*prompt, answer, {"role": "user", "content": "x"}])
+        except EdgecompileError:
+            return []  # the template may refuse to go on so
+        common = next((i for i, (a, b) in enumerate(zip(ids, later)) if a != b), len(ids))
+        return [common] if 0 < common < len(ids) else []
 
 
 def count_new_tokens(spec: GenerationSpec, prompt: Sequence[int], asked: Optional[int]) -> int:

@@ -1,28 +1,54 @@
 """A conversation in texts or tokens."""
 
-from typing import Callable
+from typing import TYPE_CHECKING, Callable, List, Optional
 
 from ..format.schema import GenerationSpec
+from ..generation.checkpoints import CheckpointSettings
+from ..generation.options import Options
 from ..generation.session import Session, open_session
+from ..generation.stream import TokenStream
 from ..open.bundle import OpenBundle
 from .generator import TextGenerator
-from .prompts import Prompts
+from .prompts import Prompt, Prompts
+
+if TYPE_CHECKING:
+    from ..format.output import Path
 
 
 class TextSession(Session, TextGenerator):
     """A session that takes texts too; see ``Session``."""
 
     def __init__(
-        self, bundle: OpenBundle, spec: GenerationSpec, read_prompts: Callable[[], Prompts]
+        self,
+        bundle: OpenBundle,
+        spec: GenerationSpec,
+        checkpoints: CheckpointSettings,
+        read_prompts: Callable[[], Prompts],
     ) -> None:
         """``read_prompts`` is called where a text is given."""
-        super().__init__(bundle, spec)
+        super().__init__(bundle, spec, checkpoints)
         self._read_prompts = read_prompts
 
     def _prompts(self) -> Prompts:
         return self._read_prompts()
 
+    def stream_prompt(self, prompt: Prompt, ids: List[int], options: Options) -> TokenStream:
+        """``stream`` of a text or a chat whose token ids are known."""
+        # Keys and values serve from wherever two texts part. States are kept there.
+        marks = [] if self._states is None else self._prompts().find_marks(prompt, ids)
+        return self._stream(ids, None, options, marks)
 
-def open_text_session(bundle: OpenBundle, read_prompts: Callable[[], Prompts]) -> TextSession:
+
+def open_text_session(
+    bundle: OpenBundle,
+    read_prompts: Callable[[], Prompts],
+    checkpoints: CheckpointSettings,
+    load: "Optional[Path]" = None,
+) -> TextSession:
     """See ``Model.session``."""
-    return open_session(bundle, lambda bundle, spec: TextSession(bundle, spec, read_prompts))
+    session = open_session(
+        bundle, lambda bundle, spec: TextSession(bundle, spec, checkpoints, read_prompts)
+    )
+    if load is not None:
+        session.load(load)
+    return session

@@ -33,6 +33,10 @@ _LIMITS = {
     ),
     "connections": ("N", "keep at most N connections open"),
     "generations": ("N", "generate at most N texts at a time"),
+    "conversations": (
+        "N",
+        "keep the caches of the last N texts of a model, which their next turns need",
+    ),
     "header_s": ("SECONDS", "allow SECONDS for all headers to arrive"),
     "body_s": ("SECONDS", "allow SECONDS for a whole body to arrive"),
     "idle_s": ("SECONDS", "close a connection that is idle for SECONDS"),
@@ -177,7 +181,7 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
     values: dict[str, Any] = {name: getattr(options, name) for name in _LIMITS}
     for name in (*_LIMITS, "drain_delay", "drain_timeout", "stuck_after", "watch"):
         value = getattr(options, name)
-        zero = name in ("drain_delay", "drain_timeout", "watch")
+        zero = name in ("conversations", "drain_delay", "drain_timeout", "watch")
         if not (0 if zero else 1e-3) <= value < float("inf"):
             problems.append(
                 f"{_flag(name)} is {value}, must be {'from 0 on' if zero else 'over 0'}"

@@ -282,6 +282,43 @@ def test_the_command_chats(
     assert report["answers"][0]["prompt_tokens"] == 5
 
 
+def test_a_chat_goes_on_from_a_file(
+    chat_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = str(tmp_path / "talk.session")
+
+    def talk(lines: str, *arguments: str) -> Any:
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        command = ["chat", str(chat_bundle), "--max-new-tokens", "4", *arguments, "--json"]
+        return main(command), json.loads(capsys.readouterr().out)
+
+    code, whole = talk("cat\nmat\n", "--system", "the")
+    assert code == 0
+    assert talk("cat\n", "--system", "the", "--save", file)[0] == 0
+    code, second = talk("mat\n", "--load", file, "--save", file)
+    assert code == 0 and second["messages"] == whole["messages"]
+    assert second["answers"][0]["reused"] == whole["answers"][1]["reused"] > 0
+    # A message that finds no room is an error; what was said before is kept.
+    code, _ = talk("the " * 300 + "\n", "--load", file, "--save", file)
+    assert code == 16
+    code, third = talk("", "--load", file)
+    assert code == 0 and third["messages"] == whole["messages"]
+
+    code, failed = talk("", "--load", file, "--system", "the")
+    assert code == 24 and "--load and --system don't go together" in failed["error"]["message"]
+    code, failed = talk("cat\n", "--save", str(tmp_path / "none" / "x"))
+    assert code == 24 and "doesn't exist" in failed["error"]["message"]
+    with open_bundle(chat_bundle, warmup=False) as model:
+        for notes in (None, {}, {"messages": [{"role": "user"}]}, {"messages": "x"}, ["x"]):
+            model.session().save(file, notes)
+            code, failed = talk("cat\n", "--load", file)
+            assert code == 24
+            assert "holds no conversation of this command" in failed["error"]["message"]
+
+
 def test_an_empty_answer_is_left_out_of_the_chat(
     chat_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

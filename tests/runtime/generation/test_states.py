@@ -57,11 +57,12 @@ def test_a_session_goes_on_or_begins_anew(model: Model, loaded: LoadedModel) -> 
         assert stream.reused == reused
         # The last token was made, but not run.
         text = [*text, *tokens]
-    # An edited text, and the same one again: neither can go back into the middle.
-    for prompt in ([*text[:20], 9, 9], [*text[:20], 9, 9], draw(3)):
+    # An edited text goes back to the end of the second prompt, the same one again to its own, another to nothing.
+    edited = [*text[:28], 9, 9]
+    for prompt, reused in ((edited, 20), (edited, 30), (draw(3), 0)):
         stream = session.stream(prompt, max_new_tokens=10, do_sample=False)
         assert list(stream) == expected(loaded, prompt)
-        assert stream.reused == 0
+        assert stream.reused == reused
 
 
 def test_a_run_that_fails_leaves_no_states_behind(
@@ -83,7 +84,8 @@ def test_a_run_that_fails_leaves_no_states_behind(
     with pytest.raises(InputError, match="a run of this text failed, and its states are lost"):
         next(stream)
     again = session.stream([*prompt, *first[:1]], max_new_tokens=9, do_sample=False)
-    assert list(again) == expected(loaded, prompt)[1:] and again.reused == 0
+    # The end of the prompt was kept before.
+    assert list(again) == expected(loaded, prompt)[1:] and again.reused == 5
 
 
 def test_states_are_the_callers_memory(model: Model, loaded: LoadedModel) -> None:

@@ -1,0 +1,132 @@
+"""Copies of the states of a fixed size, by which a text can go back to where they were taken."""
+
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from ..base.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Memory of a session's checkpoints, unless its maker says otherwise.
+CHECKPOINT_BYTES = 256 << 20
+
+
+class CheckpointSettings(NamedTuple):
+    """``most_bytes`` of memory in all; one ``every`` so many tokens besides those at the ends of turns, 0: none."""
+
+    most_bytes: int = 0
+    every: int = 0
+
+
+NO_CHECKPOINTS = CheckpointSettings()
+
+
+def make_checkpoint_settings(every: Any, most_bytes: Any) -> CheckpointSettings:
+    """Checks the arguments of ``Model.session``; raises InputError where one is wrong."""
+    for name, value, least in (
+        ("checkpoint_every", 0 if every is None else every, 0 if every is None else 1),
+        ("checkpoint_bytes", most_bytes, 0),
+    ):
+        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not whole or not least <= value < 2**63:
+            raise InputError("{} is {!r}, must be an integer from {} on".format(name, value, least))
+    return CheckpointSettings(int(most_bytes), 0 if every is None else int(every))
+
+
+class Checkpoint(NamedTuple):
+    """The states behind the first ``length`` tokens, and the logits there if they were the end of a prompt."""
+
+    length: int
+    states: "List[NDArray[np.float32]]"
+    logits: "Optional[NDArray[np.float32]]" = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory."""
+        logits = 0 if self.logits is None else self.logits.nbytes
+        return logits + sum(array.nbytes for array in self.states)
+
+
+class Checkpoints:
+    """The checkpoints of one text, ascending.
+
+    Attributes:
+        items: Checkpoints, the shortest first.
+        states: Arrays that programs change.
+        settings: Bound of the memory, and the distance of further checkpoints.
+    """
+
+    def __init__(
+        self, states: "Sequence[NDArray[np.float32]]", settings: CheckpointSettings
+    ) -> None:
+        self.states = list(states)
+        self.settings = settings
+        self.items: List[Checkpoint] = []
+
+    def take(self, length: int, logits: "Optional[NDArray[np.float32]]" = None) -> None:
+        """Copies the states, which stand behind ``length`` tokens, no fewer than those of any checkpoint.
+
+        Where the memory is used up, others go: those that would save the fewest tokens. One that doesn't fit
+        at all isn't taken.
+        """
+        last = self.items[-1] if self.items else None
+        known = last is not None and last.length == length
+        if known and (logits is None or (last is not None and last.logits is not None)):
+            return
+        bytes_of_states = sum(array.nbytes for array in self.states)
+        if bytes_of_states + (0 if logits is None else logits.nbytes) > self.settings.most_bytes:
+            return
+        try:
+            copies = [array.copy() for array in self.states]
+            item = Checkpoint(length, copies, None if logits is None else logits.copy())
+        except MemoryError:  # the text goes on without it
+            return
+        self.add(item)
+
+    def add(self, item: Checkpoint) -> None:
+        """Adds the longest one, in place of one of the same length; others go where the memory is used up."""
+        self.cut(item.length - 1)
+        items = [*self.items, item]
+        while sum(each.size for each in items) > self.settings.most_bytes:
+            del items[_least_useful(items)]
+        self.items = items
+
+    def find(self, common: int, length: int) -> Optional[Checkpoint]:
+        """The longest one that serves a text of ``length`` tokens, of which ``common`` are this text's.
+
+        The logits behind its last token are needed: it serves a whole text only where it has them.
+        """
+        for item in reversed(self.items):
+            if item.length < length and item.length <= common:
+                return item
+            if item.length == length <= common and item.logits is not None:
+                return item
+        return None
+
+    def restore(self, item: Checkpoint) -> None:
+        """Writes the states of a checkpoint over those that programs change."""
+        for array, copy in zip(self.states, item.states):
+            array[...] = copy
+
+    def cut(self, length: int) -> None:
+        """Forgets those of more than ``length`` tokens, as the text is another one from there on."""
+        self.items = [item for item in self.items if item.length <= length]
+
+
+def _least_useful(items: Sequence[Checkpoint]) -> int:
+    """The index of the checkpoint to go.
+
+    A text mostly goes back to somewhere near its end. So the few tokens to the one before, and a long way
+    to the end, make one useless. The end of the last prompt stays as long as there is another one.
+    """
+    end = items[-1].length
+    prompts = [index for index, item in enumerate(items) if item.logits is not None]
+    kept = {prompts[-1]} if prompts and len(items) > 1 else set()
+    before = [0, *(item.length for item in items)]
+
+    def worth(index: int) -> float:
+        return (items[index].length - before[index]) / (end - items[index].length + 1)
+
+    return min((index for index in range(len(items)) if index not in kept), key=worth)
