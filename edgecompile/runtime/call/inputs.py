@@ -51,6 +51,7 @@ class InputChecker:
         # Sizes that follow from axes are compared once the sizes of the axes are known.
         dims = [dim for item in manifest.inputs for dim in item.shape if isinstance(dim, str)]
         self._sums = tuple(sorted(set(dims) - set(manifest.axes)))
+        self._axes = manifest.axes
         self._givers = find_givers(dims, manifest.axes)
         # A cache has none: what the program writes there would be lost.
         caches: FrozenSet[str] = frozenset() if self._caches is None else self._caches.names
@@ -157,6 +158,8 @@ class InputChecker:
             try:
                 shape = [size_of(dim, sizes) for dim in spec.shape]
             except KeyError:
+                shape = [-1]
+            if min(shape, default=0) < 0:  # a sum may be negative
                 _raise(["{}: is missing, and nothing else has its size".format(spec.name)])
             arrays.insert(index, np.full(shape, spec.default, self._dtypes[index]))
 
@@ -269,7 +272,9 @@ class InputChecker:
 
         A size that nothing gives is no problem.
         """
-        for text in take_sizes(sizes, self._givers):
+        # The sums of inputs that were left out give nothing, so others may.
+        givers = find_givers(sizes, self._axes) if self._sums else ()
+        for text in take_sizes(sizes, givers):
             message = "{1}: dimension {0} ({2}) has size {3}, which it has for no size of its axes"
             problems.append(message.format(*origins[text], text, sizes[text]))
         for text in self._sums:

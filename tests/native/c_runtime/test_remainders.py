@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,3 +105,30 @@ def test_sizes_that_no_length_gives_are_refused_alike(
         host_model.run(inputs)
     assert caught.value.status == wanted.value.exit_code
     assert text in str(wanted.value) and text in str(caught.value)
+
+
+def test_an_optional_input_leaves_its_length_to_the_others(
+    library: CLibrary, bundle: Path, tmp_path: Path
+) -> None:
+    """The first sum of the length is that of the input which was left out."""
+    folder = tmp_path / "optional.ecb"
+    shutil.copytree(bundle, folder)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    assert manifest["inputs"][0]["shape"][1] == "2*length"
+    for item in manifest["inputs"]:
+        item["default"] = 0
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with open_bundle(folder) as python, library.open(folder) as host:
+        for length in (3, 4):
+            inputs = draw(length)
+            inputs["x"][...] = 0
+            want = python.run(inputs)
+            given = {"y": inputs["y"]}
+            assert_same(python.run(given), want)
+            assert_same(host.run(given), want)
+        for refused in ({"y": draw(0)["y"][:, :0]}, {}):
+            with pytest.raises(EdgecompileError) as wanted:
+                python.run(refused)
+            with pytest.raises(CLibraryError) as caught:
+                host.run(refused)
+            assert caught.value.status == wanted.value.exit_code
