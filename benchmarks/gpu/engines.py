@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.gpu.single import open_single
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import GpuError, ModeError
 from edgecompile.runtime.call.inputs import make_inputs as make_arrays
 from edgecompile.runtime.gpu.cuda import Cuda
-from edgecompile.runtime.gpu.engines import DEFAULT, MODES
+from edgecompile.runtime.gpu.engines import MODES
 from edgecompile.runtime.gpu.program import GpuProgram
 from edgecompile.runtime.model.model import Model
-from edgecompile.runtime.triton.library import GpuLibrary
 
 Call = Callable[[], Any]
 #: Runs of a process before the first one that counts; torch compiles in them.
@@ -42,15 +41,6 @@ def captured(program: GpuProgram) -> Iterator[int]:
         yield executable
     finally:
         cuda.destroy_executable(executable)
-
-
-def open_single(path: str) -> Model:
-    """The bundle in the mode ``default``, whose programs Python runs one by one: their streams can be timed.
-
-    Older bundles always run so.
-    """
-    with patch.object(GpuLibrary, "runs_variants", False):
-        return open_bundle(path, mode=DEFAULT)
 
 
 def own_engines(

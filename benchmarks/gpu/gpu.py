@@ -31,7 +31,6 @@ from benchmarks.gpu.engines import (
     Beside,
     captured,
     open_models,
-    open_single,
     own_engines,
     serve,
     take_turns,
@@ -39,6 +38,7 @@ from benchmarks.gpu.engines import (
     use_part,
     waiting,
 )
+from benchmarks.gpu.single import open_single
 from edgecompile.runtime.base.errors import EdgecompileError, GpuError, ModeError
 from edgecompile.runtime.call.inputs import InputChecker
 from edgecompile.runtime.call.inputs import make_inputs as make_arrays

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.engines import open_single, own_engines, take_turns, waiting
+from benchmarks.gpu.engines import own_engines, take_turns, waiting
+from benchmarks.gpu.single import open_single
 from edgecompile.runtime.call.inputs import make_inputs
 from tests.zoo.catalogue import ENTRIES, in_order
 

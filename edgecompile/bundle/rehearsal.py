@@ -21,8 +21,8 @@ from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.schema import BucketSpec, Manifest, TensorSpec, Variant
 from edgecompile.runtime.format.sums import size_of
 from edgecompile.runtime.format.weights import map_weights
-from edgecompile.runtime.triton.engine import TritonEngine
 from edgecompile.runtime.triton.library import load_variant_library
+from edgecompile.runtime.triton.rehearsals import Rehearsals
 from edgecompile.runtime.triton.tuning import list_candidates, with_choice
 
 #: What the manifest calls this check.
@@ -67,35 +67,37 @@ def _find_problems(folder: BundleFolder, variant: Variant) -> list[str]:
     problems: list[str] = []
     for number in range(max(map(len, lists))):
         chosen = with_choice(variant, [min(number, len(items) - 1) for items in lists])
-        engine = TritonEngine(library, folder, chosen, weights)
-        complaints = _rehearse_all(engine, folder.manifest)
+        complaints = _rehearse_all(Rehearsals(library, folder, chosen, weights), folder.manifest)
         problems += itertools.islice(complaints, _MOST_LISTED - len(problems))
     return problems
 
 
-def _rehearse_all(engine: TritonEngine, manifest: Manifest) -> Iterator[str]:
+def _rehearse_all(rehearsals: Rehearsals, manifest: Manifest) -> Iterator[str]:
     buckets = range(len(manifest.buckets))
     try:
-        scratch = max(engine.scratch_bytes(index) for index in buckets)
+        scratch = max(rehearsals.scratch_bytes(index) for index in buckets)
     except EdgecompileError as error:
         yield error.message
         return
     for index in buckets:
-        yield from _rehearse_bucket(engine, manifest, index, scratch)
+        yield from _rehearse_bucket(rehearsals, manifest, index, scratch)
 
 
 def _rehearse_bucket(
-    engine: TritonEngine, manifest: Manifest, index: int, scratch: int
+    rehearsals: Rehearsals, manifest: Manifest, index: int, scratch: int
 ) -> Iterator[str]:
-    context = engine.open(index, 0, scratch)
+    program = rehearsals.program(index)
     for sizes in spread_sizes(manifest.buckets[index], manifest.length_axis):
         at = f"bucket {index}, " + ", ".join(f"{axis} {size}" for axis, size in sizes.items())
         try:
-            outputs = context.reshape(
+            outputs, needed = program.rehearse(
                 {spec.name: tuple(_shape(spec, sizes)) for spec in manifest.inputs}
             )
         except EdgecompileError as error:
             yield f"{at}: {error.message}"
+            continue
+        if needed > scratch:
+            yield f"{at}: takes {needed} bytes of scratch memory, its largest shapes {scratch}"
             continue
         for spec in manifest.outputs:
             expected, actual = _shape(spec, sizes), outputs[spec.name]

@@ -38,7 +38,6 @@ class NumpyEngine:
     """One profile per bucket of a manifest; ``pause`` is how long a run takes, in seconds."""
 
     label = "numpy engine"
-    records = True
 
     def __init__(
         self,
@@ -128,9 +127,6 @@ class NumpyContext:
             raise MemoryError(name)
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
         return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
-
-    def results(self) -> None:
-        """None: the shapes are known before."""
 
     def enqueue(self, stream: int) -> None:
         """Puts a call into the stream that computes when the fake gets there."""

@@ -53,7 +53,7 @@ def build_gpu_runtime() -> Path:
 
 @cache
 def build_older_gpu_runtime() -> Path:
-    """As those of older bundles, it runs single programs alone."""
+    """As those of bundles built before 0.2.0, it runs single programs alone."""
     native = pytest.importorskip("edgecompile.toolchain.gpu_native")
     library = native.gpu_library(architecture(platform.machine()))
     path: Path = replace(library, parts=library.parts[:1]).build(BUILD)

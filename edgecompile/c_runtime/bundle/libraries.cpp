@@ -102,7 +102,9 @@ void* Functions::find_symbol(const char* name) {
 
 void Functions::check(const std::string& label) const {
   if (absent_.empty()) return;
-  fail(ECR_NATIVE, cat(label, ": has no ", join(absent_), " [native-functions]"));
+  fail(ECR_NATIVE, cat(label, ": has no ", join(absent_), " [native-functions]"),
+       "a bundle built before edgecompile 0.2.0 runs with the Python runtime inside it, `python3 "
+       "BUNDLE COMMAND`; or build it again");
 }
 
 void check_abi(const std::string& label, int32_t version, int32_t known) {

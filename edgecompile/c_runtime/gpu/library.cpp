@@ -8,6 +8,12 @@ namespace ecr {
 namespace {
 
 constexpr int32_t kAbiVersion = 1;
+// The rest of the interface, which Python calls: this code has their work. Libraries from before
+// 0.2.0 lack them.
+constexpr const char* kOfVariants[] = {
+    "ec_gpu_last_error", "ec_gpu_open", "ec_gpu_read_tuning", "ec_gpu_take_text",
+    "ec_gpu_give_back",  "ec_gpu_load", "ec_gpu_run",         "ec_gpu_results_free",
+    "ec_gpu_describe",   "ec_gpu_close"};
 
 }  // namespace
 
@@ -25,12 +31,15 @@ GpuLibrary::GpuLibrary(void* handle, const std::string& label, const Driver* dri
   functions.find(&load_, "ec_cuda_program_load");
   functions.find(&enqueue_, "ec_cuda_program_enqueue");
   functions.find(&close_, "ec_cuda_program_close");
+  functions.find(&allow_numbers_, "ec_cuda_program_allow_numbers");
+  functions.find(&results_, "ec_cuda_program_results");
+  functions.find(&use_cublaslt_, "ec_cuda_program_use_cublaslt");
+  functions.find(&cublaslt_failure_, "ec_cuda_program_cublaslt_failure");
+  for (const char* const name : kOfVariants) {
+    void* unused = nullptr;
+    functions.find(&unused, name);
+  }
   functions.check(label);
-  Functions optional(handle);
-  optional.find(&allow_numbers_, "ec_cuda_program_allow_numbers");
-  optional.find(&results_, "ec_cuda_program_results");
-  optional.find(&use_cublaslt_, "ec_cuda_program_use_cublaslt");
-  optional.find(&cublaslt_failure_, "ec_cuda_program_cublaslt_failure");
   check_abi(label, abi_version_(), kAbiVersion);
   check(load_driver_(driver_.path().c_str()), "loading the driver");
 }
@@ -115,16 +124,10 @@ void GpuProgram::enqueue(const std::vector<uint64_t>& inputs, const std::vector<
 }
 
 void GpuProgram::allow_numbers() {
-  if (library_.allow_numbers_ == nullptr || library_.results_ == nullptr) {
-    throw GpuError(label_ + ": its runtime reads no numbers from the GPU");
-  }
   library_.check(library_.allow_numbers_(handle_), "opening " + label_);
 }
 
 void GpuProgram::use_cublaslt(int64_t version, const std::vector<int64_t>& rows) {
-  if (library_.use_cublaslt_ == nullptr || library_.cublaslt_failure_ == nullptr) {
-    throw GpuError(label_ + ": its runtime knows no cuBLASLt");
-  }
   library_.check(
       library_.use_cublaslt_(handle_, version, rows.data(), static_cast<int64_t>(rows.size())),
       "opening " + label_);
@@ -137,9 +140,7 @@ bool GpuProgram::drop_cublaslt() {
   return true;
 }
 
-std::string GpuProgram::cublaslt_failure() const {
-  return library_.cublaslt_failure_ == nullptr ? "" : library_.cublaslt_failure_(handle_);
-}
+std::string GpuProgram::cublaslt_failure() const { return library_.cublaslt_failure_(handle_); }
 
 std::vector<Sizes> GpuProgram::results() const {
   std::vector<NativeTensor> found(manifest_.outputs.size());

@@ -40,7 +40,6 @@ class GpuLibrary {
   int32_t (*load_)(ec_cuda_program*, int32_t) = nullptr;
   int32_t (*enqueue_)(ec_cuda_program*, const uint64_t*, int64_t, const uint64_t*, int64_t,
                       uint64_t, int64_t, void*) = nullptr;
-  // Null in older bundles.
   int32_t (*allow_numbers_)(ec_cuda_program*) = nullptr;
   int32_t (*results_)(const ec_cuda_program*, NativeTensor*, int64_t) = nullptr;
   int32_t (*use_cublaslt_)(ec_cuda_program*, int64_t, const int64_t*, int64_t) = nullptr;

@@ -165,7 +165,11 @@ def bind_functions(
     lacks = {name for name, _, _ in optional}.intersection(absent)
     absent = [name for name in absent if name not in lacks]
     if absent:
-        raise NativeError("{}: has no {} [native-functions]".format(label, ", ".join(absent)))
+        raise NativeError(
+            "{}: has no {} [native-functions]".format(label, ", ".join(absent)),
+            "a bundle built before edgecompile 0.2.0 runs with the runtime inside it, `python3 "
+            "BUNDLE COMMAND`; or build it again",
+        )
     version = getattr(library, abi[0])()
     if version != abi[1]:
         text = "{}: has ABI version {}, this loader knows version {} [native-abi]"

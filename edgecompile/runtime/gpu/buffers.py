@@ -38,16 +38,15 @@ class Buffers:
         inputs: Mapping[str, Tuple["np.dtype[Any]", Sizes]],
         outputs: Mapping[str, Tuple["np.dtype[Any]", Sizes]],
         zero_copy: bool,
-        changed: Sequence[str] = (),
     ) -> None:
-        """Allocates for shapes that are the largest of each; ``changed`` inputs come back, too.
+        """Allocates for shapes that are the largest of each.
 
         Raises:
             GpuError: there isn't enough memory; all of it was given back.
         """
         self._cuda = cuda
         self._inputs = tuple(inputs)
-        self._fetched = (*changed, *outputs)
+        self._outputs = tuple(outputs)
         self._zero_copy = zero_copy
         self._dtypes: Dict[str, np.dtype[Any]] = {}
         self._offsets: Dict[str, int] = {}
@@ -92,7 +91,7 @@ class Buffers:
         """(offset, bytes) of the copies that inputs and outputs of these shapes take."""
         if self._zero_copy:
             return [], []
-        return self._merge(self._inputs, shapes), self._merge(self._fetched, shapes)
+        return self._merge(self._inputs, shapes), self._merge(self._outputs, shapes)
 
     def _merge(self, names: Sequence[str], shapes: Mapping[str, Sizes]) -> List[Span]:
         result: List[Span] = []

@@ -1,10 +1,10 @@
 """An engine and its contexts on a GPU, as the rest of the runtime sees them.
 
-``tensorrt.py`` has TensorRT's, and ``triton.engine`` those of older bundles of Triton kernels. Anything else that queues its work on a given stream, reads and writes
-given addresses and allocates nothing while it does so can be driven the same way.
+``tensorrt.py`` has TensorRT's. Anything else that queues its work on a given stream, reads and writes given addresses and
+allocates nothing while it does so can be driven the same way.
 """
 
-from typing import Dict, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Dict, Mapping, Protocol, Sequence, Tuple
 
 Sizes = Tuple[int, ...]
 
@@ -53,15 +53,6 @@ class Context(Protocol):
         """
         ...
 
-    def results(self) -> Optional[Dict[str, Sizes]]:
-        """After ``enqueue``: the shapes that the run's outputs have got; None: those of ``reshape``,
-        which are else the largest ones.
-
-        Raises:
-            GpuError: the engine can't tell.
-        """
-        ...
-
     def close(self) -> None:
         """Gives back what the context holds; no run may be under way. A second call does nothing."""
         ...
@@ -73,11 +64,6 @@ class Engine(Protocol):
     @property
     def label(self) -> str:
         """Its name in messages, such as a path."""
-        ...
-
-    @property
-    def records(self) -> bool:
-        """Whether runs can be captured as graphs: they don't wait for the GPU in their middle."""
         ...
 
     @property
@@ -122,7 +108,6 @@ class JoinedEngine:
         """Takes over ``engines``."""
         self._engines = tuple(engines)
         self.label = engines[0].label
-        self.records = all(engine.records for engine in engines)
         self.profiles = sum(engine.profiles for engine in engines)
 
     def _find(self, profile: int) -> Tuple[Engine, int]:

@@ -76,8 +76,6 @@ class GpuProgram:
         self._specs = manifest.inputs
         self.n_inputs = len(self._specs)
         self._results = manifest.outputs
-        inner = () if manifest.generation is None else manifest.generation.caches
-        self._changed = [i for i, spec in enumerate(self._specs) if spec.name in inner]
         self._now: Optional[_Shaped] = None  # what the context is set to
         # Held while the buffers are in use; always taken before the shared lock.
         self._lock = threading.Lock()
@@ -96,7 +94,6 @@ class GpuProgram:
                 {x.name: (dtypes[x.name], largest[x.name]) for x in self._specs},
                 {x.name: (dtypes[x.name], outputs[x.name]) for x in manifest.outputs},
                 zero_copy,
-                [self._specs[i].name for i in self._changed],
             )
             context.bind(self._buffers.addresses)
             self._now = _Shaped(self._buffers, largest, outputs)
@@ -156,9 +153,6 @@ class GpuProgram:
         stream = self._shared.stream
         self._buffers.send(shaped.sent, stream)
         self._context.enqueue(stream)
-        results = self._context.results()
-        if results is not None:
-            shaped.targets = [self._buffers.view(x.name, results[x.name]) for x in self._results]
         self._buffers.fetch(shaped.fetched, stream)
 
     def run(
@@ -205,8 +199,6 @@ class GpuProgram:
                 self._shared.note(error)
                 raise self._explain(error) from None
             # Only this bucket's lock is held here: others run while results are copied.
-            for index in self._changed:
-                arrays[index][...] = shaped.sources[index]
             if results is not None:
                 for view, result in zip(shaped.targets, results):
                     copy_leading(self.label, view, result)

@@ -3,8 +3,7 @@
 Three modes. "planned" is what the buckets' costs were planned for: one of a single shape, as padded
 ones are, replays a CUDA graph that was captured for it once; others are queued for each run, at
 the very sizes of its inputs. The two others are named as PyTorch's users know them: "default" queues
-every run; "reduce-overhead" pads every bucket to its upper end and replays graphs only. An engine
-whose runs can't be recorded is queued in all of them.
+every run; "reduce-overhead" pads every bucket to its upper end and replays graphs only.
 """
 
 import threading
@@ -230,10 +229,6 @@ class GpuPrograms:
 
     def _replays(self, bucket: int) -> bool:
         """Whether a bucket's program runs as a graph, which has one shape."""
-        if self.manifest.generation is not None:
-            return False  # what is copied with each run is all of the caches
-        if not self._engine.records:
-            return False
         spec = self.manifest.buckets[bucket]
         padded = spec.padded(self.manifest.length_axis)
         one_shape = all(e.lo == e.hi or axis in padded for axis, e in spec.axes.items())

@@ -129,9 +129,6 @@ def _last_words(log: BuildLog) -> str:
 class TrtEngine:
     """A deserialised engine; made by ``load_engine``."""
 
-    #: A context may keep what follows from its shapes in memory of its own.
-    records = True
-
     def __init__(
         self,
         cuda: Cuda,
@@ -278,10 +275,6 @@ class TrtContext:
         """See ``engines.Context.enqueue``."""
         if not self._open().execute_async_v3(stream):
             raise self._engine.failure("queueing a run")
-
-    def results(self) -> Optional[Dict[str, Sizes]]:
-        """See ``engines.Context.results``."""
-        return None
 
     def close(self) -> None:
         """See ``engines.Context.close``."""

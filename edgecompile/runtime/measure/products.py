@@ -15,8 +15,8 @@ from ..format.sums import size_of
 from ..gpu.engines import DEFAULT, PLANNED
 from ..open.bundle import OpenBundle
 from ..stats.counters import median_ms
-from ..triton.engine import TritonEngine
 from ..triton.programs import CublasLt
+from ..triton.rehearsals import Rehearsals
 from .prepared import prepared, spread_sizes, warm_up
 from .rounds import measure_rounds
 
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 def tune_products(
     open_with: Callable[[Optional[CublasLt], str], OpenBundle],
-    engine: TritonEngine,
+    rehearsals: Rehearsals,
     version: int,
     seconds: float,
     say: Callable[[str], None],
@@ -45,7 +45,7 @@ def tune_products(
 
     Args:
         open_with: opens the bundle with the chosen programs, these products by cuBLASLt, in a mode.
-        engine: the chosen programs, for rehearsals.
+        rehearsals: those of the chosen programs.
         version: the version of cuBLASLt.
         seconds: the time for measuring; every run is made at least 20 times.
         say: a function that gets a line of text for every step.
@@ -63,7 +63,7 @@ def tune_products(
         manifest = base.manifest
         sizes = [spread_sizes(manifest, bucket) for bucket in range(len(manifest.buckets))]
         rows = [
-            [_count_rows(engine, manifest, bucket, item) for item in items]
+            [_count_rows(rehearsals, manifest, bucket, item) for item in items]
             for bucket, items in enumerate(sizes)
         ]
         counts = [max(map(len, items)) for items in rows]
@@ -103,13 +103,13 @@ def _failure(model: OpenBundle) -> str:
 
 
 def _count_rows(
-    engine: TritonEngine, manifest: Manifest, bucket: int, sizes: Mapping[str, int]
+    rehearsals: Rehearsals, manifest: Manifest, bucket: int, sizes: Mapping[str, int]
 ) -> List[int]:
     """The rows of each product in a run of these axis sizes."""
     shapes = {
         spec.name: tuple([size_of(dim, sizes) for dim in spec.shape]) for spec in manifest.inputs
     }
-    program = engine.program(bucket)
+    program = rehearsals.program(bucket)
     program.rehearse(shapes)
     return program.products()
 

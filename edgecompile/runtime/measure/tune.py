@@ -24,9 +24,9 @@ from ..open.choose import Opened
 from ..stats.counters import median_ms
 from ..stats.file import format_time
 from ..triton.driver import Driver
-from ..triton.engine import TritonEngine
 from ..triton.library import load_variant_library
 from ..triton.programs import CublasLt
+from ..triton.rehearsals import Rehearsals
 from ..triton.tuning import Tuned, TuningFolder, list_candidates, with_choice
 from ..triton.variant import find_refusal, open_triton_variant
 from .prepared import choose_sizes, prepared, warm_up
@@ -204,7 +204,7 @@ class _Tuner:
         chosen = with_choice(self.variant, choice)
         products = tune_products(
             lambda cublaslt, mode: self._open(choice, host, cublaslt, False, mode),
-            TritonEngine(library, self.folder, chosen, weights),
+            Rehearsals(library, self.folder, chosen, weights),
             self._cublaslt,
             self.seconds,
             self.say,

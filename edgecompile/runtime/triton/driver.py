@@ -1,4 +1,4 @@
-"""CUDA's driver as the runtime uses it: what ``gpu.cuda`` asks of libcudart, asked of libcuda.
+"""CUDA's driver: which GPU there is, asked of libcuda. Native code runs programs on it (c_runtime/gpu/driver.h).
 
 Nothing but NVIDIA's driver is needed, no CUDA toolkit. One GPU is used, the process' first, with the
 context that CUDA's runtime library uses as well, so that other libraries get on with this one.
@@ -17,7 +17,6 @@ LIBRARY_VARIABLE = "EDGECOMPILE_CUDA_DRIVER"
 _NAME = "libcuda.so.1"
 
 _POINTER = ctypes.c_void_p
-_ADDRESS = ctypes.c_uint64
 _OUT_POINTER = ctypes.POINTER(ctypes.c_void_p)
 _OUT_INT = ctypes.POINTER(ctypes.c_int)
 _OUT_SIZE = ctypes.POINTER(ctypes.c_size_t)
@@ -25,26 +24,6 @@ _OUT_SIZE = ctypes.POINTER(ctypes.c_size_t)
 _SAME: Dict[str, Tuple[str, Tuple[Any, ...]]] = {
     "cudaDriverGetVersion": ("cuDriverGetVersion", (_OUT_INT,)),
     "cudaMemGetInfo": ("cuMemGetInfo_v2", (_OUT_SIZE, _OUT_SIZE)),
-    "cudaMalloc": ("cuMemAlloc_v2", (_OUT_POINTER, ctypes.c_size_t)),
-    "cudaFree": ("cuMemFree_v2", (_ADDRESS,)),
-    "cudaHostAlloc": ("cuMemHostAlloc", (_OUT_POINTER, ctypes.c_size_t, ctypes.c_uint)),
-    "cudaHostGetDevicePointer": (
-        "cuMemHostGetDevicePointer_v2",
-        (_OUT_POINTER, _POINTER, ctypes.c_uint),
-    ),
-    "cudaFreeHost": ("cuMemFreeHost", (_POINTER,)),
-    "cudaStreamCreateWithFlags": ("cuStreamCreate", (_OUT_POINTER, ctypes.c_uint)),
-    "cudaStreamDestroy": ("cuStreamDestroy_v2", (_POINTER,)),
-    "cudaStreamSynchronize": ("cuStreamSynchronize", (_POINTER,)),
-    "cudaStreamBeginCapture": ("cuStreamBeginCapture_v2", (_POINTER, ctypes.c_int)),
-    "cudaStreamEndCapture": ("cuStreamEndCapture", (_POINTER, _OUT_POINTER)),
-    "cudaGraphInstantiateWithFlags": (
-        "cuGraphInstantiateWithFlags",
-        (_OUT_POINTER, _POINTER, ctypes.c_ulonglong),
-    ),
-    "cudaGraphLaunch": ("cuGraphLaunch", (_POINTER, _POINTER)),
-    "cudaGraphExecDestroy": ("cuGraphExecDestroy", (_POINTER,)),
-    "cudaGraphDestroy": ("cuGraphDestroy", (_POINTER,)),
 }
 _OWN: Tuple[Tuple[str, Tuple[Any, ...]], ...] = (
     ("cuInit", (ctypes.c_uint,)),
@@ -54,9 +33,6 @@ _OWN: Tuple[Tuple[str, Tuple[Any, ...]], ...] = (
     ("cuDeviceGetAttribute", (_OUT_INT, ctypes.c_int, ctypes.c_int)),
     ("cuDevicePrimaryCtxRetain", (_OUT_POINTER, ctypes.c_int)),
     ("cuCtxSetCurrent", (_POINTER,)),
-    ("cuMemcpyHtoD_v2", (_ADDRESS, _POINTER, ctypes.c_size_t)),
-    ("cuMemcpyHtoDAsync_v2", (_ADDRESS, _POINTER, ctypes.c_size_t, _POINTER)),
-    ("cuMemcpyDtoHAsync_v2", (_POINTER, _ADDRESS, ctypes.c_size_t, _POINTER)),
     ("cuGetErrorName", (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))),
     ("cuGetErrorString", (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))),
 )
@@ -151,18 +127,6 @@ class Driver(Cuda):
     def driver_number(self) -> int:
         """The newest CUDA that the driver knows, such as 12060 for 12.6."""
         return self._integer("cudaDriverGetVersion")
-
-    def upload(self, target: int, source: int, size: int) -> None:
-        """Copies from any memory of this process to ``malloc``'s, and waits until it is done."""
-        self._call("cuMemcpyHtoD_v2", target, source, size)
-
-    def copy_to_device(self, target: int, source: int, size: int, stream: int) -> None:
-        """See ``Cuda.copy_to_device``."""
-        self._call("cuMemcpyHtoDAsync_v2", target, source, size, stream)
-
-    def copy_to_host(self, target: int, source: int, size: int, stream: int) -> None:
-        """See ``Cuda.copy_to_host``."""
-        self._call("cuMemcpyDtoHAsync_v2", target, source, size, stream)
 
 
 def start_driver() -> None:

@@ -41,7 +41,6 @@ ABI_VERSION = 1
 _TENSORS = ctypes.POINTER(NativeTensor)
 _HANDLE = ctypes.c_void_p
 _OUT_INT64 = ctypes.POINTER(ctypes.c_int64)
-_ADDRESSES = ctypes.POINTER(ctypes.c_uint64)
 _INT32, _INT64 = ctypes.c_int32, ctypes.c_int64
 _TEXT, _OUT_TEXT = ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p)
 _OUT_INT32 = ctypes.POINTER(ctypes.c_int32)
@@ -62,19 +61,9 @@ _FUNCTIONS: Tuple[Function, ...] = (
         _INT32,
         (_HANDLE, _TENSORS, _INT64, _TENSORS, _INT64, _OUT_INT64, _OUT_INT64),
     ),
-    ("ec_cuda_program_load", _INT32, (_HANDLE, _INT32)),
-    (
-        "ec_cuda_program_enqueue",
-        _INT32,
-        (_HANDLE, _ADDRESSES, _INT64, _ADDRESSES, _INT64, ctypes.c_uint64, _INT64, _HANDLE),
-    ),
     ("ec_cuda_program_close", None, (_HANDLE,)),
     ("ec_live_tensors", _INT64, ()),
-)
-# Of newer bundles.
-_OPTIONAL: Tuple[Function, ...] = (
     ("ec_cuda_program_allow_numbers", _INT32, (_HANDLE,)),
-    ("ec_cuda_program_results", _INT32, (_HANDLE, _TENSORS, _INT64)),
     ("ec_cuda_cublaslt_version", _INT32, (_OUT_INT64,)),
     ("ec_cuda_program_products", _INT64, (_HANDLE, _OUT_INT64, _INT64)),
     ("ec_gpu_last_error", _TEXT, (_OUT_TEXT, _OUT_TEXT, _OUT_INT32, _OUT_INT32)),
@@ -144,21 +133,16 @@ def load_variant_library(folder: BundleFolder, variant: Variant) -> "GpuLibrary"
 
 
 class GpuLibrary:
-    """A loaded runtime library for GPUs; it stays loaded until the process ends.
-
-    Its single programs can be rehearsed before ``use``, not run.
-    """
+    """A loaded runtime library for GPUs; it stays loaded until the process ends."""
 
     def __init__(self, library: ctypes.CDLL, label: str) -> None:
         self.label = label
         self.driver: Optional[Driver] = None
-        self.lacks = bind_functions(
-            library, label, _FUNCTIONS, ("ec_cuda_abi_version", ABI_VERSION), _OPTIONAL
-        )
+        bind_functions(library, label, _FUNCTIONS, ("ec_cuda_abi_version", ABI_VERSION))
         self.native = library
 
     def use(self, driver: Driver) -> None:
-        """Lets single programs run on the GPU of a driver.
+        """Lets it ask the GPU of a driver.
 
         Raises:
             GpuError: another one is in use.
@@ -190,11 +174,6 @@ class GpuLibrary:
         if text.endswith("out of memory"):
             raise no_memory("{}: {}".format(self.label, doing))
         raise GpuError(message)
-
-    @property
-    def runs_variants(self) -> bool:
-        """Whether it runs a whole variant; that of an older bundle doesn't."""
-        return "ec_gpu_open" not in self.lacks
 
     def variant_error(self, status: int) -> EdgecompileError:
         """The error behind a status of the functions that run a whole variant."""
@@ -232,8 +211,6 @@ class GpuLibrary:
         Raises:
             GpuError: there is none.
         """
-        if "ec_cuda_cublaslt_version" in self.lacks:
-            raise GpuError("{}: knows no cuBLASLt".format(self.label))
         self.make_current()
         version = ctypes.c_int64()
         status = self.native.ec_cuda_cublaslt_version(ctypes.byref(version))

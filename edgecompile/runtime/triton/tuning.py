@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
-from ..base.errors import EngineCacheError, InputError
+from ..base.errors import EngineCacheError
 from ..format.folder import BundleFolder
 from ..format.output import write_output
 from ..format.schema import Variant
@@ -48,18 +48,12 @@ class TuningFolder(KeptFolder):
     """The record of one variant on this GPU as it is now; it needn't exist.
 
     Raises:
-        InputError: the bundle's runtime library is too old to tell.
         GpuError: CUDA fails.
     """
 
     def __init__(self, folder: BundleFolder, variant: Variant) -> None:
         self._folder, self._variant = folder, variant
         self._library = load_variant_library(folder, variant)
-        if not self._library.runs_variants:
-            text = "{}: the runtime library of {} is older than tuning by this runtime"
-            raise InputError(
-                text.format(folder.path, variant.name), "python3 {} tune".format(folder.path)
-            )
         state = self._library.read_tuning(folder, variant)
         self.key, self.device, self.content = state["key"], state["device"], state["content"]
         super().__init__(os.path.dirname(state["path"]))

@@ -1,18 +1,14 @@
 """Opens a bundle's variant of Triton kernels, and tells whether this machine's GPU can run it."""
 
-from typing import TYPE_CHECKING, Any, Mapping, Optional, Tuple, Union
+from typing import Any, Mapping, Optional, Tuple
 
-from ..base.errors import GpuUnavailableError, InputError
+from ..base.errors import GpuUnavailableError
 from ..format.folder import BundleFolder
-from ..format.schema import GpuSpec, Manifest, Variant
-from ..format.weights import map_weights
+from ..format.schema import GpuSpec, Variant
 from ..gpu.engines import REDUCE_OVERHEAD
 from .driver import Driver
-from .library import GpuLibrary, load_variant_library
+from .library import load_variant_library
 from .programs import TritonPrograms
-
-if TYPE_CHECKING:
-    from ..gpu.programs import GpuPrograms
 
 
 def find_refusal(variant: Variant) -> Optional[GpuUnavailableError]:
@@ -69,10 +65,7 @@ def judge_triton_variant(folder: BundleFolder, variant: Variant) -> str:
     # Here alone: other bundles don't wait for these imports.
     from .tuning import TuningFolder, list_candidates
 
-    try:
-        tuned, why = TuningFolder(folder, variant).read()
-    except InputError as error:
-        tuned, why = None, error.message
+    tuned, why = TuningFolder(folder, variant).read()
     if tuned is None:
         return "{}; {}".format(text, why)
     lists = list_candidates(variant)
@@ -87,7 +80,7 @@ def open_triton_variant(
     mode: str,
     check_weights: bool,
     record: Optional[Mapping[str, Any]] = None,
-) -> "Union[TritonPrograms, GpuPrograms]":
+) -> TritonPrograms:
     """The programs of a variant of the backend ``triton``; none is on the GPU yet.
 
     Args:
@@ -112,42 +105,5 @@ def open_triton_variant(
 
         manifest = pad_everything(manifest, spec.padding)
     library = load_variant_library(folder, variant)
-    if library.runs_variants:
-        # What needs no GPU comes first there: ``start_driver`` makes it ready meanwhile.
-        return TritonPrograms(library, folder, variant, manifest, mode, check_weights, record)
-    return _open_older(library, folder, variant, manifest, mode, check_weights)
-
-
-def _open_older(
-    library: GpuLibrary,
-    folder: BundleFolder,
-    variant: Variant,
-    manifest: Manifest,
-    mode: str,
-    check_weights: bool,
-) -> "GpuPrograms":
-    """A variant of an older bundle, whose library runs single programs alone."""
-    from ..gpu.programs import GpuPrograms
-    from .engine import TritonEngine
-
-    spec = variant.gpu
-    assert spec is not None
-    weights = map_weights(folder, manifest.weights[spec.precision], check_weights)
-    refusal = find_refusal(variant)
-    if refusal is not None:
-        text = "{}: the variant {} can't run here: {}"
-        raise GpuUnavailableError(
-            text.format(folder.path, variant.name, refusal.message),
-            refusal.hint,
-            refusal.name,
-            refusal.number,
-        )
-    driver = Driver.load()
-    library.use(driver)
-    engine = TritonEngine(library, folder, variant, weights, driver)
-    programs = GpuPrograms(driver, engine, manifest, range(len(manifest.buckets)), mode)
-    programs.precision = spec.precision
-    programs.tolerance, programs.min_cosine = spec.tolerance, spec.min_cosine
-    details = {**engine.describe(), "tuned": None}
-    programs.details = lambda: details
-    return programs
+    # What needs no GPU comes first there: ``start_driver`` makes it ready meanwhile.
+    return TritonPrograms(library, folder, variant, manifest, mode, check_weights, record)

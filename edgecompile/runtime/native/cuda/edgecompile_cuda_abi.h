@@ -56,8 +56,7 @@ EC_API int32_t ec_cuda_program_enqueue(ec_cuda_program* program, const uint64_t*
                                        uint64_t scratch, int64_t scratch_bytes, void* stream);
 
 /* Says that the caller captures no graphs of the program, and asks for its results after each run:
- * without that a program that reads numbers can't be rehearsed. Libraries of older bundles, whose
- * programs read none, lack this function and the next one. */
+ * without that a program that reads numbers can't be rehearsed. */
 EC_API int32_t ec_cuda_program_allow_numbers(ec_cuda_program* program);
 
 /* Describes the outputs of the last enqueued run as ec_cuda_program_plan does, but with the sizes
@@ -67,7 +66,7 @@ EC_API int32_t ec_cuda_program_results(const ec_cuda_program* program, ec_tensor
 
 /* Says the version of cuBLASLt, 130002 for 13.0.2. Once per process the library is loaded that the
  * environment variable EDGECOMPILE_CUBLASLT names, else libcublasLt.so.13 or .12. The calling
- * thread has a current context. Libraries of older bundles lack this function and the next ones. */
+ * thread has a current context. */
 EC_API int32_t ec_cuda_cublaslt_version(int64_t* version);
 
 /* How many products the program has that cuBLASLt may compute, as its rehearsals met them, and the
@@ -90,8 +89,7 @@ EC_API const char* ec_cuda_program_cublaslt_failure(const ec_cuda_program* progr
 EC_API void ec_cuda_program_close(ec_cuda_program* program);
 
 /* The rest runs a whole variant of a bundle: buckets, modes, graphs, texts, records of tune. The C
- * runtime has the same code (c_runtime/gpu), and Python calls it here. Libraries of older bundles
- * lack these functions; with them Python calls those above.
+ * runtime has the same code (c_runtime/gpu), and Python calls it here.
  *
  * Every function may be called from any thread. One that can fail returns 0 or the exit code of the
  * error that Python raises for it, which ec_gpu_last_error describes. */

@@ -19,12 +19,19 @@ import numpy.typing as npt
 import pytest
 
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.base.errors import EdgecompileError
+from edgecompile.runtime.base.errors import EdgecompileError, NativeError
+from edgecompile.runtime.commands.info import describe_bundle
+from edgecompile.runtime.measure.tune import tune_bundle
 from edgecompile.runtime.triton.programs import GRAPH_AFTER
 from tests.agreement import named_rules
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.numpy_engine import embed
-from tests.fake_gpu.triton_bundle import TritonBundle, TritonDecoder, make_inputs
+from tests.fake_gpu.triton_bundle import (
+    TritonBundle,
+    TritonDecoder,
+    build_older_gpu_runtime,
+    make_inputs,
+)
 from tests.native.c_runtime import c_library
 from tests.native.c_runtime.c_library import CLibrary, CLibraryError, CModel
 from tests.runtime.bundles import put
@@ -385,3 +392,20 @@ def test_hostile_manifests(library: CLibrary, triton_bundle: TritonBundle, case:
     assert wanted.value.exit_code == caught.value.status
     assert rule in named_rules(wanted.value.message)
     assert caught.value.status == c_library.BUNDLE and named_rules(caught.value.text) == {rule}
+
+
+def test_a_bundle_from_before_0_2_0_is_refused_with_the_cure(
+    library: CLibrary, fake_driver: FakeCudart, tmp_path: Path
+) -> None:
+    bundle = TritonBundle(tmp_path / "x.ecb", library=build_older_gpu_runtime())
+    bundle.add_alternatives()
+    path = bundle.write()
+    error = refused(library, path)
+    assert error.status == NativeError.exit_code and "has no " in error.text
+    assert "ec_gpu_open" in error.text and "[native-functions]" in error.text
+    for refuse in (open_bundle, tune_bundle, describe_bundle):
+        with pytest.raises(NativeError, match=r"has no .*ec_gpu_open") as caught:
+            refuse(path)
+        assert caught.value.hint is not None
+        assert "before edgecompile 0.2.0" in caught.value.hint and "python3" in caught.value.hint
+    assert fake_driver.live == 0
