@@ -5,11 +5,14 @@ digits after the point, and of ``a // b`` the rounded quotient's floor. Variance
 single precision, whose squares overflow from 1e19 and vanish below 1e-23. Here each becomes what
 torch's own kernels compute: ``fmod``, which is exact, with the sign put right; double sums.
 
-Norms of layers and groups stay as they are: torch sums them up in single precision as well.
+Norms of layers and groups stay as they are: torch sums them up in single precision as well. So do
+its means, but what is left of nearly equal values without their mean magnifies each of its steps.
+On a CPU those of long rows are double sums, too, which gives the float that is nearest to the mean.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +23,7 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends.lowering.constants import constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
-from edgecompile.backends.lowering.rewriting import Lowering, replace_results
+from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, replace_results
 
 aten = torch.ops.aten
 
@@ -67,6 +70,33 @@ def lower_arithmetic(low: Lowering) -> None:
     """Rewrites what torch computes more exactly."""
     low.each("exact", _QUOTIENTS, partial(_lower_quotient, low.gm))
     low.each("exact", {*_VARIANCES, aten.batch_norm.default}, partial(_lower_variance, low.gm))
+
+
+#: Rows of a fixed length below this are hidden states, whose means of squares are hot.
+_LONG = 4096
+
+
+def lower_long_means(low: Lowering) -> None:
+    """Rewrites means over lengths and long rows, which lose digits with every term."""
+    low.each("exact", {aten.mean.default, aten.mean.dim}, partial(_lower_mean, low.gm))
+
+
+def _lower_mean(gm: GraphModule, node: Node) -> bool:
+    value, result = value_of(node.args[0]), value_of(node)
+    if value is None or result is None or {value.dtype, result.dtype} != {torch.float32}:
+        return False
+    given = arguments_of(node)
+    dims, keeps = given.get("dim") or list(range(value.dim())), given.get("keepdim", False)
+    sizes = [value.shape[dim] for dim in dims]
+    if all(isinstance(size, int) for size in sizes) and math.prod(sizes) < _LONG:
+        return False
+
+    def run(x: Tensor) -> Tensor:
+        return x.double().mean(dims, keeps).to(torch.float32)
+
+    source: Any = node.args[0]
+    replace_results(gm, node, inline(gm, node, run, [source]))
+    return True
 
 
 def _norms_by_its_batch(node: Node) -> bool:

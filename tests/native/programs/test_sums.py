@@ -96,6 +96,8 @@ def test_long_sums_lose_as_little_as_torch_does(tmp_path: Path, threads) -> None
                     eager = built.model(x)
                 for (name, true), got in zip(exact.items(), host.run(program, wave), strict=True):
                     want, scale = true.numpy(), float(true.abs().max())
+                    if name == "mean" and got != want.astype(np.float32):
+                        worse.append(f"the mean isn't the nearest float: {kind}, {length}, {count}")
                     if kind == "constant" and name in ("centred", "layer norm", "group norm"):
                         continue  # nothing but rounding, magnified
                     lost = float(np.abs(got - want).max()) / scale

@@ -19,7 +19,7 @@ from edgecompile.backends.cpu.lowering.activations import activation_of
 from edgecompile.backends.cpu.lowering.attention import lower_attention
 from edgecompile.backends.cpu.lowering.grouped import lower_grouped
 from edgecompile.backends.cpu.lowering.residuals import fuse_residuals, lower_layer_norms
-from edgecompile.backends.lowering.arithmetic import lower_arithmetic
+from edgecompile.backends.lowering.arithmetic import lower_arithmetic, lower_long_means
 from edgecompile.backends.lowering.complex import lower_complex
 from edgecompile.backends.lowering.constants import (
     constant_of,
@@ -69,6 +69,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     split_recurrences(low)
     lower_complex(low)
     lower_arithmetic(low)
+    lower_long_means(low)
     merge_equal_nodes(low)
     lower_convolutions(low)
 
