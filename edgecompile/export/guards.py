@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -316,10 +317,16 @@ def condition_holds(expression: str, values: Mapping[str, int]) -> bool | None:
         None if it has other names, or functions that aren't known here.
     """
     try:
-        tree = ast.parse(expression, mode="eval")
-        return bool(_value(_Operators({}).visit(tree.body), values))
+        return bool(_value(_parse_condition(expression), values))
     except (SyntaxError, ValueError, LookupError, ArithmeticError):
         return None
+
+
+@lru_cache(maxsize=4096)
+def _parse_condition(expression: str) -> ast.AST:
+    """The tree of a condition, which is tried at many sizes."""
+    tree: ast.AST = _Operators({}).visit(ast.parse(expression, mode="eval").body)
+    return tree
 
 
 def _value(node: ast.AST, values: Mapping[str, int]) -> Any:
