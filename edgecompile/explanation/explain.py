@@ -195,7 +195,7 @@ def _sides(subject: ExportScope, climb: Climb, notes: list[str]) -> tuple[tuple[
         with tempfile.TemporaryDirectory(prefix="edgecompile-explain-") as folder:
             exports = ExportStore(subject.loaded, Path(folder))
             error = refusal(subject, climb.tried)
-            sides = find_sides(exports, PlanScope(lengths, axes), error, MOST_SIDES)
+            sides = find_sides(exports, PlanScope(lengths, axes), error, MOST_SIDES, notes)
     except EdgecompileError as failure:
         notes.append(f"ranges of lengths with a program each weren't found: {failure.message}")
         return ()

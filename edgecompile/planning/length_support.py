@@ -111,7 +111,8 @@ def _without_the_whole(
     """The remaining modes where no dynamic program serves the whole scope."""
     reason = error.message.splitlines()[0]
     most = request.buckets or request.max_buckets or DEFAULT_MAX_BUCKETS
-    sides = find_sides(exports, scope, error, max(most, DEFAULT_MAX_BUCKETS))
+    given_up: list[str] = []
+    sides = find_sides(exports, scope, error, max(most, DEFAULT_MAX_BUCKETS), given_up)
     part = _covering_part(sides, request.max_length, scope)
     if part is not None and len(sides) <= most:
         modes = ("exact",) if part.strided else _modes(exports.model, request, part)[0]
@@ -132,7 +133,8 @@ def _without_the_whole(
         return LengthSupport(single, ("exact",), note)
     if not request.buckets and not request.max_buckets and part is None:
         # Nothing else serves the model: now more programs than usual are better than none.
-        sides = find_sides(exports, scope, error, MOST_SIDES)
+        given_up = []
+        sides = find_sides(exports, scope, error, MOST_SIDES, given_up)
         part = _covering_part(sides, request.max_length, scope)
         if part is not None:
             return LengthSupport(part, ("exact",), _sides_note(part, scope, reason))
@@ -153,6 +155,7 @@ def _without_the_whole(
             f"the traffic has {len(traffic.lengths)} different lengths ({lengths}): a bundle for "
             "each alone (its length as both limits of the axis) needs neither"
         )
+    hints += given_up
     raise PlanError(f"{reason}; and {unpaddable.message}", hint="; ".join(hints)) from error
 
 

@@ -28,7 +28,7 @@ Range = tuple[int, int]
 
 
 def find_sides(
-    exports: ExportStore, scope: PlanScope, error: ExportError, most: int
+    exports: ExportStore, scope: PlanScope, error: ExportError, most: int, notes: list[str]
 ) -> tuple[Side, ...]:
     """Lengths with a program each, around the traffic.
 
@@ -37,6 +37,7 @@ def find_sides(
         scope: the lengths that no single program serves.
         error: the reason why not.
         most: the most sides.
+        notes: list that gets a sentence if the search was given up.
 
     Returns:
         The sides, ascending. Together they serve every length from the smallest to the largest once.
@@ -45,6 +46,11 @@ def find_sides(
     own = scope.axes[0][1]
     search = _Search(exports, scope, most)
     found = sorted(search.divide((own.lo, own.hi, 1), error))
+    if search.is_spent:
+        notes.append(
+            f"the search for ranges of {scope.axis} with a program each was given up after "
+            f"{len(search.failed)} failed exports"
+        )
     served = {size for lo, hi, step in found for size in range(lo, hi + 1, step)}
     if scope.middle not in served:
         return ()
@@ -63,17 +69,21 @@ class _Search:
 
     def __init__(self, exports: ExportStore, scope: PlanScope, most: int) -> None:
         self.exports, self.scope, self.most = exports, scope, most
-        self.found = self.failed = 0
+        self.found = 0
+        self.failed: set[Side] = set()
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether as many exports failed as the search may cost."""
+        return len(self.failed) > max(_MOST_FAILURES, self.most // 2)
 
     def divide(self, span: Side | None, error: ExportError | None = None) -> Iterator[Side]:
         """The sides within ``span``; ``error`` says why it isn't one, where that is known."""
-        if span is None or self.found > self.most:
-            return
-        if self.failed > max(_MOST_FAILURES, self.most // 2):
+        if span is None or self.found > self.most or self.is_spent:
             return
         lo, hi, step = span
         if error is None:
-            if self.failed >= _PATIENCE:
+            if len(self.failed) >= _PATIENCE:
                 part = self._next(span)
                 if part is not None and part[0] < part[1] and part != span:
                     yield from self._around(part, span)
@@ -84,7 +94,7 @@ class _Search:
                 return  # the model itself fails there
             except ExportError as failure:
                 error = failure
-                self.failed += 1
+                self.failed.add(span)
             else:
                 self.found += 1
                 yield span
@@ -106,11 +116,12 @@ class _Search:
 
     def _serves(self, sides: Sequence[Side | None]) -> bool:
         """Whether a program serves all of the first side, if there is one."""
-        if not sides or sides[0] is None:
+        if not sides or sides[0] is None or self.is_spent:
             return False
         try:
             self.exports.get(self.scope.exact_bucket(*sides[0]))
         except (ExportError, ModelError):
+            self.failed.add(sides[0])
             return False
         return True
 

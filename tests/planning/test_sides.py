@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgecompile.errors import PlanError
+from edgecompile.buckets.ranges import Bucket
+from edgecompile.errors import ExportError, PlanError
 from edgecompile.export.checks import compare_outputs
 from edgecompile.export.program import common_outputs
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
+from edgecompile.planning import sides
 from edgecompile.planning.length_support import LengthSupport, find_length_support
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import plan_scope
@@ -230,3 +232,23 @@ def test_what_no_range_serves_is_refused_in_true_words(
         found(rule, tmp_path, batch=(1, 8))
     assert words in failure.value.message
     assert f"in {rule.__name__}: " in failure.value.message
+
+
+def test_a_search_in_vain_is_bounded_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every export fails, and tells of halves and of a period, as windows of odd lengths do."""
+    tried = []
+
+    def refuse(bucket: Bucket) -> None:
+        tried.append(own := bucket.axes[0][1])
+        parts = ((own.lo, (own.lo + own.hi) // 2), ((own.lo + own.hi) // 2 + 1, own.hi))
+        raise ExportError("no", parts=parts, near=parts, period=2)
+
+    exports, serving = found(crop, tmp_path)
+    monkeypatch.setattr(exports, "get", refuse)
+    monkeypatch.setattr(sides._Search, "_next", lambda *_: None)
+    notes: list[str] = []
+    error = ExportError("no", parts=((1, 30), (31, 60)), near=(), period=2)
+    assert sides.find_sides(exports, serving.scope, error, 8, notes) == ()
+    assert len(set(tried)) == 9 and "was given up after 9 failed exports" in notes[0]
