@@ -94,6 +94,7 @@ def _table(document: dict[str, Any]) -> RenderableType:
         ("size", format_bytes(document["bytes"])),
         ("on the device", "–" if device is None else format_bytes(device["total"])),
         *_padding_line(manifest),
+        *_quality_line(manifest),
         *_gpu_line(manifest),
         ("golden", f"{len(manifest['golden'])} vectors"),
         ("built by", built or "–"),
@@ -144,6 +145,23 @@ def _padding_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     """The builder's facts on padding; none where nothing is padded or they are unknown."""
     said = (manifest.get("plan") or {}).get("padding")
     return [("padding", _PADDING.get(said, str(said)))] if said else []
+
+
+def _quality_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures of a language model's narrow weights, as far as the builder left them; none of another model."""
+    figures = (manifest.get("plan") or {}).get("quality")
+    if not isinstance(figures, dict):
+        return []
+    names = {"perplexity_ratio": "perplexity ×", "mean_kl": "mean KL", "p99_kl": "p99 KL"}
+    parts = [
+        f"{text} {figures[name]:.4g}"
+        for name, text in names.items()
+        if isinstance(figures.get(name), int | float)
+    ]
+    top1, tokens, texts = (figures.get(name) for name in ("top1", "tokens", "texts"))
+    if isinstance(top1, int | float):
+        parts.append(f"the same likeliest token at {100 * top1:.1f} % of {tokens} positions")
+    return [("quality", f"{', '.join(parts)} of {texts}")] if parts else []
 
 
 def _gpu_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:

@@ -60,11 +60,14 @@ class Generation:
             well.
         encoder: makes the ``cross`` inputs of a source: its outputs have these names. None: the
             model has no source.
+        logits: a function from a whole text, int64 [1, length], to the logits behind each of its
+            tokens, [length, vocabulary], by that library. None: there is none, as behind a source.
     """
 
     spec: GenerationSpec
     greedy: Callable[..., list[int]]
     encoder: LoadedModel | None = None
+    logits: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)

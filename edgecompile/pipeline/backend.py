@@ -86,6 +86,7 @@ class Job:
             cost=planned.cost,
             samples=resolved.samples,
             choice=resolved.choice,
+            quality=resolved.quality,
             parts=self.parts,
             tokenizer=run.options.keep_tokenizer,
             server=plan_server(self.subject, planned) if run.options.profile == SERVER else None,

@@ -41,7 +41,9 @@ from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.server import ServerPlan, measure_server
 from edgecompile.precision import FP32, TOLERANCES, Precision, min_cosine
 from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.quantization.quality import Quality
 from edgecompile.quantization.reference import RoundedCases, round_cases
+from edgecompile.quantization.rounded_model import ReferenceModel, find_reference_model
 from edgecompile.quantization.trials import PrecisionChoice
 from edgecompile.report.pages import build_header, build_page
 from edgecompile.runtime.call.rows import ROWS
@@ -64,6 +66,7 @@ class Contents:
         cost: the cost of a bucket, for the reports.
         samples: inputs to verify with beside those of :func:`edgecompile.bundle.cases.make_cases`.
         choice: the record of choosing the precision, for the reports.
+        quality: the figures of a language model's narrow weights; None: they aren't known yet.
         parts: parts that backends for a GPU add.
         tokenizer: whether the model's tokenizer travels along, if it has one.
         encoder: the bundle that reads its sources, if it goes on from some.
@@ -77,6 +80,7 @@ class Contents:
     cost: BucketCost | None = None
     samples: Samples | None = None
     choice: PrecisionChoice | None = None
+    quality: Quality | None = None
     parts: tuple[Parts, ...] = ()
     tokenizer: bool = True
     encoder: Path | None = None
@@ -123,23 +127,32 @@ def pack_bundle(
     writer = BundleWriter(claim)
     step.update(text="copying")
     manifest, notes = _fill(writer, contents)
-    step.update(text="running eager")
-    cases, always = _cases(contents, manifest.tolerance, seed)
-    golden = tuple(
-        writer.add_golden(c.bucket, c.name, c.inputs, c.outputs, c.margins, c.ties)
-        for c in cases
-        if c.name in always
+    reference = find_reference_model(
+        contents.model, contents.compiled, contents.quality, seed=seed, step=step
     )
-    made = contents.model.generation
-    manifest = manifest._replace(golden=golden, generation=None if made is None else made.spec)
-    texts = None
-    if contents.model.generation is not None:
-        step.update(text="generating with transformers")
-        margin = widest_share(cases, contents.model.outputs[0].name)
-        texts = golden_texts(contents.model, seed=seed, margin=margin)
-        writer.add_bytes(texts, GENERATION_FILE)
-    writer.write_manifest(manifest)
-    manifest, report = _verify(writer, contents, manifest, cases, texts, emulate, profile, step)
+    quality = reference.quality
+    if quality is not None:
+        manifest = manifest._replace(plan={**manifest.plan, "quality": quality.to_json()})
+    with reference.running():
+        step.update(text="running eager")
+        cases, always = _cases(contents, manifest.tolerance, seed)
+        golden = tuple(
+            writer.add_golden(c.bucket, c.name, c.inputs, c.outputs, c.margins, c.ties)
+            for c in cases
+            if c.name in always
+        )
+        made = contents.model.generation
+        manifest = manifest._replace(golden=golden, generation=None if made is None else made.spec)
+        texts = None
+        if made is not None:
+            step.update(text="generating with transformers")
+            margin = widest_share(cases, contents.model.outputs[0].name)
+            texts = golden_texts(contents.model, seed=seed, margin=margin)
+            writer.add_bytes(texts, GENERATION_FILE)
+        writer.write_manifest(manifest)
+        manifest, report = _verify(
+            writer, contents, manifest, cases, texts, reference, emulate, profile, step
+        )
     manifest = manifest._replace(built_by={**manifest.built_by, "verified": report.summary})
     if contents.server is not None:
         step.update(text="measuring batches")
@@ -163,6 +176,7 @@ def pack_bundle(
         contents.compiled.audit,
         notes=(*notes, *run_notes(report)),
         choice=contents.choice,
+        quality=quality,
         parts=contents.parts,
     )
 
@@ -224,6 +238,7 @@ def _verify(
     manifest: Manifest,
     cases: Sequence[Case],
     texts: bytes | None,
+    reference: ReferenceModel,
     emulate: bool,
     profile: TargetProfile | None,
     step: StepHandle,
@@ -234,7 +249,9 @@ def _verify(
         step.update(text=text)
 
     compiled, rounded = contents.compiled, RoundedCases()
-    if compiled.precision.name != FP32.name:
+    if reference.rounded:
+        cases = reference.limit(cases)
+    elif compiled.precision.name != FP32.name:
         show("running the rounded model")
         rounded = round_cases(contents.model, compiled, cases)
     cases = [*cases, *rounded.cases]
@@ -244,14 +261,14 @@ def _verify(
         cases,
         [v.name for v in manifest.variants if v.backend in (AOTI_CPU, TORCH)],
         manifest.tolerance,
-        min_cosine=min_cosine(manifest.precision),
+        min_cosine=None if reference.rounded else min_cosine(manifest.precision),
         texts=texts,
         emulate=emulate,
         tell=show,
     )
     for parts in contents.parts:
         manifest, report = parts.check(writer.staging, manifest, report, show)
-    note = rounded.describe(compiled.precision.name)
+    note = (*rounded.describe(compiled.precision.name), *reference.notes)
     report = replace(report, notes=(*report.notes, *note))
     try:
         check_report(report, reused=compiled.reused, packing=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgecompile.bundle.verdict import VerifyReport
     from edgecompile.planning.costs.calibration_bundle import CalibrationSpec
     from edgecompile.precision import Precision
+    from edgecompile.quantization.quality import Quality
     from edgecompile.quantization.trials import PrecisionChoice
 
 
@@ -80,6 +81,7 @@ class BuildResult:
         seconds: wall time by stage.
         notes: remarks for the user.
         choice: the record of choosing the precision; None if it wasn't chosen.
+        quality: the figures of a language model's narrow weights; None: there are none.
         parts: parts that backends for a GPU added.
         earlier: the document of the earlier build, if nothing in the bundle has changed since.
     """
@@ -93,6 +95,7 @@ class BuildResult:
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     choice: PrecisionChoice | None = None
+    quality: Quality | None = None
     parts: tuple[Parts, ...] = ()
     earlier: Mapping[str, Any] | None = None
 
@@ -129,6 +132,7 @@ class BuildResult:
             "sha256": self.sha256,
             "plan": self.plan.to_json(),
             "precision": None if self.choice is None else self.choice.to_json(),
+            "quality": None if self.quality is None else self.quality.to_json(),
             "onnx": documents.get("onnx.json"),
             "verify": None if self.verify is None else self.verify.to_json(),
             "audit": [verdict.to_json() for verdict in self.audit],

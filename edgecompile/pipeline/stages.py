@@ -27,8 +27,9 @@ from edgecompile.planning.planning import Planned, plan_model
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import FP32, Precision
 from edgecompile.quantization.calibrated import resolving_title
-from edgecompile.quantization.choice import ResolvedPrecision, resolve_precision
+from edgecompile.quantization.choice import ResolvedPrecision
 from edgecompile.quantization.files import save_precision
+from edgecompile.quantization.language_choice import resolve
 from edgecompile.units import sentence
 
 
@@ -63,9 +64,9 @@ def choose_precision(run: Run, subject: Subject, *, rounding: bool = True) -> Re
         # What a GPU computes in is its costs' matter; the weights are those of the cores beside it.
         resolved = ResolvedPrecision(FP32)
     elif title is None or not rounding:
-        resolved = resolve_precision(subject, rounding=rounding)
+        resolved = resolve(subject, rounding=rounding)
     else:
-        resolved = run.stage(title, lambda step: resolve_precision(subject, step=step))
+        resolved = run.stage(title, lambda step: resolve(subject, step=step))
     save_precision(subject.work, resolved.precision)
     return resolved
 

@@ -94,6 +94,8 @@ class BuildOptions:
     Attributes:
         max_error: the largest difference from eager that ``precision="auto"`` may cause, as a share
             of an output's largest magnitude (0 to 1); None: 0.02.
+        max_perplexity_ratio: the largest perplexity that narrow weights of a language model may have on
+            texts, as a multiple of the original's (over 1); None: 1.002 for bf16 and int8.
         threads: threads to measure with; None: every CPU that the process may use.
         jobs: programs to compile at once; None: one for each CPU.
         on: the place where programs for CPUs are compiled: here (``"local"``), or on the machines
@@ -125,6 +127,7 @@ class BuildOptions:
     """
 
     max_error: float | None = None
+    max_perplexity_ratio: float | None = None
     threads: int | None = None
     jobs: int | None = None
     on: str = LOCAL
@@ -142,6 +145,7 @@ class BuildOptions:
         checks.settle(
             self,
             max_error=partial(checks.number, least=1e-12, most=1),
+            max_perplexity_ratio=partial(checks.number, least=1 + 1e-9, most=1000),
             threads=checks.whole,
             jobs=checks.whole,
             on=partial(checks.choice, choices=PLACES),

@@ -59,7 +59,7 @@ class PlanRequest(PlanOptions, BuildOptions):
             count as the longest length served. Other inputs over the model's limit are refused.
         max_length: longest length to serve; None: the model's own limit, or the longest seen.
         precision: data type of the linear layers' weights on a CPU (fp32, bf16, int8), or ``auto``,
-            the fastest that stays within ``max_error``; compute type of a GPU (fp32, fp16, with Triton bf16), or int8:
+            the fastest that stays within ``max_error`` or ``max_perplexity_ratio``; compute type of a GPU (fp32, fp16, with Triton bf16), or int8:
             with TensorRT products of int8, with Triton weights of int8, or fp8 there.
             None: fp32 on CPUs, fp16 on GPUs.
         quick: one program for all lengths, dynamic if the model can be; nothing is measured.
@@ -86,6 +86,11 @@ class PlanRequest(PlanOptions, BuildOptions):
         checks.flag("quick", self.quick)
         if self.max_error is not None and self.precision != AUTO_PRECISION:
             raise UsageError("`max_error` goes with `precision` auto", hint="leave one of them out")
+        if self.max_perplexity_ratio is not None and self.precision in (None, FP32.name):
+            raise UsageError(
+                "`max_perplexity_ratio` goes with narrow weights of a language model",
+                hint='give `precision="int8"`, `"bf16"` or `"auto"` too, or leave it out',
+            )
         fixed = [name for name in ("plan", "quick") if getattr(self, name)]
         default = vars(PlanOptions)
         others = fixed[1:] + [name for name in _DECIDING if getattr(self, name) != default[name]]
@@ -138,6 +143,11 @@ class PlanRequest(PlanOptions, BuildOptions):
         if gpu and self.profile == SERVER:
             raise UsageError(
                 f"Target {profile.name} has a GPU: `profile` server is for CPUs",
+                hint="leave it out",
+            )
+        if gpu and self.max_perplexity_ratio is not None:
+            raise UsageError(
+                f"Target {profile.name} has a GPU: `max_perplexity_ratio` is for weights of CPUs",
                 hint="leave it out",
             )
         precisions: tuple[str, ...] = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)

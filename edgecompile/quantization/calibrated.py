@@ -24,7 +24,9 @@ from edgecompile.planning.subject import Subject
 from edgecompile.precision import Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.gptq import RoundedWeights
+from edgecompile.quantization.judged import is_judged
 from edgecompile.quantization.program import QuantizedProgram
+from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS
 
 #: Away from the seeds of what a bundle is judged by.
 _SEED = 7919
@@ -32,9 +34,10 @@ _DRAWN = 8
 
 
 def can_round(model: LoadedModel) -> bool:
-    """Whether inputs can be had that tell how to round a model's weights.
+    """Whether inputs of a program can be had that tell how to round a model's weights.
 
-    Not of a language model, whose caches can't be drawn, nor without an axis of lengths.
+    Not without an axis of lengths. Those of a language model are texts
+    (:mod:`edgecompile.quantization.judged`), as its program has logits of the last token alone.
     """
     return model.length_axis is not None and model.generation is None
 
@@ -43,6 +46,8 @@ def resolving_title(asked: str, model: LoadedModel) -> str | None:
     """The name of the step that resolves a precision; None if that takes no work."""
     if asked == AUTO_PRECISION:
         return "choose the precision"
+    if is_judged(model) and asked in MAX_PERPLEXITY_RATIOS:
+        return "round and judge the weights"
     return "round the weights" if asked == "int8" and can_round(model) else None
 
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from edgecompile.backends.compilation import CompileOptions, compile_buckets
 from edgecompile.bundle.assembly import stage_calibration_bundle
 from edgecompile.bundle.cases import Case
-from edgecompile.bundle.reference import run_eager
+from edgecompile.bundle.reference import Arrays, run_eager
+from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.verify import verify_bundle
-from edgecompile.errors import PlanError, VerificationError
+from edgecompile.errors import PlanError, UsageError, VerificationError
 from edgecompile.models.samples import Samples, add_drawn, draw_samples, text_samples
 from edgecompile.planning.costs.measure import run_calibration
 from edgecompile.planning.request import AUTO_PRECISION
@@ -29,6 +30,7 @@ from edgecompile.precision import COSINES, FP32, TOLERANCES, Precision, Rounded
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.calibrated import round_for, rounding_notes
 from edgecompile.quantization.program import Deviation, QuantizedProgram, fewest_kept
+from edgecompile.quantization.quality import Quality
 from edgecompile.quantization.trials import PrecisionChoice, Trial
 
 #: Of an output's scale.
@@ -53,11 +55,13 @@ class ResolvedPrecision:
         precision: the data type of the linear layers' weights.
         choice: the record of ``auto``'s choice; None: the precision was named.
         samples: inputs to verify with; None: there are no texts, and nothing was tried.
+        quality: the figures of a language model's narrow weights; None: there are none.
     """
 
     precision: Precision
     choice: PrecisionChoice | None = None
     samples: Samples | None = None
+    quality: Quality | None = None
 
 
 def resolve_precision(
@@ -72,9 +76,15 @@ def resolve_precision(
 
     Raises:
         As :func:`choose_precision` and :func:`edgecompile.models.samples.text_samples`.
+        UsageError: a bound is for models of another kind.
     """
     request, model = subject.request, subject.model
     name = request.precision_for(subject.profile)
+    if request.max_perplexity_ratio is not None:
+        raise UsageError(
+            f"`max_perplexity_ratio` is no bound for {model.name}, which is no language model",
+            hint="leave it out; `max_error` bounds `precision` auto",
+        )
     samples = None
     if model.length_axis is not None:
         samples = text_samples(model, request.texts, subject.scope.axes[0][1].hi)
@@ -129,22 +139,26 @@ def choose_precision(
         PlanError: this host can't run the target's code, so there is nothing to try.
         ExportError, CompileError: a program can't be built.
     """
+    require_runnable(subject)
+    trials = Trials(subject, samples, rounded, step)
+    return trials.run()
+
+
+def require_runnable(subject: Subject) -> None:
+    """Refuses to choose where nothing can be tried.
+
+    Raises:
+        PlanError: this host can't run the target's code.
+    """
     if not subject.runnable:
         raise PlanError(
             f'`precision="auto"` tries what it chooses from, and this host can\'t run the code of '
             f"{subject.profile.name}",
             hint='name one: `precision="bf16"` or `precision="int8"`; verify on the device',
         )
-    trials = _Trials(subject, samples, rounded, step)
-    trials.clear()  # what an ended build left may be of other weights
-    try:
-        return trials.choose()
-    finally:
-        with suppress(OSError):
-            trials.clear()
 
 
-class _Trials:
+class Trials:
     """The candidates of one choice, their programs and their results."""
 
     def __init__(
@@ -166,6 +180,15 @@ class _Trials:
             {**fixed, scope.axis: n} for n in sorted({min(max(n, lo), hi) for n in lengths})
         ]
         self.wanted = [run_eager(subject.model, inputs) for inputs in samples.inputs]
+
+    def run(self) -> PrecisionChoice:
+        """:meth:`choose`, without leaving anything behind."""
+        self.clear()  # what an ended build left may be of other weights
+        try:
+            return self.choose()
+        finally:
+            with suppress(OSError):
+                self.clear()
 
     def tell(self, text: str) -> None:
         self.step.update(text=text)
@@ -194,10 +217,7 @@ class _Trials:
             wider = "bf16" if name == "int8" and self._holds("bf16", wide) else "fp32"
             trials.append(self._search(name, wider, program))
         timed = self._time(trials)
-        chosen = timed[0]
-        for trial in timed[1:]:
-            if trial.within and trial.ms is not None and chosen.ms is not None:
-                chosen = trial if trial.ms < (1 - _LEAST_GAIN) * chosen.ms else chosen
+        chosen = fastest(timed)
         return PrecisionChoice(
             chosen.precision,
             tuple(timed),
@@ -254,16 +274,7 @@ class _Trials:
 
     def _try(self, precision: Precision, wider_count: int) -> Trial:
         """Builds the program in a precision, runs the samples, and compares."""
-        self.tell(f"building {precision}")
-        path = self._bundle(precision)
-        self.tell(f"running {precision}")
-        cases = [
-            Case(0, f"sample{index}", inputs, expected)
-            for index, (inputs, expected) in enumerate(
-                zip(self.samples.inputs, self.wanted, strict=True)
-            )
-        ]
-        report = verify_bundle(path, cases, [self.variant.name], TOLERANCES[precision.name])
+        path, report = self._run(precision, self.wanted)
         broken = [r for r in report.results if r.max_abs_error != r.max_abs_error]
         if broken or not report.results:
             reason = broken[0].error if broken else "; ".join(report.not_executed.values())
@@ -280,6 +291,19 @@ class _Trials:
             wider_count,
             weights.stat().st_size,
         )
+
+    def _run(self, precision: Precision, wanted: Sequence[Arrays]) -> tuple[Path, VerifyReport]:
+        """The bundle of a precision, and how its outputs compare with the wanted ones."""
+        self.tell(f"building {precision}")
+        path = self._bundle(precision)
+        self.tell(f"running {precision}")
+        cases = [
+            Case(0, f"sample{index}", inputs, expected)
+            for index, (inputs, expected) in enumerate(
+                zip(self.samples.inputs, wanted, strict=True)
+            )
+        ]
+        return path, verify_bundle(path, cases, [self.variant.name], TOLERANCES[precision.name])
 
     def _bundle(self, precision: Precision) -> Path:
         path = self.folder / f"{precision.label}.ecb"
@@ -324,10 +348,16 @@ class _Trials:
 
     def _notes(self, chosen: Trial, first: Trial, products: int) -> tuple[str, ...]:
         error = f"{100 * chosen.deviation.error:.2g} % of an output's scale at most"
+        judged = (
+            f"it differs by {error} (allowed: {100 * self.max_error:g} %) on {self.samples.source}"
+        )
+        return self._said(chosen, first, products, judged)
+
+    def _said(self, chosen: Trial, first: Trial, products: int, judged: str) -> tuple[str, ...]:
+        """Notes for people on the choice; ``judged`` says what is known of its error."""
         notes = [
             f"precision auto chose {chosen.precision.name}: {chosen.ms:.3g} ms a run against "
-            f"{first.ms:.3g} ms in fp32 with {self.variant.name} on this machine; it differs by "
-            f"{error} (allowed: {100 * self.max_error:g} %) on {self.samples.source}"
+            f"{first.ms:.3g} ms in fp32 with {self.variant.name} on this machine; {judged}"
         ]
         if chosen.kept:
             wider = sorted({wider for _, wider in chosen.precision.kept})
@@ -337,3 +367,12 @@ class _Trials:
                 f"{chosen.kept} of {products} linear products stay in {' or '.join(wider)}: {listed}"
             )
         return tuple(notes)
+
+
+def fastest(trials: Sequence[Trial]) -> Trial:
+    """The trial to choose: the first, or a later one within the bounds that is faster beyond noise."""
+    chosen = trials[0]
+    for trial in trials[1:]:
+        if trial.within and trial.ms is not None and chosen.ms is not None:
+            chosen = trial if trial.ms < (1 - _LEAST_GAIN) * chosen.ms else chosen
+    return chosen

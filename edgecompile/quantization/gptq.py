@@ -115,15 +115,53 @@ def hash_matrix(weight: Tensor) -> str:
     return hashlib.sha256(f"{numbers.shape}\n".encode() + numbers.tobytes()).hexdigest()
 
 
-def round_matrix(weight: Tensor, moments: Tensor) -> Tensor:
-    """A packed int8 weight whose products differ little from those of ``weight``.
+@dataclass(frozen=True)
+class Grid:
+    """The numbers that a weight may be rounded to.
+
+    Attributes:
+        bits: bits of a value.
+        block: inputs of a column that share a scale.
+        minimum: whether they share a least value, too: values count from that, and are never negative.
+        scale_type: the data type that scales and least values are stored in.
+    """
+
+    bits: int = 8
+    block: int = ops.BLOCK
+    minimum: bool = False
+    scale_type: torch.dtype = torch.float32
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The least and the largest value: of 8 bits -127, of fewer all that the bits can say."""
+        half = 1 << (self.bits - 1)
+        if self.minimum:
+            return 0, 2 * half - 1
+        return (1 - half if self.bits == 8 else -half), half - 1
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A matrix on a grid: ``values * scales + minimums``, each of the latter two for a block of a row.
+
+    Attributes:
+        values: int8 ``[N, K]``; those of a grid of 8 bits with a minimum are 128 too low.
+        scales: ``[N, ceil(K / block)]``, never negative.
+        minimums: of the same shape; None for a grid without.
+    """
+
+    values: Tensor
+    scales: Tensor
+    minimums: Tensor | None = None
+
+
+def round_to_grid(weight: Tensor, moments: Tensor, grid: Grid) -> Rounding:
+    """The numbers of a grid whose products differ little from those of ``weight``.
 
     Args:
         weight: float32 ``[N, K]``, finite.
         moments: float64 ``[K, K]``, a sum of ``xᵀ·x`` over rows that it is multiplied with.
-
-    Returns:
-        As of :func:`~edgecompile.backends.operators.ops.pack_int8`.
+        grid: the grid.
 
     Raises:
         torch.linalg.LinAlgError: the moments aren't those of any rows.
@@ -136,29 +174,63 @@ def round_matrix(weight: Tensor, moments: Tensor) -> Tensor:
     # third step; its diagonal is what the error is divided by.
     answer = torch.linalg.cholesky(inverse, upper=True)
     rest = weight.to(torch.float64)
+    lowest, highest = grid.limits
+    below = 128 if grid.bits == 8 and grid.minimum else 0
     values = torch.zeros(n, k, dtype=torch.int8)
-    scales = torch.zeros(n, -(-k // ops.BLOCK), dtype=torch.float32)
-    for begin in range(0, k, ops.BLOCK):
-        end = min(begin + ops.BLOCK, k)
+    scales = torch.zeros(n, -(-k // grid.block), dtype=grid.scale_type)
+    minimums = torch.zeros_like(scales)
+    for begin in range(0, k, grid.block):
+        end = min(begin + grid.block, k)
         block = rest[:, begin:end].clone()
         errors = torch.zeros_like(block)
-        scale = (block.abs().amax(1) / 127).to(torch.float32)
+        scale, least = _scales(block, grid)
         step = torch.where(scale > 0, scale, 1.0).to(torch.float64)
+        base = least.to(torch.float64)
         for j in range(end - begin):
             at = begin + j
-            whole = (block[:, j] / step).round().clamp(-127, 127)
-            values[:, at] = whole.to(torch.int8)
-            errors[:, j] = (block[:, j] - whole * step) / answer[at, at]
+            whole = ((block[:, j] - base) / step).round().clamp(lowest, highest)
+            values[:, at] = (whole - below).to(torch.int8)
+            errors[:, j] = (block[:, j] - whole * step - base) / answer[at, at]
             block[:, j:] -= errors[:, j, None] * answer[at, at:end]
         rest[:, end:] -= errors @ answer[begin:end, end:]
-        scales[:, begin // ops.BLOCK] = scale
-    return ops.pack_int8(values, scales)
+        scales[:, begin // grid.block] = scale
+        minimums[:, begin // grid.block] = least
+    return Rounding(values, scales, minimums if grid.minimum else None)
+
+
+def _scales(block: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """The scale and the least value of each row of a block, of the grid's type."""
+    lowest, highest = grid.limits
+    if grid.minimum:
+        least = block.amin(1)
+        scale = (block.amax(1) - least) / highest
+    else:
+        least = torch.zeros(len(block), dtype=torch.float64)
+        scale = torch.maximum(block.amax(1) / highest, block.amin(1) / lowest)
+    return scale.to(grid.scale_type), least.to(grid.scale_type)
+
+
+#: The grid of int8 products.
+INT8_GRID = Grid()
+
+
+def pack_rounding(rounding: Rounding) -> Tensor:
+    """int8 values as :func:`~edgecompile.backends.operators.ops.pack_int8` packs them."""
+    return ops.pack_int8(rounding.values, rounding.scales)
+
+
+def round_matrix(weight: Tensor, moments: Tensor) -> Tensor:
+    """As :func:`round_to_grid` of int8's grid, packed."""
+    return pack_rounding(round_to_grid(weight, moments, INT8_GRID))
 
 
 def round_products(
     weights: Mapping[str, Tensor],
     moments: Callable[[list[str]], Mapping[str, Tensor]],
     tell: Callable[[int], None] = lambda done: None,
+    *,
+    grid: Grid = INT8_GRID,
+    pack: Callable[[Rounding], Tensor] = pack_rounding,
 ) -> RoundedWeights:
     """Rounds products' weights, as many at a time as their moments leave room for.
 
@@ -166,6 +238,8 @@ def round_products(
         weights: float32 ``[N, K]``, by the attribute of the packed weight.
         moments: a function that gives the moments of some of them, by the same names.
         tell: a function that gets the number of products that are done.
+        grid: the numbers that they may be rounded to.
+        pack: a function that packs what was rounded, as the kernels of that grid read it.
 
     Returns:
         Without those whose weights or moments aren't finite, or whose moments can't be inverted:
@@ -179,7 +253,7 @@ def round_products(
             weight = weights[name]
             if bool(weight.isfinite().all()) and bool(sums[name].isfinite().all()):
                 with contextlib.suppress(torch.linalg.LinAlgError):
-                    packed[name] = round_matrix(weight, sums[name])
+                    packed[name] = pack(round_to_grid(weight, sums[name], grid))
             done += 1
             tell(done)
     return RoundedWeights(packed, {name: hash_matrix(weights[name]) for name in packed})

@@ -132,6 +132,17 @@ class QuantizedProgram:
             x = ops.round_activations(x).to(torch.float32)
         return x, matrix
 
+    @property
+    def products(self) -> Mapping[str, tuple[tuple[str, ...], Tensor]]:
+        """The names and the exact float32 values of each product's weights, by the packed attribute."""
+        return {attr: (names, self._exact[attr]) for attr, names in self._names.items()}
+
+    def kept_values(self, precision: Precision) -> dict[str, Tensor]:
+        """What a precision keeps of each product's weights, by the packed attribute."""
+        for attr, names in self._names.items():
+            self._narrow(attr, precision.of(names), precision.rounded)
+        return {attr: self._current[attr][1] for attr in self._names}
+
     def deviation(self, precision: Precision) -> Deviation:
         """The deviation of all samples' outputs with this precision."""
         return self._deviation(lambda names: precision.of(names), precision.rounded)
@@ -187,14 +198,20 @@ class QuantizedProgram:
         def gather(attrs: Sequence[str]) -> Mapping[str, Tensor]:
             return self._gather(attrs, shares)
 
-        # Stacks are left to the nearest: each of their matrices meets rows of its own. So is what has
-        # a name that may be another tensor's in the next program.
-        weights = {
+        return round_products(self.roundable, gather, tell)
+
+    @property
+    def roundable(self) -> dict[str, Tensor]:
+        """The weights that may be rounded for their inputs, by the packed attribute.
+
+        Stacks are left to the nearest: each of their matrices meets rows of its own. So is what has
+        a name that may be another tensor's in the next program.
+        """
+        return {
             attr: self._exact[attr]
             for attr, names in self._names.items()
             if self._exact[attr].dim() == 2 and not any(map(is_nameless, names))
         }
-        return round_products(weights, gather, tell)
 
     def _gather(self, attrs: Sequence[str], shares: Sequence[float]) -> Mapping[str, Tensor]:
         """The sums of ``xᵀ·x`` over the rows that some products get, all weights being exact."""

@@ -6,7 +6,7 @@ far the bundle lies from the rounded model is ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from edgecompile.backends.compilation import CompiledModel
@@ -17,6 +17,7 @@ from edgecompile.models.modules import describe_error
 from edgecompile.precision import TOLERANCES
 from edgecompile.quantization.program import Deviation, QuantizedProgram, deviation_of
 from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.targets.profile import VariantSpec
 
 #: Of the precision's tolerance: what a bundle may differ from the rounded model by. Kernels sum in
 #: another order, round activations to 15 bits, and approximate functions.
@@ -89,12 +90,31 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
         }
         for outputs, original in pairs
     ]
-    coarse = any(_COARSE & set(variant.requires) for variant in compiled.variants)
+    coarse = rounds_activations(compiled.variants)
     limited: list[Case] = []
     for case, errors in zip(made, rounding, strict=True):
-        limits = {}
-        for name, error in errors.items():
-            most = tolerance.limit(scale(case, name))
-            limits[name] = min(most, _OWN * most + (_ACTIVATIONS * error if coarse else 0.0))
+        limits = {
+            name: own_limit(case, name, compiled.precision.name, error, coarse)
+            for name, error in errors.items()
+        }
         limited.append(replace(case, rounding=errors, margins={}, limits=limits))
     return RoundedCases(tuple(limited), deviation)
+
+
+def rounds_activations(variants: Iterable[VariantSpec]) -> bool:
+    """Whether kernels of some variant round activations to the weights' precision."""
+    return any(_COARSE & set(variant.requires) for variant in variants)
+
+
+def own_limit(case: Case, name: str, precision: str, error: float, coarse: bool) -> float:
+    """The difference from the rounded model that a bundle may have in an output of a case.
+
+    Args:
+        case: the case.
+        name: the output.
+        precision: the precision's name.
+        error: the difference that rounding the weights makes.
+        coarse: whether kernels round activations, too.
+    """
+    most = TOLERANCES[precision].limit(scale(case, name))
+    return min(most, _OWN * most + (_ACTIVATIONS * error if coarse else 0.0))

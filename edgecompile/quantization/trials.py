@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.precision import Precision
+from edgecompile.quantization.quality import Quality, max_mean_kl
 
 if TYPE_CHECKING:
     from edgecompile.quantization.program import Deviation
@@ -23,6 +24,7 @@ class Trial:
         within: whether it stays within the bounds.
         kept: the number of matmuls that stay wider.
         size_bytes: the size of the weights.
+        quality: the figures of a language model, which is judged by them; None: of another one.
     """
 
     precision: Precision
@@ -31,6 +33,7 @@ class Trial:
     within: bool
     kept: int
     size_bytes: int
+    quality: Quality | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -42,6 +45,7 @@ class Trial:
             "within": self.within,
             "wider_products": self.kept,
             "weights_bytes": self.size_bytes,
+            **({} if self.quality is None else {"quality": self.quality.to_json()}),
         }
 
 
@@ -56,6 +60,8 @@ class PrecisionChoice:
         max_error: the bound, of an output's scale.
         samples: the samples that it was tried on, in words.
         notes: sentences.
+        max_perplexity_ratio: the bound of a language model, which takes the place of ``max_error``; None: it
+            is another model.
     """
 
     precision: Precision
@@ -64,12 +70,37 @@ class PrecisionChoice:
     max_error: float
     samples: str
     notes: tuple[str, ...]
+    max_perplexity_ratio: float | None = None
+
+    @property
+    def allowed(self) -> str:
+        """The bound, in words."""
+        if self.max_perplexity_ratio is not None:
+            return (
+                f"a perplexity of {self.max_perplexity_ratio:g} times the original's, and a mean KL of "
+                f"{max_mean_kl(self.max_perplexity_ratio):.2g}"
+            )
+        return (
+            f"a largest difference of {100 * self.max_error:g} % of each output's largest magnitude"
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Headings of :meth:`rows`."""
+        if self.max_perplexity_ratio is None:
+            return COLUMNS
+        return (*COLUMNS[:4], "perplexity ×", "mean KL", "")
 
     def to_json(self) -> dict[str, Any]:
         return {
             "precision": self.precision.to_json(),
             "label": self.precision.label,
-            "max_error": self.max_error,
+            "max_error": self.max_error if self.max_perplexity_ratio is None else None,
+            **(
+                {}
+                if self.max_perplexity_ratio is None
+                else {"max_perplexity_ratio": self.max_perplexity_ratio}
+            ),
             "samples": self.samples,
             "products": self.products,
             "trials": [trial.to_json() for trial in self.trials],
@@ -84,12 +115,24 @@ class PrecisionChoice:
                 f"{trial.kept} of {self.products}" if trial.kept else "–",
                 "–" if trial.ms is None else f"{trial.ms:.3g}",
                 f"{trial.size_bytes / 1e6:.1f} MB",
-                f"{100 * trial.deviation.error:.2g} %",
-                "–" if trial.deviation.cosine is None else f"{trial.deviation.cosine:.6f}",
+                *self._figures(trial),
                 "chosen" if trial.precision == self.precision else _verdict(trial),
             )
             for trial in self.trials
         )
+
+    def _figures(self, trial: Trial) -> tuple[str, str]:
+        """The two cells of a trial's error."""
+        if self.max_perplexity_ratio is None:
+            cosine = trial.deviation.cosine
+            return (
+                f"{100 * trial.deviation.error:.2g} %",
+                "–" if cosine is None else f"{cosine:.6f}",
+            )
+        found = trial.quality
+        if found is None:
+            return "1", "0"
+        return f"{found.perplexity_ratio:.5f}", f"{found.mean_kl:.2g}"
 
 
 #: Of a table of trials.

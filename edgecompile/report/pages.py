@@ -88,17 +88,12 @@ def build_page(
 
 def precision_section(choice: PrecisionChoice) -> Section:
     """The precisions tried, and their costs."""
-    from edgecompile.quantization.trials import COLUMNS
-
     strong = tuple(
         i for i, trial in enumerate(choice.trials) if trial.precision == choice.precision
     )
-    caption = (
-        f"Tried on {choice.samples}. Allowed: a largest difference of {100 * choice.max_error:g} % of "
-        "each output's largest magnitude"
-    )
+    caption = f"Tried on {choice.samples}. Allowed: {choice.allowed}"
     rows = choice.rows()
-    parts = (Table("Trials", COLUMNS, rows, strong=strong, caption=caption),) if rows else ()
+    parts = (Table("Trials", choice.columns, rows, strong=strong, caption=caption),) if rows else ()
     return Section("Precision", notes=choice.notes, parts=parts)
 
 

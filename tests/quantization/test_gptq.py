@@ -24,7 +24,14 @@ from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import Precision
 from edgecompile.quantization.calibrated import _samples, can_round, round_for
 from edgecompile.quantization.files import load_precision, save_precision
-from edgecompile.quantization.gptq import RoundedWeights, hash_matrix, round_matrix, round_products
+from edgecompile.quantization.gptq import (
+    Grid,
+    RoundedWeights,
+    hash_matrix,
+    round_matrix,
+    round_products,
+    round_to_grid,
+)
 from edgecompile.targets.profile import load_target
 from tests.quantization.quantized import narrowed_program
 
@@ -244,3 +251,37 @@ def test_what_was_rounded_before_is_found_again(
     monkeypatch.undo()
     kept.write_bytes(kept.read_bytes()[:100])
     assert round_for(seeded) == other
+
+
+@pytest.mark.parametrize("minimum", [False, True])
+@pytest.mark.parametrize(("bits", "block"), [(4, 32), (4, 64), (8, 32)])
+def test_a_grid_of_fewer_bits(bits: int, block: int, minimum: bool) -> None:
+    grid = Grid(bits, block, minimum, torch.float16)
+    weight = torch.randn(24, 150, generator=torch.Generator().manual_seed(1)) + 0.2
+    rows = correlated_rows(400, 150, 1).to(torch.float64)
+
+    def kept(moments: Tensor) -> Tensor:
+        found = round_to_grid(weight, moments, grid)
+        assert found.scales.dtype == torch.float16 and found.scales.shape == (24, -(-150 // block))
+        assert (found.minimums is not None) == minimum
+        values = found.values.to(torch.float64)
+        if minimum and bits == 8:
+            values += 128
+        low, high = grid.limits
+        assert low <= int(values.min()) and int(values.max()) <= high
+        assert int(values.max()) - int(values.min()) > (high - low) * 0.8  # all bits are used
+        spread = [
+            t.to(torch.float64).repeat_interleave(block, 1)[:, :150]
+            for t in (
+                found.scales,
+                torch.zeros_like(found.scales) if found.minimums is None else found.minimums,
+            )
+        ]
+        return values * spread[0] + spread[1]
+
+    exact, unseen = weight.to(torch.float64), correlated_rows(400, 150, 2).to(torch.float64)
+    nearest, rounded = kept(torch.eye(150, dtype=torch.float64)), kept(rows.t() @ rows)
+    step = float(weight.abs().amax()) / (1 << (bits - 1))
+    assert float((nearest - exact).abs().amax()) < 1.2 * step
+    errors = [float((unseen @ (w - exact).t()).square().mean()) for w in (rounded, nearest)]
+    assert errors[0] < 0.5 * errors[1]

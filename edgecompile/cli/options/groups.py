@@ -39,7 +39,10 @@ _BUILD: Groups = (
     ("Model", _MODEL),
     ("Buckets", ("--quick", "--plan", *_BUCKETS)),
     ("Costs", _COSTS),
-    ("Precision and backend", ("--precision", "--max-error", "--backend", "--profile")),
+    (
+        "Precision and backend",
+        ("--precision", "--max-error", "--max-perplexity-ratio", "--backend", "--profile"),
+    ),
     ("Targets with a GPU", ("--jetpack", "--alternatives", "--no-fallback")),
     ("Bundle", ("--no-tokenizer", "--force")),
     (
@@ -54,7 +57,10 @@ _PLAN: Groups = (
     ("Model", ("--batch", *_MODEL)),
     ("Buckets", _BUCKETS),
     ("Costs", ("--cost-points", "--calibration-bundle", *_COSTS)),
-    ("Precision and backend", ("--precision", "--max-error", "--backend")),
+    (
+        "Precision and backend",
+        ("--precision", "--max-error", "--max-perplexity-ratio", "--backend"),
+    ),
     ("Build host", ("--work-dir", "--jobs", "--on", "--untested-torch")),
     ("Output and help", ("--report", *_COMMON)),
 )

@@ -54,6 +54,18 @@ def _read_share(ctx: click.Context, param: click.Parameter, value: str | None) -
     return share
 
 
+def _read_ratio(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        ratio = float(value)
+    except ValueError:
+        raise click.BadParameter(f"'{value}' is no number.") from None
+    if not 1 < ratio <= 1000:
+        raise click.BadParameter(f"'{value}' isn't above 1 and at most 1000.")
+    return ratio
+
+
 def _arguments(**values: Any) -> dict[str, Any]:
     """Arguments of :func:`edgecompile.plan`."""
     from edgecompile.planning.options import BuildOptions, PlanOptions
@@ -132,6 +144,13 @@ _OPTIONS = (
         metavar="SHARE",
         help="Allow --precision auto this difference from eager, as a share of an output's largest "
         "magnitude: 0.01 or 1%.  [default: 2%]",
+    ),
+    click.option(
+        "--max-perplexity-ratio",
+        callback=_read_ratio,
+        metavar="RATIO",
+        help="Allow narrow weights of a language model to raise its perplexity on texts by this factor. "
+        "[default: 1.002 for bf16 and int8]",
     ),
     threads_option,
     jobs_option,

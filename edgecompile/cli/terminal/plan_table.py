@@ -48,11 +48,9 @@ def _fold(heading: str) -> str:
 
 def precision_table(choice: PrecisionChoice) -> RenderableType:
     """The trials of ``--precision auto``."""
-    from edgecompile.quantization.trials import COLUMNS
-
     chosen = [i for i, t in enumerate(choice.trials) if t.precision == choice.precision]
     strong = chosen[0] if chosen else None
-    return stack(heading("Precision"), table(COLUMNS, choice.rows(), left=1, strong=strong))
+    return stack(heading("Precision"), table(choice.columns, choice.rows(), left=1, strong=strong))
 
 
 def plan_page(assessment: PlanAssessment, model: str | None) -> str:

@@ -8,11 +8,12 @@ steps. Behind a source the encoder is a model of its own; see :mod:`edgecompile.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import plain_name
@@ -155,6 +156,7 @@ class GeneratorMaker:
         *,
         cross: Sequence[InputSpec] = (),
         encoder: LoadedModel | None = None,
+        logits: Callable[[Tensor], Tensor] | None = None,
         **settings: Any,
     ) -> LoadedModel:
         """The model whose module is ``step``.
@@ -163,6 +165,7 @@ class GeneratorMaker:
             axes: the axes of its inputs.
             cross: inputs with the keys and values of a source.
             encoder: the encoder that makes them.
+            logits: the model on whole texts.
             settings: further fields of the specification.
         """
         longest = axes[LENGTH].hi or self.max_context
@@ -198,7 +201,7 @@ class GeneratorMaker:
             tokenizer=self.tokenizer if encoder is None else None,
             notes=tuple(self.notes),
             load=self.load,
-            generation=Generation(spec, greedy_of(self.model, spec), encoder),
+            generation=Generation(spec, greedy_of(self.model, spec), encoder, logits),
         )
 
     def _causal(self) -> LoadedModel:
@@ -224,7 +227,7 @@ class GeneratorMaker:
         axes = {LENGTH: AxisLimits(1, most)}
         if step.has_rows:
             axes[CONTEXT] = AxisLimits(most, most)
-        made = self._made(step, axes)
+        made = self._made(step, axes, logits=whole)
         return made.with_longest(self.options.max_length or min(DEFAULT_LENGTH, most))
 
     def _seq2seq(self) -> LoadedModel:

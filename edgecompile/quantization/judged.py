@@ -1,0 +1,148 @@
+"""A language model and its texts: weights are rounded for some of them, and judged by the others."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+
+from torch import Tensor
+
+from edgecompile.errors import CompileError
+from edgecompile.export.program import ExportedModel
+from edgecompile.models.language_texts import LanguageTexts
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.precision import Precision
+from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.quantization.gptq import RoundedWeights, round_products
+from edgecompile.quantization.program import QuantizedProgram
+from edgecompile.quantization.quality import Judge, Quality
+from edgecompile.quantization.stand_ins import StandIns
+
+#: Of texts that rank layers.
+_FEW, _SHORT = 4, 64
+#: Weights of a model that runs its texts in float64: larger ones would take many minutes.
+_MOST_WIDE = 1 << 28
+
+
+def is_judged(model: LoadedModel) -> bool:
+    """Whether a model's narrow weights are judged by next tokens: a language model without sources."""
+    return model.generation is not None and model.generation.logits is not None
+
+
+class JudgedModel:
+    """A language model, one of its programs, and texts.
+
+    Args:
+        model: the model.
+        exported: the program whose products are rounded; their names are those of the others, too.
+        texts: the texts.
+    """
+
+    def __init__(self, model: LoadedModel, exported: ExportedModel, texts: LanguageTexts) -> None:
+        made = model.generation
+        assert made is not None and made.logits is not None
+        self._logits = made.logits
+        self.texts = texts
+        numbers = sum(weight.numel() for weight in model.module.parameters())
+        self._large = numbers > _MOST_WIDE
+        self.program = QuantizedProgram(model, exported, (), ())
+        self._places = StandIns(model.module, self.program)
+
+    @property
+    def problem(self) -> str:
+        """The reason why the rounded model can't be run by its library; "" if it can."""
+        if not self._places.missing:
+            return ""
+        return (
+            f"{len(self._places.missing)} of its products aren't weights of its modules as they are"
+        )
+
+    @contextmanager
+    def narrowed(self, precision: Precision) -> Iterator[None]:
+        """The model computes with the weights of a precision for as long as the context lasts."""
+        with self._places.replacing(self.program.kept_values(precision)):
+            yield
+
+    @cached_property
+    def _judge(self) -> Judge:
+        texts = self.texts
+        return Judge(self._logits, texts.judging, texts.source, texts.real, narrow=self._large)
+
+    @cached_property
+    def _quick_judge(self) -> Judge:
+        texts = self.texts
+        few = [text[:, :_SHORT] for text in texts.judging[:_FEW]]
+        return Judge(self._logits, few, texts.source, texts.real, narrow=True)
+
+    def quality(self, precision: Precision) -> Quality:
+        """The figures of a precision on the texts that judge.
+
+        Raises:
+            ModelError: the model fails on them.
+        """
+        _ = self._judge  # the original's answers, before its weights are replaced
+        with self.narrowed(precision):
+            return self._judge.quality()
+
+    def rank(
+        self, precision: Precision, tell: Callable[[int], None] = lambda done: None
+    ) -> list[tuple[tuple[str, ...], float]]:
+        """The products by the mean divergence that narrowing them alone causes, the worst first.
+
+        Args:
+            precision: that keeps nothing.
+            tell: a function that gets the number of products that were tried.
+        """
+        _ = self._quick_judge
+        ranking = []
+        values = self.program.kept_values(precision)
+        for attr, (names, _exact) in self.program.products.items():
+            with self._places.replacing({attr: values[attr]}):
+                ranking.append((names, self._quick_judge.quality().mean_kl))
+            tell(len(ranking))
+        return sorted(ranking, key=lambda item: -item[1])
+
+    def round_weights(self, path: Path, key: str, step: StepHandle = NULL_STEP) -> RoundedWeights:
+        """int8 weights rounded for the texts that calibrate.
+
+        Args:
+            path: a folder that keeps them, for the next build of the same.
+            key: identifies the program.
+            step: told what is being done.
+
+        Raises:
+            ModelError: the model fails on the texts.
+        """
+        texts = self.texts.calibrating
+        said = f"{len(texts)} texts" if self.texts.real else f"{len(texts)} texts of its own"
+        file = path / f"gptq-{self._key(key)}.npz"
+        if file.is_file():
+            with contextlib.suppress(CompileError):  # a damaged one is made again
+                return replace(RoundedWeights.load(file), inputs=said)
+        count = len(self.program.groups)
+        step.update(text=f"running {said}")
+        runs = [partial(self._logits, text) for text in texts]
+        rounded = round_products(
+            self.program.roundable,
+            lambda attrs: self._places.moments(attrs, runs),
+            lambda done: step.update(text=f"rounding weights, {done} of {count} products"),
+        )
+        for other in path.glob("gptq-*.npz"):
+            other.unlink()
+        rounded.save(file)
+        return replace(rounded, inputs=said)
+
+    def _key(self, key: str) -> str:
+        parts = hashlib.sha256(key.encode())
+        for text in self.texts.calibrating:
+            parts.update(_bytes(text))
+        return parts.hexdigest()[:16]
+
+
+def _bytes(text: Tensor) -> bytes:
+    return f"{tuple(text.shape)}\n".encode() + text.numpy().tobytes()

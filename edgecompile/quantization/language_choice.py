@@ -1,0 +1,179 @@
+"""The precision of a language model, judged by next tokens of texts rather than by its outputs' difference.
+
+``auto`` tries what it tries for other models (:mod:`edgecompile.quantization.choice`). The error of a precision is
+told by the model's own library; that a program computes what its weights say is checked beside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgecompile.bundle.reference import run_eager
+from edgecompile.errors import UsageError, VerificationError
+from edgecompile.models.language_texts import language_texts
+from edgecompile.models.samples import draw_samples
+from edgecompile.planning.request import AUTO_PRECISION
+from edgecompile.planning.subject import Subject
+from edgecompile.precision import FP32, INT8, Precision, Rounded
+from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.quantization.calibrated import rounding_notes
+from edgecompile.quantization.choice import (
+    ResolvedPrecision,
+    Trials,
+    fastest,
+    require_runnable,
+    resolve_precision,
+)
+from edgecompile.quantization.judged import JudgedModel, is_judged
+from edgecompile.quantization.program import Deviation, fewest_kept
+from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, Quality, check_quality
+from edgecompile.quantization.trials import PrecisionChoice, Trial
+
+#: Of ``auto``, whatever it chooses.
+_AUTO_RATIO = MAX_PERPLEXITY_RATIOS[INT8]
+
+
+def resolve(
+    subject: Subject, *, rounding: bool = True, step: StepHandle = NULL_STEP
+) -> ResolvedPrecision:
+    """The precision of any model's request; as :func:`edgecompile.quantization.choice.resolve_precision`.
+
+    Raises:
+        UsageError: a bound is for models of another kind.
+        VerificationError: narrow weights of a language model are beyond the bound.
+        As :func:`edgecompile.models.language_texts.language_texts`.
+    """
+    request, model = subject.request, subject.model
+    if not is_judged(model):
+        return resolve_precision(subject, rounding=rounding, step=step)
+    if request.max_error is not None:
+        raise UsageError(
+            f"`max_error` is no bound for {model.name}, which is judged by the perplexity of texts",
+            hint="give `max_perplexity_ratio`",
+        )
+    name = request.precision_for(subject.profile)
+    if name == FP32.name:
+        return ResolvedPrecision(FP32)
+    auto = name == AUTO_PRECISION
+    if auto:
+        require_runnable(subject)
+    bucket = subject.serving.bucket
+    step.update(text="reading texts" if request.texts else "writing texts")
+    texts = language_texts(model, request.texts, seed=request.seed)
+    judged = JudgedModel(model, subject.exports.get(bucket), texts)
+    rounded = None
+    if rounding and name in (AUTO_PRECISION, INT8) and texts.calibrating and judged.program.groups:
+        rounded = judged.round_weights(subject.work, subject.exports.key(bucket), step)
+    if judged.problem:
+        subject.notes.add(f"narrow weights aren't judged by texts: {judged.problem}")
+        if auto:
+            return ResolvedPrecision(FP32)
+        precision = Precision(name, rounded=rounded)
+        subject.notes.add(*rounding_notes(precision))
+        return ResolvedPrecision(precision)
+    if auto:
+        choice, quality = LanguageTrials(subject, judged, rounded, step).find()
+        subject.notes.add(*choice.notes, *rounding_notes(choice.precision))
+        return ResolvedPrecision(choice.precision, choice, quality=quality)
+    precision = Precision(name, rounded=rounded)
+    step.update(text=f"running {texts.source}")
+    bound = request.max_perplexity_ratio or MAX_PERPLEXITY_RATIOS[name]
+    quality = check_quality(judged.quality(precision), name, bound)
+    subject.notes.add(quality.describe(name), *rounding_notes(precision))
+    return ResolvedPrecision(precision, quality=quality)
+
+
+class LanguageTrials(Trials):
+    """The candidates of one choice for a language model."""
+
+    def __init__(
+        self, subject: Subject, judged: JudgedModel, rounded: Rounded | None, step: StepHandle
+    ) -> None:
+        request, served = subject.request, subject.serving.bucket.axes[0][1]
+        drawn = draw_samples(
+            subject.model,
+            request.traffic,
+            served.hi,
+            shortest=served.lo,
+            step=served.step,
+            seed=request.seed,
+        )
+        super().__init__(subject, drawn, rounded, step)
+        self._judged = judged
+        self.ratio = request.max_perplexity_ratio or _AUTO_RATIO
+
+    def find(self) -> tuple[PrecisionChoice, Quality | None]:
+        """The choice, and the figures of what is chosen; None: it is fp32."""
+        choice = self.run()
+        chosen = [trial for trial in choice.trials if trial.precision == choice.precision]
+        return choice, chosen[0].quality if chosen else None
+
+    def choose(self) -> PrecisionChoice:
+        self.tell("trying fp32")
+        products, source = len(self._judged.program.groups), self._judged.texts.source
+        if not products:
+            note = f"{self.exports.model.name} has no linear layer to store narrower, so it is fp32"
+            return PrecisionChoice(FP32, (), 0, 0.0, source, (note,), self.ratio)
+        trials = [self._check(FP32, 0, None)]
+        trials += [self._find(name, trials) for name in ("bf16", INT8)]
+        timed = self._time(trials)
+        chosen = fastest(timed)
+        judged = "its weights are the original's"
+        if chosen.quality is not None:
+            judged = chosen.quality.describe(chosen.precision.name)
+        return PrecisionChoice(
+            chosen.precision,
+            tuple(timed),
+            products,
+            0.0,
+            source,
+            self._said(chosen, timed[0], products, judged),
+            self.ratio,
+        )
+
+    def _find(self, name: str, wider_trials: list[Trial]) -> Trial:
+        """The trial of ``name``, with as few products kept as the bound needs; else of it alone."""
+        pure = Precision(name, rounded=self.rounded if name == INT8 else None)
+        self.tell(f"running {name} in torch")
+        quality = self._judged.quality(pure)
+        if quality.within(self.ratio):
+            return self._check(pure, 0, quality)
+        wider = "fp32"
+        if name == INT8 and wider_trials[-1].within and not wider_trials[-1].kept:
+            wider = "bf16"
+        groups = self._judged.program.groups
+        ranked = [
+            group
+            for group, _ in self._judged.rank(
+                pure,
+                lambda done: self.tell(f"{name}: error of each layer, {done} of {len(groups)}"),
+            )
+        ]
+        found: dict[int, Quality] = {}
+
+        def holds(precision: Precision) -> bool:
+            found[len(precision.kept)] = self._judged.quality(precision)
+            return found[len(precision.kept)].within(self.ratio)
+
+        fewest = fewest_kept(ranked, pure, wider, holds)
+        if fewest is None:
+            return replace(self._check(pure, 0, quality), within=False)
+        precision, count = fewest
+        return self._check(precision, count, found[len(precision.kept)])
+
+    def _check(self, precision: Precision, kept: int, quality: Quality | None) -> Trial:
+        """The trial of a precision whose figures are known: its program has to compute what its weights say."""
+        with self._judged.narrowed(precision):
+            wanted = [run_eager(self.subject.model, inputs) for inputs in self.samples.inputs]
+        path, report = self._run(precision, wanted)
+        wrong = [result.error or "it differs" for result in report.results if not result.ok]
+        if not report.results or (wrong and quality is None):
+            reason = (wrong or list(report.not_executed.values()) or ["nothing was run"])[0]
+            raise VerificationError(f"{precision} can't be tried: {reason}")
+        # An activation that a CPU rounds too coarsely is a reason to stay wider, too.
+        within = not wrong and (quality is None or quality.within(self.ratio))
+        error = max(r.max_abs_error / (r.scale or 1.0) for r in report.results)
+        size = (path / f"weights.{precision.label}").stat().st_size
+        if quality is not None:
+            quality = replace(quality, bound=self.ratio)
+        return Trial(precision, Deviation(error, report.cosine), None, within, kept, size, quality)

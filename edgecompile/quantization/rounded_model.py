@@ -1,0 +1,127 @@
+"""The model that a bundle is compared with: the original, or a language model with its weights rounded.
+
+How far the rounded model lies from the original is the precision's error, which texts judge
+(:mod:`edgecompile.quantization.quality`). The bundle has to compute what the rounded model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+from edgecompile.backends.compilation import CompiledModel
+from edgecompile.bundle.cases import Case
+from edgecompile.bundle.reference import run_eager
+from edgecompile.models.language_texts import LanguageTexts, language_texts
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.precision import FP32
+from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.quantization.judged import JudgedModel, is_judged
+from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, Quality, check_quality
+from edgecompile.quantization.reference import own_limit, rounds_activations
+from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.runtime.format.schema import Tolerance
+
+_ANY = Tolerance(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """What a bundle has to compute.
+
+    Attributes:
+        model: the model.
+        compiled: its programs.
+        judged: the model with rounded weights; None: the original is the reference.
+        quality: the figures of the rounded weights; None: there are none.
+    """
+
+    model: LoadedModel
+    compiled: CompiledModel
+    judged: JudgedModel | None = None
+    quality: Quality | None = None
+
+    @property
+    def rounded(self) -> bool:
+        """Whether the rounded model is the reference."""
+        return self.judged is not None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The figures, as a sentence or none."""
+        if self.quality is None:
+            return ()
+        name = self.compiled.precision.name
+        return (
+            f"the bundle is compared with the model of weights rounded to {name}, whose own error is: "
+            + self.quality.describe(name),
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The model is the reference for as long as the context lasts."""
+        judged = self.judged
+        with nullcontext() if judged is None else judged.narrowed(self.compiled.precision):
+            yield
+
+    def limit(self, cases: Sequence[Case]) -> list[Case]:
+        """The cases of the rounded model with their largest differences, within :meth:`running`.
+
+        These are a tenth of the precision's tolerance; where kernels round activations, too, some times the
+        effect of the weights' rounding on the case beside, but no more than the tolerance.
+        """
+        assert self.judged is not None
+        coarse = rounds_activations(self.compiled.variants)
+        made = []
+        for case in cases:
+            errors = {name: 0.0 for name, a in case.outputs.items() if a.dtype.kind == "f"}
+            if coarse:
+                with self.judged.narrowed(FP32):
+                    original = run_eager(self.model, case.inputs)
+                errors = {
+                    name: compare_arrays(case.outputs[name], original[name], _ANY).max_abs_error
+                    for name in errors
+                }
+            limits = {
+                name: own_limit(case, name, self.compiled.precision.name, error, coarse)
+                + case.margins.get(name, 0.0)
+                for name, error in errors.items()
+            }
+            made.append(replace(case, limits=limits))
+        return made
+
+
+def find_reference_model(
+    model: LoadedModel,
+    compiled: CompiledModel,
+    quality: Quality | None = None,
+    *,
+    seed: int = 0,
+    step: StepHandle = NULL_STEP,
+) -> ReferenceModel:
+    """The reference of a model and its programs.
+
+    Args:
+        model: the model.
+        compiled: its programs.
+        quality: the figures of its precision, if they are known and were judged.
+        seed: the seed of texts, where the figures aren't known.
+        step: told what is being done.
+
+    Raises:
+        VerificationError: the figures weren't known, and are beyond the bound.
+        ModelError: the model fails on texts.
+    """
+    name = compiled.precision.name
+    if not is_judged(model) or name == FP32.name:
+        return ReferenceModel(model, compiled)
+    step.update(text="running the rounded model")
+    texts = LanguageTexts((), (), "", False) if quality else language_texts(model, None, seed=seed)
+    judged = JudgedModel(model, compiled.exported[0], texts)
+    if judged.problem:
+        return ReferenceModel(model, compiled)
+    if quality is None:
+        quality = judged.quality(compiled.precision)
+        quality = check_quality(quality, name, MAX_PERPLEXITY_RATIOS[name])
+    return ReferenceModel(model, compiled, judged, quality)

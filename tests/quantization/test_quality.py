@@ -1,0 +1,371 @@
+"""Narrow weights of language models: calibrated on texts, judged by next tokens of others."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.errors import ModelError, UsageError, VerificationError
+from edgecompile.export.store import ExportStore
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.loaders.load import load_model
+from edgecompile.models.language_texts import LanguageTexts, language_texts
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.options import LoadOptions
+from edgecompile.models.samples import SampleTexts
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.pipeline.result import BuildResult
+from edgecompile.planning.request import PlanRequest
+from edgecompile.precision import FP32, Precision
+from edgecompile.quantization.gptq import RoundedWeights
+from edgecompile.quantization.judged import JudgedModel, is_judged
+from edgecompile.quantization.quality import Judge, Quality, check_quality, max_mean_kl
+from tests.conftest import one_at_a_time
+from tests.factories.outliers import add_outliers
+
+WORDS = [
+    "a",
+    "cat",
+    "sat",
+    "on",
+    "the",
+    "mat",
+    "and",
+    "purred",
+    "all",
+    "day",
+    "while",
+    "rain",
+    "fell",
+    "over",
+    "old",
+    "roofs",
+]
+CONTEXT = 48
+
+
+def save_llama(folder: Path, *, tied: bool = False) -> None:
+    """A small random Llama with two channels of outliers, and a tokenizer of whole words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        tie_word_embeddings=tied,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    add_outliers(model)
+    if not tied:
+        with torch.no_grad():  # probabilities like those of trained models
+            largest = model(torch.arange(64)[None]).logits.abs().max()
+            model.lm_head.weight.mul_(8 / largest)
+    model.save_pretrained(folder)
+    vocabulary = {word: 2 + index for index, word in enumerate(dict.fromkeys(WORDS))}
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "[BOS]": 1, **vocabulary}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_texts(file: Path, count: int) -> None:
+    random = np.random.default_rng(3)
+    lines = [" ".join(random.choice(WORDS, 24)) for _ in range(count)]
+    file.write_text("\n".join([*lines, lines[0]]) + "\n")
+
+
+@pytest.fixture(scope="session")
+def folder(shared_folder: Path) -> Path:
+    path = shared_folder / "outlier-llama"
+    with one_at_a_time(shared_folder / "outlier-llama.lock"):
+        if not path.exists():
+            save_llama(path)
+            write_texts(path / "texts.txt", 40)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LoadedModel:
+    return load_model(str(folder), LoadOptions(max_context=CONTEXT)).with_longest(16)
+
+
+@pytest.fixture(scope="module")
+def texts(model: LoadedModel, folder: Path) -> LanguageTexts:
+    return language_texts(model, SampleTexts(folder / "texts.txt", folder / "tokenizer.json"))
+
+
+def judged_model(model: LoadedModel, texts: LanguageTexts, folder: Path) -> JudgedModel:
+    axes = (("length", AxisRange(2, 16, 9)), ("context", AxisRange(CONTEXT, CONTEXT, CONTEXT)))
+    exported = ExportStore(model, folder).get(Bucket("exact", axes))
+    return JudgedModel(model, exported, texts)
+
+
+@pytest.fixture(scope="module")
+def judged(
+    model: LoadedModel, texts: LanguageTexts, tmp_path_factory: pytest.TempPathFactory
+) -> JudgedModel:
+    return judged_model(model, texts, tmp_path_factory.mktemp("exports"))
+
+
+def test_texts_that_judge_never_calibrate(
+    model: LoadedModel, folder: Path, tmp_path: Path, texts: LanguageTexts
+) -> None:
+    assert texts.real and (len(texts.judging), len(texts.calibrating)) == (13, 27)
+    assert texts.source == "13 texts of texts.txt, none of which calibrated"
+    both = {tuple(text[0].tolist()) for part in (texts.judging, texts.calibrating) for text in part}
+    assert len(both) == 40  # one is in the file twice
+    file = tmp_path / "few.txt"
+    for content, count in (("a cat sat\n", (0, 1)), ("a\n\n", None), ("a cat\nthe mat\n", (1, 1))):
+        file.write_text(content)
+        found = language_texts(model, SampleTexts(file, folder / "tokenizer.json"))
+        if count is None:  # no text has two tokens
+            assert not found.real and found.source == "its own greedy texts behind drawn tokens"
+        else:
+            assert (len(found.calibrating), len(found.judging)) == count
+    file.write_text("a cat sat " * 100)
+    (cut,) = language_texts(model, SampleTexts(file, folder / "tokenizer.json")).judging
+    assert cut.shape == (1, CONTEXT)
+
+
+def test_without_texts_the_model_writes_its_own(model: LoadedModel) -> None:
+    found = language_texts(model, None, seed=4)
+    assert not found.real and len(found.judging) == len(found.calibrating) == 8
+    assert model.generation is not None
+    text = found.judging[0][0].tolist()
+    assert text[4:] == model.generation.greedy(text[:4], 44)
+    again = language_texts(model, None, seed=4)
+    assert all(map(torch.equal, found.judging, again.judging))
+    assert not torch.equal(language_texts(model, None, seed=5).judging[0], found.judging[0])
+
+
+def test_figures_of_known_distributions() -> None:
+    text = torch.tensor([[0, 1, 1, 0, 1]])
+    shift = [0.0]
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([[0.0, shift[0]]]).expand(tokens.shape[1], 2)
+
+    judge = Judge(logits, [text], "one text", True)
+    same = judge.quality()
+    assert (same.mean_kl, same.perplexity_ratio, same.top1, same.tokens) == (0, 1, 1, 4)
+    shift[0] = math.log(3)  # 1/4 and 3/4
+    found = judge.quality()
+    kl = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert found.mean_kl == pytest.approx(kl, rel=1e-6) == found.p99_kl
+    # Of the four next tokens three are 1.
+    log = (3 * math.log(0.5 / 0.75) + math.log(0.5 / 0.25)) / 4
+    assert found.perplexity_ratio == pytest.approx(math.exp(log), rel=1e-6)
+    assert found.top1 == 0 and found.reference == "eager in float64"
+    shift[0] = math.nan
+    broken = judge.quality()
+    assert broken.mean_kl == math.inf and not broken.within(1000)
+    assert broken.to_json()["mean_kl"] is None and broken.to_json()["perplexity_ratio"] is None
+    with pytest.raises(ModelError, match="aren't finite"):
+        Judge(logits, [text], "one text", True)
+
+
+def quality_of(**changes: Any) -> Quality:
+    good = Quality(1e-3, 1e-2, 1.001, 1e-4, 0.99, 500, "4 texts", True, "eager in float64")
+    return replace(good, **changes)
+
+
+def test_the_gate_tells_noise_from_loss() -> None:
+    assert check_quality(quality_of(), "int8", 1.002).bound == 1.002
+    for beyond in (
+        quality_of(perplexity_ratio=1.0025),
+        quality_of(mean_kl=1.01 * max_mean_kl(1.002)),
+        quality_of(mean_kl=math.nan),
+        quality_of(perplexity_ratio=math.inf),
+    ):
+        with pytest.raises(VerificationError, match=r"perplexity × .*, mean KL") as caught:
+            check_quality(beyond, "int8", 1.002)
+        assert "`max_perplexity_ratio`" in str(caught.value.hint)
+    # So few tokens don't tell 1.003 from 1.002.
+    assert quality_of(perplexity_ratio=1.003, ratio_error=1e-3).within(1.002)
+    # A greedy text is likelier to its author than to anybody else.
+    assert quality_of(perplexity_ratio=1.1, real=False).within(1.002)
+    with pytest.raises(VerificationError) as own:
+        check_quality(quality_of(mean_kl=0.1, real=False), "int8", 1.002)
+    assert "give `texts`" in str(own.value.hint)
+
+
+def test_weights_rounded_for_texts_say_what_the_original_says(
+    model: LoadedModel, judged: JudgedModel, tmp_path: Path
+) -> None:
+    assert is_judged(model) and judged.problem == ""
+    assert judged.quality(FP32).mean_kl < 1e-12
+    rounded = judged.round_weights(tmp_path, "key")
+    assert set(rounded.packed) == set(judged.program.products)  # the head among them
+    assert rounded.inputs == "27 texts"
+    nearest = judged.quality(Precision("int8"))
+    calibrated = judged.quality(Precision("int8", rounded=rounded))
+    assert 0 < calibrated.mean_kl < 0.7 * nearest.mean_kl
+    assert judged.quality(Precision("bf16")).mean_kl < nearest.mean_kl
+    assert judged.quality(FP32).mean_kl < 1e-12  # the original's weights are back
+    # The next build of the same reads them.
+    assert judged.round_weights(tmp_path, "key") == rounded
+    (file,) = tmp_path.glob("gptq-*.npz")
+    file.write_bytes(b"damaged")
+    assert judged.round_weights(tmp_path, "key") == rounded
+    judged.round_weights(tmp_path, "other")
+    assert [file.exists(), len(list(tmp_path.glob("gptq-*.npz")))] == [False, 1]
+
+
+def with_scales_doubled(rounded: RoundedWeights, name: str) -> RoundedWeights:
+    """The same, but every number of one product is twice as large."""
+    from edgecompile.backends.operators import ops
+
+    (attr,) = [attr for attr in rounded.packed if name in attr]
+    packed = rounded.packed[attr]
+    n, k = packed.shape[0] * ops.PANEL, 64
+    twice = ops.pack_weight(2 * ops.unpack_weight(packed, n, k), "int8")
+    return RoundedWeights({**rounded.packed, attr: twice}, rounded.origins, rounded.inputs)
+
+
+def test_one_layer_with_doubled_scales_is_refused(judged: JudgedModel, tmp_path: Path) -> None:
+    rounded = judged.round_weights(tmp_path, "key")
+    good = judged.quality(Precision("int8", rounded=rounded))
+    check_quality(good, "int8", 1.05)
+    broken = with_scales_doubled(rounded, "layers_1_self_attn_o_proj")
+    found = judged.quality(Precision("int8", rounded=broken))
+    assert found.mean_kl > 5 * good.mean_kl
+    with pytest.raises(VerificationError, match="int8 changes what the model says"):
+        check_quality(found, "int8", 1.002)
+
+
+def test_layers_are_ranked_by_what_they_change(judged: JudgedModel) -> None:
+    ranked = judged.rank(Precision("int8"))
+    assert {names for names, _ in ranked} == set(judged.program.groups)
+    divergences = [divergence for _, divergence in ranked]
+    assert divergences == sorted(divergences, reverse=True) and divergences[-1] > 0
+    worst = Precision("int8", tuple((name, "fp32") for name in ranked[0][0]))
+    least = Precision("int8", tuple((name, "fp32") for name in ranked[-1][0]))
+    assert judged.quality(worst).mean_kl < judged.quality(least).mean_kl
+
+
+def test_a_tied_head_is_rounded_and_the_table_of_tokens_is_not(tmp_path: Path) -> None:
+    save_llama(tmp_path / "tied", tied=True)
+    tied = load_model(str(tmp_path / "tied"), LoadOptions(max_context=CONTEXT)).with_longest(16)
+    judged = judged_model(tied, language_texts(tied, None), tmp_path / "exports")
+    assert judged.problem == ""
+    inner: Any = tied.module.get_submodule("model")
+    table = inner.get_input_embeddings().weight
+    before = table.clone()
+    with judged.narrowed(Precision("int8")):
+        assert torch.equal(inner.get_input_embeddings().weight, before)
+        assert not torch.equal(inner.lm_head.weight, before)
+    assert inner.lm_head.weight is inner.get_input_embeddings().weight is table
+    with pytest.raises(RuntimeError, match="within"), judged.narrowed(Precision("int8")):
+        raise RuntimeError("within")
+    assert inner.lm_head.weight is table
+
+
+def request_for(folder: Path, output: Path, **plan: Any) -> BuildRequest:
+    traffic = LengthDistribution.from_samples([3, 9, 12])
+    return BuildRequest(
+        model=str(folder),
+        plan=PlanRequest(lengths=traffic, max_length=16, quick=True, **plan),
+        target="cpu-x86-64-v3",
+        output=output,
+        load=LoadOptions(max_context=CONTEXT),
+    )
+
+
+def manifest_of(result: BuildResult) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((result.bundle_path / "manifest.json").read_bytes())
+    return document
+
+
+def test_a_bundle_carries_its_figures_and_computes_the_rounded_model(
+    folder: Path, tmp_path: Path
+) -> None:
+    texts = SampleTexts(folder / "texts.txt", folder / "tokenizer.json")
+    result = build(
+        request_for(
+            folder, tmp_path / "a.ecb", precision="int8", texts=texts, max_perplexity_ratio=1.05
+        )
+    )
+    assert result.quality is not None and result.verify is not None and result.verify.ok
+    assert result.quality.real and result.quality.bound == 1.05 and result.quality.mean_kl > 0
+    figures = result.quality.to_json()
+    assert manifest_of(result)["plan"]["quality"] == figures == result.to_json()["quality"]
+    assert any("int8 against eager in float64: perplexity ×" in note for note in result.notes)
+    assert any("rounded for 27 texts" in note for note in result.notes)
+    # What the rounding changes is no part of the bundle's own difference.
+    assert result.verify.min_cosine is None
+    worst = result.verify.worst
+    assert worst is not None and worst.max_abs_error < 0.01 * worst.scale
+    with pytest.raises(
+        VerificationError, match="changes what the model says by more than is allowed"
+    ):
+        build(
+            request_for(
+                folder,
+                tmp_path / "b.ecb",
+                precision="int8",
+                texts=texts,
+                max_perplexity_ratio=1.0000001,
+            )
+        )
+    assert not (tmp_path / "b.ecb").exists()
+
+
+def test_bounds_of_other_models_are_refused(folder: Path, tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(UsageError, match="`max_error` is no bound for") as caught:
+        build(request_for(folder, tmp_path / "a.ecb", precision="auto", max_error=0.1))
+    assert caught.value.hint == "give `max_perplexity_ratio`"
+    with pytest.raises(UsageError, match="which is no language model"):
+        request = request_for(
+            tiny_model, tmp_path / "a.ecb", precision="int8", max_perplexity_ratio=1.1
+        )
+        build(replace(request, load=LoadOptions()))
+    with pytest.raises(UsageError, match="goes with narrow weights"):
+        request_for(folder, tmp_path / "a.ecb", max_perplexity_ratio=1.1)
+
+
+@pytest.mark.slow
+def test_auto_keeps_the_layers_that_cost_most(folder: Path, tmp_path: Path) -> None:
+    texts = SampleTexts(folder / "texts.txt", folder / "tokenizer.json")
+    pure = build(
+        request_for(
+            folder, tmp_path / "a.ecb", precision="int8", texts=texts, max_perplexity_ratio=1.5
+        )
+    )
+    assert pure.quality is not None
+    # A bound that int8 alone is just beyond.
+    ratio = math.exp(0.8 * pure.quality.mean_kl / max_mean_kl(math.e))
+    mixed = build(
+        request_for(
+            folder, tmp_path / "b.ecb", precision="auto", texts=texts, max_perplexity_ratio=ratio
+        )
+    )
+    choice = mixed.choice
+    assert choice is not None and choice.max_perplexity_ratio == ratio
+    by_name = {trial.precision.name: trial for trial in choice.trials}
+    int8 = by_name["int8"]
+    assert int8.within and 0 < int8.kept < choice.products
+    assert int8.quality is not None and int8.quality.mean_kl <= max_mean_kl(ratio)
+    assert by_name["fp32"].quality is None and by_name["fp32"].within
+    assert choice.columns[4:6] == ("perplexity ×", "mean KL")
+    assert "of the original's" not in choice.allowed and f"{ratio:g} times" in choice.allowed
