@@ -97,7 +97,10 @@ def _rehearse_bucket(
             yield f"{at}: {error.message}"
             continue
         if needed > scratch:
-            yield f"{at}: takes {needed} bytes of scratch memory, its largest shapes {scratch}"
+            yield (
+                f"{at}: takes {needed} bytes of scratch memory at this size, more than the "
+                f"{scratch} of its largest shapes"
+            )
             continue
         for spec in manifest.outputs:
             expected, actual = _shape(spec, sizes), outputs[spec.name]
