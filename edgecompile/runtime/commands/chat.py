@@ -59,47 +59,15 @@ def run_chat(
     if options.system is not None:
         messages.append({"role": "system", "content": options.system})
     answers: List[Dict[str, Any]] = []
-    asks = sys.stdin.isatty()
     with open_bundle(options.bundle, **how) as model:
         session = model.session(load=options.load)
         if options.load is not None:
             messages = _read_messages(options.load, session.notes)
         try:
-            while True:
-                if asks:
-                    show(PROMPT)
-                try:
-                    line = sys.stdin.readline()
-                except KeyboardInterrupt:
-                    break
-                if not line:
-                    break
-                if not line.strip():
-                    continue
-                messages.append({"role": "user", "content": line.rstrip("\n")})
-                begin = time.perf_counter()
-                stream = session.stream_text(messages, **read_sampling(options))
-                first = None
-                try:
-                    for piece in stream:
-                        first = first or time.perf_counter()
-                        show(printable(piece))
-                except KeyboardInterrupt:
-                    stream.close()
-                show("\n")
-                if stream.text.strip():
-                    messages.append({"role": "assistant", "content": stream.text})
-                else:  # a template may have no way to write an empty answer
-                    messages.pop()
-                answers.append(
-                    {
-                        "prompt_tokens": len(stream.tokens.prompt),
-                        "reused": stream.tokens.reused,
-                        "new_tokens": len(stream.tokens.tokens),
-                        "finish_reason": stream.finish_reason,
-                        "first_ms": None if first is None else (first - begin) * 1e3,
-                    }
-                )
+            for line in iter(lambda: _read_line(show), ""):
+                if line.strip():
+                    messages.append({"role": "user", "content": line.rstrip("\n")})
+                    answers.append(_answer(session, messages, options, show))
         finally:  # also where a text didn't fit into the context
             if options.save is not None:
                 _save(session, options.save, messages)
@@ -115,6 +83,46 @@ def run_chat(
     tokens, reused = (sum(answer[key] for answer in answers) for key in ("new_tokens", "reused"))
     text = "{} answers of {} tokens; {} tokens of prompts were cached"
     return report, [text.format(len(answers), tokens, reused)]
+
+
+def _read_line(show: Callable[[str], None]) -> str:
+    """The next line; empty at the end of the input and at an interrupt."""
+    if sys.stdin.isatty():
+        show(PROMPT)
+    try:
+        return sys.stdin.readline()
+    except KeyboardInterrupt:
+        return ""
+
+
+def _answer(
+    session: "TextSession",
+    messages: List[Dict[str, str]],
+    options: argparse.Namespace,
+    show: Callable[[str], None],
+) -> Dict[str, Any]:
+    """Answers the last message, and adds the answer to the messages; its part of the report."""
+    begin = time.perf_counter()
+    stream = session.stream_text(messages, **read_sampling(options))
+    first = None
+    try:
+        for piece in stream:
+            first = first or time.perf_counter()
+            show(printable(piece))
+    except KeyboardInterrupt:
+        stream.close()
+    show("\n")
+    if stream.text.strip():
+        messages.append({"role": "assistant", "content": stream.text})
+    else:  # a template may have no way to write an empty answer
+        messages.pop()
+    return {
+        "prompt_tokens": len(stream.tokens.prompt),
+        "reused": stream.tokens.reused,
+        "new_tokens": len(stream.tokens.tokens),
+        "finish_reason": stream.finish_reason,
+        "first_ms": None if first is None else (first - begin) * 1e3,
+    }
 
 
 def _save(session: "TextSession", path: str, messages: List[Dict[str, str]]) -> None:
