@@ -35,7 +35,7 @@ _LIMITS = {
     "generations": ("N", "generate at most N texts at a time"),
     "conversations": (
         "N",
-        "keep the caches of the last N texts of a model, which their next turns need",
+        "keep the caches of up to N texts of a model for their next turns",
     ),
     "header_s": ("SECONDS", "allow SECONDS for all headers to arrive"),
     "body_s": ("SECONDS", "allow SECONDS for a whole body to arrive"),
