@@ -147,7 +147,7 @@ class Rounding:
     Attributes:
         values: int8 ``[N, K]``; those of a grid of 8 bits with a minimum are 128 too low.
         scales: ``[N, ceil(K / block)]``, never negative.
-        minimums: of the same shape; None for a grid without.
+        minimums: least values of the same shape; None for a grid without.
     """
 
     values: Tensor

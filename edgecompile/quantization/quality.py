@@ -101,7 +101,7 @@ class Judge:
 
     Args:
         logits: a function from a text, int64 [1, length], to logits [length, vocabulary].
-        texts: texts of two tokens at least; as many of them count as memory has room for.
+        texts: texts of two tokens at least, one or more; as many of them count as memory has room for.
         said: the texts, in words.
         real: whether they are the user's.
         narrow: run in float32, for a quick look.
@@ -151,9 +151,7 @@ class Judge:
         kl, loss, top1 = torch.cat(divergences), torch.cat(losses), torch.cat(same)
         if not bool(kl.isfinite().all() and loss.isfinite().all()):
             kl, loss = kl.fill_(math.inf), loss.fill_(math.inf)
-        spread = float(loss.std(correction=0)) / math.sqrt(len(loss)) if len(loss) else 0.0
-        count = len(self._texts)
-        said = self._said if count else "no texts"
+        spread = float(loss.std(correction=0)) / math.sqrt(len(loss))
         return Quality(
             float(kl.mean()),
             float(torch.quantile(kl, 0.99)) if kl.isfinite().all() else math.inf,
@@ -161,7 +159,7 @@ class Judge:
             spread if math.isfinite(spread) else 0.0,
             float(top1.mean()),
             len(kl),
-            said,
+            self._said,
             self._real,
             "eager in float64" if self._wide else "eager in float32",
         )
