@@ -33,7 +33,7 @@ class TextGenerator(Generator):
             on_text: Function that gets each piece of new text as soon as it is made; ends the text by
                 returning False.
             stop_text: Texts at which the new one ends; they aren't part of it.
-            options: Options of ``generate`` from ``max_new_tokens`` to ``eos``. Without
+            options: Options of ``generate`` from ``max_new_tokens`` to ``constraint``. Without
                 ``max_new_tokens`` the text may fill the context, or have as many as the model's author says.
 
         Raises:

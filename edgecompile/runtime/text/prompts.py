@@ -7,6 +7,7 @@ from ..base.lifetime import Unique
 from ..format.schema import GenerationSpec
 from .chat import Chat, ChatEncoder, Message, open_chat
 from .encoder import open_tokenizer
+from .grammar import Grammars
 
 if TYPE_CHECKING:
     from ..open.bundle import OpenBundle
@@ -36,6 +37,10 @@ class Prompts(Unique):
         self._bundle = bundle
         self._chat: Optional[Chat] = None
         self._encoder = ChatEncoder(self.tokenizer)
+        vocabulary = bundle.manifest.outputs[0].shape[1]
+        assert isinstance(vocabulary, int)
+        #: What makes constraints of grammars.
+        self.grammars = Grammars(self.tokenizer, vocabulary, spec.eos)
 
     def read(self, prompt: Prompt, judge: Optional[Callable[[int], None]] = None) -> List[int]:
         """The token ids of a text or of a chat.
