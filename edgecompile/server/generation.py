@@ -6,9 +6,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from edgecompile.runtime.format.schema import RECURRENT_LM
 from edgecompile.runtime.generation.options import Options
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.text.chat import Message
+from edgecompile.runtime.text.grammar import GrammarConstraint, make_grammar
 from edgecompile.runtime.text.prompts import Prompt, Prompts, count_new_tokens
 from edgecompile.runtime.text.session import TextSession
 from edgecompile.runtime.text.stream import TextStream
@@ -52,11 +53,13 @@ class Generation:
         stop: texts at which the new one ends; they aren't part of it.
         options: Options of ``Model.stream``; ``max_new_tokens`` may be ``ALL``. None is the number of the
             model's own generation_config.json, and without one ``ALL``.
+        grammar: arguments of ``make_grammar``, of which the new text is one; none: it is free.
     """
 
     prompt: str | Sequence[int] | Sequence[Message]
     stop: tuple[str, ...]
     options: dict[str, Any]
+    grammar: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -115,6 +118,7 @@ class Generator:
         self._busy = False
         self._thread = Threads(1)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._prompts: Prompts | None = None
 
     def prompts(self) -> Prompts:
@@ -157,7 +161,8 @@ class Generator:
         """The new text, piece by piece, as its tokens are made; the last one says why it ended.
 
         Raises:
-            BadRequest: the options are wrong, or there is no room in the context.
+            BadRequest: the options or the grammar are wrong, or there is no room in the context.
+        Unprocessable: no grammar can be followed here.
             Overloaded: too many texts wait.
             Quarantined: workers died while they ran it.
         """
@@ -182,7 +187,8 @@ class Generator:
         try:
             prompts, options = self.prompts(), generation.options
             most = count_new_tokens(prompts.spec, prompt, options.get("max_new_tokens"))
-            chosen = Options(**{**options, "max_new_tokens": most})
+            constraint = await self._constrain(generation)
+            chosen = Options(**{**options, "max_new_tokens": most, "constraint": constraint})
             session = self._conversations.take(prompt)
             stream = await self._begin_stream(session, prompt, generation.prompt, chosen)
             text = TextStream(prompts.tokenizer, stream, generation.stop)
@@ -205,6 +211,16 @@ class Generator:
             # Also where the client went away: what was read so far may be asked for again.
             if session is not None:
                 self._conversations.give_back(session)
+
+    async def _constrain(self, generation: Generation) -> GrammarConstraint | None:
+        """A text that has its place gets its constraint, on a thread: a schema may take a second."""
+        if not generation.grammar:
+            return None
+
+        def make() -> GrammarConstraint:
+            return self.prompts().grammars.make(make_grammar(**generation.grammar))
+
+        return await asyncio.get_running_loop().run_in_executor(self._compiling, make)
 
     async def _begin_stream(
         self,
@@ -269,4 +285,5 @@ class Generator:
         self._cores.leave(self._begin)
         self._conversations.clear()
         self._tokenizing.shutdown()
+        self._compiling.shutdown()
         self._thread.close()

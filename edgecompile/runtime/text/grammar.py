@@ -142,7 +142,8 @@ class Grammars(Unique):
             matcher = package.LLMatcher(self._read, text, log_level=0, limits=limits)
             if not matcher.is_error():  # some of what is too much shows at the first token
                 matcher.compute_ff_tokens()
-                matcher.compute_bitmask()
+                if not matcher.is_stopped():
+                    matcher.compute_bitmask()
             problem = matcher.get_error()
         except Exception as error:  # ValueErrors for what is no schema at all
             problem = str(error) or type(error).__name__
@@ -247,7 +248,8 @@ def _convert(matchers: Any, grammar: Grammar) -> str:
 
 def _tidy(text: str) -> str:
     """An error of llguidance in one line."""
-    return " ".join(text.replace("<non-verbose/>", "").split())
+    line = " ".join(text.replace("<non-verbose/>", "").split())
+    return "this model has no tokens that write it" if line == "NoExtensionBias" else line
 
 
 def _has_bytes(document: Dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from edgecompile.server.generation import Generation
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
 from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.openai import read_model
+from edgecompile.server.protocol.structured import FIELDS, read_grammar
 from edgecompile.server.protocol.texts import number, read_ids
 
 DONE = b"data: [DONE]\n\n"
@@ -22,7 +23,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_TOKENS = 1 << 31
 _DONE = (
     "model max_tokens max_completion_tokens temperature top_p top_k repetition_penalty seed stop stream "
-    "stream_options"
+    "stream_options " + FIELDS
 )
 #: Of llama.cpp's settings those say how, and others of it whether, which is refused.
 _IDLE = """
@@ -46,7 +47,6 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({}, []),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
@@ -139,7 +139,7 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
     }
     return CompletionRequest(
         read_model(document),
-        Generation(prompt, _read_stop(document.get("stop")), options),
+        Generation(prompt, _read_stop(document.get("stop")), options, read_grammar(document)),
         stream,
         bool(extra.get("include_usage")),
     )

@@ -135,6 +135,21 @@ _COMPLETION: dict[str, Any] = {
         "description": "-1: none",
     },
     "stop": {"anyOf": [{"type": ["string", "null"]}, {**_TEXTS, "minItems": 0, "maxItems": 16}]},
+    "response_format": {
+        "type": ["object", "null"],
+        "description": "type text, json_object, or json_schema with an object json_schema that has a schema",
+    },
+    "guided_json": {"type": ["object", "string", "null"], "description": "a JSON schema"},
+    "json_schema": {
+        "type": ["object", "string", "null"],
+        "description": "the same, as llama.cpp's",
+    },
+    "guided_regex": {"type": ["string", "null"]},
+    "guided_choice": {"anyOf": [_TEXTS, {"type": "null"}]},
+    "structured_outputs": {
+        "type": ["object", "null"],
+        "description": "vLLM's: one of json, regex, choice and json_object",
+    },
     "stream": _FLAG,
     "stream_options": {**_object(include_usage=_FLAG), "type": ["object", "null"]},
 }

@@ -279,9 +279,8 @@ def test_a_grammar_that_takes_too_much_is_told_within_the_text(model: Model) -> 
 def test_a_text_that_no_tokens_can_write_is_told(model: Model) -> None:
     """The tokenizer has no capitals."""
     for schema in ({"const": "AB"}, {"enum": ["AB", "CD"]}):
-        constraint = model.make_constraint(json_schema=schema)
-        with pytest.raises(ConstraintError, match=r"allows no token|can't be followed"):
-            model.complete("a", constraint=constraint)
+        with pytest.raises(ConstraintError, match=r"no tokens that write it|can't be followed"):
+            model.complete("a", constraint=model.make_constraint(json_schema=schema))
 
 
 def test_a_token_that_the_grammar_does_not_allow_is_refused(model: Model) -> None:
