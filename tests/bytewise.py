@@ -18,7 +18,7 @@ CALL, END_OF_CALL, START, END = "<tool_call>", "</tool_call>", "<|start|>", "<|e
 #: Written as Hermes' and Qwen's are.
 TEMPLATE = """
 {%- if tools %}<|start|>tools{% for tool in tools %}
-{{ tool | tojson }}{% endfor %}<|end|>
+{{ tool.function.name }}{% endfor %}<|end|>
 {% endif %}
 {%- for m in messages %}<|start|>{{ m.role }}
 {{ m.content }}
@@ -47,8 +47,10 @@ def make_tokenizer() -> Any:
     return tokenizer
 
 
-def build_bytewise(decoder: Path, folder: Path, template: str = TEMPLATE) -> None:
-    """Copies the decoder's bundle, and puts the tokenizer and a template into it."""
+def build_bytewise(
+    decoder: Path, folder: Path, template: str = TEMPLATE, turns: dict[str, Any] | None = None
+) -> None:
+    """Copies the decoder's bundle, and puts the tokenizer and a template into it, with its turns if there are."""
     shutil.copytree(decoder, folder, copy_function=os.link)
     document = json.loads((folder / "manifest.json").read_bytes())
     document["name"] = "bytewise"
@@ -59,7 +61,9 @@ def build_bytewise(decoder: Path, folder: Path, template: str = TEMPLATE) -> Non
         "inputs": {"input_ids": "ids"},
     }
     (folder / CHAT_FILE).parent.mkdir()
-    chat = {"template": template, "special_tokens": {}}
+    chat: dict[str, Any] = {"template": template, "special_tokens": {}}
+    if turns is not None:
+        chat["turns"] = turns
     replace_files(
         folder,
         document,

@@ -24,6 +24,7 @@ from edgecompile.runtime.text.grammar import GrammarConstraint, make_grammar
 from edgecompile.runtime.text.prompts import Prompt, Prompts, count_new_tokens
 from edgecompile.runtime.text.session import TextSession
 from edgecompile.runtime.text.stream import TextStream
+from edgecompile.runtime.text.tools import Call, CallReader
 from edgecompile.server.body_budget import check_characters
 from edgecompile.server.conversations import Conversations
 from edgecompile.server.errors import Overloaded, translate
@@ -37,11 +38,32 @@ _SHORT = 2000
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a text: its new characters, the number of tokens so far, and why the text ended or None."""
+    """A piece of a text: its new characters, the number of tokens so far, and why the text ended or None.
+
+    ``calls`` are those of tools behind the characters.
+    """
 
     text: str
     tokens: int
     finish_reason: str | None
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Tools that a chat's answer may call.
+
+    Attributes:
+        described: the tools as the client describes them, for the template.
+        schemas: schemas of the arguments by the tools' names.
+        must: names of those of which the answer is a call; none: the model is free.
+        several: whether it may call more than one.
+    """
+
+    described: tuple[dict[str, Any], ...]
+    schemas: dict[str, Any]
+    must: tuple[str, ...]
+    several: bool
 
 
 @dataclass(frozen=True)
@@ -54,12 +76,19 @@ class Generation:
         options: Options of ``Model.stream``; ``max_new_tokens`` may be ``ALL``. None is the number of the
             model's own generation_config.json, and without one ``ALL``.
         grammar: arguments of ``make_grammar``, of which the new text is one; none: it is free.
+        tools: tools that an answer of a chat may call.
     """
 
     prompt: str | Sequence[int] | Sequence[Message]
     stop: tuple[str, ...]
     options: dict[str, Any]
     grammar: Mapping[str, Any] = field(default_factory=dict)
+    tools: Tools | None = None
+
+    @property
+    def described(self) -> Sequence[dict[str, Any]]:
+        """The tools for the template."""
+        return () if self.tools is None else self.tools.described
 
 
 @dataclass(eq=False)
@@ -149,13 +178,27 @@ class Generator:
         def tokenize() -> list[int]:
             judge = partial(check_characters, most=self._characters)
             try:
-                return prompts.read(cast("Prompt", prompt), judge)
+                ids = prompts.read(cast("Prompt", prompt), judge, generation.described)
+                if generation.tools is not None:
+                    prompts.tool_format()  # where the answer's calls can't be told, it isn't begun
+                return ids
             except EdgecompileError as error:
                 raise translate(error) from None
 
         if isinstance(prompt, str) and len(prompt) <= _SHORT:
             return tokenize()
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, tokenize)
+
+    def call_reader(self, tools: Tools) -> CallReader:
+        """What divides the answer to a chat with tools into text and calls.
+
+        Raises:
+            Unprocessable: the template writes calls in no form that is known here.
+        """
+        try:
+            return CallReader(self.prompts().tool_format()[0], tools.schemas)
+        except EdgecompileError as error:
+            raise translate(error) from None
 
     async def run(self, prompt: list[int], generation: Generation) -> AsyncIterator[Piece]:
         """The new text, piece by piece, as its tokens are made; the last one says why it ended.
@@ -190,8 +233,9 @@ class Generator:
             constraint = await self._constrain(generation)
             chosen = Options(**{**options, "max_new_tokens": most, "constraint": constraint})
             session = self._conversations.take(prompt)
-            stream = await self._begin_stream(session, prompt, generation.prompt, chosen)
-            text = TextStream(prompts.tokenizer, stream, generation.stop)
+            stream = await self._begin_stream(session, prompt, generation, chosen)
+            special = generation.tools is not None and prompts.tool_format()[1]
+            text = TextStream(prompts.tokenizer, stream, generation.stop, special)
             while (token := await self._next(stream, key)) is not None:
                 piece = text.read(token)
                 if text.finish_reason is not None:
@@ -214,11 +258,15 @@ class Generator:
 
     async def _constrain(self, generation: Generation) -> GrammarConstraint | None:
         """A text that has its place gets its constraint, on a thread: a schema may take a second."""
-        if not generation.grammar:
+        prompts, tools = self.prompts(), generation.tools
+        if not generation.grammar and (tools is None or not tools.must):
             return None
 
         def make() -> GrammarConstraint:
-            return self.prompts().grammars.make(make_grammar(**generation.grammar))
+            if tools is None:
+                return prompts.grammars.make(make_grammar(**generation.grammar))
+            asked = {name: tools.schemas[name] for name in tools.must}
+            return prompts.grammars.make_call(prompts.tool_format()[0], asked)
 
         return await asyncio.get_running_loop().run_in_executor(self._compiling, make)
 
@@ -226,16 +274,21 @@ class Generator:
         self,
         session: TextSession,
         prompt: list[int],
-        given: str | Sequence[int] | Sequence[Message],
+        generation: Generation,
         options: Options,
     ) -> TokenStream:
-        spec = self._model.manifest.generation
+        spec, given = self._model.manifest.generation, generation.prompt
         is_chat = not isinstance(given, str) and not isinstance(given[0], int)
         if not is_chat or spec is None or spec.kind != RECURRENT_LM:
             return session.stream(prompt, **options._asdict())
         # The chat is tokenized once more, for where its next turn will part from this one.
         return await asyncio.get_running_loop().run_in_executor(
-            self._tokenizing, session.stream_prompt, cast("Prompt", given), prompt, options
+            self._tokenizing,
+            session.stream_prompt,
+            cast("Prompt", given),
+            prompt,
+            options,
+            generation.described,
         )
 
     def _next(self, stream: TokenStream, key: bytes) -> asyncio.Future[int | None]:

@@ -14,6 +14,7 @@ from ..base.errors import ConstraintError, TokenizerError
 from ..base.lifetime import Unique
 from ..format.document import shorten
 from .schema_limits import check_schema
+from .tools import ToolFormat, make_call_schema
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -129,10 +130,7 @@ class Grammars(Unique):
             ConstraintError: llguidance can't read the grammar, or has no way to do all that it asks for.
             TokenizerError: llguidance isn't installed, or can't use the tokenizer.
         """
-        with self._lock:
-            if self._read is None:
-                self._package = _import_llguidance()
-                self._read = self._read_tokenizer()
+        self._load()
         package, matcher = self._package, None
         limits = package.LLParserLimits(
             initial_lexer_fuel=_FUEL, max_grammar_size=_PRODUCTIONS, verbose_errors=False
@@ -152,12 +150,21 @@ class Grammars(Unique):
             raise ConstraintError(shorten(text, _LONGEST))
         return GrammarConstraint(matcher, self._vocabulary)
 
+    def make_call(self, form: ToolFormat, tools: Mapping[str, Any]) -> "GrammarConstraint":
+        """A constraint for a text that is a call of one of some tools; raises what ``make`` does.
+
+        Args:
+            form: form of calls.
+            tools: schemas of the arguments by the tools' names.
+        """
+        schema = make_grammar(json_schema=make_call_schema(form, tools)).text
+        parts = [self.write_literal(form.before), "call", self.write_literal(form.after)]
+        rules = "start: {}\ncall: %json {}".format(" ".join(filter(None, parts)), schema)
+        return self.make(Grammar(LARK, rules))
+
     def write_literal(self, text: str) -> str:
         """A text as Lark's rules name it: a quoted one, in which tokens of their own stand by their numbers."""
-        with self._lock:
-            if self._read is None:
-                self._package = _import_llguidance()
-                self._read = self._read_tokenizer()
+        self._load()
         parts, plain = [], ""
         decoder = self._tokenizer.get_added_tokens_decoder()
         added = {token.content: number for number, token in decoder.items()}
@@ -174,6 +181,12 @@ class Grammars(Unique):
             plain, at = "", at + len(mark)
         parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
         return " ".join(parts)
+
+    def _load(self) -> None:
+        with self._lock:
+            if self._read is None:
+                self._package = _import_llguidance()
+                self._read = self._read_tokenizer()
 
     def _read_tokenizer(self) -> Any:
         if not _has_bytes(json.loads(self._tokenizer.to_str())):

@@ -167,6 +167,19 @@ _MESSAGE = _object(
         "anyOf": [*_CONTENTS, {"type": "null"}],
         "description": "may be null, or left out, in an assistant's message",
     },
+    tool_calls={"type": ["array", "null"], "description": "an assistant's calls of tools"},
+    tool_call_id={"type": ["string", "null"]},
+)
+_TOOL = _object(
+    ("type", "function"),
+    type={"const": "function"},
+    function=_object(
+        ("name",),
+        name={"type": "string", "minLength": 1, "maxLength": 256},
+        description={"type": ["string", "null"]},
+        parameters={"type": ["object", "null"], "description": "a JSON schema"},
+        strict=_FLAG,
+    ),
 )
 _ANY = {"type": "object"}
 
@@ -334,6 +347,12 @@ _PROMPT = _object(("prompt",), prompt={"anyOf": [{"type": "string"}, _IDS]}, **_
 _CHAT = _object(
     ("messages",),
     messages={"type": "array", "items": _MESSAGE, "minItems": 1},
+    tools={"type": ["array", "null"], "items": _TOOL, "maxItems": 128},
+    tool_choice={
+        "type": ["string", "object", "null"],
+        "description": "none, auto, required, or an object of the type function with the name of a tool",
+    },
+    parallel_tool_calls=_FLAG,
     **_COMPLETION,
 )
 
