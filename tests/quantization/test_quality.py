@@ -320,7 +320,7 @@ def test_a_bundle_carries_its_figures_and_computes_the_rounded_model(
     with open_bundle(result.bundle_path) as model:
         session = model.session()
         stream = session.stream(session._prompts().read(begun + " old mat"), max_new_tokens=2)
-        assert list(stream) and stream.reused == 4
+        assert list(stream) and stream.reused == 3  # the last word might go on
     assert len(result.verify.texts) == 5 and all(text.ok for text in result.verify.texts)
     assert result.quality is not None and result.verify is not None and result.verify.ok
     assert result.quality.real and result.quality.bound == 1.05 and result.quality.mean_kl > 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,10 +103,7 @@ class _DeadRows:
         whole: set[Node] = set()
         while True:
             rows = self._find_beside(whole)
-            # A change in place becomes a value of its own, which its operand must be, too; and there is
-            # no row of a tuple.
-            bound = [x for x in rows if x in self._alone or x.target is operator.getitem]
-            apart = {node for node in bound if node.args[0] not in rows}
+            apart = {node for node in rows if self._needs_whole(node, rows)}
             if not apart:
                 return dict(reversed(rows.items()))
             whole |= apart
@@ -132,6 +129,17 @@ class _DeadRows:
                 wanted[item].add(dim)
             needed.update(set(node.all_input_nodes) - set(found.inputs))
         return rows
+
+    def _needs_whole(self, node: Node, rows: Mapping[Node, Rows]) -> bool:
+        """Whether a node can't compute one row, since others compute all."""
+        x: Any = node.args[0]
+        if node in self._alone or node.target is operator.getitem:
+            # A change in place becomes a value of its own, which its operand must be, too; a tuple has no row.
+            return x not in rows
+        # Linears of one input become one, with one matrix for programs of any length.
+        return node.target is aten.linear.default and any(
+            user.target is aten.linear.default and user not in rows for user in x.users
+        )
 
     def _rows_of(self, node: Node, dim: int) -> Rows | None:
         """How a node works by rows; None: it doesn't, or it is a part of memory that something changes."""

@@ -85,6 +85,17 @@ def test_a_layer_behind_the_last_attention_computes_one_row(static: bool) -> Non
     assert {"layer_norm", "matmul"} <= whole
 
 
+def test_linears_of_one_input_stay_together() -> None:
+    """Programs of one token make one matrix of them; the bundle would hold another for this one."""
+
+    def forward(x: Tensor, last: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = F.linear(x, w), F.linear(x, w + 1)
+        return F.linear(q.exp(), w)[:, last], k
+
+    count, whole = rows_of(forward)
+    assert count == 2 and "exp" not in whole and "linear" in whole
+
+
 @pytest.mark.parametrize(
     "mix",
     [
