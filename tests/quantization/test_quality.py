@@ -33,6 +33,7 @@ from edgecompile.precision import FP32, Precision
 from edgecompile.quantization.gptq import RoundedWeights
 from edgecompile.quantization.judged import JudgedModel, is_judged
 from edgecompile.quantization.quality import Judge, Quality, check_quality, max_mean_kl
+from edgecompile.runtime import open_bundle
 from tests.conftest import one_at_a_time
 from tests.factories.outliers import add_outliers
 
@@ -301,11 +302,26 @@ def test_a_bundle_carries_its_figures_and_computes_the_rounded_model(
     folder: Path, tmp_path: Path
 ) -> None:
     texts = SampleTexts(folder / "texts.txt", folder / "tokenizer.json")
+    begun = "cat sat on the"
+    (tmp_path / "prompt.txt").write_text(begun + "\n")
+    prefix = {"prefix": tmp_path / "prompt.txt"}
     result = build(
         request_for(
-            folder, tmp_path / "a.ecb", precision="int8", texts=texts, max_perplexity_ratio=1.05
+            folder,
+            tmp_path / "a.ecb",
+            precision="int8",
+            texts=texts,
+            max_perplexity_ratio=1.05,
+            **prefix,
         )
     )
+    # The prompt's caches are those of the rounded model, and the golden texts go on from them.
+    assert result.verify is not None
+    with open_bundle(result.bundle_path) as model:
+        session = model.session()
+        stream = session.stream(session._prompts().read(begun + " old mat"), max_new_tokens=2)
+        assert list(stream) and stream.reused == 3  # the last word might go on
+    assert len(result.verify.texts) == 5 and all(text.ok for text in result.verify.texts)
     assert result.quality is not None and result.verify is not None and result.verify.ok
     assert result.quality.real and result.quality.bound == 1.05 and result.quality.mean_kl > 0
     figures = result.quality.to_json()
