@@ -330,15 +330,25 @@ class Session(Unique, Generator):
             begin = len(self._tokens)
             if self._spec.kind == RECURRENT_LM and begin != self._behind:
                 raise _states_lost()
-            end, states = begin + len(tokens), self._states
-            if states is not None and self._every:
-                for stop in range(begin + self._every - begin % self._every, end, self._every):
-                    self._extend(tokens[len(self._tokens) - begin : stop - begin])
-                    states.take(stop)
-            logits = self._extend(tokens[len(self._tokens) - begin :])
-            if states is not None and self._every and end % self._every == 0:
-                states.take(end)
-            return logits
+            if self._states is not None:
+                return self._extend_states(self._states, tokens)
+            try:
+                return self._extend(tokens)
+            except BaseException:
+                del self._tokens[begin:]  # all of them can be run again
+                raise
+
+    def _extend_states(self, states: Checkpoints, tokens: Sequence[int]) -> "NDArray[np.float32]":
+        """Runs tokens behind the text, and keeps states at every so many tokens."""
+        begin, every = len(self._tokens), self._every
+        end = begin + len(tokens)
+        for stop in range(begin + every - begin % every, end, every) if every else ():
+            self._extend(tokens[len(self._tokens) - begin : stop - begin])
+            states.take(stop)
+        logits = self._extend(tokens[len(self._tokens) - begin :])
+        if every and end % every == 0:
+            states.take(end)
+        return logits
 
     def has_turn(self, stream: TokenStream) -> bool:
         """Whether the text is still this stream's, and so the logits that it got."""

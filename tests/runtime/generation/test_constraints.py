@@ -278,3 +278,42 @@ def test_logits_that_are_no_numbers_are_told(model: Model, monkeypatch: pytest.M
     monkeypatch.setattr(session, "begin", broken)
     with pytest.raises(NativeError, match="the largest is nan"):
         session.generate([3], max_new_tokens=2, constraint=Rule(lambda made: only(5, 6)))
+
+
+@pytest.mark.parametrize("bundle", ["decoder_bundle", "hybrid_bundle"])
+def test_a_run_of_forced_tokens_that_failed(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, bundle: str
+) -> None:
+    """It is run again as a whole, where the model has no states; these are lost, which is told."""
+    with open_bundle(request.getfixturevalue(bundle), threads=1) as model:
+        every = np.ones(model.info["outputs"][0]["shape"][1], bool)
+        run, runs = model.run_bound, list[int]()
+
+        def break_one(*given: Any) -> Any:
+            runs.append(1)
+            if len(runs) == 3:  # the prompt's, the first chunk's of the forced tokens, and this one
+                raise NativeError("broken")
+            return run(*given)
+
+        for states in ({}, {"checkpoint_every": 16}):
+            forced = {1: [5] * 60}
+            text = {"input_ids": [3, 1, 4], "max_new_tokens": 64, "eos": ()}
+            want = model.generate(**text, constraint=Rule(lambda made: every, forced))
+            session = model.session(**states)
+            stream = session.stream(**text, constraint=Rule(lambda made: every, forced))
+            runs.clear()
+            monkeypatch.setattr(model, "run_bound", break_one)
+            with pytest.raises(NativeError, match="broken"):
+                list(stream)
+            assert stream.tokens == want[:61]
+            if bundle == "decoder_bundle":
+                assert session.tokens == [3, 1, 4]
+                assert list(stream) == want[61:] and stream.tokens == want
+            else:
+                with pytest.raises(InputError, match="its states are lost"):
+                    next(stream)
+            monkeypatch.undo()
+            again = [3, 1, 4, *stream.tokens, 9]
+            assert session.generate(again, max_new_tokens=4) == model.generate(
+                again, max_new_tokens=4
+            )
