@@ -67,7 +67,7 @@ class Verification(NotebookResult):
         """
         from edgecompile.report.page import render_page
 
-        facts = sorted(self.manifest.built_by.items())
+        facts = sorted(item for item in self.manifest.built_by.items() if item[1])
         return write_text(path, render_page(self.manifest.name, [self._section()], facts=facts))
 
     def _section(self) -> Section:

@@ -101,7 +101,8 @@ class Judge:
 
     Args:
         logits: a function from a text, int64 [1, length], to logits [length, vocabulary].
-        texts: texts of two tokens at least, one or more; as many of them count as memory has room for.
+        texts: texts of two tokens at least, one or more; the first counts, and as many further ones as
+            memory has room for.
         said: the texts, in words.
         real: whether they are the user's.
         narrow: run in float32, for a quick look.
@@ -125,7 +126,7 @@ class Judge:
         self._known: list[Tensor] = []
         room = _MOST_NUMBERS
         for text in texts:
-            if room <= 0:
+            if self._known and (text.shape[1] - 1) * self._known[0].shape[1] > room:
                 break
             answer = self._run(text)
             if not bool(answer.isfinite().all()):
