@@ -16,7 +16,7 @@ from edgecompile.errors import CompileError
 from edgecompile.export.program import ExportedModel
 from edgecompile.models.language_texts import LanguageTexts
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import FP32, Precision
+from edgecompile.precision import Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.gptq import RoundedWeights, round_products
 from edgecompile.quantization.program import QuantizedProgram
@@ -66,11 +66,7 @@ class JudgedModel:
     def narrowed(self, precision: Precision) -> Iterator[None]:
         """The model computes with the weights of a precision for as long as the context lasts."""
         program = self.program
-        values = (
-            (attr, program.kept_value(attr, precision))
-            for attr, (names, _exact) in program.products.items()
-            if precision.of(names) != FP32.name  # the model's own is that
-        )
+        values = ((attr, program.kept_value(attr, precision)) for attr in program.products)
         with self._places.replacing(values):
             yield
 

@@ -135,15 +135,19 @@ class Judge:
             self._known.append(answer)
             room -= answer.numel()
 
-    def quality(self) -> Quality:
+    def quality(self, other: Callable[[Tensor], Tensor] | None = None) -> Quality:
         """The figures of the model as it is now.
+
+        Args:
+            other: what else is judged, a function such as ``logits``; None: the model.
 
         Raises:
             ModelError: it fails.
+            Whatever ``other`` raises.
         """
         divergences, losses, same = [], [], []
         for text, known in zip(self._texts, self._known, strict=True):
-            found = self._run(text)
+            found = self._run(text) if other is None else _probabilities(other(text))
             ours, theirs = found.double(), known.double()
             divergences.append((theirs.exp() * (theirs - ours)).sum(-1).clamp(min=0))
             picked = text[0, 1:, None]

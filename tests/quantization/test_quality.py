@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
+from edgecompile.api.verify import verify
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import ModelError, UsageError, VerificationError
 from edgecompile.export.store import ExportStore
@@ -224,6 +225,8 @@ def test_weights_rounded_for_texts_say_what_the_original_says(
     assert 0 < calibrated.mean_kl < 0.7 * nearest.mean_kl
     assert judged.quality(Precision("bf16")).mean_kl < nearest.mean_kl
     assert judged.quality(FP32).mean_kl < 1e-12  # the original's weights are back
+    with judged.narrowed(Precision("int8")):
+        assert judged.quality(FP32).mean_kl < 1e-12  # within, too
     # The next build of the same reads them.
     assert judged.round_weights(tmp_path, "key") == rounded
     (file,) = tmp_path.glob("gptq-*.npz")
@@ -372,6 +375,16 @@ def test_a_bundle_carries_its_figures_and_computes_the_rounded_model(
     assert result.verify.min_cosine is None
     worst = result.verify.worst
     assert worst is not None and worst.max_abs_error < 0.01 * worst.scale
+    # Beside the original the bundle itself is judged by next tokens, too.
+    found = verify(result.bundle_path, str(folder))
+    own = found.report.results[-1]
+    assert found.ok and own.case == "next tokens" and own.limit == max_mean_kl(1.05)
+    assert result.quality.mean_kl / 3 < own.max_abs_error < 3 * result.quality.mean_kl
+    assert "So it is judged as by a build: int8 against eager" in found.report.notes[-1]
+    save_llama(tmp_path / "other", tied=True)
+    wrong = verify(result.bundle_path, str(tmp_path / "other"), check=False).report
+    assert [item.case for item in wrong.results if not item.ok] == ["next tokens"]
+    assert "too far from the original's" in wrong.results[-1].error
     with pytest.raises(
         VerificationError, match="changes what the model says by more than is allowed"
     ):

@@ -92,7 +92,13 @@ def _plain(value: Any) -> Any:
 
 def kind(value: Any) -> str:
     """JSON's name of a value's type, with its article."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
     return names.get(type(value), "a number")
 
 

@@ -140,7 +140,11 @@ def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
         ({"repetition_penalty": "1"}, 400, 'repetition_penalty is "1", must be a number'),
         ({"seed": 1 << 63}, 400, "seed is 9223372036854775808"),
         ({"max_tokens": -2}, 400, "max_tokens is -2, must be an integer in 1..2147483647, or -1"),
-        ({"max_tokens": 1 << 31}, 400, "max_tokens is 2147483648, must be an integer in 1..2147483647"),
+        (
+            {"max_tokens": 1 << 31},
+            400,
+            "max_tokens is 2147483648, must be an integer in 1..2147483647",
+        ),
         ({"stream_options": []}, 400, "stream_options must be an object, not a list"),
         ({"stream_options": ""}, 400, "stream_options must be an object, not a string"),
         ({"stream_options": {"include_usage": "yes"}}, 400, "include_usage must be true or false"),
