@@ -232,8 +232,9 @@ def _quality_bound(manifest: Manifest, model: LoadedModel) -> float | None:
     if not isinstance(figures, dict) or model.generation is None:
         return None
     bound = figures.get("bound")
-    known = isinstance(bound, int | float) and bound > 1 and model.generation.logits is not None
-    return float(bound) if known else None
+    if not isinstance(bound, int | float) or bound <= 1 or model.generation.logits is None:
+        return None
+    return float(bound)
 
 
 def _judge(
