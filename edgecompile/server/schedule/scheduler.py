@@ -325,9 +325,10 @@ class Scheduler:
             self._threads.run(work, done)
 
     def _work(self, run: Run, inputs: Sequence[CheckedInputs]) -> list[Result]:
-        began = self._clock()
+        began, own = self._clock(), time.thread_time()
         results = self._runner.run(inputs, run.threads)
-        run.alone = self._clock() - began or None
+        # The thread may have waited for the loop, which holds Python's lock.
+        run.alone = min(self._clock() - began, time.thread_time() - own) or None
         return results
 
     def _begun(self, run: Run) -> None:
