@@ -45,7 +45,7 @@ def read_grammar(document: Mapping[str, Any]) -> dict[str, Any]:
     outputs = document.get("structured_outputs")
     if outputs is not None:
         if not isinstance(outputs, dict):
-            raise BadRequest(f"structured_outputs must be an object, not a {kind(outputs)}")
+            raise BadRequest(f"structured_outputs must be an object, not {kind(outputs)}")
         _OUTPUTS.check(outputs, "structured_outputs.")
         for name, value in outputs.items():
             if value is not None and value is not False:
@@ -59,7 +59,7 @@ def read_grammar(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_format(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadRequest(f"response_format must be an object, not a {kind(value)}")
+        raise BadRequest(f"response_format must be an object, not {kind(value)}")
     _FORMAT.check(value, "response_format.")
     form = required(value, "type")
     if form == "text":
@@ -80,7 +80,7 @@ def _read_format(value: Any) -> dict[str, Any]:
 def _read_guide(field: str, name: str, value: Any) -> dict[str, Any]:
     if name == "regex":
         if not isinstance(value, str):
-            raise BadRequest(f"{field} must be a regular expression, not a {kind(value)}")
+            raise BadRequest(f"{field} must be a regular expression, not {kind(value)}")
         return {"regex": value}
     if name == "choice":
         if (
@@ -96,5 +96,5 @@ def _read_guide(field: str, name: str, value: Any) -> dict[str, Any]:
             raise BadRequest(f"{field} must be true or false")
         return {"json_schema": _OBJECT}
     if not isinstance(value, (dict, str)):
-        raise BadRequest(f"{field} must be a JSON schema, not a {kind(value)}")
+        raise BadRequest(f"{field} must be a JSON schema, not {kind(value)}")
     return {"json_schema": value}

@@ -11,6 +11,7 @@ from edgecompile.server.errors import BadRequest, Unprocessable
 from edgecompile.server.generation import Piece, Tools
 from edgecompile.server.protocol.documents import kind, load_object, required
 from edgecompile.server.protocol.fields import Fields
+from edgecompile.server.protocol.texts import flag
 
 _MOST = 128
 _TOOL = Fields("type function")
@@ -30,10 +31,8 @@ def read_tools(document: Mapping[str, Any]) -> Tools | None:
     """
     value, choice = document.get("tools"), document.get("tool_choice")
     if value is not None and not isinstance(value, list):
-        raise BadRequest(f"tools must be a list, not a {kind(value)}")
-    several = document.get("parallel_tool_calls")
-    if several is not None and not isinstance(several, bool):
-        raise BadRequest(f"parallel_tool_calls must be true or false, not a {kind(several)}")
+        raise BadRequest(f"tools must be a list, not {kind(value)}")
+    several = flag(document, "parallel_tool_calls", True)
     if not value:
         if choice not in (None, "none", "auto"):
             raise BadRequest("tool_choice asks for a tool, but there are no tools")
@@ -46,12 +45,12 @@ def read_tools(document: Mapping[str, Any]) -> Tools | None:
     if choice == "none":
         return None
     must = _read_choice(choice, schemas)
-    return Tools(tuple(value), schemas, must, several is not False)
+    return Tools(tuple(value), schemas, must, several)
 
 
 def _read_tool(value: Any, where: str) -> tuple[str, Any]:
     if not isinstance(value, dict):
-        raise BadRequest(f"{where} must be an object, not a {kind(value)}")
+        raise BadRequest(f"{where} must be an object, not {kind(value)}")
     _TOOL.check(value, where + ".")
     if value.get("type") != "function":
         raise Unprocessable(
@@ -96,7 +95,7 @@ def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
         BadRequest: they aren't what they must be.
     """
     if not isinstance(value, list):
-        raise BadRequest(f"{where} must be a list, not a {kind(value)}")
+        raise BadRequest(f"{where} must be a list, not {kind(value)}")
     calls = []
     for index, item in enumerate(value):
         place = f"{where}[{index}]"

@@ -13,7 +13,7 @@ import pytest
 
 from edgecompile.runtime.text.grammar import Grammars
 from tests.server.http.asgi import call, run, serving
-from tests.server.http.test_generation import events
+from tests.server.http.generations import events
 
 pytest.importorskip("llguidance")
 

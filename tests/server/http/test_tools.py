@@ -12,7 +12,7 @@ import pytest
 from edgecompile.server.generation import Generator, Piece
 from tests.bytewise import TEMPLATE, build_bytewise, make_tokenizer
 from tests.server.http.asgi import call, run, serving
-from tests.server.http.test_generation import events
+from tests.server.http.generations import events
 
 pytest.importorskip("llguidance")
 pytest.importorskip("jinja2")
@@ -212,7 +212,7 @@ def answered(**function: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[dict[str, Any], int, str]] = [
-    ({"tools": {}}, 400, "tools must be a list, not a object"),
+    ({"tools": {}}, 400, "tools must be a list, not an object"),
     ({"tools": [3]}, 400, "tools[0] must be an object"),
     ({"tools": [{"type": "web_search"}]}, 422, "tools[0].type 'web_search' isn't supported"),
     ({"tools": [{"type": "function"}]}, 400, "tools[0].function must be an object with a name"),
