@@ -308,6 +308,41 @@ def test_literals_name_tokens_of_their_own() -> None:
     assert grammars.write_literal("naïve") == '"naïve"'
 
 
+def test_tokenizers_with_tokens_of_bytes() -> None:
+    """As Llama 2's and Gemma's are: words with a sign for the space, and a token for each byte."""
+    import tokenizers
+
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words += ["▁", "a", "b", "n", "o", "▁b", "no", "ab"]
+    merges = [("▁", "b"), ("n", "o"), ("a", "b")]
+    model = tokenizers.models.BPE(
+        {word: index for index, word in enumerate(words)},
+        merges,
+        unk_token="<unk>",
+        byte_fallback=True,
+        fuse_unk=True,
+    )
+    tokenizer = tokenizers.Tokenizer(model)
+    n, d = tokenizers.normalizers, tokenizers.decoders
+    tokenizer.normalizer = n.Replace(" ", "▁")
+    tokenizer.decoder = d.Sequence([d.Replace("▁", " "), d.ByteFallback(), d.Fuse()])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    grammars, drawn = Grammars(tokenizer, len(words), [2]), random.Random(0)
+    for expression in ("(ab|no) b{2}é", '[{]"[a-z ]{3,9}"[}]', "(文|😀){2}"):
+        for _ in range(5):
+            constraint, made = grammars.make(make_grammar(regex=expression)), list[int]()
+            while not constraint.ended():
+                tokens = constraint.forced()
+                if not tokens:
+                    bits = np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")
+                    tokens = [drawn.choice(np.flatnonzero(bits[: len(words)]).tolist())]
+                for token in tokens:
+                    constraint.accept(token)
+                made += tokens
+            text = tokenizer.decode([token for token in made if token != 2])
+            assert re.fullmatch(expression, text)
+
+
 @pytest.mark.parametrize("style", ["words", "spaces"])
 def test_tokenizers_without_bytes_are_refused(style: str) -> None:
     import tokenizers
