@@ -66,7 +66,9 @@ def blocks(page: Path, language: str) -> list[str]:
 def rows(page: Path, heading: str, second: str = "") -> list[list[str]]:
     """The cells of the table whose first heading is ``heading``, and whose second one begins with ``second``."""
     text = page.read_text(encoding="utf-8")
-    match = re.search(rf"^\| {heading} \| {second}.*\n\|[-|]+\|\n((?:\|.*\n?)+)", text, re.MULTILINE)
+    match = re.search(
+        rf"^\| {heading} \| {second}.*\n\|[-|]+\|\n((?:\|.*\n?)+)", text, re.MULTILINE
+    )
     assert match is not None, f"{page.name} has no table of {heading}"
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in match[1].splitlines()]
 
