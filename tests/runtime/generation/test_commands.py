@@ -26,6 +26,7 @@ from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.format.schema import Tolerance
 from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import _Judge
+from edgecompile.runtime.text.session import TextSession
 from edgecompile.runtime.text.stream import TextStream
 from tests.generative import replace_files
 from tests.runtime.texts import TOKENIZER, a_tokenizer
@@ -307,6 +308,13 @@ def test_a_chat_goes_on_from_a_file(
     code, third = talk("", "--load", file)
     assert code == 0 and third["messages"] == whole["messages"]
 
+    # Where that fails, too, it hides nothing.
+    with monkeypatch.context() as patch:
+        patch.setattr(TextSession, "save", _refuse_to_save)
+        code, failed = talk("the " * 300 + "\n", "--load", file, "--save", file)
+    message = failed["error"]["message"]
+    assert code == 16 and "tokens" in message
+    assert message.endswith("; the conversation is lost, too: no space left")
     code, failed = talk("", "--load", file, "--system", "the")
     assert code == 24 and "--load and --system don't go together" in failed["error"]["message"]
     code, failed = talk("cat\n", "--save", str(tmp_path / "none" / "x"))
@@ -317,6 +325,10 @@ def test_a_chat_goes_on_from_a_file(
             code, failed = talk("cat\n", "--load", file)
             assert code == 24
             assert "holds no conversation of this command" in failed["error"]["message"]
+
+
+def _refuse_to_save(self: TextSession, path: str, notes: object) -> None:
+    raise InputError("no space left")
 
 
 def test_an_empty_answer_is_left_out_of_the_chat(
@@ -389,3 +401,47 @@ def test_bench_and_calibration_run_such_a_bundle(decoder_bundle: Path, tmp_path:
         )
         assert done.returncode == 0, done.stderr
     assert {point["bucket"] for point in json.loads(file.read_bytes())["points"]} == {0, 1, 2}
+
+
+def test_the_commands_obey_a_schema_or_an_expression(
+    bytewise_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("llguidance")
+    schema, bundle = tmp_path / "schema.json", str(bytewise_bundle)
+    schema.write_text(json.dumps({"enum": ["red", "green"]}))
+    rule = ["--json-schema", str(schema)]
+
+    def generate(*arguments: str) -> Any:
+        assert main(["generate", bundle, *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["texts"]
+
+    texts = generate("--text", "a", "--text", "ab", *rule)
+    assert len(texts) == 2 and {text["text"] for text in texts} <= {'"red"', '"green"'}
+    assert {text["finish_reason"] for text in texts} == {"constraint"}
+    (text,) = generate("--ids", "1,2", "--regex", "ab{3}c")
+    with open_bundle(bundle, warmup=False) as model:
+        assert open_tokenizer(model).decode(text["tokens"]) == "abbbc"
+    assert main(["generate", bundle, "--text", "a", "--regex", "(yes|no)"]) == 0
+    told = capsys.readouterr()
+    assert (
+        told.out in ("yes\n", "no\n")
+        and "tokens after a prompt of 1 (0 cached), complete" in told.err
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n"))
+    assert main(["chat", bundle, *rule, "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["messages"][1::2]
+    assert len(answers) == 2 and {answer["content"] for answer in answers} <= {'"red"', '"green"'}
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for wrong, message in (
+        ([*rule, "--regex", "a"], "--json-schema and --regex don't go together"),
+        (["--json-schema", str(tmp_path / "none")], "none: can't be read: No such file"),
+        (["--json-schema", str(tmp_path / "bytes")], "isn't text in UTF-8"),
+        (["--regex", "("], "regex can't be used"),
+    ):
+        for command in (["generate", bundle, "--text", "a"], ["chat", bundle]):
+            monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
+            assert main([*command, *wrong]) in (10, 24)
+            assert message in capsys.readouterr().err

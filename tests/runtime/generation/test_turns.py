@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ def talker(
         if request.param == "qwen3_5":
             bundle = request.getfixturevalue("hybrid_bundle")
         else:
-            from tests.zoo.generation_families import build_family, load_family
+            from tests.zoo.generation_bundles import build_family
+            from tests.zoo.generation_families import load_family
 
             folder = tmp_path_factory.mktemp(request.param)
             bundle = folder / "model.ecb"
@@ -239,7 +240,7 @@ def test_the_place_where_a_template_parts_is_kept(
     class Prompts:
         tokenizer, spec = Tokenizer(), hybrid.manifest.generation
 
-        def read(self, messages: Any) -> list[int]:
+        def read(self, messages: Any, judge: Any = None, tools: Sequence[Any] = ()) -> list[int]:
             ids: list[int] = []
             for message in messages:
                 ids += [3 if message["role"] == "user" else 4]
