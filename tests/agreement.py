@@ -14,6 +14,13 @@ from typing import NamedTuple
 SECTIONS = ("generation", "text", "labels", "golden", "plan", "expected")
 #: The one of them in which it may still find something.
 CHECKED = "generation"
+#: The rules of that one which it checks, all or in part; docs/c-runtime.md names the others.
+CHECKED_RULES = frozenset(
+    {
+        *("key-type", "key-missing", "list-size", "generation-kind", "generation-axes"),
+        *("generation-inputs", "generation-shape", "generation-states", "generation-buckets"),
+    }
+)
 #: Rules that it doesn't check: no name that breaks this one is that of a constant of a program.
 LEFT = frozenset({"weights-name"})
 #: The rule that Python looks at only where those hold.

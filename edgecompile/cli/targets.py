@@ -81,8 +81,7 @@ def check_command(session: Session, target: str) -> None:
 @file_option(
     "--from",
     "described",
-    help="Describe another machine: what 'python -m edgecompile.runtime info BUNDLE --host --json' "
-    "printed there.",
+    help="Describe another machine: what 'python3 BUNDLE info --host --json' printed there.",
 )
 @click.option(
     "--name", metavar="NAME", help="Call it this.  [default: the file's, or this-machine]"

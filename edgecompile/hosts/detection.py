@@ -134,7 +134,7 @@ def check_target(profile: TargetProfile) -> TargetCheck:
 
 
 def describe_here() -> dict[str, Any]:
-    """This machine, in the words of the runtime's ``info BUNDLE --host --json``.
+    """This machine, in the words of the runtime's ``info --host --json``.
 
     Raises:
         TargetError: nothing can be built for its architecture.
@@ -151,12 +151,12 @@ def describe_here() -> dict[str, Any]:
 
 
 def describe_device(path: Path) -> dict[str, Any]:
-    """A device's output of ``python -m edgecompile.runtime info BUNDLE --host --json``.
+    """A device's output of ``python3 BUNDLE info --host --json``, whose probe asks the CPU.
 
     Raises:
         TargetError: the file can't be read, or isn't that.
     """
-    hint = "write it on the device: python -m edgecompile.runtime info BUNDLE --host --json"
+    hint = "write it on the device: python3 BUNDLE info --host --json"
     document, _ = read_object(path, TargetError, max_bytes=_MAX_BYTES, hint=hint)
     host = document.get("host")
     if not isinstance(host, dict):

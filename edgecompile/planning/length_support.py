@@ -3,8 +3,8 @@
 What a model can do is found by exporting and running it, never assumed: a dynamic program for the
 whole range; else one for each side of its conditions on the length, or for those sides that hold the
 traffic where no program serves the others; else static programs to which shorter inputs are padded, if
-padding changes nothing; else one for the one length that all the traffic has. What is left is refused
-with every reason.
+padding changes nothing; else one for the one length that all the traffic has; else more sides than a
+plan has buckets by default. What is left is refused with every reason.
 """
 
 from __future__ import annotations

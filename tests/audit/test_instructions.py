@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
+from edgecompile.audit import instructions
 from edgecompile.audit.instructions import InstructionEvidence, find_objdump, scan_instructions
 from edgecompile.errors import ElfError
+from edgecompile.targets.schema import FEATURES
+from edgecompile.toolchain.native import native_sources
 
 KERNELS = """
 #include <math.h>
@@ -46,6 +50,31 @@ def scan(folder: Path, source: str, *flags: str, arch: str = "x86-64") -> Instru
 
 def features(evidence: InstructionEvidence) -> set[str]:
     return {use.feature for use in evidence.uses}
+
+
+#: Features that a variant may require without a pattern of their own: the one whose pattern sees their instructions.
+#: None: every CPU of the architecture has it (asimd), or compilers don't emit it (xsave).
+SEEN_AS: dict[str, dict[str, str | None]] = {
+    "x86-64": {
+        "xsave": None,
+        **dict.fromkeys(("avx512bw", "avx512cd", "avx512dq", "avx512vl"), "avx512f"),
+    },
+    "aarch64": {"asimd": None, **dict.fromkeys(("sve2", "svebf16", "svei8mm"), "sve")},
+}
+#: Features whose instructions no variant may use, under the kernel's names: the probe doesn't ask for them.
+UNASKED = {"jscvt", "paca"}
+
+
+@pytest.mark.parametrize("arch", FEATURES)
+def test_names_are_those_of_profiles_and_of_the_probe(arch: str) -> None:
+    """A misspelt name would refuse every library that uses the feature, or none."""
+    patterns, seen = instructions._PATTERNS[arch], SEEN_AS[arch]
+    assert set(FEATURES[arch]) - set(patterns) == set(seen)
+    assert {name for name in seen.values() if name} <= set(patterns)
+    probe = (native_sources() / "probe" / "cpu_probe.c").read_text()
+    asked = set(re.findall(r'"(\w+)"', probe))
+    assert set(patterns) - asked - UNASKED == set()
+    assert UNASKED.isdisjoint(asked)
 
 
 @pytest.mark.parametrize(

@@ -60,4 +60,4 @@ def test_targets_detect_from_what_a_device_said(files: Path) -> None:
     assert [v["name"] for v in json.loads(result.stdout)["variants"]] == ["aarch64-neon"]
     (files / "device.json").write_text("{}")
     result = run("targets", "detect", "--from", "device.json")
-    assert result.exit_code == 31 and "info BUNDLE --host --json" in result.stderr
+    assert result.exit_code == 31 and "python3 BUNDLE info --host --json" in result.stderr

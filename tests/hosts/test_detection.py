@@ -118,4 +118,4 @@ def test_files_that_describe_no_machine(tmp_path: Path, content: str, problem: s
     with pytest.raises(TargetError) as caught:
         describe_device(path)
     assert problem in caught.value.message
-    assert "edgecompile.runtime info" in str(caught.value.hint)
+    assert "python3 BUNDLE info --host --json" in str(caught.value.hint)

@@ -21,12 +21,16 @@ import pytest
 
 from edgecompile import errors
 from edgecompile.bundle.verify import RUNTIME_COMMAND
-from edgecompile.cli import DEVICE_COMMANDS, cli
+from edgecompile.cli import _EPILOG, DEVICE_COMMANDS, cli
 from edgecompile.runtime import __main__ as device
 from edgecompile.runtime.base import errors as device_errors
 from edgecompile.runtime.cpu.loaders import PACKAGES
 from edgecompile.runtime.model import model, open_bundle
 from edgecompile.server import errors as server_errors
+from edgecompile.server.http.metrics import Metrics
+from edgecompile.server.protocol.openapi import make_document
+from edgecompile.server.serving import Repository
+from tests.agreement import CHECKED_RULES, LEFT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
@@ -59,10 +63,12 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def rows(page: Path, heading: str) -> list[list[str]]:
-    """The cells of the table whose first heading is ``heading``."""
+def rows(page: Path, heading: str, second: str = "") -> list[list[str]]:
+    """The cells of the table whose first heading is ``heading``, and whose second one begins with ``second``."""
     text = page.read_text(encoding="utf-8")
-    match = re.search(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n?)+)", text, re.MULTILINE)
+    match = re.search(
+        rf"^\| {heading} \| {second}.*\n\|[-|]+\|\n((?:\|.*\n?)+)", text, re.MULTILINE
+    )
     assert match is not None, f"{page.name} has no table of {heading}"
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in match[1].splitlines()]
 
@@ -256,6 +262,56 @@ def test_every_error_has_an_exit_code_of_its_own() -> None:
     codes = [row[0] for row in rows(DOCS / "errors.md", "exit code")]
     assert sorted(set(codes), key=int) == codes
     assert not {"0", "2", "70", "74", "129", "130", "141", "143"} & set(codes)
+
+
+def test_exit_codes_lie_in_the_ranges_that_the_command_line_names() -> None:
+    ranges = [(int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", _EPILOG)]
+    for code, name, *_ in rows(DOCS / "errors.md", "exit code")[1:]:  # but EdgecompileError's
+        assert any(lo <= int(code) <= hi for lo, hi in ranges), name
+
+
+def test_exit_codes_that_are_called_free_are_free() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    found = re.search(r"Free are (\d+) to (\d+) for [^,]+, (\d+) to (\d+) for devices", text)
+    assert found is not None
+    lo, hi, least, most = map(int, found.groups())
+    free = {*range(lo, hi + 1), *range(least, most + 1)}
+    cells = [row[0] for row in rows(DOCS / "errors.md", "exit code")]
+    others = [row[0] for row in rows(DOCS / "errors.md", "exit code", "cause")]
+    used = {int(code) for cell in (*cells, *others) for code in cell.split(", ")}
+    assert {0, 11, 53, 70, 143} <= used and used.isdisjoint(free)
+    assert lo - 1 in used and least - 1 in used, "a code between is free, too"
+
+
+def test_metrics_of_the_server_are_documented() -> None:
+    text = Metrics().text(Repository([]), 0, 0, draining=False).decode()
+    names = re.findall(r"^# TYPE edgecompile(\w+) ", text, re.MULTILINE)
+    documented = [
+        name.strip("`") for row in rows(DOCS / "server.md", "metric") for name in row[0].split(", ")
+    ]
+    assert sorted(documented) == sorted(names)
+
+
+def test_addresses_of_the_server_are_documented() -> None:
+    model = "/v2/models/NAME[/versions/V]"  # for which "…" stands behind it
+    documented = set()
+    for row in rows(DOCS / "server.md", "address"):
+        for path in re.findall(r"`(?:GET |POST )?([/…][^` ]*)`", " ".join(row)):
+            whole = path.replace("…", model)
+            plain, optional = re.sub(r"\[.*?\]", "", whole), re.sub(r"[][]", "", whole)
+            documented |= {plain, optional}
+    paths = make_document("0", keys=False)["paths"]
+    names = {"{model}": "NAME", "{version}": "V"}
+    actual = {re.sub(r"\{\w+\}", lambda match: names[match[0]], path) for path in paths}
+    assert documented == actual
+
+
+def test_rules_that_the_c_runtime_leaves_to_its_caller_are_documented() -> None:
+    format_page = (REPOSITORY / "edgecompile" / "runtime" / "FORMAT.md").read_text(encoding="utf-8")
+    rules = set(re.findall(r"^- `\[(generation-\w+)\]`", format_page, re.MULTILINE))
+    _, _, text = (DOCS / "c-runtime.md").read_text(encoding="utf-8").partition("## Differences")
+    named = re.findall(r"`((?:generation|weights)-\w+)`", text)
+    assert sorted(named) == sorted(rules - CHECKED_RULES | LEFT)
 
 
 def test_arguments_of_open_bundle_are_documented() -> None:

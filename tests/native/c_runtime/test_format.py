@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.cpu import loaders
-from tests.agreement import LEFT
+from tests.agreement import CHECKED, CHECKED_RULES, LEFT
 from tests.native.c_runtime.agreement import (  # noqa: F401
     PROBE_PATH,
     Compile,
@@ -174,13 +174,7 @@ def test_hostile_bundles_are_refused_as_in_python(
         elif name != "good" and not python.sections() and rule not in LEFT:
             assert verdict.rules <= python.rules and verdict.rules, name
     # What a run of a language model depends on is refused here, too.
-    assert refused == {
-        f"generation:{rule}"
-        for rule in (
-            "key-type", "key-missing", "list-size", "generation-kind", "generation-axes",
-            "generation-inputs", "generation-shape", "generation-states", "generation-buckets",
-        )
-    }  # fmt: skip
+    assert refused == {f"{CHECKED}:{rule}" for rule in CHECKED_RULES}
 
 
 def test_variants_for_torch_are_judged_as_in_python(
