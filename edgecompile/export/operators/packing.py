@@ -18,13 +18,15 @@ from torch import Tensor
 
 from edgecompile.export.operators.recurrence import KINDS, PLAIN, Stack
 
+aten = torch.ops.aten
+
 #: What makes a gate of an LSTM 0 or 1, whatever else is added.
 _SHUT = 1e30
 
 
 def _require(condition: Any, text: str) -> None:
     """Keeps a condition on a size that depends on values as one of the program."""
-    torch.ops.aten._assert_scalar.default(condition, text)
+    aten._assert_scalar.default(condition, text)
 
 
 @dataclass(frozen=True)

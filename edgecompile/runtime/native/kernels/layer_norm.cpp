@@ -68,8 +68,9 @@ void normalise_row(int64_t n, const float* x, const float* weight, const float* 
                    float* out) {
   const double count = static_cast<double>(n);
   const auto first = static_cast<float>(sum_row(x, n) / count);
-  // The squares of what lies about the mean: no digits are lost where the mean is large. What is left
-  // of the mean is the rounding of its sum: of a row of equal values the norm would magnify it.
+  // The squares of what lies about the mean: no digits are lost where the mean is large. What is
+  // left of the mean is the rounding of its sum: of a row of equal values the norm would magnify
+  // it.
   Moments moments;
   for (int64_t i = 0; i < n; i += kBlock) {
     add_block(x + i, std::min(kBlock, n - i), broadcast(first), moments);
