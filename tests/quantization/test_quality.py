@@ -341,7 +341,7 @@ def test_a_tied_head_is_rounded_and_the_table_of_tokens_with_it(
     assert judged.problem == ""
     inner: Any = tied.module.get_submodule("model")
     table = inner.get_input_embeddings().weight
-    kept = judged.program.kept_values(Precision("int8"))[attr]
+    kept = judged.program.kept_value(attr, Precision("int8"))
     assert not torch.equal(kept, table)
     with judged.narrowed(Precision("int8")):
         assert torch.equal(inner.get_input_embeddings().weight, kept)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.lowering.constants import constant_of, value_of
-from edgecompile.backends.lowering.in_place import changed_memory
+from edgecompile.backends.lowering.in_place import changed_memory, changes_in_place
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, replace
 from edgecompile.backends.operators import ops
 
@@ -63,7 +63,7 @@ def _keeps_caches(gm: GraphModule) -> bool:
     floats = [
         node for node, value in values.items() if value is not None and value.is_floating_point()
     ]
-    changed = changed_memory(gm) if floats else set()
+    changed = changed_memory(changes_in_place(gm)) if floats else set()
     return bool(floats) and all(node in changed for node in floats)
 
 
