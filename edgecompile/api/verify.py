@@ -101,7 +101,8 @@ def verify(
         progress: called with a :class:`~edgecompile.ProgressEvent` for everything that happens.
 
     Raises:
-        UsageError: an argument has the wrong type, or contradicts another.
+        UsageError: an argument has the wrong type, or contradicts another; a bundle in int4 is to be
+            compared with a model, of which it computes the rounded one.
         BundleError: it is missing, malformed or damaged.
         ModelError: the model can't be loaded, or fails.
         VerificationError: an output differs by more than the tolerance; the model isn't this
@@ -125,7 +126,7 @@ def verify(
 
     from edgecompile.bundle.verdict import check_report
     from edgecompile.bundle.verify import verify_bundle
-    from edgecompile.precision import min_cosine
+    from edgecompile.precision import INT4, base_name, min_cosine
     from edgecompile.runtime.format.folder import BundleFolder
 
     with closing(BundleFolder(str(path))) as folder:
@@ -133,6 +134,11 @@ def verify(
         # The bundle says how its model was loaded: for which task, with which pooling.
         options = LoadOptions.from_json(manifest.plan.get("load"))
         subject = None
+        if model is not None and base_name(manifest.precision) == INT4:
+            raise UsageError(
+                f"{path} has weights in int4: it computes what the rounded model does, and `model` isn't rounded",
+                hint="leave `model` out; the golden vectors are the rounded model's",
+            )
         if model is not None:
             subject = read_model_argument(model, example_inputs, axes, options)
             subject.check()

@@ -24,7 +24,7 @@ from edgecompile.export.program import ExportedModel
 from edgecompile.models.definite import definite
 from edgecompile.models.double import run_in_float64
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import Precision, Rounded
+from edgecompile.precision import ROUNDED_PRODUCTS, Precision, Rounded
 from edgecompile.quantization.gptq import RoundedWeights, round_products
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
@@ -112,7 +112,7 @@ class QuantizedProgram:
         n: int,
         act: int,
     ) -> Tensor:
-        """``ec_linear`` with a weight by name; int8 products round their activations."""
+        """``ec_linear`` with a weight by name; int8 and int4 products round their activations."""
         x, matrix = self._operands(x, weight)
         y = ops.activate(torch.nn.functional.linear(x, matrix, bias), act)
         return y if residual is None else y + residual
@@ -128,7 +128,7 @@ class QuantizedProgram:
         if weight in self._moments:
             rows = x.reshape(-1, x.shape[-1]).to(torch.float64)
             self._moments[weight] += self._share * (rows.t() @ rows)
-        if name == "int8" and self._rounds_activations:
+        if name in ROUNDED_PRODUCTS and self._rounds_activations:
             x = ops.round_activations(x).to(torch.float32)
         return x, matrix
 
@@ -240,10 +240,11 @@ class QuantizedProgram:
     def _narrow(self, attr: str, name: str, rounded: Rounded | None) -> None:
         """Makes a weight what ``name`` keeps of it."""
         exact = self._exact[attr]
-        state = name, rounded.digest if rounded is not None and name == "int8" else ""
+        of_rounded = rounded is not None and name in ROUNDED_PRODUCTS
+        state = name, rounded.digest if rounded is not None and of_rounded else ""
         if attr not in self._current or self._current[attr][0] != state:
             matrix = exact
-            packed = rounded.take(attr, exact) if rounded is not None and state[1] else None
+            packed = None if rounded is None else rounded.take(attr, exact, name)
             if packed is not None:
                 matrix = ops.unpack_weight(packed, *exact.shape)
             elif name != "fp32":

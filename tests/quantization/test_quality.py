@@ -55,10 +55,13 @@ WORDS = [
     "roofs",
 ]
 CONTEXT = 48
+INT8 = Precision("int8")
 
 
-def save_llama(folder: Path, *, tied: bool = False) -> None:
-    """A small random Llama with two channels of outliers, and a tokenizer of whole words."""
+def save_llama(
+    folder: Path, *, tied: bool = False, spread: float = 0.2, outliers: bool = True
+) -> None:
+    """A small random Llama, by default with two channels of outliers, and a tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     torch.manual_seed(5)
@@ -70,14 +73,15 @@ def save_llama(folder: Path, *, tied: bool = False) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
-        initializer_range=0.2,
+        initializer_range=spread,
         tie_word_embeddings=tied,
         bos_token_id=1,
         eos_token_id=None,
         pad_token_id=0,
     )
     model = transformers.LlamaForCausalLM(config).eval()
-    add_outliers(model)
+    if outliers:
+        add_outliers(model)
     if not tied:
         with torch.no_grad():  # probabilities like those of trained models
             largest = model(torch.arange(64)[None]).logits.abs().max()
@@ -215,7 +219,7 @@ def test_weights_rounded_for_texts_say_what_the_original_says(
 ) -> None:
     assert is_judged(model) and judged.problem == ""
     assert judged.quality(FP32).mean_kl < 1e-12
-    rounded = judged.round_weights(tmp_path, "key")
+    rounded = judged.round_weights(tmp_path, "key", INT8)
     assert set(rounded.packed) == set(judged.program.products)  # the head among them
     assert rounded.inputs == "27 texts"
     nearest = judged.quality(Precision("int8"))
@@ -224,11 +228,11 @@ def test_weights_rounded_for_texts_say_what_the_original_says(
     assert judged.quality(Precision("bf16")).mean_kl < nearest.mean_kl
     assert judged.quality(FP32).mean_kl < 1e-12  # the original's weights are back
     # The next build of the same reads them.
-    assert judged.round_weights(tmp_path, "key") == rounded
+    assert judged.round_weights(tmp_path, "key", INT8) == rounded
     (file,) = tmp_path.glob("gptq-*.npz")
     file.write_bytes(b"damaged")
-    assert judged.round_weights(tmp_path, "key") == rounded
-    judged.round_weights(tmp_path, "other")
+    assert judged.round_weights(tmp_path, "key", INT8) == rounded
+    judged.round_weights(tmp_path, "other", INT8)
     assert [file.exists(), len(list(tmp_path.glob("gptq-*.npz")))] == [False, 1]
 
 
@@ -244,7 +248,7 @@ def with_scales_doubled(rounded: RoundedWeights, name: str) -> RoundedWeights:
 
 
 def test_one_layer_with_doubled_scales_is_refused(judged: JudgedModel, tmp_path: Path) -> None:
-    rounded = judged.round_weights(tmp_path, "key")
+    rounded = judged.round_weights(tmp_path, "key", INT8)
     good = judged.quality(Precision("int8", rounded=rounded))
     check_quality(good, "int8", 1.05)
     broken = with_scales_doubled(rounded, "layers_1_self_attn_o_proj")
