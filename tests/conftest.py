@@ -191,7 +191,8 @@ def decoder_bundle(shared_folder: Path) -> Path:
 def hybrid_bundle(shared_folder: Path) -> Path:
     """A generative bundle of a family with states of a fixed size beside keys and values."""
     pytest.importorskip("transformers")
-    from tests.zoo.generation_families import build_family, load_family
+    from tests.zoo.generation_bundles import build_family
+    from tests.zoo.generation_families import load_family
 
     output = shared_folder / "hybrid.ecb"
     with one_at_a_time(shared_folder / "hybrid.lock"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgecompile.buckets.costs.grid import Mode
     from edgecompile.buckets.ranges import Bucket
     from edgecompile.bundle.cases import Case
-    from edgecompile.bundle.verdict import VerifyReport
+    from edgecompile.bundle.verdict import CaseResult, VerifyReport
     from edgecompile.models.loaded import LoadedModel
     from edgecompile.report.page import Section
     from edgecompile.runtime.format.schema import Manifest
@@ -67,7 +67,7 @@ class Verification(NotebookResult):
         """
         from edgecompile.report.page import render_page
 
-        facts = sorted(self.manifest.built_by.items())
+        facts = sorted(item for item in self.manifest.built_by.items() if item[1])
         return write_text(path, render_page(self.manifest.name, [self._section()], facts=facts))
 
     def _section(self) -> Section:
@@ -94,15 +94,15 @@ def verify(
     Args:
         bundle: its path, or what :func:`edgecompile.build` gave.
         model: run eagerly and compared on fresh inputs, see :func:`edgecompile.build`; None: the
-            bundle's golden vectors are compared with.
+            bundle's golden vectors are compared with. Beside a language model of narrow weights its next
+            tokens are judged, as :func:`edgecompile.build` does.
         example_inputs, axes: example inputs and varying dimensions of an ``nn.Module``.
         seed: the seed of the fresh inputs.
         check: raise an error where the bundle disagrees; False: the result alone tells.
         progress: called with a :class:`~edgecompile.ProgressEvent` for everything that happens.
 
     Raises:
-        UsageError: an argument has the wrong type, or contradicts another; a bundle in int4 is to be
-            compared with a model, of which it computes the rounded one.
+        UsageError: an argument has the wrong type, or contradicts another.
         BundleError: it is missing, malformed or damaged.
         ModelError: the model can't be loaded, or fails.
         VerificationError: an output differs by more than the tolerance; the model isn't this
@@ -126,7 +126,7 @@ def verify(
 
     from edgecompile.bundle.verdict import check_report
     from edgecompile.bundle.verify import verify_bundle
-    from edgecompile.precision import INT4, base_name, min_cosine
+    from edgecompile.precision import min_cosine
     from edgecompile.runtime.format.folder import BundleFolder
 
     with closing(BundleFolder(str(path))) as folder:
@@ -134,11 +134,6 @@ def verify(
         # The bundle says how its model was loaded: for which task, with which pooling.
         options = LoadOptions.from_json(manifest.plan.get("load"))
         subject = None
-        if model is not None and base_name(manifest.precision) == INT4:
-            raise UsageError(
-                f"{path} has weights in int4: it computes what the rounded model does, and `model` isn't rounded",
-                hint="leave `model` out; the golden vectors are the rounded model's",
-            )
         if model is not None:
             subject = read_model_argument(model, example_inputs, axes, options)
             subject.check()
@@ -146,12 +141,19 @@ def verify(
             folder.check_hashes()
             step.note(f"{len(manifest.files)} files as recorded")
     buckets = _buckets(manifest)
+    judged: tuple[CaseResult, str] | None = None
     with listener.step("read the golden vectors" if subject is None else "run eager") as step:
         if subject is None:
             cases, texts = _golden_cases(path, manifest), _golden_texts(path, manifest)
         else:
             with kept_state(subject.model):
-                cases, texts = _eager_cases(subject, manifest, buckets, seed)
+                loaded = _load_model(subject, manifest, buckets)
+                bound = _quality_bound(manifest, loaded)
+                if bound is None:
+                    cases, texts = _eager_cases(loaded, manifest, buckets, seed)
+                else:  # its answers are another model's than the rounded one's, which made the golden vectors
+                    cases, texts = _golden_cases(path, manifest), _golden_texts(path, manifest)
+                    judged = _judge(path, manifest, loaded, bound, seed)
         step.note(f"{len(cases)} cases")
     with listener.step("run the bundle"):
         report = verify_bundle(
@@ -163,6 +165,9 @@ def verify(
             min_cosine=None if "quality" in manifest.plan else min_cosine(manifest.precision),
             texts=texts,
         )
+    if judged is not None:
+        result, note = judged
+        report = replace(report, results=(*report.results, result), notes=(*report.notes, note))
     if check:
         check_report(report)
     return Verification(path, report, buckets, manifest)
@@ -204,11 +209,10 @@ def _golden_texts(bundle: Path, manifest: Manifest) -> bytes | None:
     return (bundle / FILE).read_bytes() if FILE in manifest.files else None
 
 
-def _eager_cases(
-    subject: ModelArgument, manifest: Manifest, buckets: tuple[Bucket, ...], seed: int
-) -> tuple[list[Case], bytes | None]:
-    from edgecompile.bundle.cases import length_cases, make_cases
-    from edgecompile.bundle.margins import allow_rounding, widest_share
+def _load_model(
+    subject: ModelArgument, manifest: Manifest, buckets: tuple[Bucket, ...]
+) -> LoadedModel:
+    """The model, for the bundle's sizes."""
     from edgecompile.loaders.load import load_model
 
     batch = manifest.axes.get("batch")
@@ -216,16 +220,64 @@ def _eager_cases(
     model = load_model(subject.model, subject.options, batch=sizes)
     _check_signature(manifest, model)
     if model.generation is None:
+        return model
+    model = model.with_longest(max(bucket.hi for bucket in buckets))
+    rows = manifest.axes.get("source")
+    return model if rows is None else model.with_sources(rows.lo, rows.hi)
+
+
+def _quality_bound(manifest: Manifest, model: LoadedModel) -> float | None:
+    """The bound that a language model's narrow weights were judged by; None: they weren't."""
+    figures = manifest.plan.get("quality")
+    if not isinstance(figures, dict) or model.generation is None:
+        return None
+    bound = figures.get("bound")
+    if not isinstance(bound, int | float) or bound <= 1 or model.generation.logits is None:
+        return None
+    return float(bound)
+
+
+def _judge(
+    bundle: Path, manifest: Manifest, model: LoadedModel, bound: float, seed: int
+) -> tuple[CaseResult, str]:
+    """The bundle's next tokens beside the original's, as a result like others, and the rule in words."""
+    from edgecompile.bundle.verdict import CaseResult
+    from edgecompile.quantization.bundle_quality import bundle_quality
+    from edgecompile.quantization.quality import max_mean_kl
+
+    variant, quality = bundle_quality(bundle, model, seed=seed)
+    most, precision = max_mean_kl(bound), manifest.precision
+    within = quality.within(bound)
+    result = CaseResult(
+        variant,
+        0,
+        "next tokens",
+        quality.mean_kl,
+        1.0,
+        within,
+        error="" if within else "its next tokens are too far from the original's",
+        limit=most,
+    )
+    return result, (
+        f"The model isn't rounded to {precision} as the bundle's weights are. So it is judged as by a build: "
+        f"{quality.describe(precision)}. Allowed is a mean KL of {most:.2g}. The other cases are the golden "
+        "vectors, which the rounded model gave."
+    )
+
+
+def _eager_cases(
+    model: LoadedModel, manifest: Manifest, buckets: tuple[Bucket, ...], seed: int
+) -> tuple[list[Case], bytes | None]:
+    from edgecompile.bundle.cases import length_cases, make_cases
+    from edgecompile.bundle.margins import allow_rounding, widest_share
+
+    if model.generation is None:
         cases = list(make_cases(model, buckets, seed=seed, rtol=manifest.tolerance.rtol))
         if manifest.precision == "fp32":
             cases += length_cases(model, buckets, seed=seed)
         return allow_rounding(cases), None
     from edgecompile.bundle.generation import golden_texts
 
-    model = model.with_longest(max(bucket.hi for bucket in buckets))
-    rows = manifest.axes.get("source")
-    if rows is not None:
-        model = model.with_sources(rows.lo, rows.hi)
     cases = allow_rounding(list(make_cases(model, buckets, seed=seed)))
     margin = widest_share(cases, model.outputs[0].name)
     return cases, golden_texts(model, seed=seed, margin=margin)

@@ -8,8 +8,11 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from edgecompile.errors import ModelError
 from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.modules import run_module
 
 _NEW_TOKENS = 24
 # Numbers of all the sources together that aren't tokens: the file may have 4 MiB.
@@ -21,7 +24,7 @@ def golden_texts(model: LoadedModel, *, seed: int = 0, margin: float = 0.0) -> b
     """Prompts of random tokens, and the tokens that the model's own library generates from them, greedily.
 
     Prompts of one token, of a few, of the longest run and, where the context has room, of a run
-    and a bit more, so that it comes in pieces. Behind a source: random ones, short and the longest,
+    and a bit more, so that it comes in pieces; and the model's prefix with one more. Behind a source: random ones, short and the longest,
     and texts that begin with more than the start tokens, one of them in pieces.
 
     Args:
@@ -54,8 +57,41 @@ def golden_texts(model: LoadedModel, *, seed: int = 0, margin: float = 0.0) -> b
             prompt = random.integers(low, high + 1, length).tolist()
             generated = generation.greedy(prompt, min(_NEW_TOKENS, room - length))
             cases.append({"prompt": prompt, "tokens": generated})
+        if generation.prefix:
+            prompt = [*generation.prefix, int(random.integers(low, high + 1))]
+            generated = generation.greedy(prompt, min(_NEW_TOKENS, room - len(prompt)))
+            cases.append({"prompt": prompt, "tokens": generated})
     document = {"cases": cases, **({"margin": margin} if margin else {})}
     return (json.dumps(document) + "\n").encode()
+
+
+def prefix_caches(model: LoadedModel) -> bytes:
+    """The content of ``prefix/caches.bin``, as FORMAT.md has it, by one eager run of the prefix.
+
+    Raises:
+        ModelError: the run fails, or leaves NaN or infinity.
+    """
+    made = model.generation
+    assert made is not None
+    spec, count = made.spec, len(made.prefix)
+    inputs = {
+        spec.input: torch.tensor([made.prefix]),
+        spec.position: torch.zeros(1, dtype=torch.int64),
+        spec.last: torch.full((1,), count - 1),
+    }
+    for item in model.inputs:
+        if item.name in spec.caches:
+            shape = [count if size == spec.context_axis else size for size in item.shape]
+            inputs[item.name] = torch.zeros(shape)
+    run_module(model.module, inputs, model.name)  # changes the caches in place
+    growing = {item.name for item in model.inputs if item.shape[:1] == (spec.context_axis,)}
+    ordered = sorted(spec.caches, key=lambda name: name not in growing)
+    arrays = [inputs[name].numpy() for name in ordered]
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ModelError(f"{model.name} leaves NaN or infinity behind the prefix")
+    return b"".join(
+        [np.array(made.prefix, "<i8").tobytes(), *(x.astype("<f4").tobytes() for x in arrays)]
+    )
 
 
 def _source_sizes(encoder: LoadedModel, source: str) -> list[int]:

@@ -93,6 +93,11 @@ class _Command(GroupedOptions, Command):
         help="Don't use qemu: variants that this machine can't run are packed unverified.",
     ),
     tokenizer_option,
+    file_option(
+        "--prefix",
+        help="Put the caches behind this prompt into the bundle of a language model: a text or, in a .json "
+        "file, a list of messages. Texts that begin with it aren't read from their beginning.",
+    ),
 )
 @file_option(
     "--plan",

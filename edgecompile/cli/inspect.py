@@ -85,7 +85,7 @@ def _table(document: dict[str, Any]) -> RenderableType:
     manifest = document["manifest"]
     versions = dict(manifest["built_by"])
     verified = versions.pop("verified", "–")
-    built = ", ".join(f"{name} {text}" for name, text in versions.items())
+    built = ", ".join(f"{name} {text}" for name, text in versions.items() if text)
     device = document["device_bytes"]
     tolerance = manifest["tolerance"]
     about = [

@@ -69,5 +69,5 @@ def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
             f"{good} of {len(report.texts)} texts were generated token by token as by the model"
             + (f", {ties} tokens with one as likely in their place" if ties else "")
         )
-    lines += report.not_run()
+    lines += [*report.not_run(), *report.notes]
     return stack(table(*report.table(buckets), left=3), Text("\n".join(lines)))

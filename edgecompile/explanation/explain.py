@@ -41,10 +41,10 @@ from edgecompile.explanation.work import (
     run_figures,
 )
 from edgecompile.export.checks import ExportScope, Range, choose_sizes, find_side_effects
-from edgecompile.export.export import refusal
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import trace_sizes
 from edgecompile.export.padding.check import check_padding
+from edgecompile.export.refusal import refusal
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.models.loaded import LoadedModel

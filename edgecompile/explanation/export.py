@@ -11,8 +11,8 @@ import torch
 from edgecompile.errors import ModelError
 from edgecompile.explanation.eager import error_text
 from edgecompile.explanation.report import Condition, ExportAttempt, FixedAxis
+from edgecompile.export.attempts import Attempt, attempt_name, climb
 from edgecompile.export.checks import ExportScope, Range, check_program
-from edgecompile.export.export import Attempt, attempt_name, climb
 from edgecompile.export.guards import axis_texts, fixed_size, readable_guard
 from edgecompile.export.ladder import LADDER, STATIC_LADDER, ExportStrategy
 from edgecompile.export.operators.recurrence import has_recurrences

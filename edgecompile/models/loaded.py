@@ -62,12 +62,14 @@ class Generation:
             model has no source.
         logits: a function from a whole text, int64 [1, length], to the logits behind each of its
             tokens, [length, vocabulary], by that library. None: there is none, as behind a source.
+        prefix: tokens of a prompt that the bundle will hold the caches of.
     """
 
     spec: GenerationSpec
     greedy: Callable[..., list[int]]
     encoder: LoadedModel | None = None
     logits: Callable[[torch.Tensor], torch.Tensor] | None = None
+    prefix: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
 
     from edgecompile.pipeline.preflight import begin_build
     from edgecompile.pipeline.run import Run, work_folder
-    from edgecompile.pipeline.stages import load
+    from edgecompile.pipeline.stages import load, with_prefix
 
     run = Run(request, profile, progress)
     with begin_build(run) as staging:
-        model = load(run)
+        model = with_prefix(load(run), request.plan.prefix)
         with work_folder(work, model.source) as folder:
             if model.encoder is not None:
                 from edgecompile.pipeline.seq2seq import build_seq2seq

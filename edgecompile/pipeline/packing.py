@@ -21,7 +21,7 @@ from edgecompile.bundle.cases import (
     rows_cases,
     sample_cases,
 )
-from edgecompile.bundle.generation import golden_texts
+from edgecompile.bundle.generation import golden_texts, prefix_caches
 from edgecompile.bundle.margins import allow_rounding, widest_share
 from edgecompile.bundle.parts import Parts
 from edgecompile.bundle.staging import Staging
@@ -51,6 +51,7 @@ from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest, Tolerance
 from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import FILE as GENERATION_FILE
+from edgecompile.runtime.generation.prefix import FILE as PREFIX_FILE
 from edgecompile.targets.profile import TargetProfile
 
 
@@ -149,6 +150,8 @@ def pack_bundle(
             margin = widest_share(cases, contents.model.outputs[0].name)
             texts = golden_texts(contents.model, seed=seed, margin=margin)
             writer.add_bytes(texts, GENERATION_FILE)
+            if made.prefix:
+                writer.add_bytes(prefix_caches(contents.model), PREFIX_FILE)
         writer.write_manifest(manifest)
         manifest, report = _verify(
             writer, contents, manifest, cases, texts, reference, emulate, profile, step

@@ -17,6 +17,7 @@ from edgecompile.export.padding.check import ASSUMED
 from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore, export_buckets
 from edgecompile.files import write_json
+from edgecompile.loaders.folders.prefix import read_prefix
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.pipeline.packing import Contents, pack_bundle
@@ -39,6 +40,29 @@ def load(run: Run) -> LoadedModel:
     model = run.stage("load the model", lambda _: load_model(request.model, request.load))
     run.notes.add(*model.notes)
     return model.with_longest(run.options.max_length)
+
+
+def with_prefix(model: LoadedModel, prefix: Path | None) -> LoadedModel:
+    """The model with the tokens of the prompt in a file, whose caches the bundle will hold.
+
+    Raises:
+        ModelError: it is no language model of one part, has no tokenizer, or no room for the prompt.
+    """
+    if prefix is None:
+        return model
+    made = model.generation
+    if made is None or made.encoder is not None or model.tokenizer is None:
+        raise ModelError(
+            f"{model.name} takes no `prefix`: that is for language models without an encoder, in a folder "
+            "with a tokenizer.json"
+        )
+    tokens, room = read_prefix(prefix, model.tokenizer), made.spec.max_context
+    if len(tokens) + 2 > room:
+        raise ModelError(
+            f"the prefix '{prefix}' has {len(tokens)} tokens, the context has {room}",
+            hint="give a larger `max_context`, or a shorter prompt",
+        )
+    return replace(model, generation=replace(made, prefix=tokens))
 
 
 def find_subject(run: Run, model: LoadedModel, work: Path, *, cut: bool = True) -> Subject:

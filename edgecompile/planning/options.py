@@ -9,6 +9,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from edgecompile import checks
 from edgecompile.backends import AUTO, BACKENDS, CPU, LOCAL, PLACES
@@ -115,6 +116,8 @@ class BuildOptions:
             before of the same major where its TensorRT takes the model.
         emulation: verify variants that this machine can't run under qemu, where it is installed.
         keep_tokenizer: put the model's tokenizer into the bundle, if it has one.
+        prefix: path of a prompt that texts of a language model begin with, as a text or, in a ``.json`` file,
+            a list of messages. The bundle holds the caches behind it, so that no device reads it.
         profile: ``"server"`` lets batches of 1 to 32 run, measures what they cost on parts of the
             CPUs, and writes that into the bundle; ``"device"`` is for single runs.
         runtime: deprecated name of ``backend``: ``"native"`` is ``"cpu"``. It is None once it was read.
@@ -138,6 +141,7 @@ class BuildOptions:
     jetpack: str | None = None
     emulation: bool = True
     keep_tokenizer: bool = True
+    prefix: Path | None = None
     profile: str = DEVICE
     runtime: str | None = None
 
@@ -156,6 +160,7 @@ class BuildOptions:
             jetpack=partial(checks.text, form='a release, such as "6.2"'),
             emulation=checks.flag,
             keep_tokenizer=checks.flag,
+            prefix=checks.path,
             profile=partial(checks.choice, choices=PROFILES),
         )
         if self.runtime is not None:

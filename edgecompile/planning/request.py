@@ -150,6 +150,11 @@ class PlanRequest(PlanOptions, BuildOptions):
                 f"Target {profile.name} has a GPU: `max_perplexity_ratio` is for weights of CPUs",
                 hint="leave it out",
             )
+        if self.prefix is not None and self.backend_for(profile) != CPU:
+            raise UsageError(
+                f"`prefix` needs `backend` {CPU}: elsewhere caches can't be filled from a file",
+                hint="leave it out",
+            )
         precisions: tuple[str, ...] = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
         if profile.gpu is not None and self.backend in WITH_TRITON:
             of_triton = profile.gpu.triton_precisions

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edgecompile.errors import ExportError, ModelError
-from edgecompile.export.export import side_about
+from edgecompile.export.sides import side_about
 from edgecompile.export.store import ExportStore, residue_of
 from edgecompile.planning.scope import PlanScope, Side, side_between
 

@@ -102,9 +102,7 @@ def round_for(
     )
     if not rounded.packed:
         return None
-    for other in subject.work.glob("gptq-*.npz"):
-        other.unlink()
-    rounded.save(path)
+    rounded.keep(path)
     return replace(rounded, inputs=samples.source)
 
 

@@ -80,6 +80,16 @@ class RoundedWeights:
             )
         return packed
 
+    def keep(self, path: Path) -> None:
+        """Saves them for later builds, then removes those of earlier ones from the folder; raises OSError.
+
+        Several builds may use the folder at once: what another one removed is rounded again.
+        """
+        self.save(path)
+        for other in path.parent.glob("gptq-*.npz"):
+            if other != path:
+                other.unlink(missing_ok=True)
+
     def save(self, path: Path) -> None:
         """Writes them as a .npz file, whole or not at all; raises OSError."""
         arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in self.packed.items()}

@@ -66,7 +66,9 @@ class JudgedModel:
     @contextmanager
     def narrowed(self, precision: Precision) -> Iterator[None]:
         """The model computes with the weights of a precision for as long as the context lasts."""
-        with self._places.replacing(self.program.kept_values(precision)):
+        program = self.program
+        values = ((attr, program.kept_value(attr, precision)) for attr in program.products)
+        with self._places.replacing(values):
             yield
 
     def rounding_activations(self, precision: Precision) -> AbstractContextManager[None]:
@@ -108,9 +110,9 @@ class JudgedModel:
         """
         _ = self._quick_judge
         ranking = []
-        values = self.program.kept_values(precision)
         for attr, (names, _exact) in self.program.products.items():
-            with self._places.replacing({attr: values[attr]}):
+            value = self.program.kept_value(attr, precision)
+            with self._places.replacing([(attr, value)]):
                 ranking.append((names, self._quick_judge.quality().mean_kl))
             tell(len(ranking))
         return sorted(ranking, key=lambda item: -item[1])
@@ -166,9 +168,7 @@ class JudgedModel:
                 attr: precision.of(names) for attr, (names, _) in self.program.products.items()
             },
         )
-        for other in path.glob("gptq-*.npz"):
-            other.unlink()
-        rounded.save(file)
+        rounded.keep(file)
         return replace(rounded, inputs=said)
 
     def _key(self, key: str) -> str:

@@ -100,7 +100,11 @@ class QuantizedProgram:
         self._names = {a: tuple(n) for a, n in report.packed.items() if a in self._exact}
         #: The weights of each product.
         self.groups: tuple[tuple[str, ...], ...] = tuple(self._names.values())
-        self._module.graph.eliminate_dead_code()
+        graph = self._module.graph
+        graph.eliminate_dead_code()
+        used = {node.target for node in graph.nodes if node.op == "get_attr"}
+        for attr in self._exact.keys() - used:  # nothing reads the packed ones any more
+            delattr(self._module, attr)
         self._module.recompile()
 
     def _product(
@@ -137,11 +141,15 @@ class QuantizedProgram:
         """The names and the exact float32 values of each product's weights, by the packed attribute."""
         return {attr: (names, self._exact[attr]) for attr, names in self._names.items()}
 
-    def kept_values(self, precision: Precision) -> dict[str, Tensor]:
-        """What a precision keeps of each product's weights, by the packed attribute."""
-        for attr, names in self._names.items():
-            self._narrow(attr, precision.of(names), precision.rounded)
-        return {attr: self._current[attr][1] for attr in self._names}
+    def kept_value(self, attr: str, precision: Precision) -> Tensor:
+        """The values that a precision keeps of a product's weights, which nothing here holds afterwards.
+
+        Args:
+            attr: the packed attribute.
+            precision: the precision.
+        """
+        exact = self._exact[attr]
+        return _narrowed(attr, exact, precision.of(self._names[attr]), precision.rounded)
 
     def deviation(self, precision: Precision) -> Deviation:
         """The deviation of all samples' outputs with this precision."""
@@ -243,16 +251,8 @@ class QuantizedProgram:
         of_rounded = rounded is not None and name in ROUNDED_PRODUCTS
         state = name, rounded.digest if rounded is not None and of_rounded else ""
         if attr not in self._current or self._current[attr][0] != state:
-            matrix = exact
-            packed = None if rounded is None else rounded.take(attr, exact, name)
-            if packed is not None:
-                matrix = ops.unpack_weight(packed, *exact.shape)
-            elif name != "fp32":
-                matrices = exact if exact.dim() == 3 else exact[None]
-                matrix = torch.stack(
-                    [ops.unpack_weight(ops.pack_weight(m, name), *m.shape) for m in matrices]
-                ).reshape(exact.shape)
-            self._current[attr] = state, matrix
+            self._current.pop(attr, None)  # before there are two of them
+            self._current[attr] = state, _narrowed(attr, exact, name, rounded)
 
     def _fit(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Tensor]:
         """The inputs as tensors, padded to the program's length where it has only one."""
@@ -262,6 +262,19 @@ class QuantizedProgram:
             for spec in self._model.inputs
         }
         return {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
+
+
+def _narrowed(attr: str, exact: Tensor, name: str, rounded: Rounded | None) -> Tensor:
+    """The values that the precision ``name`` keeps of a weight; in fp32 the weight itself."""
+    packed = None if rounded is None else rounded.take(attr, exact, name)
+    if packed is not None:
+        return ops.unpack_weight(packed, *exact.shape)
+    if name == "fp32":
+        return exact
+    matrices = exact if exact.dim() == 3 else exact[None]
+    return torch.stack(
+        [ops.unpack_weight(ops.pack_weight(m, name), *m.shape) for m in matrices]
+    ).reshape(exact.shape)
 
 
 def deviation_of(pairs: Iterable[tuple[Arrays, Arrays]]) -> Deviation:

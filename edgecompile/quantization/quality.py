@@ -101,7 +101,8 @@ class Judge:
 
     Args:
         logits: a function from a text, int64 [1, length], to logits [length, vocabulary].
-        texts: texts of two tokens at least, one or more; as many of them count as memory has room for.
+        texts: texts of two tokens at least, one or more; the first counts, and as many further ones as
+            memory has room for.
         said: the texts, in words.
         real: whether they are the user's.
         narrow: run in float32, for a quick look.
@@ -125,7 +126,7 @@ class Judge:
         self._known: list[Tensor] = []
         room = _MOST_NUMBERS
         for text in texts:
-            if room <= 0:
+            if self._known and (text.shape[1] - 1) * self._known[0].shape[1] > room:
                 break
             answer = self._run(text)
             if not bool(answer.isfinite().all()):
@@ -134,15 +135,19 @@ class Judge:
             self._known.append(answer)
             room -= answer.numel()
 
-    def quality(self) -> Quality:
+    def quality(self, other: Callable[[Tensor], Tensor] | None = None) -> Quality:
         """The figures of the model as it is now.
+
+        Args:
+            other: what else is judged, a function such as ``logits``; None: the model.
 
         Raises:
             ModelError: it fails.
+            Whatever ``other`` raises.
         """
         divergences, losses, same = [], [], []
         for text, known in zip(self._texts, self._known, strict=True):
-            found = self._run(text)
+            found = self._run(text) if other is None else _probabilities(other(text))
             ours, theirs = found.double(), known.double()
             divergences.append((theirs.exp() * (theirs - ours)).sum(-1).clamp(min=0))
             picked = text[0, 1:, None]

@@ -6,7 +6,7 @@ taken for a weight that isn't one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -61,11 +61,15 @@ class StandIns:
                 self._places[attr] = places
 
     @contextmanager
-    def replacing(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Lets the module have these values, by the packed attribute, for as long as the context lasts."""
+    def replacing(self, values: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
+        """Lets the module have these values for as long as the context lasts.
+
+        Args:
+            values: pairs of a packed attribute and its values, taken one after another.
+        """
         before: list[tuple[nn.Module, str, Any]] = []
         try:
-            for attr, matrix in values.items():
+            for attr, matrix in values:
                 for place in self._places.get(attr, ()):
                     weight = nn.Parameter(place.cut(matrix), requires_grad=False)
                     for owner, name in place.owners:

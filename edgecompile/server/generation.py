@@ -32,6 +32,8 @@ from edgecompile.server.schedule.threads import Threads
 
 #: Prompts of so many characters are tokenized on the event loop: a thread costs more.
 _SHORT = 2000
+#: Of learning how long texts take.
+_FOLLOW = 0.1
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class Generator:
         self._journal = journal or Journal()
         #: When the step under way began, by the clock; None: nothing runs.
         self.running_since: float | None = None
-        self._places = asyncio.Semaphore(texts)
+        self._places, self._most = asyncio.Semaphore(texts), texts
+        self._text_s = 0.0  # that a text takes, in the mean
         self._room = texts + waiting
         self._inside = 0
         info = model.info
@@ -166,12 +169,18 @@ class Generator:
             key = digest(self._model.manifest.name, {"prompt": np.array(prompt)})
             self._journal.check(key)
         if self._inside >= self._room:
-            raise Overloaded(f"{self._inside} texts are generated or wait, that is the limit", 1.0)
+            raise Overloaded(
+                f"{self._inside} texts are generated or wait, that is the limit",
+                max(1.0, self._text_s / self._most),
+            )
         self._inside += 1
         try:
             async with self._places:
+                began = self._clock()
                 async for piece in self._run(prompt, generation, key):
                     yield piece
+                took = self._clock() - began
+                self._text_s += (_FOLLOW if self._text_s else 1.0) * (took - self._text_s)
         finally:
             self._inside -= 1
 

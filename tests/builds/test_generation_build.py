@@ -19,13 +19,8 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.runtime import ContextLengthError, InputError, Model, open_bundle
 from edgecompile.targets.profile import load_variant
 from tests.conftest import one_at_a_time
-from tests.zoo.generation_families import (
-    LONGEST_RUN,
-    TARGET,
-    build_family,
-    load_family,
-    make_family,
-)
+from tests.zoo.generation_bundles import build_family
+from tests.zoo.generation_families import LONGEST_RUN, TARGET, load_family, make_family
 
 pytestmark = pytest.mark.slow
 

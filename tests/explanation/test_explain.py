@@ -120,7 +120,7 @@ def test_a_loop_over_positions_is_a_specialisation() -> None:
 
 def test_an_lstm_exports_one_length_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # The other ways fail alike, and take a while for it.
-    monkeypatch.setattr("edgecompile.export.export.LADDER", LADDER[:1])
+    monkeypatch.setattr("edgecompile.export.attempts.LADDER", LADDER[:1])
     request = ExplainRequest(load_target("cpu-x86-64"), code=False, max_length=6)
     found = explain_model(load("two_way_recurrence"), request)
     assert found.verdict == "ranges" and found.export.padding_safe is False

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from edgecompile.errors import ExportError, ModelError
+from edgecompile.export.attempts import try_strategy
 from edgecompile.export.checks import ExportScope, check_program, choose_sizes, compare_outputs
-from edgecompile.export.export import export_model, try_strategy
+from edgecompile.export.export import export_model
 from edgecompile.export.ladder import LADDER, ExportStrategy, export_program, trace_sizes
 from edgecompile.export.program import ExportedModel
 from edgecompile.loaders.load import load_model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
+from edgecompile.api.verify import verify
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import ModelError, UsageError, VerificationError
 from edgecompile.export.store import ExportStore
@@ -33,6 +35,7 @@ from edgecompile.precision import FP32, Precision
 from edgecompile.quantization.gptq import RoundedWeights
 from edgecompile.quantization.judged import JudgedModel, is_judged
 from edgecompile.quantization.quality import Judge, Quality, check_quality, max_mean_kl
+from edgecompile.runtime import open_bundle
 from tests.conftest import one_at_a_time
 from tests.factories.outliers import add_outliers
 
@@ -227,6 +230,8 @@ def test_weights_rounded_for_texts_say_what_the_original_says(
     assert 0 < calibrated.mean_kl < 0.7 * nearest.mean_kl
     assert judged.quality(Precision("bf16")).mean_kl < nearest.mean_kl
     assert judged.quality(FP32).mean_kl < 1e-12  # the original's weights are back
+    with judged.narrowed(Precision("int8")):
+        assert judged.quality(FP32).mean_kl < 1e-12  # within, too
     # The next build of the same reads them.
     assert judged.round_weights(tmp_path, "key", INT8) == rounded
     (file,) = tmp_path.glob("gptq-*.npz")
@@ -234,6 +239,61 @@ def test_weights_rounded_for_texts_say_what_the_original_says(
     assert judged.round_weights(tmp_path, "key", INT8) == rounded
     judged.round_weights(tmp_path, "other", INT8)
     assert [file.exists(), len(list(tmp_path.glob("gptq-*.npz")))] == [False, 1]
+
+
+def test_two_builds_may_round_in_one_folder(
+    judged: JudgedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one may remove a file at any time; a disk that is full costs nothing that was there."""
+    first = judged.round_weights(tmp_path, "first", INT8)
+    save = RoundedWeights.save
+
+    def fail(self: RoundedWeights, path: Path) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(RoundedWeights, "save", fail)
+    with pytest.raises(OSError, match="full"):
+        judged.round_weights(tmp_path, "second", INT8)
+    (kept,) = tmp_path.glob("gptq-*.npz")
+
+    def glob(self: Path, pattern: str) -> list[Path]:
+        return [kept, self / "gptq-removed.npz"]
+
+    monkeypatch.setattr(RoundedWeights, "save", save)
+    monkeypatch.setattr(Path, "glob", glob)
+    assert judged.round_weights(tmp_path, "second", INT8) == first
+    monkeypatch.undo()
+    (second,) = tmp_path.glob("gptq-*.npz")
+    assert second != kept
+
+
+def test_narrow_weights_are_held_no_longer_than_they_are_used(judged: JudgedModel) -> None:
+    precision = Precision("bf16")
+    attr = next(iter(judged.program.products))
+    whole, narrow = judged.program.products[attr][1], judged.program.kept_value(attr, precision)
+    assert not torch.equal(whole, narrow)
+    assert judged.program.kept_value(attr, FP32) is whole
+    used = weakref.ref(narrow)
+    with judged._places.replacing([(attr, narrow)]):
+        del narrow
+        assert used() is not None or any(place.transposed for place in judged._places._places[attr])
+    assert used() is None
+    # Nor does the program hold the packed weights beside the exact ones.
+    held = sum(buffer.numel() for buffer in judged.program._module.buffers())
+    assert held < sum(exact.numel() for _, exact in judged.program.products.values())
+
+
+def test_texts_are_judged_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgecompile.quantization.quality._MOST_NUMBERS", 80)
+    texts = [torch.zeros(1, length, dtype=torch.int64) for length in (21, 6, 7, 2)]
+    ran: list[int] = []
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        ran.append(tokens.shape[1])
+        return torch.zeros(tokens.shape[1], 3)
+
+    assert Judge(logits, texts, "texts", True).quality().tokens == 20 + 5
+    assert ran == [21, 6] * 2
 
 
 def with_scales_doubled(rounded: RoundedWeights, name: str) -> RoundedWeights:
@@ -305,11 +365,26 @@ def test_a_bundle_carries_its_figures_and_computes_the_rounded_model(
     folder: Path, tmp_path: Path
 ) -> None:
     texts = SampleTexts(folder / "texts.txt", folder / "tokenizer.json")
+    begun = "cat sat on the"
+    (tmp_path / "prompt.txt").write_text(begun + "\n")
+    prefix = {"prefix": tmp_path / "prompt.txt"}
     result = build(
         request_for(
-            folder, tmp_path / "a.ecb", precision="int8", texts=texts, max_perplexity_ratio=1.05
+            folder,
+            tmp_path / "a.ecb",
+            precision="int8",
+            texts=texts,
+            max_perplexity_ratio=1.05,
+            **prefix,
         )
     )
+    # The prompt's caches are those of the rounded model, and the golden texts go on from them.
+    assert result.verify is not None
+    with open_bundle(result.bundle_path) as model:
+        session = model.session()
+        stream = session.stream(session._prompts().read(begun + " old mat"), max_new_tokens=2)
+        assert list(stream) and stream.reused == 3  # the last word might go on
+    assert len(result.verify.texts) == 5 and all(text.ok for text in result.verify.texts)
     assert result.quality is not None and result.verify is not None and result.verify.ok
     assert result.quality.real and result.quality.bound == 1.05 and result.quality.mean_kl > 0
     figures = result.quality.to_json()
@@ -320,6 +395,16 @@ def test_a_bundle_carries_its_figures_and_computes_the_rounded_model(
     assert result.verify.min_cosine is None
     worst = result.verify.worst
     assert worst is not None and worst.max_abs_error < 0.01 * worst.scale
+    # Beside the original the bundle itself is judged by next tokens, too.
+    found = verify(result.bundle_path, str(folder))
+    own = found.report.results[-1]
+    assert found.ok and own.case == "next tokens" and own.limit == max_mean_kl(1.05)
+    assert result.quality.mean_kl / 3 < own.max_abs_error < 3 * result.quality.mean_kl
+    assert "So it is judged as by a build: int8 against eager" in found.report.notes[-1]
+    save_llama(tmp_path / "other", tied=True)
+    wrong = verify(result.bundle_path, str(tmp_path / "other"), check=False).report
+    assert [item.case for item in wrong.results if not item.ok] == ["next tokens"]
+    assert "too far from the original's" in wrong.results[-1].error
     with pytest.raises(
         VerificationError, match="changes what the model says by more than is allowed"
     ):

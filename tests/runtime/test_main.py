@@ -13,6 +13,7 @@ import pytest
 
 import edgecompile
 from edgecompile.runtime import __main__ as program
+from edgecompile.runtime.commands.info import describe_bundle, format_bundle
 from tests.runtime.bundles import DummyBundle
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -40,6 +41,12 @@ def test_help_and_usage() -> None:
     assert "coldstart" not in done.stderr, "only bench calls that"
     done = run("--version")
     assert done.returncode == 0 and done.stdout == f"edgecompile {edgecompile.__version__}\n"
+
+
+def test_a_bundle_without_compilers_names_none(bundle: DummyBundle) -> None:
+    bundle.document["built_by"] = {"compilers": "", "torch": "2.13.0"}
+    report = describe_bundle(bundle.write(), probe=False)
+    assert "built by  torch 2.13.0" in format_bundle({**report, "variants": []})
 
 
 def test_every_option_has_a_help_text() -> None:

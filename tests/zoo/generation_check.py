@@ -14,14 +14,13 @@ import numpy as np
 
 from edgecompile.errors import EdgecompileError
 from edgecompile.runtime import open_bundle
+from tests.zoo.generation_bundles import build_family, build_source_family
 from tests.zoo.generation_families import (
     FAMILIES,
     LONGEST_RUN,
     LONGEST_SOURCE,
     POSITIONS,
     SOURCES,
-    build_family,
-    build_source_family,
     load_family,
 )
 

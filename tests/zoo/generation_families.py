@@ -1,18 +1,15 @@
-"""Tiny random causal language models of many families, and their bundles: what generation is tried on."""
+"""Tiny random causal language models of many families: what generation is tried on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 __all__ = [
     "FAMILIES",
     "SOURCES",
     "Family",
-    "build_family",
-    "build_source_family",
     "load_family",
     "make_family",
 ]
@@ -488,87 +485,3 @@ def load_family(name: str) -> Any:
         options = LoadOptions(max_length=None if fixed else LONGEST_SOURCE, max_context=POSITIONS)
     task, source = options.task or "seq2seq-lm", ModelSource("object", name)
     return GeneratorMaker(task, make_family(name), options, name=name, source=source).make()
-
-
-def build_family(
-    loaded: Any, output: Path, work: Path, *, padded: bool = False, step: Any = None
-) -> Path:
-    """Compiles a model for one token and for prompts, packs it and lets packing verify it.
-
-    Args:
-        loaded: of :func:`load_family`.
-        output: the bundle.
-        work: where programs are left; a second build of the same model reuses them.
-        padded: whether prompts of up to 12 tokens are padded instead of run as they are.
-        step: is called with what is being done.
-
-    Raises:
-        EdgecompileError: it can't be exported, compiled or verified.
-    """
-    from edgecompile.buckets.ranges import AxisRange, Bucket
-
-    # A model with nothing but states of a fixed size has no such axis.
-    limits = loaded.axes.get("context")
-    context = [("context", AxisRange(limits.lo, limits.hi, limits.lo))] if limits else []
-
-    def bucket(mode: Any, lo: int, hi: int) -> Bucket:
-        return Bucket(mode, (("length", AxisRange(lo, hi, hi)), *context))
-
-    prompts = [bucket("exact", 2, LONGEST_RUN)]
-    if padded:
-        prompts = [bucket("pad", 2, 12), bucket("exact", 13, LONGEST_RUN)]
-    return _build(loaded, (bucket("exact", 1, 1), *prompts), output, work, step)
-
-
-def build_source_family(loaded: Any, output: Path, work: Path, *, step: Any = None) -> Path:
-    """The same of a model that goes on from a source: its encoder, and the decoder around it.
-
-    Sources of up to 12 tokens are padded.
-    """
-    from edgecompile.buckets.ranges import AxisRange, Bucket
-    from edgecompile.planning.generation_plan import decoder_buckets
-
-    encoder = loaded.generation.encoder
-    axis = encoder.length_axis
-    buckets: tuple[Bucket, ...] = (Bucket("exact", ((axis, AxisRange(1, 1, 1)),)),)
-    if axis == "length":
-        buckets = (
-            Bucket("pad", ((axis, AxisRange(1, 12, 12)),)),
-            Bucket("exact", ((axis, AxisRange(13, LONGEST_SOURCE, LONGEST_SOURCE)),)),
-        )
-    inner = _build(encoder, buckets, work / "encoder.ecb", work / "encoder", step)
-    return _build(loaded, decoder_buckets(loaded).buckets, output, work, step, inner)
-
-
-def _build(
-    loaded: Any,
-    buckets: tuple[Any, ...],
-    output: Path,
-    work: Path,
-    step: Any,
-    encoder: Path | None = None,
-) -> Path:
-    from edgecompile.backends.compilation import compile_buckets
-    from edgecompile.buckets.plan import BucketPlan
-    from edgecompile.bundle.staging import Staging
-    from edgecompile.export.store import ExportStore, export_buckets
-    from edgecompile.pipeline.packing import Contents, pack_bundle
-    from edgecompile.targets.profile import load_target
-
-    tell: Callable[[str], None] = step or (lambda text: None)
-    tell("exporting")
-    store = ExportStore(loaded, work / "exported")
-    exported = export_buckets(store, buckets)
-    tell("compiling")
-    compiled = compile_buckets(
-        exported,
-        buckets,
-        load_target(TARGET),
-        work / "artifacts",
-        keys=[store.key(item) for item in buckets],
-    )
-    tell("verifying")
-    plan = BucketPlan(buckets[0].length_axis, buckets)
-    with Staging(output, force=True) as claim:
-        packed = pack_bundle(Contents(loaded, plan, compiled, encoder=encoder), claim)
-    return packed.bundle_path

@@ -18,7 +18,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from edgecompile.backends.lowering.constants import attribute_name, constant_of, value_of
 from edgecompile.backends.lowering.fourier import TRANSFORMS, Pair
-from edgecompile.backends.lowering.in_place import changed_memory, memory_of
+from edgecompile.backends.lowering.in_place import changed_memory, changes_in_place, memory_of
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering
 
@@ -152,7 +152,7 @@ def lower_complex(low: Lowering) -> None:
         for node in gm.graph.nodes
         if _is_complex(node) or any(_is_complex(x) for x in node.all_input_nodes)
     ]
-    changed = changed_memory(gm)
+    changed = changed_memory(changes_in_place(gm))
     for node in concerned:
         reason = _obstacle(gm, node, changed)
         if reason is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 
 import torch
 from torch.fx import GraphModule, Node
@@ -42,10 +43,10 @@ def memory_of(node: Node) -> Node:
     return node
 
 
-def changed_memory(gm: GraphModule) -> set[Node]:
-    """The nodes that made the memory that is changed in place, wherever that is."""
+def changed_memory(changes: Iterable[Node]) -> set[Node]:
+    """The nodes that made the memory that ``changes`` change in place."""
     makers = set()
-    for node in changes_in_place(gm):
+    for node in changes:
         schema = getattr(node.target, "_schema", None)
         written = node.all_input_nodes
         if schema is not None:

@@ -35,7 +35,7 @@ def inline(
     Returns:
         The nodes of its results.
     """
-    values = [_fake_value(gm, node, before) for node in arguments]
+    values = [fake_value(gm, node, before) for node in arguments]
     mode: Literal["symbolic", "real"] = "symbolic" if symbolic else "real"
     trace = make_fx(
         function, tracing_mode=mode, pre_dispatch=composite, _allow_non_fake_inputs=symbolic
@@ -56,7 +56,7 @@ def inline(
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
-def _fake_value(gm: GraphModule, node: Node, near: Node) -> Any:
+def fake_value(gm: GraphModule, node: Node, near: Node) -> Any:
     """The value that export recorded for a node; for a constant, a stand-in of the same kind."""
     if isinstance(node.meta.get("val"), torch.SymInt):
         return node.meta["val"]
@@ -65,7 +65,7 @@ def _fake_value(gm: GraphModule, node: Node, near: Node) -> Any:
         assert value is not None
         return value
     constant = constant_of(gm, node) if value is None else value
-    modes = (_mode_of(value_of(other)) for other in near.all_input_nodes)
+    modes = (_mode_of(value_of(other)) for other in (near, *near.all_input_nodes))
     mode = next(candidate for candidate in modes if candidate is not None)
     fake: Tensor = mode.from_tensor(constant)
     return fake

@@ -30,7 +30,8 @@ class LoweringReport:
             ``merged``: linears that became part of a wider one because they share an input;
             ``activations`` and ``residuals``: activations and sums fused into a linear; ``exact``:
             remainders, floored quotients and variances done as torch's kernels do them; ``equal``:
-            nodes that computed what another one does; ``halves``: operators of half precision that
+            nodes that computed what another one does; ``rows``: nodes that compute the one row that is
+            read instead of all; ``halves``: operators of half precision that
             compute in float32 and round; ``grouped``: products of groups of rows (mixtures of
             experts); ``pointwise``: convolutions that became linears; ``batch_norms``, ``pads`` and
             ``convolved_activations``: what was taken over into convolutions.

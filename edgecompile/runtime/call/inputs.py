@@ -158,9 +158,11 @@ class InputChecker:
             try:
                 shape = [size_of(dim, sizes) for dim in spec.shape]
             except KeyError:
-                shape = [-1]
-            if min(shape, default=0) < 0:  # a sum may be negative
                 _raise(["{}: is missing, and nothing else has its size".format(spec.name)])
+            for place, size in enumerate(shape):
+                if size < 0:  # a sum's
+                    text = "{}: its default would have size {} in dimension {} ({})"
+                    _raise([text.format(spec.name, size, place, spec.shape[place])])
             arrays.insert(index, np.full(shape, spec.default, self._dtypes[index]))
 
     def choose_fill(

@@ -1,11 +1,12 @@
 """``python -m edgecompile.runtime chat``: a conversation on the terminal."""
 
 import argparse
+import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ..base.errors import InputError
+from ..base.errors import EdgecompileError, InputError
 from ..format.document import shorten
 from ..format.output import check_output
 from .generate import add_sampling_options, printable, read_sampling
@@ -68,9 +69,17 @@ def run_chat(
                 if line.strip():
                     messages.append({"role": "user", "content": line.rstrip("\n")})
                     answers.append(_answer(session, messages, options, show))
-        finally:  # also where a text didn't fit into the context
-            if options.save is not None:
+        except EdgecompileError as error:  # such as a text that didn't fit into the context
+            try:
                 _save(session, options.save, messages)
+            except EdgecompileError as lost:
+                error.message += "; the conversation is lost, too: " + lost.message
+            raise
+        except BaseException:
+            with contextlib.suppress(EdgecompileError):  # nor is that the reason for the end
+                _save(session, options.save, messages)
+            raise
+        _save(session, options.save, messages)
         info = model.info
     report = {
         "bundle": options.bundle,
@@ -125,8 +134,10 @@ def _answer(
     }
 
 
-def _save(session: "TextSession", path: str, messages: List[Dict[str, str]]) -> None:
-    """Keeps the messages up to the last answer: the next one is the user's again."""
+def _save(session: "TextSession", path: Optional[str], messages: List[Dict[str, str]]) -> None:
+    """Keeps the messages up to the last answer: the next one is the user's again. None: nowhere."""
+    if path is None:
+        return
     answered = [index for index, message in enumerate(messages) if message["role"] != "user"]
     session.save(path, {"messages": messages[: answered[-1] + 1] if answered else []})
 

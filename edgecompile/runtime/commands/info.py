@@ -168,7 +168,8 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
     manifest = report["manifest"]
     versions = dict(manifest["built_by"])
     verified = versions.pop("verified", "")
-    built = ", ".join("{} {}".format(key, value) for key, value in versions.items())
+    # A bundle without code for a CPU names no compilers.
+    built = ", ".join("{} {}".format(key, value) for key, value in versions.items() if value)
     precision = manifest["precision"]
     if report["gpu_precision"] is not None:
         precision = "{} on the GPU, {} on the CPU".format(report["gpu_precision"], precision)

@@ -20,6 +20,7 @@ from .checkpoints import NO_CHECKPOINTS, Checkpoint, Checkpoints, CheckpointSett
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
 from .generator import Generator
 from .options import Options
+from .prefix import count_common, find_prefix
 from .sampling import Sampler
 from .session_file import SessionFile, Snapshot
 from .sources import read_source, run_encoder, same_source
@@ -94,6 +95,7 @@ class Session(Unique, Generator):
         if spec.kind == RECURRENT_LM:
             states = [caches.arrays[name] for name in spec.caches if name not in caches.growing]
             self._states, self._every = Checkpoints(states, checkpoints), checkpoints.every
+        self._prefix = find_prefix(bundle, spec) if caches.arrays else None
         self.notes: Any = None
         vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
@@ -192,7 +194,8 @@ class Session(Unique, Generator):
             if request.source is not None:
                 self._read(request.source)
             prompt = request.prompt
-            common = _common(prompt, self._tokens)
+            self._take_prefix(prompt)
+            common = count_common(prompt, self._tokens)
             if self._states is not None:
                 return self._begin_from_states(self._states, stream, request, common)
             prefix = min(common, len(prompt) - 1)
@@ -262,10 +265,32 @@ class Session(Unique, Generator):
 
     def count_reusable(self, tokens: Sequence[int]) -> int:
         """How many tokens of a prompt needn't be run, as things stand; waits for no run that is under way."""
-        common = _common(tokens, list(self._tokens))
+        baked = 0 if self._prefix is None else self._prefix.count_usable(tokens)
+        return max(baked, self._count_kept(tokens, list(self._tokens)))
+
+    def _count_kept(self, tokens: Sequence[int], text: Sequence[int]) -> int:
+        """How many tokens of a prompt the caches hold, where they hold ``text``."""
+        common = count_common(tokens, text)
         if self._states is None:
             return min(common, len(tokens) - 1)
         return self._find_states(self._states, common, len(tokens))[0]
+
+    def _take_prefix(self, prompt: Sequence[int]) -> None:
+        """Begins the text as the bundle's own prompt does, where the caches hold less of the new one."""
+        prefix = self._prefix
+        count = 0 if prefix is None else prefix.count_usable(prompt)
+        if prefix is None or count <= self._count_kept(prompt, self._tokens):
+            return
+        self._behind = -1
+        self._tokens = prefix.tokens[:count]
+        growing = [name for name in self._spec.caches if name in self._caches.growing]
+        for name, rows in zip(growing, prefix.rows):
+            self._caches.arrays[name][:count] = rows[:count]
+        if self._states is not None:
+            self._states.cut(0)
+            self._states.restore(Checkpoint(count, prefix.states))
+            self._states.take(count)
+        self._behind = count
 
     def advance(self, stream: TokenStream, token: int) -> "NDArray[np.float32]":
         """Runs one token behind the text; the logits [vocabulary], valid until the next call.
@@ -343,11 +368,3 @@ class Session(Unique, Generator):
 
 def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":
     return np.array(tokens, np.int64) if tokens else None
-
-
-def _common(new: Sequence[int], old: Sequence[int]) -> int:
-    """The number of tokens that two texts have in common at their beginning."""
-    for index, (a, b) in enumerate(zip(new, old)):
-        if a != b:
-            return index
-    return min(len(new), len(old))

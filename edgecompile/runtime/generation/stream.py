@@ -74,7 +74,7 @@ def make_generation_request(
     ends = frozenset(spec.eos) if eos is None else _read_eos(eos, problems)
     stops = _read_stops(options.stop, problems)
     if max_new_tokens is not None and not _is_whole(max_new_tokens, 1, 2**31 - 1):
-        text = "max_new_tokens is {!r}, must be an integer from 1 on"
+        text = "max_new_tokens is {!r}, must be an integer in 1..2147483647"
         problems.append(text.format(max_new_tokens))
     if problems:
         raise InputError("\n  ".join(["the generation can't be run:", *problems]))

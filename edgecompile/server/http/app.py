@@ -156,6 +156,8 @@ class App(State):
             self._keys.check(request.headers.get(b"authorization", b""))
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
+            if request.parts:  # of a model that isn't here nothing takes any method
+                self.repository.get(*request.parts)
             error = WrongMethod(f"{path} takes {', '.join(methods)}")
             error.allow = ", ".join(methods)
             raise error

@@ -14,12 +14,12 @@ from edgecompile.server.generation import Generation
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
 from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.openai import read_model
-from edgecompile.server.protocol.texts import number, read_ids
+from edgecompile.server.protocol.texts import flag, number, read_ids
 
 DONE = b"data: [DONE]\n\n"
 _MAX_STOPS = 16
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_MAX_TOKENS = 1 << 31
+_MAX_TOKENS = (1 << 31) - 1
 _DONE = (
     "model max_tokens max_completion_tokens temperature top_p top_k repetition_penalty seed stop stream "
     "stream_options"
@@ -117,16 +117,20 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
         if document.get(choice) == "none":  # then they aren't to be called
             document.pop(tools, None)
     (_CHAT if chat else _COMPLETION).check(document)
-    stream = document.get("stream") or False
-    extra = document.get("stream_options") or {}
-    if not isinstance(stream, bool) or not isinstance(extra, dict):
-        raise BadRequest("stream must be true or false, stream_options an object")
+    stream = flag(document, "stream", False)
+    extra = document.get("stream_options")
+    if not isinstance(extra, dict | None):
+        raise BadRequest(f"stream_options must be an object, not {kind(extra)}")
+    extra = extra or {}
     _STREAM.check(extra, "stream_options.")
+    with_usage = flag(extra, "include_usage", False)
     prompt = _read_messages(value) if chat else _read_prompt(value)
     old = document.get("max_completion_tokens") is None
     key = "max_tokens" if old else "max_completion_tokens"
     # llama.cpp's -1: as far as the context reaches.
-    most = ALL if document.get(key) == -1 else number(document, key, 1, _MAX_TOKENS, True)
+    most = ALL
+    if document.get(key) != -1:
+        most = number(document, key, 1, _MAX_TOKENS, True, ", or -1")
     best = number(document, "top_k", -1, (1 << 31) - 1, True)
     options: dict[str, Any] = {
         # OpenAI's defaults: of a chat there is none.
@@ -141,7 +145,7 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
         read_model(document),
         Generation(prompt, _read_stop(document.get("stop")), options),
         stream,
-        bool(extra.get("include_usage")),
+        with_usage,
     )
 
 
@@ -198,7 +202,7 @@ def _read_content(value: Any, index: int) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        raise BadRequest(f"messages[{index}]: content must be a text, not a {kind(value)}")
+        raise BadRequest(f"messages[{index}]: content must be a text, not {kind(value)}")
     parts = [part if isinstance(part, dict) else {} for part in value]
     if other := [part["type"] for part in parts if part.get("type", "text") != "text"]:
         raise Unprocessable(

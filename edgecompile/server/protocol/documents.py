@@ -33,7 +33,7 @@ def load_object(body: bytes | memoryview) -> dict[str, Any]:
             raise no_memory() from None
         raise BadRequest(f"the body isn't JSON: {error!s:.200}") from None
     if not isinstance(value, dict):
-        raise BadRequest(f"the body must be a JSON object, not a {kind(value)}")
+        raise BadRequest(f"the body must be a JSON object, not {kind(value)}")
     return value
 
 
@@ -91,6 +91,17 @@ def _plain(value: Any) -> Any:
 
 
 def kind(value: Any) -> str:
-    """JSON's name of a value's type."""
-    names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")
+    """JSON's name of a value's type, with its article."""
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
+    return names.get(type(value), "a number")
+
+
+def shown(value: Any) -> str:
+    """A value in a message as a client wrote it, cut."""
+    return f"{json.dumps(value, ensure_ascii=False):.50}"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgecompile.server.errors import BadRequest
-from edgecompile.server.protocol.documents import dump, kind, load_object, required
+from edgecompile.server.protocol.documents import dump, kind, load_object, required, shown
 from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.texts import (
     Item,
@@ -52,7 +52,7 @@ class EmbeddingsRequest:
 
 
 _FIELDS = Fields(
-    "input model encoding_format dimensions normalize truncate truncation_direction prompt_name",
+    "input model encoding_format dimensions normalize normalized truncate truncation_direction prompt_name",
     "user priority request_id safety_identifier metadata service_tier keep_alive cache_salt",
     {
         "add_special_tokens": (True,),
@@ -63,6 +63,9 @@ _FIELDS = Fields(
         "endianness": ("native", "little"),
         "late_chunking": (False,),
         "modality": ("text",),
+        "return_multivector": (False,),
+        "stream": (False,),
+        "truncate_prompt_tokens": (-1,),  # vLLM's for as many as the model takes
         "truncation": (True,),
     },
 )
@@ -78,7 +81,7 @@ def read_model(document: dict[str, Any]) -> str | None:
     """
     model = document.get("model")
     if model is not None and not isinstance(model, str):
-        raise BadRequest(f"model must be the name of a model, not a {kind(model)}")
+        raise BadRequest(f"model must be the name of a model, not {kind(model)}")
     return model or None
 
 
@@ -97,7 +100,7 @@ def read_embeddings(body: bytes, most: int) -> EmbeddingsRequest:
     items, _ = read_items(value, "input", most)
     encoding = document.get("encoding_format")
     if encoding not in (None, "float", "base64"):
-        raise BadRequest(f"encoding_format {encoding!r:.50} must be float or base64")
+        raise BadRequest(f"encoding_format {shown(encoding)} must be float or base64")
     dimensions = number(document, "dimensions", 1, MAX_DIMENSIONS, True)
     return EmbeddingsRequest(
         items,
@@ -105,7 +108,7 @@ def read_embeddings(body: bytes, most: int) -> EmbeddingsRequest:
         encoding == "base64",
         dimensions,
         # What is left of a shortened vector has another length.
-        flag(document, "normalize", dimensions is not None),
+        flag(document, "normalize", flag(document, "normalized", dimensions is not None)),
         read_truncate(document),
         read_prompt(document),
     )

@@ -24,6 +24,7 @@ _FIELDS = Fields(
         "max_chunks_per_doc": (1,),
         "rank_fields": (["text"],),
         "return_embeddings": (False,),
+        "truncate_prompt_tokens": (-1,),
         "truncation": (True,),
     },
 )
@@ -72,7 +73,7 @@ def read_rank(document: dict[str, Any], most: int) -> RankRequest:
     query, documents = required(document, "query"), required(document, "documents")
     _FIELDS.check(document)
     if not isinstance(query, str):
-        raise BadRequest(f"query must be a text, not a {kind(query)}")
+        raise BadRequest(f"query must be a text, not {kind(query)}")
     if not isinstance(documents, list) or not documents:
         raise BadRequest("documents must be a list of at least one document")
     if len(documents) > most:

@@ -97,11 +97,14 @@ def read_rerank(document: dict[str, Any], most: int) -> RerankRequest:
     query, texts = required(document, "query"), required(document, "texts")
     _RERANK.check(document)
     if not isinstance(query, str):
-        raise BadRequest(f"query must be a text, not a {kind(query)}")
-    if not isinstance(texts, list) or not texts or any(not isinstance(t, str) for t in texts):
+        raise BadRequest(f"query must be a text, not {kind(query)}")
+    if not isinstance(texts, list) or not texts:
         raise BadRequest("texts must be a list of at least one text")
     if len(texts) > most:
         raise TooLarge(f"texts has {len(texts)} texts, the limit is {most}")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise BadRequest(f"texts[{index}] must be a text, not {kind(text)}")
     return RerankRequest(
         query,
         texts,

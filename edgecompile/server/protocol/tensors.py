@@ -64,7 +64,7 @@ def from_list(data: Any, datatype: str, shape: Sequence[int], where: str) -> NDA
         BadRequest: it doesn't fit the shape or the datatype; nothing is rounded or cut.
     """
     if not isinstance(data, list):
-        raise BadRequest(f"{where}: data must be a list, not a {kind(data)}")
+        raise BadRequest(f"{where}: data must be a list, not {kind(data)}")
     flat = _flatten(data, shape, where)
     count = math.prod(shape)
     if len(flat) != count:
@@ -76,9 +76,12 @@ def from_list(data: Any, datatype: str, shape: Sequence[int], where: str) -> NDA
         raise BadRequest(f"{where}: FP16 can't be given as JSON, but as a binary tensor")
     strange = set(map(type, flat)) - _ALLOWED[dtype.kind]
     if strange:
-        names = ", ".join(sorted(kind(item()) for item in strange))
-        fraction = float in strange
-        contents = "numbers with a fraction" if fraction else f"a {names}"
+        if strange == {float} and any(_is_beyond(item) for item in flat):
+            least, most = _RANGES.get(datatype, (0, 1))
+            raise BadRequest(f"{where}: data holds numbers outside {least}..{most}")
+        contents = "numbers with a fraction"
+        if float not in strange:
+            contents = ", ".join(sorted(kind(item()) for item in strange))
         raise BadRequest(f"{where}: data holds {contents}, which {datatype} doesn't take")
     if dtype.kind in "iu":
         least, most = _RANGES[datatype]
@@ -94,6 +97,11 @@ def from_list(data: Any, datatype: str, shape: Sequence[int], where: str) -> NDA
             return np.array(flat, dtype).reshape(shape)
     except (OverflowError, FloatingPointError):  # no float holds it
         raise BadRequest(f"{where}: data holds a number that {datatype} doesn't hold") from None
+
+
+def _is_beyond(value: float) -> bool:
+    """Whether a number may be an integer of over 64 bits, which orjson reads as a float."""
+    return isinstance(value, float) and abs(value) >= 2.0**63
 
 
 def _texts(flat: list[Any], shape: Sequence[int], where: str) -> NDArray[Any]:

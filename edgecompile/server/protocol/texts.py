@@ -12,7 +12,7 @@ from edgecompile.runtime.format.schema import Manifest, TensorSpec
 from edgecompile.runtime.text.encoder import Text, TokenizedText
 from edgecompile.server.answers import TextAnswer
 from edgecompile.server.errors import BadRequest, ServerError, TooLarge, Unprocessable
-from edgecompile.server.protocol.documents import kind
+from edgecompile.server.protocol.documents import kind, shown
 
 #: A text, or one of token ids.
 Item = Text | TokenizedText
@@ -34,7 +34,7 @@ def read_items(value: Any, key: str, most: int) -> tuple[list[Item], bool]:
     if isinstance(value, str):
         return [value], True
     if not isinstance(value, list):
-        raise BadRequest(f"{key} must be a text or a list, not a {kind(value)}")
+        raise BadRequest(f"{key} must be a text or a list, not {kind(value)}")
     if not value:
         raise BadRequest(f"{key} is empty")
     if type(value[0]) is int:
@@ -48,7 +48,7 @@ def read_items(value: Any, key: str, most: int) -> tuple[list[Item], bool]:
         elif isinstance(item, list):
             items.append(read_ids(item, f"{key}[{index}]"))
         else:
-            raise BadRequest(f"{key}[{index}] must be a text or token ids, not a {kind(item)}")
+            raise BadRequest(f"{key}[{index}] must be a text or token ids, not {kind(item)}")
     return items, False
 
 
@@ -65,8 +65,10 @@ def read_ids(value: list[Any], where: str) -> TokenizedText:
     return TokenizedText(tuple(value), (0,) * len(value), ((0, 0),) * len(value), False)
 
 
-def number(document: Mapping[str, Any], key: str, lo: float, hi: float, whole: bool) -> Any:
-    """A number of a request, or None where it isn't given.
+def number(
+    document: Mapping[str, Any], key: str, lo: float, hi: float, whole: bool, other: str = ""
+) -> Any:
+    """A number of a request, or None where it isn't given; ``other``: a further value, for the message.
 
     Raises:
         BadRequest: it is something else, or outside ``lo..hi``.
@@ -76,7 +78,7 @@ def number(document: Mapping[str, Any], key: str, lo: float, hi: float, whole: b
         return None
     if (type(value) is not int and (whole or type(value) is not float)) or not lo <= value <= hi:
         name = "an integer" if whole else "a number"
-        raise BadRequest(f"{key} is {value!r:.50}, must be {name} in {lo}..{hi}")
+        raise BadRequest(f"{key} is {shown(value)}, must be {name} in {lo}..{hi}{other}")
     return value
 
 
@@ -117,7 +119,7 @@ def read_prompt(document: Mapping[str, Any]) -> str | None:
     """
     prompt = document.get("prompt_name")
     if prompt is not None and not isinstance(prompt, str):
-        raise BadRequest(f"prompt_name must be a string, not a {kind(prompt)}")
+        raise BadRequest(f"prompt_name must be a string, not {kind(prompt)}")
     return prompt
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgecompile.runtime.format.schema import Manifest
 from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
 from edgecompile.server.protocol.datatypes import NAMES
-from edgecompile.server.protocol.documents import dump, load_object, required
+from edgecompile.server.protocol.documents import dump, kind, load_object, required
 from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.tensors import from_list, read_shape
 from edgecompile.server.protocol.texts import refuse_ids
@@ -50,11 +50,16 @@ def read_instances(
         raise TooLarge(f"instances has {len(value)} instances, the limit is {instances}")
     if all(isinstance(item, str) for item in value):
         return value
-    if manifest.text is not None and not token_ids:
-        name = manifest.inputs[0].name
-        ids = manifest.text.inputs.get(name) == "ids"
-        if ids and not all(isinstance(item, (str, dict)) for item in value):
-            refuse_ids(f'; or name the input: {{"{name}": […]}}')
+    name = manifest.inputs[0].name
+    if manifest.text is not None and manifest.text.inputs.get(name) == "ids":
+        for index, item in enumerate(value):
+            if type(item) in (int, list) and not token_ids:
+                refuse_ids(f'; or name the input: {{"{name}": […]}}')
+            if not isinstance(item, (str, list, dict)):
+                forms = f'a text or an object such as {{"{name}": […]}}'
+                raise BadRequest(f"instances[{index}] must be {forms}, not {kind(item)}")
+    if any(isinstance(item, str) for item in value):
+        raise BadRequest("instances holds texts and others: send each kind in a request of its own")
     firsts = {item.shape[:1] for item in (*manifest.inputs, *manifest.outputs)}
     # A length that comes first is no batch, unless the traffic is counted in rows.
     alone = (manifest.length_axis,) in firsts and manifest.length_axis != "batch"

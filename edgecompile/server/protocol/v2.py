@@ -120,7 +120,7 @@ def _read_head(document: Mapping[str, Any], most: int) -> _Head:
     parameters = _object(document, "parameters")
     identity = document.get("id")
     if identity is not None and not isinstance(identity, str):
-        raise BadRequest(f"id must be a string, not a {kind(identity)}")
+        raise BadRequest(f"id must be a string, not {kind(identity)}")
     tensors = _read_tensors(required(document, "inputs"), most)
     _REQUEST.check(document)
     flag = timeout = None
@@ -157,7 +157,7 @@ def _read_tensors(entries: Any, most: int) -> tuple[_Tensor, ...]:
     for index, entry in enumerate(entries):
         where = f"inputs[{index}]"
         if not isinstance(entry, dict):
-            raise BadRequest(f"{where} must be an object, not a {kind(entry)}")
+            raise BadRequest(f"{where} must be an object, not {kind(entry)}")
         name, datatype = entry.get("name"), entry.get("datatype")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"{where}: name must be a string")
@@ -214,7 +214,7 @@ def _read_outputs(
     if entries is None:
         return None, None if all_binary else frozenset()
     if not isinstance(entries, list):
-        raise BadRequest(f"outputs must be a list, not a {kind(entries)}")
+        raise BadRequest(f"outputs must be a list, not {kind(entries)}")
     names, binary = [], set()
     for index, entry in enumerate(entries):
         where = f"outputs[{index}]"
@@ -238,7 +238,7 @@ def _object(entry: Mapping[str, Any], key: str, where: str = "") -> dict[str, An
         return {}
     if not isinstance(value, dict):
         prefix = f"{where}: " if where else ""
-        raise BadRequest(f"{prefix}{key} must be an object, not a {kind(value)}")
+        raise BadRequest(f"{prefix}{key} must be an object, not {kind(value)}")
     return value
 
 

@@ -181,10 +181,17 @@ class Speed:
         self._measured = measured
         self._spread = 0.0
 
-    def see(self, predicted: float, took: float) -> None:
-        """Learns from one run; a single one counts for ten times as slow at most."""
+    def see(self, predicted: float, took: float, alone: float | None = None) -> None:
+        """Learns from one run; a single one counts for ten times as slow at most.
+
+        Args:
+            predicted: seconds by the costs.
+            took: seconds until the event loop heard of its end.
+            alone: seconds of the run itself, which tell more where nothing is known: the loop may have been
+                busy with what fills the queue. None: as ``took``.
+        """
         if not self._measured:
-            self._measured, self.factor = True, took / predicted
+            self._measured, self.factor = True, (took if alone is None else alone) / predicted
         ratio = min(max(took / predicted, self.factor / 10), self.factor * 10)
         self._spread += self.WEIGHT * (abs(ratio - self.factor) - self._spread)
         self.factor += self.WEIGHT * (ratio - self.factor)

@@ -54,12 +54,14 @@ class Run:
         threads: the threads of the run.
         began: when, by the clock.
         predicted: seconds by the table of costs.
+        alone: seconds that it took on its thread; None: not known.
     """
 
     jobs: Sequence[Job]
     threads: int
     began: float = 0.0
     predicted: float = 0.0
+    alone: float | None = None
     rows: int = field(init=False)
     length: int = field(init=False)
 

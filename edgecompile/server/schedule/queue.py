@@ -184,7 +184,7 @@ class Queue:
         if self._admission is not None:
             self._admission.end(run.jobs, now)
         if now > run.began:
-            self.speed.see(run.predicted, now - run.began)
+            self.speed.see(run.predicted, now - run.began, run.alone)
 
     def pass_by(self, predicted: float, began: float, now: float) -> None:
         """A run is over that never was in here."""

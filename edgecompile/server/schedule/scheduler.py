@@ -313,7 +313,7 @@ class Scheduler:
 
     def _start(self, run: Run, follow: bool) -> None:
         inputs = [job.payload.inputs for job in run.jobs]
-        work, done = partial(self._runner.run, inputs, run.threads), partial(self._done, run)
+        work, done = partial(self._work, run, inputs), partial(self._done, run)
         if follow:
             self._following += 1
             self._threads.follow(work, done, partial(self._begun, run))
@@ -323,6 +323,13 @@ class Scheduler:
         else:
             self._idle.clear()
             self._threads.run(work, done)
+
+    def _work(self, run: Run, inputs: Sequence[CheckedInputs]) -> list[Result]:
+        began, own = self._clock(), time.thread_time()
+        results = self._runner.run(inputs, run.threads)
+        # The thread may have waited for the loop, which holds Python's lock.
+        run.alone = min(self._clock() - began, time.thread_time() - own) or None
+        return results
 
     def _begun(self, run: Run) -> None:
         self._following -= 1

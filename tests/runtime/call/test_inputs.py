@@ -53,6 +53,17 @@ def test_sizes_that_follow_from_axes_take_the_quick_way(
     assert sizes == {"batch": 2, "length": 5} and arrays[2] is inputs["twice"]
 
 
+def test_a_default_of_a_negative_size_is_told_as_such(manifest: Manifest) -> None:
+    tail = TensorSpec("tail", "float32", ("batch", "length-7"), default=0)
+    other = tail._replace(name="other", shape=("other",))
+    checker = InputChecker(manifest._replace(inputs=(*manifest.inputs, tail)))
+    assert [array.shape for array in checker.check(good(9))[0]] == [(1, 9), (1, 9), (1, 2)]
+    text = message(checker, good(5))
+    assert text == "input tail: its default would have size -2 in dimension 1 (length-7)"
+    checker = InputChecker(manifest._replace(inputs=(*manifest.inputs, other)))
+    assert message(checker, good(5)) == "input other: is missing, and nothing else has its size"
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

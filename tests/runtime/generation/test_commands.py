@@ -26,6 +26,7 @@ from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.format.schema import Tolerance
 from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import _Judge
+from edgecompile.runtime.text.session import TextSession
 from edgecompile.runtime.text.stream import TextStream
 from tests.generative import replace_files
 from tests.runtime.texts import TOKENIZER, a_tokenizer
@@ -307,6 +308,13 @@ def test_a_chat_goes_on_from_a_file(
     code, third = talk("", "--load", file)
     assert code == 0 and third["messages"] == whole["messages"]
 
+    # Where that fails, too, it hides nothing.
+    with monkeypatch.context() as patch:
+        patch.setattr(TextSession, "save", _refuse_to_save)
+        code, failed = talk("the " * 300 + "\n", "--load", file, "--save", file)
+    message = failed["error"]["message"]
+    assert code == 16 and "tokens" in message
+    assert message.endswith("; the conversation is lost, too: no space left")
     code, failed = talk("", "--load", file, "--system", "the")
     assert code == 24 and "--load and --system don't go together" in failed["error"]["message"]
     code, failed = talk("cat\n", "--save", str(tmp_path / "none" / "x"))
@@ -317,6 +325,10 @@ def test_a_chat_goes_on_from_a_file(
             code, failed = talk("cat\n", "--load", file)
             assert code == 24
             assert "holds no conversation of this command" in failed["error"]["message"]
+
+
+def _refuse_to_save(self: TextSession, path: str, notes: object) -> None:
+    raise InputError("no space left")
 
 
 def test_an_empty_answer_is_left_out_of_the_chat(

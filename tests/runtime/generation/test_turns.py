@@ -34,7 +34,8 @@ def talker(
         if request.param == "qwen3_5":
             bundle = request.getfixturevalue("hybrid_bundle")
         else:
-            from tests.zoo.generation_families import build_family, load_family
+            from tests.zoo.generation_bundles import build_family
+            from tests.zoo.generation_families import load_family
 
             folder = tmp_path_factory.mktemp(request.param)
             bundle = folder / "model.ecb"

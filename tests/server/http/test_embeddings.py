@@ -45,6 +45,7 @@ def test_texts_through_every_protocol_are_one_answer(tiny_bundle: Path) -> None:
             np.testing.assert_allclose(found, short, atol=1e-5)
             for more, vectors in (
                 ({"normalize": True}, unit),
+                ({"normalized": True}, unit),  # Jina's word
                 ({"normalize": False, "dimensions": 4}, wanted[:, :4]),
             ):
                 reply = await call(app, "POST", "/v1/embeddings", {**body, **more})
@@ -108,6 +109,9 @@ def test_what_clients_always_send_is_taken(tiny_bundle: Path) -> None:
         "add_special_tokens": True,
         "output_dtype": "float",
         "late_chunking": False,
+        "return_multivector": False,
+        "stream": False,
+        "truncate_prompt_tokens": -1,
         "input_type": None,
     }
 

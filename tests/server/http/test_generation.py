@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,31 +14,8 @@ from edgecompile.server.http.app import App
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Limits, Settings
-from tests.generative import replace_files
-from tests.server.http.asgi import Reply, call, run, serving
-
-PROMPT = "w3 w1 w4 w1 w5"
-
-
-def expected(bundle: Path, count: int) -> list[int]:
-    with open_bundle(bundle) as model:
-        return model.generate([3, 1, 4, 1, 5], max_new_tokens=count, do_sample=False)
-
-
-def body(**changes: Any) -> dict[str, Any]:
-    return {"model": "speaking", "prompt": PROMPT, "temperature": 0, "max_tokens": 8, **changes}
-
-
-def events(reply: Reply) -> list[dict[str, Any]]:
-    """The events of a stream, whose last one says that it is done."""
-    lines = [line for line in reply.body.decode().split("\n\n") if line]
-    assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
-def words(ids: list[int]) -> str:
-    """What follows the prompt: a word of each token, behind a space."""
-    return "".join(f" w{item}" for item in ids)
+from tests.server.http.asgi import call, run, serving
+from tests.server.http.generations import body, events, expected, words
 
 
 def test_completions_are_those_of_generate(speaking_bundle: Path) -> None:
@@ -154,18 +128,26 @@ def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
         ({"max_tokens": 0}, 400, "max_tokens is 0"),
         ({"max_tokens": 10_000}, 400, "context"),
         ({"temperature": -1}, 400, "temperature is -1"),
-        ({"temperature": "hot"}, 400, "temperature is 'hot', must be a number"),
+        ({"temperature": "hot"}, 400, 'temperature is "hot", must be a number'),
         ({"top_p": 0}, 400, "top_p is 0"),
         ({"stop": [""]}, 400, "stop must be"),
         ({"stop": ["x"] * 17}, 400, "stop must be"),
         ({"max_completion_tokens": 0}, 400, "max_completion_tokens is 0"),
         ({"top_k": -2}, 400, "top_k is -2"),
         ({"top_k": 1.5}, 400, "top_k is 1.5, must be an integer"),
-        ({"top_k": True}, 400, "top_k is True"),
+        ({"top_k": True}, 400, "top_k is true"),
         ({"repetition_penalty": 0}, 400, "repetition_penalty is 0"),
-        ({"repetition_penalty": "1"}, 400, "repetition_penalty is '1', must be a number"),
+        ({"repetition_penalty": "1"}, 400, 'repetition_penalty is "1", must be a number'),
         ({"seed": 1 << 63}, 400, "seed is 9223372036854775808"),
-        ({"max_tokens": -2}, 400, "max_tokens is -2"),
+        ({"max_tokens": -2}, 400, "max_tokens is -2, must be an integer in 1..2147483647, or -1"),
+        (
+            {"max_tokens": 1 << 31},
+            400,
+            "max_tokens is 2147483648, must be an integer in 1..2147483647",
+        ),
+        ({"stream_options": []}, 400, "stream_options must be an object, not a list"),
+        ({"stream_options": ""}, 400, "stream_options must be an object, not a string"),
+        ({"stream_options": {"include_usage": "yes"}}, 400, "include_usage must be true or false"),
         ({"n": 2}, 422, "n isn't supported"),
         ({"min_p": 0.1}, 422, "min_p isn't supported"),
         ({"min_tokens": 3}, 422, "min_tokens isn't supported"),
@@ -195,7 +177,9 @@ def test_texts_side_by_side_do_not_mix(speaking_bundle: Path) -> None:
         ({"add_special_tokens": False}, 422, "add_special_tokens isn't"),
         ({"messages": [{}]}, 422, "messages isn't"),
         ({"max_token": 3}, 422, "max_token isn't"),
-        ({"stream": "yes"}, 400, "stream must be"),
+        ({"stream": "yes"}, 400, "stream must be true or false"),
+        ({"stream": 0}, 400, "stream must be true or false"),
+        ({"stream": []}, 400, "stream must be true or false"),
         ({"model": "other"}, 404, "no model"),
     ],
 )
@@ -254,47 +238,6 @@ def test_what_asks_for_nothing_special_is_taken(speaking_bundle: Path) -> None:
     run(ask())
 
 
-def test_tools_that_are_not_to_be_called_are_left_out(chatting_bundle: Path) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    messages = [{"role": "user", "content": "w1"}]
-    asked = {"model": "speaking", "messages": messages, "temperature": 0, "max_tokens": 3}
-
-    async def ask() -> None:
-        async with serving(chatting_bundle) as app:
-            path = "/v1/chat/completions"
-            plain = (await call(app, "POST", path, asked)).json["choices"]
-            for more in ({"tools": tools, "tool_choice": "none"}, {"tool_choice": "none"}):
-                assert (await call(app, "POST", path, {**asked, **more})).json["choices"] == plain
-            for choice in ("auto", None):
-                more = {"tools": tools, "tool_choice": choice}
-                reply = await call(app, "POST", path, {**asked, **more})
-                assert reply.status == 422 and "tools isn't supported" in reply.error
-
-    run(ask())
-
-
-def test_answers_come_back_as_messages(chatting_bundle: Path) -> None:
-    """As clients send them: with fields that are null, or empty, and perhaps without content."""
-    empty = {"tool_calls": [], "refusal": None, "audio": None, "function_call": None}
-    turns = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": ""}]
-    asked = {"messages": turns, "temperature": 0, "max_tokens": 3}
-
-    async def ask() -> None:
-        async with serving(chatting_bundle) as app:
-            path = "/v1/chat/completions"
-            wanted = (await call(app, "POST", path, asked)).json["choices"]
-            for answer in ({"content": None}, {}, {"content": None, **empty}):
-                messages = [turns[0], {"role": "assistant", **answer}]
-                reply = await call(app, "POST", path, {**asked, "messages": messages})
-                assert reply.json["choices"] == wanted
-            reply = await call(
-                app, "POST", path, {**asked, "messages": [{"role": "user", "content": None}]}
-            )
-            assert reply.status == 400 and "content must be a text, not a null" in reply.error
-
-    run(ask())
-
-
 def test_settings_of_other_servers_clients(speaking_bundle: Path) -> None:
     with open_bundle(speaking_bundle) as model:
         room = model.info["generation"]["max_context"] - 5
@@ -321,98 +264,12 @@ def test_settings_of_other_servers_clients(speaking_bundle: Path) -> None:
     run(ask())
 
 
-def test_a_chat_without_a_limit_goes_on_as_far_as_there_is_room(
-    chatting_bundle: Path, tmp_path: Path
-) -> None:
-    """Or for as many tokens as the model's author gives it; a completion has OpenAI's 16."""
-    turns = {"messages": [{"role": "user", "content": "w1"}], "temperature": 0}
-    with open_bundle(chatting_bundle) as model:
-        generation = model.manifest.generation
-        assert generation is not None and generation.defaults == {"max_new_tokens": 30}
-    folder = tmp_path / "endless.ecb"
-    shutil.copytree(chatting_bundle, folder, copy_function=os.link)
-    document = json.loads((folder / "manifest.json").read_bytes())
-    document["generation"] |= {"defaults": {}, "eos": []}
-    replace_files(folder, document, {})
-
-    async def count(
-        bundle: Path, path: str = "/v1/chat/completions", **asked: Any
-    ) -> tuple[Any, Any]:
-        async with serving(bundle) as app:
-            reply = await call(app, "POST", path, asked)
-            (choice,), usage = reply.json["choices"], reply.json["usage"]
-            assert choice["finish_reason"] == "length"
-            return usage["completion_tokens"], usage["total_tokens"]
-
-    for more in ({}, {"max_tokens": None}, {"max_completion_tokens": -1}):
-        assert run(count(folder, **turns, **more))[1] == generation.max_context
-    assert run(count(chatting_bundle, **turns, stop=[]))[0] == 30
-    asked: dict[str, Any] = {"prompt": "w3 w1", "temperature": 0}
-    assert run(count(folder, "/v1/completions", **asked))[0] == 16
-
-
 def test_ids_of_no_known_vocabulary_are_refused(speaking_bundle: Path) -> None:
     async def ask() -> None:
         async with serving(speaking_bundle) as app:
             for prompt in ([3, 1, 4], [[3, 1, 4]]):
                 reply = await call(app, "POST", "/v1/completions", body(prompt=prompt))
                 assert reply.status == 422 and "--token-ids" in reply.error
-
-    run(ask())
-
-
-def test_a_chat_needs_a_template(speaking_bundle: Path) -> None:
-    async def ask() -> None:
-        async with serving(speaking_bundle) as app:
-            messages = [{"role": "user", "content": "w1"}]
-            asked = {"model": "speaking", "messages": messages}
-            reply = await call(app, "POST", "/v1/chat/completions", asked)
-            assert reply.status == 422 and "no chat template" in reply.error
-            asked["messages"] = [{"role": "user"}]
-            reply = await call(app, "POST", "/v1/chat/completions", asked)
-            assert reply.status == 400 and "content must be a text" in reply.error
-
-    run(ask())
-
-
-def test_a_chat_goes_through_its_template(chatting_bundle: Path) -> None:
-    async def ask() -> None:
-        async with serving(chatting_bundle) as app:
-            path = "/v1/chat/completions"
-            messages: list[dict[str, Any]] = [
-                {"role": "user", "content": "w1"},
-                {"role": "assistant", "content": "w1"},
-            ]
-            plain = await call(app, "POST", "/v1/completions", body(prompt="w3 w1 w4 w1 w4 w5"))
-            asked = {**body(prompt=None), "messages": messages}
-            reply = await call(app, "POST", path, asked)
-            assert reply.json["object"] == "chat.completion"
-            (choice,) = reply.json["choices"]
-            wanted = {"role": "assistant", "content": plain.json["choices"][0]["text"]}
-            assert choice["message"] == wanted
-            assert reply.json["usage"] == plain.json["usage"]
-            messages[0]["content"] = [{"type": "text", "text": "w1"}]
-            assert (await call(app, "POST", path, asked)).json["usage"] == plain.json["usage"]
-            found = events(await call(app, "POST", path, {**asked, "stream": True}))
-            deltas = [item["choices"][0]["delta"] for item in found]
-            assert deltas[0]["role"] == "assistant"
-            assert "".join(delta["content"] for delta in deltas) == wanted["content"]
-            for messages, status, message in (
-                ([{"role": "tool", "content": "w1"}], 400, "no tools here"),
-                ([{"role": "king", "content": "w1"}], 400, "the role 'king' isn't one of system"),
-                ([{"role": "user", "content": "\ud800"}], 400, "surrogate"),
-                ([{"role": "user", "content": "w1", "prefix": True}], 422, "messages[0].prefix"),
-                ([{"role": "user", "content": 1}], 400, "content must be a text, not a number"),
-                ([{"role": "user", "content": [1]}], 400, "must be an object with a text"),
-                (
-                    [{"role": "user", "content": [{"type": "image_url"}]}],
-                    422,
-                    "no content of type 'image_url'",
-                ),
-                ([], 400, "at least one message"),
-            ):
-                reply = await call(app, "POST", path, {**asked, "messages": messages})
-                assert (reply.status, message in reply.error) == (status, True), reply.body
 
     run(ask())
 
@@ -431,6 +288,33 @@ def test_a_client_that_goes_away_ends_its_text(speaking_bundle: Path) -> None:
                 await task
             assert not generator._inside
             assert (await call(app, "POST", "/v1/completions", body())).status == 200
+
+    run(ask())
+
+
+def test_a_full_house_says_when_a_text_ends(speaking_bundle: Path) -> None:
+    """By the time that texts took; nothing is known before the first one."""
+    limits = Limits(generations=1, queue=0)
+
+    async def ask() -> None:
+        now = [0.0]
+        model = ServedModel(open_bundle(speaking_bundle), limits=limits, clock=lambda: now[0])
+        model.proven, app = True, App(Repository([model]), Settings())
+        generator = model.generator
+        assert generator is not None
+
+        async def wait_for_room() -> str:
+            task = asyncio.create_task(call(app, "POST", "/v1/completions", body()))
+            while not generator._steps and not generator._busy:
+                await asyncio.sleep(0)
+            reply = await call(app, "POST", "/v1/completions", body())
+            assert reply.status == 429 and "1 texts are generated or wait" in reply.error
+            now[0] += 40
+            assert (await task).status == 200
+            return reply.headers["retry-after"]
+
+        assert [await wait_for_room(), await wait_for_room()] == ["1", "40"]
+        await model.close()
 
     run(ask())
 

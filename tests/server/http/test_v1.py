@@ -45,8 +45,12 @@ def test_kserves_v1_predicts(tiny_bundle: Path) -> None:
                     "instances[0] has ids, the inputs are input_ids",
                 ),
                 ({"instances": [[1], [1.5]]}, 400, "instances[1].input_ids: data holds"),
-                ({"instances": [[1], "a"]}, 400, "instances[1].input_ids"),
-                ({"instances": [3]}, 400, "input_ids"),
+                ({"instances": [[1], "a"]}, 400, "instances holds texts and others"),
+                ({"instances": ["a", {"input_ids": [1]}]}, 400, "instances holds texts and others"),
+                ({"instances": [3]}, 400, "instances[0] must be a text or an object"),
+                ({"instances": [[1], None]}, 400, "instances[1] must be a text or an object"),
+                ({"instances": [[10**30]]}, 400, "holds numbers outside -9223372036854775808.."),
+                ({"instances": [[True]]}, 400, "data holds a boolean, which INT64"),
                 ({"instances": [[[1, 2], [3]]]}, 400, "nested otherwise"),
                 ({"instances": [[1]] * 9}, 413, "the limit is 8"),
                 ({"instances": [[1] * 30] * 2}, 413, "over 20 elements"),
@@ -65,14 +69,19 @@ def test_kserves_v1_predicts(tiny_bundle: Path) -> None:
             with pytest.raises(Unprocessable, match="takes no rows of a batch"):
                 manifest = model.manifest._replace(text=None, **shapes)
                 read_instances(b'{"instances": [1, 2]}', manifest, 8, 50, False)
-            reply = await call(app, "POST", "/v1/models/other:predict", {"instances": [[1]]})
-            assert reply.status == 404 and "no model 'other'" in reply.json["error"]
+            for name in ("other:predict", "tiny:explain", "tiny:generate"):
+                reply = await call(app, "POST", f"/v1/models/{name}", {"instances": [[1]]})
+                assert reply.status == 404
+                assert f"no model '{name.removesuffix(':predict')}'" in reply.error
             assert (await call(app, "GET", path)).status == 405
         async with serving(tiny_bundle) as app:
             for instances in (rows, [[5, 6], "the cat"], [3]):
                 reply = await call(app, "POST", path, {"instances": instances})
                 assert reply.status == 422 and "--token-ids" in reply.json["error"]
                 assert 'or name the input: {"input_ids": […]}' in reply.json["error"]
+            for other in (None, True, 1.5):
+                reply = await call(app, "POST", path, {"instances": [{"input_ids": [5]}, other]})
+                assert reply.status == 400 and "instances[1] must be a text" in reply.json["error"]
             named = {"instances": [{"input_ids": row} for row in rows]}
             assert (await call(app, "POST", path, named)).status == 200
 

@@ -29,6 +29,7 @@ from edgecompile.backends.lowering.constants import (
     value_of,
 )
 from edgecompile.backends.lowering.convolutions import lower_convolutions
+from edgecompile.backends.lowering.dead_rows import drop_dead_rows
 from edgecompile.backends.lowering.distinct import write_distinct
 from edgecompile.backends.lowering.equal_nodes import merge_equal_nodes
 from edgecompile.backends.lowering.halves import lower_halves
@@ -64,6 +65,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     low = Lowering(gm, LoweringReport())
     lower_halves(low)
     drop_dropout(gm)
+    low.report.counts["rows"] += drop_dead_rows(gm)
     select_by_masks(gm)
     write_distinct(gm)
     split_recurrences(low)

@@ -35,6 +35,7 @@ from edgecompile.backends.lowering.constants import (
     value_of,
 )
 from edgecompile.backends.lowering.convolutions import lower_convolutions
+from edgecompile.backends.lowering.dead_rows import drop_dead_rows
 from edgecompile.backends.lowering.distinct import write_distinct
 from edgecompile.backends.lowering.equal_nodes import merge_equal_nodes
 from edgecompile.backends.lowering.halves import widen_halves
@@ -97,6 +98,7 @@ def lower_for_gpu(
     _refuse_sizes(gm)
     _inline_bodies(gm)
     drop_dropout(gm)
+    low.report.counts["rows"] += drop_dead_rows(gm)
     _fill_scalars(gm)
     split_recurrences(low)
     lower_complex(low)

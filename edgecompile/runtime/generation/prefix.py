@@ -1,0 +1,112 @@
+"""A prompt that a bundle was built with: its tokens, and the caches that the model leaves behind them.
+
+The file is little-endian: the tokens as int64; of each cache with rows those of the tokens; and each state; all
+float32, in the order of the manifest's ``caches``. The number of tokens follows from its size.
+"""
+
+import mmap
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from ..base.errors import DamagedBundleError
+from ..format.schema import GenerationSpec
+from ..format.sums import size_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..open.bundle import OpenBundle
+
+FILE = "prefix/caches.bin"
+# By bundle, which may have many sessions; None: it has no such file.
+_known: "weakref.WeakKeyDictionary[OpenBundle, Optional[Prefix]]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class Prefix(NamedTuple):
+    """Tokens that texts are expected to begin with.
+
+    Attributes:
+        tokens: Token ids.
+        rows: Rows of the caches that grow with the text, one for each token; mapped from the file.
+        states: States of a fixed size behind the last token; mapped from the file.
+    """
+
+    tokens: List[int]
+    rows: "List[NDArray[np.float32]]"
+    states: "List[NDArray[np.float32]]"
+
+    def count_usable(self, prompt: Sequence[int]) -> int:
+        """The number of tokens of a prompt that needn't be run. Of states there is no earlier one."""
+        common = count_common(prompt, self.tokens)
+        if self.states:
+            return common if len(prompt) > common == len(self.tokens) else 0
+        return min(common, len(prompt) - 1)
+
+
+def find_prefix(bundle: "OpenBundle", spec: GenerationSpec) -> Optional[Prefix]:
+    """The prompt that a bundle was built with; None: it has none.
+
+    Raises:
+        DamagedBundleError: the file isn't the one that was written, or isn't what FORMAT.md says.
+    """
+    with _lock:
+        if bundle not in _known:
+            listed = FILE in bundle.manifest.files
+            _known[bundle] = _read(bundle, spec) if listed else None
+        return _known[bundle]
+
+
+def count_common(new: Sequence[int], old: Sequence[int]) -> int:
+    """The number of tokens that two texts have in common at their beginning."""
+    for index, (a, b) in enumerate(zip(new, old)):
+        if a != b:
+            return index
+    return min(len(new), len(old))
+
+
+def _read(bundle: "OpenBundle", spec: GenerationSpec) -> Prefix:
+    items = [item for item in bundle.manifest.inputs if item.name in spec.caches]
+    by_name = {item.name: item for item in items}
+    growing = [by_name[name].shape[1:] for name in spec.caches if spec.has_rows(by_name[name])]
+    fixed = [by_name[name].shape for name in spec.caches if not spec.has_rows(by_name[name])]
+    rows = [tuple(size_of(dim, {}) for dim in shape) for shape in growing]
+    states = [tuple(size_of(dim, {}) for dim in shape) for shape in fixed]
+    fd = bundle.open_file(FILE)
+    try:
+        size = os.fstat(fd).st_size
+        rest = size - 4 * sum(int(np.prod(shape)) for shape in states)
+        count, left = divmod(rest, 8 + 4 * sum(int(np.prod(shape)) for shape in rows))
+        if left or spec.encoder or not 0 < count < spec.max_context:
+            raise _damaged(
+                "its {} bytes aren't those of 1 to {} tokens", size, spec.max_context - 1
+            )
+        data = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    at = 0
+
+    def take(shape: "Sequence[int]", dtype: str) -> "NDArray[Any]":
+        nonlocal at
+        array = np.frombuffer(data, dtype, int(np.prod(shape)), at).reshape(shape)
+        at += array.nbytes
+        return array
+
+    tokens = take((count,), "<i8")
+    bounds = next(x.bounds for x in bundle.manifest.inputs if x.name == spec.input)
+    assert bounds is not None
+    if not bounds[0] <= tokens.min() <= tokens.max() <= bounds[1]:
+        raise _damaged("one of its tokens isn't one of the model's")
+    kept = [take((count, *shape), "<f4") for shape in rows]
+    behind = [take(shape, "<f4") for shape in states]
+    if not all(bool(np.isfinite(part).all()) for array in (*kept, *behind) for part in array):
+        raise _damaged("it holds NaN or infinity")
+    return Prefix(tokens.tolist(), kept, behind)
+
+
+def _damaged(text: str, *values: int) -> DamagedBundleError:
+    return DamagedBundleError("{}: {}".format(FILE, text.format(*values)))

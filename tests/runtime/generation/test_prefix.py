@@ -1,0 +1,112 @@
+"""A prompt whose caches are in the bundle: texts that begin with it are the same, and don't run it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgecompile.runtime import DamagedBundleError, Model, open_bundle
+from edgecompile.runtime.generation.prefix import FILE
+from tests.generative import replace_files
+
+pytest.importorskip("torch")
+
+PROMPT = [9, 20, 31, 42, 53, 10, 21, 32]
+NEW = {"max_new_tokens": 6, "do_sample": False, "eos": ()}
+
+
+def caches_behind(model: Model, tokens: list[int]) -> bytes:
+    """The file's content, by the bundle's own programs."""
+    session = model.session()
+    session.generate(tokens, max_new_tokens=1, do_sample=False, eos=())
+    caches, spec = session._caches, session._spec
+    rows = [caches.arrays[x][: len(tokens)] for x in spec.caches if x in caches.growing]
+    states = [caches.arrays[x] for x in spec.caches if x not in caches.growing]
+    parts = [np.array(tokens, "<i8"), *rows, *states]
+    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
+
+
+def put_prefix(bundle: Path, output: Path, data: bytes) -> Path:
+    shutil.copytree(bundle, output)
+    document = json.loads((output / "manifest.json").read_text())
+    (output / FILE).parent.mkdir()
+    replace_files(output, document, {FILE: data})
+    return output
+
+
+@pytest.fixture(params=["decoder_bundle", "hybrid_bundle"])
+def whole(request: pytest.FixtureRequest) -> Path:
+    """A bundle without a prompt."""
+    if request.param == "hybrid_bundle":
+        pytest.importorskip("transformers")
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+def test_texts_are_the_same_and_begin_behind_the_prompt(whole: Path, tmp_path: Path) -> None:
+    with open_bundle(whole, threads=1, warmup=False) as plain:
+        output = put_prefix(whole, tmp_path / "a.ecb", caches_behind(plain, PROMPT))
+        has_states = plain.info["generation"]["kind"] == "recurrent-lm"
+        with open_bundle(output, threads=1, warmup=False) as model:
+            session = model.session()
+            for prompt, reused in (
+                ([*PROMPT, 11, 12], 8),
+                ([*PROMPT, 11, 12, 40], 10),  # what the session holds is longer
+                ([*PROMPT[:5], 4, 4, 4], 0 if has_states else 5),
+                ([7, *PROMPT], 0),
+                (PROMPT, 0 if has_states else 7),
+                ([*PROMPT, 30], 8),
+            ):
+                assert session.count_reusable(prompt) == reused
+                stream = session.stream(prompt, **NEW)
+                assert list(stream) == plain.generate(prompt, **NEW)
+                assert stream.reused == reused
+            # Without memory for checkpoints, and in a session of one call.
+            assert model.generate([*PROMPT, 3], **NEW) == plain.generate([*PROMPT, 3], **NEW)
+            # No session changes what the next one begins with.
+            stream = model.session().stream([*PROMPT, 30], **NEW)
+            assert list(stream) == plain.generate([*PROMPT, 30], **NEW) and stream.reused == 8
+
+
+def test_a_file_that_is_wrong_is_refused(whole: Path, tmp_path: Path) -> None:
+    with open_bundle(whole, threads=1, warmup=False) as plain:
+        sound = caches_behind(plain, PROMPT)
+    nan = np.array([np.nan], "<f4").tobytes()
+    huge = np.array([1 << 40], "<i8").tobytes()
+    for number, (data, text) in enumerate(
+        (
+            (sound[:-1], "bytes aren't those of"),
+            (b"", "bytes aren't those of"),
+            (sound + bytes(4), "bytes aren't those of"),
+            (huge + sound[8:], "isn't one of the model's"),
+            (b"\xff" * 8 + sound[8:], "isn't one of the model's"),
+            (sound[:-4] + nan, "NaN or infinity"),
+            (sound[:64] + nan + sound[68:], "NaN or infinity"),
+        )
+    ):
+        output = put_prefix(whole, tmp_path / f"{number}.ecb", data)
+        with (
+            open_bundle(output, threads=1, warmup=False) as model,
+            pytest.raises(DamagedBundleError, match=text),
+        ):
+            model.session()
+
+
+def test_eager_leaves_what_the_programs_do(hybrid_bundle: Path) -> None:
+    pytest.importorskip("transformers")
+    from edgecompile.bundle.generation import prefix_caches
+    from tests.zoo.generation_families import load_family
+
+    loaded = load_family("qwen3_5")
+    made = replace(loaded.generation, prefix=tuple(PROMPT))
+    data = prefix_caches(replace(loaded, generation=made))
+    with open_bundle(hybrid_bundle, threads=1, warmup=False) as model:
+        own = caches_behind(model, PROMPT)
+    assert data[:64] == own[:64]
+    eager, programs = (np.frombuffer(each[64:], "<f4") for each in (data, own))
+    assert np.abs(eager - programs).max() < 1e-4 * np.abs(eager).max()
