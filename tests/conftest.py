@@ -188,6 +188,19 @@ def decoder_bundle(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def bytewise_bundle(shared_folder: Path, decoder_bundle: Path) -> Path:
+    """The decoder with a tokenizer whose tokens are bytes, and a chat template that takes tools."""
+    pytest.importorskip("tokenizers")
+    from tests.bytewise import build_bytewise
+
+    output = shared_folder / "bytewise.ecb"
+    with one_at_a_time(shared_folder / "bytewise.lock"):
+        if not output.exists():
+            build_bytewise(decoder_bundle, output)
+    return output
+
+
+@pytest.fixture(scope="session")
 def hybrid_bundle(shared_folder: Path) -> Path:
     """A generative bundle of a family with states of a fixed size beside keys and values."""
     pytest.importorskip("transformers")

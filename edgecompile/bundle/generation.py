@@ -81,7 +81,7 @@ def prefix_caches(model: LoadedModel) -> bytes:
     }
     for item in model.inputs:
         if item.name in spec.caches:
-            shape = [count if size == spec.context_axis else size for size in item.shape]
+            shape = [count if size == spec.context_axis else int(size) for size in item.shape]
             inputs[item.name] = torch.zeros(shape)
     run_module(model.module, inputs, model.name)  # changes the caches in place
     growing = {item.name for item in model.inputs if item.shape[:1] == (spec.context_axis,)}

@@ -18,7 +18,10 @@ from edgecompile.export.ladder import without_fast_path
 from edgecompile.export.workcount import FlopCounter, byte_size, storage_of, tensors_in
 from edgecompile.targets.profile import TargetProfile
 
-_LOOKUPS = ("embedding", "index", "index_select", "gather", "take", "embedding_bag")
+_LOOKUPS = (
+    *("embedding", "index", "index_select", "gather", "take", "embedding_bag"),
+    "ec_packed_rows",
+)
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,10 @@ class _Runner(Interpreter):
         self, work: NodeWork, reads: Mapping[Node, list[torch.Tensor]], fresh: int
     ) -> None:
         for node, tensors in reads.items():
-            self._count_read(work, node, sum(map(byte_size, tensors)))
             owner = self._owners[node]
+            size = sum(map(byte_size, tensors))
+            lookup = owner.op == "get_attr" and node_name(work.node) in _LOOKUPS
+            self._count_read(work, node, min(size, fresh) if lookup else size)
             if owner not in self._stored:  # fused code has to write it for the kernel
                 self._stored.add(owner)
                 work.moved += sum(map(byte_size, tensors))

@@ -96,8 +96,13 @@ class QuantizedProgram:
                 )
                 node.args = (node.args[0], weight, node.args[2])
                 node.target = self._grouped_product
+            elif node.target is ops.PACKED_ROWS:
+                node.args = (str(node.args[0].target), node.args[1])
+                node.target = self._rows
         # What isn't one of these products (a recurrent layer's weight) is never narrowed.
         self._names = {a: tuple(n) for a, n in report.packed.items() if a in self._exact}
+        #: Names of the tables of embeddings that are a product's weight, by the packed attribute.
+        self.tables: Mapping[str, Sequence[str]] = report.tables
         #: The weights of each product.
         self.groups: tuple[tuple[str, ...], ...] = tuple(self._names.values())
         graph = self._module.graph
@@ -126,6 +131,10 @@ class QuantizedProgram:
         x, matrices = self._operands(x, weight)
         y: Tensor = ops.GROUPED_MM(x, matrices.transpose(1, 2), offs)
         return y
+
+    def _rows(self, weight: str, indices: Tensor) -> Tensor:
+        """``ec_packed_rows`` likewise."""
+        return torch.nn.functional.embedding(indices, self._current[weight][1])
 
     def _operands(self, x: Tensor, weight: str) -> tuple[Tensor, Tensor]:
         (name, _), matrix = self._current[weight]

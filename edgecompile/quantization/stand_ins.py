@@ -23,8 +23,8 @@ class _Place:
     """The rows of a product that are a weight of some modules.
 
     Attributes:
-        owners: the modules, and the weight's name in each. A table of embeddings isn't among them: the
-            kernels don't read it.
+        owners: the modules, and the weight's name in each. A table of embeddings is among them where the
+            program reads its rows from the product's weight.
         begin, end: the rows.
         transposed: whether the modules hold the matrix as ``[K, N]``.
     """
@@ -39,6 +39,15 @@ class _Place:
         return rows.t().contiguous() if self.transposed else rows
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A weight, and the modules that hold it with its name in each: tables of embeddings, and others."""
+
+    weight: Tensor
+    owners: list[tuple[nn.Module, str]]
+    tables: list[tuple[nn.Module, str]]
+
+
 class StandIns:
     """The places of a program's products among the weights of its module.
 
@@ -48,13 +57,13 @@ class StandIns:
     """
 
     def __init__(self, module: nn.Module, program: QuantizedProgram) -> None:
-        owners = _owners(module)
+        held = _find_held(module)
         self._program = program
         self._places: dict[str, list[_Place]] = {}
         #: Products whose weights the module doesn't hold as they are.
         self.missing: tuple[str, ...] = ()
         for attr, (names, exact) in program.products.items():
-            places = _find_places(names, exact, owners)
+            places = _find_places(names, exact, held, program.tables.get(attr, ()))
             if places is None:
                 self.missing += (attr,)
             else:
@@ -142,34 +151,36 @@ class StandIns:
         return {attr: total if seen[attr] else total + torch.nan for attr, total in sums.items()}
 
 
-def _owners(module: nn.Module) -> dict[str, tuple[Tensor, list[tuple[nn.Module, str]]]]:
-    """Each weight with the modules that hold it, by all of its names."""
-    by_id: dict[int, tuple[Tensor, list[tuple[nn.Module, str]]]] = {}
+def _find_held(module: nn.Module) -> dict[str, _Held]:
+    """Each weight, by all of its names."""
+    by_id: dict[int, _Held] = {}
     by_name = {}
     for path, part in module.named_modules(remove_duplicate=False):
         for name, weight in part._parameters.items():
             if weight is None:
                 continue
-            found = by_id.setdefault(id(weight), (weight, []))
-            known = any(owner is part and own == name for owner, own in found[1])
-            if not isinstance(part, nn.Embedding) and not known:
-                found[1].append((part, name))
+            found = by_id.setdefault(id(weight), _Held(weight, [], []))
+            holders = found.tables if isinstance(part, nn.Embedding) else found.owners
+            if not any(owner is part and own == name for owner, own in holders):
+                holders.append((part, name))
             by_name[f"{path}.{name}" if path else name] = found
     return by_name
 
 
 def _find_places(
-    names: Sequence[str],
-    exact: Tensor,
-    owners: Mapping[str, tuple[Tensor, list[tuple[nn.Module, str]]]],
+    names: Sequence[str], exact: Tensor, held: Mapping[str, _Held], tables: Sequence[str]
 ) -> list[_Place] | None:
-    """The places of a product whose weights have these names; None where one isn't found."""
+    """The places of a product whose weights have these names; None where one isn't found.
+
+    With ``tables`` its only weight stands for these tables of embeddings, too.
+    """
+    if exact.dim() != 2 or not all(name in held for name in (*names, *tables)):
+        return None
+    shared = [owner for name in tables for owner in (*held[name].tables, *held[name].owners)]
     places, begin = [], 0
     for name in names:
-        if name not in owners or exact.dim() != 2:
-            return None
-        weight, held = owners[name]
-        if weight.dim() < 2 or not held:
+        weight, owners = held[name].weight, held[name].owners
+        if weight.dim() < 2 or not owners:
             return None
         plain = weight.detach()
         for transposed in (False, True):
@@ -177,7 +188,8 @@ def _find_places(
             rows = matrix.shape[0]
             part = exact[begin : begin + rows]
             if part.shape == matrix.shape and torch.equal(part, matrix.to(part.dtype)):
-                places.append(_Place(tuple(held), begin, begin + rows, transposed))
+                both = (*owners, *(owner for owner in shared if owner not in owners))
+                places.append(_Place(both, begin, begin + rows, transposed))
                 begin += rows
                 break
         else:

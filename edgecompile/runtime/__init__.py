@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, List
 
 from .base.errors import (
     BundleError,
+    ConstraintError,
     ContextLengthError,
     CopyError,
     DamagedBundleError,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BundleError",
+    "ConstraintError",
     "ContextLengthError",
     "CopyError",
     "DamagedBundleError",

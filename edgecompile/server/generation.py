@@ -6,9 +6,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -20,9 +20,11 @@ from edgecompile.runtime.format.schema import RECURRENT_LM
 from edgecompile.runtime.generation.options import Options
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.text.chat import Message
+from edgecompile.runtime.text.grammar import GrammarConstraint, make_grammar
 from edgecompile.runtime.text.prompts import Prompt, Prompts, count_new_tokens
 from edgecompile.runtime.text.session import TextSession
 from edgecompile.runtime.text.stream import TextStream
+from edgecompile.runtime.text.tools import Call, CallReader
 from edgecompile.server.body_budget import check_characters
 from edgecompile.server.conversations import Conversations
 from edgecompile.server.errors import Overloaded, translate
@@ -38,11 +40,32 @@ _FOLLOW = 0.1
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a text: its new characters, the number of tokens so far, and why the text ended or None."""
+    """A piece of a text: its new characters, the number of tokens so far, and why the text ended or None.
+
+    ``calls`` are those of tools behind the characters.
+    """
 
     text: str
     tokens: int
     finish_reason: str | None
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Tools that a chat's answer may call.
+
+    Attributes:
+        described: the tools as the client describes them, for the template.
+        schemas: schemas of the arguments by the tools' names.
+        must: names of those of which the answer is a call; none: the model is free.
+        several: whether it may call more than one.
+    """
+
+    described: tuple[dict[str, Any], ...]
+    schemas: dict[str, Any]
+    must: tuple[str, ...]
+    several: bool
 
 
 @dataclass(frozen=True)
@@ -54,11 +77,20 @@ class Generation:
         stop: texts at which the new one ends; they aren't part of it.
         options: Options of ``Model.stream``; ``max_new_tokens`` may be ``ALL``. None is the number of the
             model's own generation_config.json, and without one ``ALL``.
+        grammar: arguments of ``make_grammar``, of which the new text is one; none: it is free.
+        tools: tools that an answer of a chat may call.
     """
 
     prompt: str | Sequence[int] | Sequence[Message]
     stop: tuple[str, ...]
     options: dict[str, Any]
+    grammar: Mapping[str, Any] = field(default_factory=dict)
+    tools: Tools | None = None
+
+    @property
+    def described(self) -> Sequence[dict[str, Any]]:
+        """The tools for the template."""
+        return () if self.tools is None else self.tools.described
 
 
 @dataclass(eq=False)
@@ -118,6 +150,7 @@ class Generator:
         self._busy = False
         self._thread = Threads(1)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._prompts: Prompts | None = None
 
     def prompts(self) -> Prompts:
@@ -148,7 +181,10 @@ class Generator:
         def tokenize() -> list[int]:
             judge = partial(check_characters, most=self._characters)
             try:
-                return prompts.read(cast("Prompt", prompt), judge)
+                ids = prompts.read(cast("Prompt", prompt), judge, generation.described)
+                if generation.tools is not None:
+                    prompts.tool_format()  # where the answer's calls can't be told, it isn't begun
+                return ids
             except EdgecompileError as error:
                 raise translate(error) from None
 
@@ -156,11 +192,23 @@ class Generator:
             return tokenize()
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, tokenize)
 
+    def call_reader(self, tools: Tools) -> CallReader:
+        """What divides the answer to a chat with tools into text and calls.
+
+        Raises:
+            Unprocessable: the template writes calls in no form that is known here.
+        """
+        try:
+            return CallReader(self.prompts().tool_format()[0], tools.schemas)
+        except EdgecompileError as error:
+            raise translate(error) from None
+
     async def run(self, prompt: list[int], generation: Generation) -> AsyncIterator[Piece]:
         """The new text, piece by piece, as its tokens are made; the last one says why it ended.
 
         Raises:
-            BadRequest: the options are wrong, or there is no room in the context.
+            BadRequest: the options or the grammar are wrong, or there is no room in the context.
+        Unprocessable: no grammar can be followed here.
             Overloaded: too many texts wait.
             Quarantined: workers died while they ran it.
         """
@@ -191,10 +239,12 @@ class Generator:
         try:
             prompts, options = self.prompts(), generation.options
             most = count_new_tokens(prompts.spec, prompt, options.get("max_new_tokens"))
-            chosen = Options(**{**options, "max_new_tokens": most})
+            constraint = await self._constrain(generation)
+            chosen = Options(**{**options, "max_new_tokens": most, "constraint": constraint})
             session = self._conversations.take(prompt)
-            stream = await self._begin_stream(session, prompt, generation.prompt, chosen)
-            text = TextStream(prompts.tokenizer, stream, generation.stop)
+            stream = await self._begin_stream(session, prompt, generation, chosen)
+            special = generation.tools is not None and prompts.tool_format()[1]
+            text = TextStream(prompts.tokenizer, stream, generation.stop, special)
             while (token := await self._next(stream, key)) is not None:
                 piece = text.read(token)
                 if text.finish_reason is not None:
@@ -215,20 +265,39 @@ class Generator:
             if session is not None:
                 self._conversations.give_back(session)
 
+    async def _constrain(self, generation: Generation) -> GrammarConstraint | None:
+        """A text that has its place gets its constraint, on a thread: a schema may take a second."""
+        prompts, tools = self.prompts(), generation.tools
+        if not generation.grammar and (tools is None or not tools.must):
+            return None
+
+        def make() -> GrammarConstraint:
+            if tools is None:
+                return prompts.grammars.make(make_grammar(**generation.grammar))
+            asked = {name: tools.schemas[name] for name in tools.must}
+            return prompts.grammars.make_call(prompts.tool_format()[0], asked)
+
+        return await asyncio.get_running_loop().run_in_executor(self._compiling, make)
+
     async def _begin_stream(
         self,
         session: TextSession,
         prompt: list[int],
-        given: str | Sequence[int] | Sequence[Message],
+        generation: Generation,
         options: Options,
     ) -> TokenStream:
-        spec = self._model.manifest.generation
+        spec, given = self._model.manifest.generation, generation.prompt
         is_chat = not isinstance(given, str) and not isinstance(given[0], int)
         if not is_chat or spec is None or spec.kind != RECURRENT_LM:
             return session.stream(prompt, **options._asdict())
         # The chat is tokenized once more, for where its next turn will part from this one.
         return await asyncio.get_running_loop().run_in_executor(
-            self._tokenizing, session.stream_prompt, cast("Prompt", given), prompt, options
+            self._tokenizing,
+            session.stream_prompt,
+            cast("Prompt", given),
+            prompt,
+            options,
+            generation.described,
         )
 
     def _next(self, stream: TokenStream, key: bytes) -> asyncio.Future[int | None]:
@@ -278,4 +347,5 @@ class Generator:
         self._cores.leave(self._begin)
         self._conversations.clear()
         self._tokenizing.shutdown()
+        self._compiling.shutdown()
         self._thread.close()

@@ -64,6 +64,12 @@ def test_the_manifest_and_the_golden_texts(gemma_bundle: Path, model: Model) -> 
     assert [len(case["prompt"]) for case in cases] == [1, 7, LONGEST_RUN, LONGEST_RUN + 5]
     report = json.loads((gemma_bundle / "reports" / "verify.json").read_text())
     assert len(report["texts"]) == 4 and all(text["ok"] for text in report["texts"])
+    with (gemma_bundle / "weights.fp32").open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    # The table of tokens is the output head, packed.
+    assert [name for name in header if "embed" in name or "lm_head" in name] == [
+        next(name for name in header if name.startswith("ecpack_") and "lm_head" in name)
+    ]
     # One vector for each bucket, with caches of the least context: they are most of its size.
     assert [case.case for case in model.manifest.golden] == ["hint"] * 3
 

@@ -49,6 +49,22 @@ def test_views_move_nothing_and_lookups_read_their_rows() -> None:
     assert by_name["transpose"].moved == 0
 
 
+def test_rows_of_a_packed_weight_are_a_lookup() -> None:
+    class Rows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.packed = torch.nn.Buffer(ops.pack_weight(torch.randn(1000, 16)))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            rows: torch.Tensor = ops.PACKED_ROWS(self.packed, ids, 1000, 16)
+            return rows
+
+    ids = torch.arange(5)
+    program = torch.export.export(Rows().eval(), (), {"ids": ids})
+    by_name = {item.node.name: item for item in count_graph(program.module(), {"ids": ids})}
+    assert by_name["ec_packed_rows"].weights == 5 * 16 * 4
+
+
 def test_every_operator_of_ours_can_be_counted() -> None:
     names = {operator.__name__.partition(".")[0] for operator in ops.C_SHIMS}
     assert names == set(ops.IMPLEMENTATIONS)

@@ -185,6 +185,8 @@ def test_device_files_import_nothing_else(path: Path) -> None:
             assert file == "text/encoder.py", name
         elif top == "jinja2":
             assert file == "text/jinja.py", name
+        elif top == "llguidance":
+            assert file == "text/grammar.py", name
         elif top == "tensorrt":
             assert file == "finish/engine_build.py" or file.startswith("gpu/"), name
         else:

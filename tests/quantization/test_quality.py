@@ -38,6 +38,7 @@ from edgecompile.quantization.quality import Judge, Quality, check_quality, max_
 from edgecompile.runtime import open_bundle
 from tests.conftest import one_at_a_time
 from tests.factories.outliers import add_outliers
+from tests.native.c_runtime.c_library import CLibrary, build_library
 
 WORDS = [
     "a",
@@ -64,7 +65,7 @@ INT8 = Precision("int8")
 def save_llama(
     folder: Path, *, tied: bool = False, spread: float = 0.2, outliers: bool = True
 ) -> None:
-    """A small random Llama, by default with two channels of outliers, and a tokenizer of whole words."""
+    """A small random Llama, with two channels of outliers unless tied or told otherwise, and a tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     torch.manual_seed(5)
@@ -83,12 +84,11 @@ def save_llama(
         pad_token_id=0,
     )
     model = transformers.LlamaForCausalLM(config).eval()
-    if outliers:
+    if outliers and not tied:  # in a table of tokens no model has such channels
         add_outliers(model)
-    if not tied:
-        with torch.no_grad():  # probabilities like those of trained models
-            largest = model(torch.arange(64)[None]).logits.abs().max()
-            model.lm_head.weight.mul_(8 / largest)
+    with torch.no_grad():  # probabilities like those of trained models
+        largest = model(torch.arange(64)[None]).logits.abs().max()
+        (model.model.norm if tied else model.lm_head).weight.mul_(8 / largest)
     model.save_pretrained(folder)
     vocabulary = {word: 2 + index for index, word in enumerate(dict.fromkeys(WORDS))}
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "[BOS]": 1, **vocabulary}, "[UNK]"))
@@ -328,21 +328,42 @@ def test_layers_are_ranked_by_what_they_change(judged: JudgedModel) -> None:
     assert judged.quality(worst).mean_kl < judged.quality(least).mean_kl
 
 
-def test_a_tied_head_is_rounded_and_the_table_of_tokens_is_not(tmp_path: Path) -> None:
-    save_llama(tmp_path / "tied", tied=True)
-    tied = load_model(str(tmp_path / "tied"), LoadOptions(max_context=CONTEXT)).with_longest(16)
-    judged = judged_model(tied, language_texts(tied, None), tmp_path / "exports")
+@pytest.fixture(scope="module")
+def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tied")
+    save_llama(path, tied=True)
+    return path
+
+
+def test_a_tied_head_is_rounded_and_the_table_of_tokens_with_it(
+    tied_folder: Path, tmp_path: Path
+) -> None:
+    tied = load_model(str(tied_folder), LoadOptions(max_context=CONTEXT)).with_longest(16)
+    judged = judged_model(tied, language_texts(tied, None), tmp_path)
+    (attr,) = judged.program.tables
     assert judged.problem == ""
     inner: Any = tied.module.get_submodule("model")
     table = inner.get_input_embeddings().weight
-    before = table.clone()
+    kept = judged.program.kept_value(attr, Precision("int8"))
+    assert not torch.equal(kept, table)
     with judged.narrowed(Precision("int8")):
-        assert torch.equal(inner.get_input_embeddings().weight, before)
-        assert not torch.equal(inner.lm_head.weight, before)
+        assert torch.equal(inner.get_input_embeddings().weight, kept)
+        assert torch.equal(inner.lm_head.weight, kept)
+    wide = Precision("int8", ((judged.program.products[attr][0][0], "fp32"),))
+    with judged.narrowed(wide):  # both or none
+        assert torch.equal(inner.get_input_embeddings().weight, table)
     assert inner.lm_head.weight is inner.get_input_embeddings().weight is table
     with pytest.raises(RuntimeError, match="within"), judged.narrowed(Precision("int8")):
         raise RuntimeError("within")
-    assert inner.lm_head.weight is table
+    assert inner.lm_head.weight is inner.get_input_embeddings().weight is table
+
+
+def test_a_table_of_its_own_stays_as_it_is(model: LoadedModel, judged: JudgedModel) -> None:
+    assert not judged.program.tables
+    inner: Any = model.module.get_submodule("model")
+    before = inner.get_input_embeddings().weight.clone()
+    with judged.narrowed(Precision("int8")):
+        assert torch.equal(inner.get_input_embeddings().weight, before)
 
 
 def request_for(folder: Path, output: Path, **plan: Any) -> BuildRequest:
@@ -354,6 +375,14 @@ def request_for(folder: Path, output: Path, **plan: Any) -> BuildRequest:
         output=output,
         load=LoadOptions(max_context=CONTEXT),
     )
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """The entries of a weights file by name."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header: dict[str, Any] = json.loads(stream.read(size))
+    return {name: entry for name, entry in header.items() if "shape" in entry}
 
 
 def manifest_of(result: BuildResult) -> dict[str, Any]:
@@ -418,6 +447,30 @@ def test_a_bundle_carries_its_figures_and_computes_the_rounded_model(
             )
         )
     assert not (tmp_path / "b.ecb").exists()
+
+
+def test_a_tied_table_is_stored_once(tied_folder: Path, tmp_path: Path) -> None:
+    """Golden texts and both loaders run on rows of the packed head."""
+    request = request_for(
+        tied_folder, tmp_path / "a.ecb", precision="int8", max_perplexity_ratio=3.0
+    )
+    result = build(request)
+    assert result.verify is not None and result.verify.ok
+    assert result.verify.texts and all(text.ok for text in result.verify.texts)
+    header = read_header(result.bundle_path / "weights.int8")
+    assert [entry["dtype"] for name, entry in header.items() if "lm_head" in name] == ["I8"]
+    assert not any("embed" in name or entry["shape"] == [64, 64] for name, entry in header.items())
+    example = {
+        name: tensor.numpy()
+        for name, tensor in load_model(str(tied_folder), LoadOptions(max_context=CONTEXT))
+        .make_example({"length": 7, "context": CONTEXT})
+        .items()
+    }
+    with open_bundle(result.bundle_path) as opened:
+        want = opened.run({name: array.copy() for name, array in example.items()})["logits"]
+    with CLibrary(build_library()).open(result.bundle_path) as model:
+        got = model.run({name: array.copy() for name, array in example.items()})["logits"]
+    np.testing.assert_array_equal(got, want)
 
 
 def test_bounds_of_other_models_are_refused(folder: Path, tmp_path: Path, tiny_model: Path) -> None:

@@ -33,11 +33,12 @@ class LoweringReport:
             nodes that computed what another one does; ``rows``: nodes that compute the one row that is
             read instead of all; ``halves``: operators of half precision that
             compute in float32 and round; ``grouped``: products of groups of rows (mixtures of
-            experts); ``pointwise``: convolutions that became linears; ``batch_norms``, ``pads`` and
+            experts); ``tables``: embeddings whose table is a packed weight; ``pointwise``: convolutions that became linears; ``batch_norms``, ``pads`` and
             ``convolved_activations``: what was taken over into convolutions.
         kept: reasons, by node name, why a candidate was left to Inductor.
         plain_convolutions: reasons, by node name, why one was left to the general kernel.
         packed: names of the weights behind each packed one, by the attribute of the latter.
+        tables: names of the tables of embeddings that a packed weight stands for, by its attribute.
         narrowed: precision of each weight that isn't stored in fp32, by its name.
     """
 
@@ -45,6 +46,7 @@ class LoweringReport:
     kept: dict[str, str] = field(default_factory=dict)
     plain_convolutions: dict[str, str] = field(default_factory=dict)
     packed: dict[str, list[str]] = field(default_factory=dict)
+    tables: dict[str, list[str]] = field(default_factory=dict)
     narrowed: dict[str, str] = field(default_factory=dict)
 
 

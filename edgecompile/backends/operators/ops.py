@@ -38,6 +38,9 @@ from edgecompile.export.operators.linear_scan import LINEAR_SCAN, linear_scan
 
 PANEL = 32
 
+#: The types of packed weights whose single rows the native runtime can read.
+ROW_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+
 #: Inputs of an int8 product that share a scale; of an int4 product those of activations do.
 BLOCK = 64
 #: Inputs whose int4 weights share a scale.
@@ -262,6 +265,10 @@ def _linear_cpu(
     return y if residual is None else y + residual
 
 
+def _packed_rows_cpu(w_packed: Tensor, indices: Tensor, n: int, k: int) -> Tensor:
+    return torch.nn.functional.embedding(indices, unpack_weight(w_packed, n, k))
+
+
 def _attention_cpu(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     mask, causal, scale, _ = rest
     # Operands that may be narrowed are so on few CPUs, and hardly count beside the weights.
@@ -331,6 +338,12 @@ LINEAR = define(
     "ec_linear(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor",
     _linear_cpu,
     lambda x, w, bias, residual, n, act: x.new_empty((*x.shape[:-1], n)),
+)
+#: Rows ``[..., k]`` of a packed weight ``[n, k]`` at indices ``[...]``.
+PACKED_ROWS = define(
+    "ec_packed_rows(Tensor w_packed, Tensor indices, int n, int k) -> Tensor",
+    _packed_rows_cpu,
+    lambda w, indices, n, k: w.new_empty((*indices.shape, k), dtype=torch.float32),
 )
 ATTENTION = define(
     "ec_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool narrow) "

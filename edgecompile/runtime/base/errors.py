@@ -92,6 +92,12 @@ class GenerationError(InputError):
     exit_code = 15
 
 
+class ConstraintError(InputError):
+    """A constraint of new tokens failed, allows no token, or gave what is no mask; or a grammar can't be used."""
+
+    exit_code = 10
+
+
 class NativeError(EdgecompileError):
     """The native runtime reported a failure, or could not be loaded."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 from ..base.errors import EdgecompileError, InputError
 from ..format.document import shorten
 from ..format.output import check_output
-from .generate import add_sampling_options, printable, read_sampling
+from .generate import add_sampling_options, printable, read_grammar, read_sampling
 
 if TYPE_CHECKING:
     from ..text.session import TextSession
@@ -56,6 +56,7 @@ def run_chat(
         raise InputError("--load and --system don't go together", hint)
     if options.save is not None:  # before the conversation, which would be lost
         check_output(options.save, "--save", options.bundle)
+    grammar = read_grammar(options)
     messages: List[Dict[str, str]] = []
     if options.system is not None:
         messages.append({"role": "system", "content": options.system})
@@ -68,7 +69,10 @@ def run_chat(
             for line in iter(lambda: _read_line(show), ""):
                 if line.strip():
                     messages.append({"role": "user", "content": line.rstrip("\n")})
-                    answers.append(_answer(session, messages, options, show))
+                    arguments = read_sampling(options)
+                    if grammar:
+                        arguments["constraint"] = model.make_constraint(**grammar)
+                    answers.append(_answer(session, messages, arguments, show))
         except EdgecompileError as error:  # such as a text that didn't fit into the context
             try:
                 _save(session, options.save, messages)
@@ -107,12 +111,12 @@ def _read_line(show: Callable[[str], None]) -> str:
 def _answer(
     session: "TextSession",
     messages: List[Dict[str, str]],
-    options: argparse.Namespace,
+    arguments: Dict[str, Any],
     show: Callable[[str], None],
 ) -> Dict[str, Any]:
     """Answers the last message, and adds the answer to the messages; its part of the report."""
     begin = time.perf_counter()
-    stream = session.stream_text(messages, **read_sampling(options))
+    stream = session.stream_text(messages, **arguments)
     first = None
     try:
         for piece in stream:

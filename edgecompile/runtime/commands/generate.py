@@ -76,6 +76,16 @@ def add_sampling_options(command: argparse.ArgumentParser) -> None:
         help="set the random seed; the same one gives the same text",
     )
     add("--greedy", action="store_true", help="take the likeliest token each time")
+    add(
+        "--json-schema",
+        metavar="FILE",
+        help="make JSON that fits the JSON schema in FILE; needs the Python package llguidance",
+    )
+    add(
+        "--regex",
+        metavar="REGEX",
+        help="make text that matches REGEX as a whole; needs the Python package llguidance",
+    )
 
 
 def read_sampling(options: argparse.Namespace) -> Dict[str, Any]:
@@ -83,6 +93,28 @@ def read_sampling(options: argparse.Namespace) -> Dict[str, Any]:
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
     sampling = {name: getattr(options, name) for name in names}
     return {**sampling, "do_sample": False if options.greedy else None}
+
+
+def read_grammar(options: argparse.Namespace) -> Dict[str, Any]:
+    """The arguments of ``Model.make_constraint`` by the options above; none where there are none.
+
+    Raises:
+        InputError: the file can't be read, or both are given.
+    """
+    file, regex = options.json_schema, options.regex
+    if file is not None and regex is not None:
+        raise InputError("--json-schema and --regex don't go together")
+    if file is None:
+        return {} if regex is None else {"regex": regex}
+    from ..text.grammar import MAX_SCHEMA_BYTES  # here: it imports numpy
+
+    try:
+        with open(file, encoding="utf-8") as stream:
+            return {"json_schema": stream.read(MAX_SCHEMA_BYTES + 1)}
+    except OSError as error:
+        raise InputError("{}: can't be read: {}".format(file, error.strerror)) from None
+    except UnicodeDecodeError:
+        raise InputError("{}: isn't text in UTF-8".format(file)) from None
 
 
 def run_generate(
@@ -104,7 +136,7 @@ def run_generate(
     from ..model.open_bundle import open_bundle  # here: other commands needn't wait for it
     from ..text.encoder import open_tokenizer
 
-    id_lists = _read_prompts(options)
+    id_lists, grammar = _read_prompts(options), read_grammar(options)
     arguments: Dict[str, Any] = {
         **read_sampling(options),
         "stop": [_read_ids(text, "--stop") for text in options.stop],
@@ -117,7 +149,11 @@ def run_generate(
         tokenizer: Any = open_tokenizer(model) if options.text or options.stop_text else None
         prompts = id_lists or [tokenizer.encode(text).ids for text in options.text]
         # All are judged before the first one runs.
-        streams = [session.stream(prompt, **arguments) for prompt in prompts]
+        streams = []
+        for prompt in prompts:
+            if grammar:
+                arguments["constraint"] = model.make_constraint(**grammar)
+            streams.append(session.stream(prompt, **arguments))
         for index, (stream, prompt) in enumerate(zip(streams, prompts)):
             text = None if tokenizer is None else TextStream(tokenizer, stream, options.stop_text)
             times = [time.perf_counter()]
@@ -169,6 +205,7 @@ def _line(index: int, text: Dict[str, Any], options: argparse.Namespace) -> str:
     ends = {
         "eos": "ended by the model",
         "stop": "stopped by --stop",
+        "constraint": "complete",
         "length": "stopped by the default of --max-new-tokens"
         if default
         else "stopped by --max-new-tokens",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional
 from .options import Ends, Options, Stops
 
 if TYPE_CHECKING:
+    from .constraint import Constraint
     from .stream import TokenStream
 
 
@@ -28,6 +29,7 @@ class Generator:
         seed: Optional[int] = None,
         stop: Stops = (),
         eos: Optional[Ends] = None,
+        constraint: "Optional[Constraint]" = None,
         decoder_input_ids: Any = None,
     ) -> List[int]:
         """New tokens of a text. A model's caches live as long as this call, a session's are kept.
@@ -49,6 +51,8 @@ class Generator:
             seed: the seed of the random choices; None: another text each time.
             stop: token ids, and sequences of them, after which the text ends.
             eos: tokens that end the text, instead of the bundle's own; (): none does.
+            constraint: object that says which tokens may come next, for this text alone; see
+                ``Constraint``, and ``Model.make_constraint`` for JSON and regular expressions.
             decoder_input_ids: after a source, what the new text goes on from, instead of the
                 bundle's start tokens alone: these go before it unless it begins with them.
 
@@ -58,6 +62,7 @@ class Generator:
         Raises:
             ContextLengthError: prompt and new tokens don't fit into the context; nothing has run.
             InputError: something else is wrong with the arguments; lists everything.
+            ConstraintError: the constraint fails, or allows no token; a session can go on.
             OutsideBucketsError: no bucket of the encoder takes a source of this size.
             GenerationError: the model isn't a language model, or a GPU runs it.
             NativeError: native code reported a failure, or logits aren't finite.
@@ -73,6 +78,7 @@ class Generator:
             seed,
             stop,
             eos,
+            constraint,
         )
         stream = self._stream(input_ids, decoder_input_ids, options)
         for token in stream:
@@ -85,6 +91,6 @@ class Generator:
     ) -> "TokenStream":
         """Like ``generate``, as an iterator that makes each token when it is asked for.
 
-        ``options`` are those of ``generate`` from ``max_new_tokens`` to ``eos``.
+        ``options`` are those of ``generate`` from ``max_new_tokens`` to ``constraint``.
         """
         return self._stream(input_ids, decoder_input_ids, Options(**options))

@@ -1,6 +1,9 @@
 """The options of a generation, as the caller gives them."""
 
-from typing import NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Union
+
+if TYPE_CHECKING:
+    from .constraint import Constraint
 
 Stops = Union[int, Sequence[Union[int, Sequence[int]]]]
 Ends = Union[int, Sequence[int]]
@@ -18,3 +21,4 @@ class Options(NamedTuple):
     seed: Optional[int] = None
     stop: Stops = ()
     eos: Optional[Ends] = None
+    constraint: "Optional[Constraint]" = None

@@ -74,6 +74,12 @@ class Sampler:
             self._count += 1
         return token
 
+    def add(self, token: int) -> None:
+        """Takes a token that wasn't chosen here as one of the text."""
+        if self._ids is not None:
+            self._ids[self._count] = token
+            self._count += 1
+
 
 def penalize(scores: "NDArray[np.float32]", ids: "NDArray[np.int64]", penalty: float) -> None:
     """Makes the tokens ``ids`` less likely, for a penalty over 1, in place.

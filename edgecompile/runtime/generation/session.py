@@ -18,6 +18,8 @@ from ..open.bundle import OpenBundle
 from .caches import Run, make_caches
 from .checkpoints import NO_CHECKPOINTS, Checkpoint, Checkpoints, CheckpointSettings
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
+from .constrained import ConstrainedStream
+from .constraint import CheckedConstraint
 from .generator import Generator
 from .options import Options
 from .prefix import count_common, find_prefix
@@ -165,6 +167,9 @@ class Session(Unique, Generator):
         # What the text has in common with the last one isn't run, nor an encoder for the same source.
         request = self.request(input_ids, decoder_input_ids, options)._replace(marks=tuple(marks))
         sampler = Sampler(request.sampling, request.prompt, request.max_new_tokens)
+        if options.constraint is not None:
+            constraint = CheckedConstraint(options.constraint, len(self._row))
+            return ConstrainedStream(self, request, sampler, constraint)
         return TokenStream(self, request, sampler.choose)
 
     def request(
@@ -303,9 +308,7 @@ class Session(Unique, Generator):
                 raise turn_lost()
             row = len(self._tokens)
             if self._spec.kind == RECURRENT_LM and row != self._behind:
-                raise InputError(
-                    "a run of this text failed, and its states are lost", "begin the text anew"
-                )
+                raise _states_lost()
             step = self._step
             if step is None or row >= self._step_chunk.rows:
                 step = self._bind_step(row)
@@ -318,6 +321,34 @@ class Session(Unique, Generator):
             if self._every and self._states is not None and self._behind % self._every == 0:
                 self._states.take(self._behind)
             return self._row
+
+    def advance_by(self, stream: TokenStream, tokens: List[int]) -> "NDArray[np.float32]":
+        """Runs several tokens behind the text, as a prompt's; else as ``advance``."""
+        with self._lock:
+            if not self.has_turn(stream):
+                raise turn_lost()
+            begin = len(self._tokens)
+            if self._spec.kind == RECURRENT_LM and begin != self._behind:
+                raise _states_lost()
+            if self._states is not None:
+                return self._extend_states(self._states, tokens)
+            try:
+                return self._extend(tokens)
+            except BaseException:
+                del self._tokens[begin:]  # all of them can be run again
+                raise
+
+    def _extend_states(self, states: Checkpoints, tokens: Sequence[int]) -> "NDArray[np.float32]":
+        """Runs tokens behind the text, and keeps states at every so many tokens."""
+        begin, every = len(self._tokens), self._every
+        end = begin + len(tokens)
+        for stop in range(begin + every - begin % every, end, every) if every else ():
+            self._extend(tokens[len(self._tokens) - begin : stop - begin])
+            states.take(stop)
+        logits = self._extend(tokens[len(self._tokens) - begin :])
+        if every and end % every == 0:
+            states.take(end)
+        return logits
 
     def has_turn(self, stream: TokenStream) -> bool:
         """Whether the text is still this stream's, and so the logits that it got."""
@@ -364,6 +395,10 @@ class Session(Unique, Generator):
         spec = self._spec
         inputs = {spec.input: ids, spec.position: position, spec.last: last, **self._cross}
         return self._caches.bind(chunk, inputs, self._logits)
+
+
+def _states_lost() -> InputError:
+    return InputError("a run of this text failed, and its states are lost", "begin the text anew")
 
 
 def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":

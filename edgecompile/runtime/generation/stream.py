@@ -21,6 +21,7 @@ from ..base.lifetime import Unique
 from ..call.inputs import as_array
 from ..format.document import shorten
 from ..format.schema import GenerationSpec, Manifest
+from .constraint import is_constraint
 from .options import Options
 from .sampling import MAX_SEED, Sampling
 
@@ -76,6 +77,9 @@ def make_generation_request(
     if max_new_tokens is not None and not _is_whole(max_new_tokens, 1, 2**31 - 1):
         text = "max_new_tokens is {!r}, must be an integer in 1..2147483647"
         problems.append(text.format(max_new_tokens))
+    if options.constraint is not None and not is_constraint(options.constraint):
+        name = type(options.constraint).__name__
+        problems.append("constraint is a {}, must have methods mask and accept".format(name))
     if problems:
         raise InputError("\n  ".join(["the generation can't be run:", *problems]))
     room = spec.max_context - len(prompt)
@@ -132,6 +136,10 @@ class Text(Protocol):
         """Runs one token; the logits [vocabulary] behind it."""
         ...
 
+    def advance_by(self, stream: "TokenStream", tokens: List[int]) -> "NDArray[np.float32]":
+        """Runs several tokens; the logits [vocabulary] behind the last one."""
+        ...
+
     def has_turn(self, stream: "TokenStream") -> bool:
         """Whether the text is still this stream's."""
         ...
@@ -146,7 +154,7 @@ class TokenStream(Unique):
     Attributes:
         tokens: the tokens made so far, with the one that ended the text.
         finish_reason: None until it ended; then "eos", "stop", "length" (max_new_tokens are made),
-            or "closed".
+            "constraint" (that says that the text is complete), or "closed".
         reused: the number of the prompt's tokens that needn't be run, as the session had them.
     """
 
@@ -200,7 +208,7 @@ class TokenStream(Unique):
         tokens.append(token)
         if token in request.eos:
             self.finish_reason = "eos"
-        elif token in request.stops and _ends_with(tokens, request.stops[token]):
+        elif token in request.stops and ends_with(tokens, request.stops[token]):
             self.finish_reason = "stop"
         elif len(tokens) >= request.max_new_tokens:
             self.finish_reason = "length"
@@ -225,7 +233,8 @@ def turn_lost() -> InputError:
     )
 
 
-def _ends_with(tokens: List[int], stops: List[Tuple[int, ...]]) -> bool:
+def ends_with(tokens: List[int], stops: List[Tuple[int, ...]]) -> bool:
+    """Whether new tokens end with one of the stops."""
     return any(tuple(tokens[-len(stop) :]) == stop for stop in stops)
 
 

@@ -1,6 +1,6 @@
 """A bundle opened for running: ``Model.run(inputs) -> outputs``."""
 
-from typing import TYPE_CHECKING, Any, Iterable, Optional
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Union
 
 from ..cpu.host import Host
 from ..format.folder import BundleFolder
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..format.output import Path
     from ..generation.stream import TokenStream
     from ..text.encoder import Text, TextEncoder, TextOutputs
+    from ..text.grammar import GrammarConstraint
     from ..text.prompts import Prompts
     from ..text.session import TextSession
 
@@ -86,6 +87,34 @@ class Model(OpenBundle, TextGenerator):
 
         settings = make_checkpoint_settings(checkpoint_every, checkpoint_bytes)
         return open_text_session(self, self._prompts, settings, load)
+
+    def make_constraint(
+        self,
+        *,
+        json_schema: "Union[str, Mapping[str, Any], bool, None]" = None,
+        regex: Optional[str] = None,
+        lark: Optional[str] = None,
+    ) -> "GrammarConstraint":
+        """A constraint for the text of one call of ``generate``, ``complete`` or ``chat``.
+
+        Needs the Python packages llguidance and tokenizers, and a tokenizer whose tokens are bytes.
+
+        Args:
+            json_schema: JSON schema of the text, as an object or as JSON; the text has white space only
+                within strings.
+            regex: regular expression that the whole text matches, in the syntax of the Rust crate regex.
+            lark: rules in the form of Lark, as llguidance reads them; the text is a ``start``.
+
+        Raises:
+            ConstraintError: none or several are given, or the given one can't be read, is too large, or
+                asks for something that llguidance can't do.
+            TokenizerError: llguidance isn't installed, or can't use the bundle's tokenizer; or the bundle has none.
+            GenerationError: the model is no language model.
+        """
+        from ..text.grammar import make_grammar
+
+        grammar = make_grammar(json_schema, regex, lark)
+        return self._prompts().grammars.make(grammar)
 
     def _prompts(self) -> "Prompts":
         if self._written is None:

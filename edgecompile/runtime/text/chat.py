@@ -5,15 +5,29 @@ role before. Such a template is data in the bundle, its *turns*, found and prove
 (edgecompile/loaders/folders/turns.py). Others need the package jinja2.
 """
 
+import contextlib
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from ..base.errors import InputError, TokenizerError
 from ..base.lifetime import Unique
 from ..format.text import CHAT_FILE, MAX_CHAT_BYTES
 from .jinja import JinjaTemplate
+from .tools import ToolFormat, find_tool_format, has_tools
 
 if TYPE_CHECKING:
     from ..open.bundle import OpenBundle
@@ -94,6 +108,8 @@ class Chat(Unique):
         """
         self._name = name
         self._jinja: Optional[JinjaTemplate] = None
+        self._takes_tools: Optional[bool] = None
+        self._tool_format: Optional[ToolFormat] = None
         try:
             self._source = _string(document["template"])
             self._tokens = {key: _string(text) for key, text in document["special_tokens"].items()}
@@ -107,29 +123,86 @@ class Chat(Unique):
         """Whether the template is data, and messages are pieces of their own in most chats."""
         return self._turns is not None
 
-    def pieces(self, messages: Sequence[Message]) -> List[Piece]:
+    def pieces(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> List[Piece]:
         """The prompt after which the model answers, in pieces.
 
         Args:
             messages: Objects of ``role`` and ``content``, and what else the template may read.
+            tools: Tools that the model may call, as OpenAI's interface describes them.
 
         Raises:
             InputError: there is no message, or the template refuses them.
-            TokenizerError: it fails on them, or needs the package jinja2, which isn't installed.
+            TokenizerError: it fails on them, or doesn't write tools, calls or their results. Or it needs the
+                package jinja2, which isn't installed.
         """
         if not messages or not all(isinstance(message, Mapping) for message in messages):
             hint = 'such as [{"role": "user", "content": "Hello"}]'
             raise InputError("a chat needs messages", hint)
-        found = None if self._turns is None else self._turns.pieces(messages)
+        found = None if self._turns is None or tools else self._turns.pieces(messages)
         if found is None:
-            if self._jinja is None:
-                self._jinja = JinjaTemplate(self._name, self._source, self._tokens)
-            found = [Piece(self._jinja.render(messages), False)]
+            text = self._render(messages, tools)
+            if tools and not self.takes_tools:
+                hint = "leave the tools out, or use a model that was trained with tools"
+                raise TokenizerError(
+                    "{}: its chat template takes no tools".format(self._name), hint
+                )
+            for what, written in _tool_texts(messages):
+                if not any(form in text for form in (written, _escape(written))):
+                    error = "{}: its chat template doesn't write {}"
+                    raise TokenizerError(error.format(self._name, what))
+            found = [Piece(text, False)]
         return found
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt as one text; raises what ``pieces`` does."""
         return "".join(piece.text for piece in self.pieces(messages))
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template tells the model of tools; raises what ``pieces`` does."""
+        if self._takes_tools is None:
+            self._takes_tools = has_tools(self._render)
+        return self._takes_tools
+
+    def tool_format(self, ends: Sequence[str] = ()) -> ToolFormat:
+        """The form in which the model calls tools.
+
+        Args:
+            ends: Texts of tokens that end an answer.
+
+        Raises:
+            TokenizerError: the template writes calls in another form than JSON, or none; or see ``pieces``.
+        """
+        if self._tool_format is None:
+            with contextlib.suppress(InputError):  # it has no place for calls
+                self._tool_format = find_tool_format(self._render, ends)
+            if self._tool_format is None:
+                text = "{}: its chat template writes no calls of tools as JSON objects"
+                raise TokenizerError(text.format(self._name))
+        return self._tool_format
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        if self._jinja is None:
+            self._jinja = JinjaTemplate(self._name, self._source, self._tokens)
+        return self._jinja.render(messages, tools)
+
+
+def _tool_texts(messages: Sequence[Message]) -> Iterator[Tuple[str, str]]:
+    """What a prompt must hold of calls of tools and their results, each with its name for an error."""
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping):
+                yield "calls of tools", str(function.get("name"))
+        if message.get("role") == "tool":
+            yield "results of tools", str(message.get("content")).strip()
+
+
+def _escape(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def open_chat(model: "OpenBundle") -> Chat:
@@ -165,6 +238,10 @@ class ChatEncoder(Unique):
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
         # Made when a message first holds a special token.
         self._plain: Any = None
+
+    def has_special(self, text: str) -> bool:
+        """Whether a text holds a special token."""
+        return self._special.search(text) is not None
 
     def encode(self, pieces: Sequence[Piece], messages: Sequence[Message] = ()) -> List[int]:
         """Token ids of a prompt.

@@ -17,12 +17,13 @@ class TextDecoder:
 
     A token is decoded together with those before it, as many tokenizers write it otherwise at the start of
     a text: Llama's drop the space in front of a first word. So all pieces together are the end of the decoded
-    prompt and new tokens, behind the decoded prompt. Special tokens are left out.
+    prompt and new tokens, behind the decoded prompt. Special tokens are left out, unless they are asked for.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], special: bool = False) -> None:
         """``tokenizer`` is one of the package tokenizers, ``prompt`` the token ids before the new ones."""
         self._tokenizer = tokenizer
+        self._skip = not special
         size = _BEFORE
         # Special tokens alone have no text for the first word to follow.
         while size < len(prompt) and not self._decode(prompt[-size:]):
@@ -59,5 +60,5 @@ class TextDecoder:
         return new
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=self._skip)
         return text

@@ -1,6 +1,6 @@
 """TextGenerator: the methods to ask for new text, shared by a model and a session."""
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence
 
 from ..generation.generator import Generator
 from ..generation.options import Options
@@ -33,7 +33,7 @@ class TextGenerator(Generator):
             on_text: Function that gets each piece of new text as soon as it is made; ends the text by
                 returning False.
             stop_text: Texts at which the new one ends; they aren't part of it.
-            options: Options of ``generate`` from ``max_new_tokens`` to ``eos``. Without
+            options: Options of ``generate`` from ``max_new_tokens`` to ``constraint``. Without
                 ``max_new_tokens`` the text may fill the context, or have as many as the model's author says.
 
         Raises:
@@ -83,7 +83,13 @@ class TextGenerator(Generator):
         tokens = self.stream_prompt(prompt, ids, chosen._replace(max_new_tokens=most))
         return TextStream(prompts.tokenizer, tokens, stop_text)
 
-    def stream_prompt(self, prompt: "Prompt", ids: List[int], options: Options) -> "TokenStream":
+    def stream_prompt(
+        self,
+        prompt: "Prompt",
+        ids: List[int],
+        options: Options,
+        tools: "Sequence[Mapping[str, Any]]" = (),
+    ) -> "TokenStream":
         """``stream`` of a text or a chat whose token ids are known."""
         return self._stream(ids, None, options)
 

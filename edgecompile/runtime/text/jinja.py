@@ -38,8 +38,14 @@ class JinjaTemplate:
         self._name, self._tokens = name, dict(tokens)
         self._template = _compile(name, source, clock)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """The prompt after which the model answers.
+
+        Args:
+            messages: Messages of the chat.
+            tools: Tools that the model may call, as OpenAI's interface describes them.
 
         Raises:
             InputError: the template refuses the messages.
@@ -48,7 +54,7 @@ class JinjaTemplate:
         try:
             text: str = self._template.render(
                 messages=list(messages),
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=True,
                 **self._tokens,

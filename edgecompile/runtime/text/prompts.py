@@ -1,12 +1,14 @@
 """Prompts as people write them, a text or the messages of a chat, as token ids."""
 
-from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ..base.errors import EdgecompileError, GenerationError, InputError
 from ..base.lifetime import Unique
 from ..format.schema import GenerationSpec
 from .chat import Chat, ChatEncoder, Message, open_chat
 from .encoder import open_tokenizer
+from .grammar import Grammars
+from .tools import ToolFormat
 
 if TYPE_CHECKING:
     from ..open.bundle import OpenBundle
@@ -36,13 +38,23 @@ class Prompts(Unique):
         self._bundle = bundle
         self._chat: Optional[Chat] = None
         self._encoder = ChatEncoder(self.tokenizer)
+        vocabulary = bundle.manifest.outputs[0].shape[1]
+        assert isinstance(vocabulary, int)
+        #: What makes constraints of grammars.
+        self.grammars = Grammars(self.tokenizer, vocabulary, spec.eos)
 
-    def read(self, prompt: Prompt, judge: Optional[Callable[[int], None]] = None) -> List[int]:
+    def read(
+        self,
+        prompt: Prompt,
+        judge: Optional[Callable[[int], None]] = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> List[int]:
         """The token ids of a text or of a chat.
 
         Args:
             prompt: Text, or messages.
             judge: Function that gets the number of characters before they become tokens, and may raise.
+            tools: Tools that the model may call in a chat, as OpenAI's interface describes them.
 
         Raises:
             InputError: it holds no tokens, or what can't be encoded; or the template refuses the chat.
@@ -52,10 +64,8 @@ class Prompts(Unique):
         if isinstance(prompt, str):
             text = prompt
         else:
-            if self._chat is None:
-                self._chat = open_chat(self._bundle)
-            chat = self._chat
-            pieces = chat.pieces(prompt)
+            chat = self._open_chat()
+            pieces = chat.pieces(prompt, tools)
             text = "".join(piece.text for piece in pieces)
         if judge is not None:
             judge(len(text))
@@ -68,12 +78,29 @@ class Prompts(Unique):
             ids: List[int] = self.tokenizer.encode_batch([text])[0].ids
         else:
             unlike = chat.has_turns and not any(piece.given for piece in pieces)
-            ids = self._encoder.encode(pieces, prompt if unlike else ())
+            ids = self._encoder.encode(pieces, [*prompt, *tools] if unlike else ())
         if not ids:
             raise InputError("the prompt holds no tokens")
         return ids
 
-    def find_marks(self, prompt: Prompt, ids: Sequence[int]) -> List[int]:
+    def tool_format(self) -> "Tuple[ToolFormat, bool]":
+        """The form in which the model calls tools, and whether special tokens are part of it.
+
+        Raises:
+            TokenizerError: see ``Chat.tool_format``.
+        """
+        ends = [self.tokenizer.id_to_token(token) or "" for token in self.spec.eos]
+        form = self._open_chat().tool_format(ends)
+        return form, self._encoder.has_special(form.before + form.after)
+
+    def _open_chat(self) -> Chat:
+        if self._chat is None:
+            self._chat = open_chat(self._bundle)
+        return self._chat
+
+    def find_marks(
+        self, prompt: Prompt, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> List[int]:
         """Where the next turn of a chat parts from the prompt of this one, if not at its end.
 
         Templates write the beginning of an answer otherwise once it is given: without the place for thoughts.
@@ -81,12 +108,13 @@ class Prompts(Unique):
         Args:
             prompt: Text, or messages.
             ids: Their token ids.
+            tools: Tools that they were written with.
         """
         if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], Mapping):
             return []
         answer = {"role": "assistant", "content": "x"}
         try:
-            later = self.read([*prompt, answer, {"role": "user", "content": "x"}])
+            later = self.read([*prompt, answer, {"role": "user", "content": "x"}], None, tools)
         except EdgecompileError:
             return []  # the template may refuse to go on so
         common = next((i for i, (a, b) in enumerate(zip(ids, later)) if a != b), len(ids))

@@ -1,6 +1,6 @@
 """A conversation in texts or tokens."""
 
-from typing import TYPE_CHECKING, Callable, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence
 
 from ..format.schema import GenerationSpec
 from ..generation.checkpoints import CheckpointSettings
@@ -32,10 +32,16 @@ class TextSession(Session, TextGenerator):
     def _prompts(self) -> Prompts:
         return self._read_prompts()
 
-    def stream_prompt(self, prompt: Prompt, ids: List[int], options: Options) -> TokenStream:
+    def stream_prompt(
+        self,
+        prompt: Prompt,
+        ids: List[int],
+        options: Options,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> TokenStream:
         """``stream`` of a text or a chat whose token ids are known."""
         # Keys and values serve from wherever two texts part. States are kept there.
-        marks = [] if self._states is None else self._prompts().find_marks(prompt, ids)
+        marks = [] if self._states is None else self._prompts().find_marks(prompt, ids, tools)
         return self._stream(ids, None, options, marks)
 
 

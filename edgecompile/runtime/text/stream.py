@@ -25,7 +25,7 @@ class StopTexts:
             self.stopped = True
             output, self._text = self._text[: min(positions)], ""
             return output
-        keep = max((_overlap(self._text, stop) for stop in self._stops), default=0)
+        keep = max((find_overlap(self._text, stop) for stop in self._stops), default=0)
         cut = len(self._text) - keep
         output, self._text = self._text[:cut], self._text[cut:]
         return output
@@ -35,7 +35,7 @@ class StopTexts:
         return self._text
 
 
-def _overlap(text: str, stop: str) -> int:
+def find_overlap(text: str, stop: str) -> int:
     """The number of characters at the end of ``text`` that may begin a stop."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
@@ -55,11 +55,20 @@ class TextStream(Unique):
         finish_reason: None until it ended; then "eos", "stop", "length" or "closed".
     """
 
-    def __init__(self, tokenizer: Any, tokens: "TokenStream", stops: Sequence[str] = ()) -> None:
-        """``tokenizer`` is one of the package tokenizers; ``stops`` are texts at which the new one ends."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        tokens: "TokenStream",
+        stops: Sequence[str] = (),
+        special: bool = False,
+    ) -> None:
+        """``tokenizer`` is one of the package tokenizers; ``stops`` are texts at which the new one ends.
+
+        ``special`` says whether special tokens are written, too; one that ends the text never is.
+        """
         self.tokens = tokens
         self.text = ""
-        self._decoder = TextDecoder(tokenizer, tokens.prompt)
+        self._decoder = TextDecoder(tokenizer, tokens.prompt, special)
         self._stops = StopTexts(stops)
 
     @property

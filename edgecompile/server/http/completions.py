@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 
+from edgecompile.runtime.text.tools import Call
 from edgecompile.server.errors import ServerError, Unprocessable
 from edgecompile.server.generation import Piece
 from edgecompile.server.http.messages import HttpRequest, Response, openai_error
@@ -18,6 +19,7 @@ from edgecompile.server.protocol.completions import (
     usage,
 )
 from edgecompile.server.protocol.texts import refuse_ids
+from edgecompile.server.protocol.tools import divide_calls
 from edgecompile.server.serving import ServedModel
 
 _EVENTS = b"text/event-stream"
@@ -59,17 +61,22 @@ class CompletionRoutes:
             model.name,
             chat,
         )
-        follow = self._count(model, first, pieces)
+        follow: AsyncIterator[Piece] = self._count(model, first, pieces)
+        tools = params.generation.tools
+        if tools is not None:
+            follow = divide_calls(follow, generator.call_reader(tools), tools.several)
         if params.stream:
             headers = [(b"cache-control", b"no-cache")]
             stream = _events(frame, params, follow, len(tokens))
             return Response(media=_EVENTS, headers=headers, stream=stream)
         text, last = "", first
+        calls: list[Call] = []
         async for last in follow:
             text += last.text
+            calls += last.calls
         assert last.finish_reason is not None
         counts = usage(len(tokens), last.tokens)
-        return Response(body=frame.whole(text, last.finish_reason, counts))
+        return Response(body=frame.whole(text, last.finish_reason, counts, calls))
 
     async def _count(
         self, model: ServedModel, first: Piece, pieces: AsyncIterator[Piece]
@@ -89,13 +96,13 @@ class CompletionRoutes:
 async def _events(
     frame: Frame, params: CompletionRequest, pieces: AsyncIterator[Piece], prompt: int
 ) -> AsyncIterator[bytes]:
-    tokens, first = 0, True
+    tokens, first, calls = 0, True, 0
     try:
         async for piece in pieces:
             tokens = piece.tokens
-            if piece.text or piece.finish_reason or first:
-                yield frame.event(piece.text, piece.finish_reason, first)
-            first = False
+            if piece.text or piece.finish_reason or piece.calls or first:
+                yield frame.event(piece.text, piece.finish_reason, first, piece.calls, calls)
+            first, calls = False, calls + len(piece.calls)
         if params.with_usage:
             yield frame.usage(usage(prompt, tokens))
         yield DONE

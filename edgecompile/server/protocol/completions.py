@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 from edgecompile.runtime.generation.sampling import MAX_SEED
 from edgecompile.runtime.text.prompts import ALL
+from edgecompile.runtime.text.tools import Call
 from edgecompile.server.errors import BadRequest, Unprocessable
 from edgecompile.server.generation import Generation
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
 from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.openai import read_model
+from edgecompile.server.protocol.structured import FIELDS, read_grammar
 from edgecompile.server.protocol.texts import flag, number, read_ids
+from edgecompile.server.protocol.tools import format_calls, read_calls, read_tools
 
 DONE = b"data: [DONE]\n\n"
 _MAX_STOPS = 16
@@ -22,11 +25,11 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_TOKENS = (1 << 31) - 1
 _DONE = (
     "model max_tokens max_completion_tokens temperature top_p top_k repetition_penalty seed stop stream "
-    "stream_options"
+    "stream_options " + FIELDS
 )
 #: Of llama.cpp's settings those say how, and others of it whether, which is refused.
 _IDLE = """
-    user safety_identifier metadata store service_tier parallel_tool_calls prediction prompt_cache_key
+    user safety_identifier metadata store service_tier prediction prompt_cache_key
     prompt_cache_retention request_id priority cache_salt keep_alive cache_prompt id_slot mirostat_tau
     mirostat_eta dynatemp_exponent xtc_threshold dry_base dry_allowed_length dry_penalty_last_n
     dry_sequence_breakers
@@ -46,7 +49,6 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({}, []),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
@@ -89,8 +91,14 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "n_keep": (0,),
     "penalize_nl": (False,),
 }
-_COMPLETION = Fields(_DONE + " prompt", _IDLE, {**_PLAIN, "add_special_tokens": (True,)})
-_CHAT = Fields(_DONE + " messages", _IDLE, {**_PLAIN, "add_special_tokens": (False,)})
+_COMPLETION = Fields(
+    _DONE + " prompt", _IDLE + " parallel_tool_calls", {**_PLAIN, "add_special_tokens": (True,)}
+)
+_CHAT = Fields(
+    _DONE + " messages tools tool_choice parallel_tool_calls",
+    _IDLE,
+    {**_PLAIN, "add_special_tokens": (False,)},
+)
 _STREAM = Fields("include_usage", "include_obfuscation", {"continuous_usage_stats": (False,)})
 
 
@@ -113,7 +121,8 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
     """
     document = load_object(body)
     value = required(document, "messages" if chat else "prompt")
-    for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
+    old_tools = (("function_call", "functions"), *(() if chat else (("tool_choice", "tools"),)))
+    for choice, tools in old_tools:
         if document.get(choice) == "none":  # then they aren't to be called
             document.pop(tools, None)
     (_CHAT if chat else _COMPLETION).check(document)
@@ -125,6 +134,9 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
     _STREAM.check(extra, "stream_options.")
     with_usage = flag(extra, "include_usage", False)
     prompt = _read_messages(value) if chat else _read_prompt(value)
+    grammar, callable_tools = read_grammar(document), read_tools(document) if chat else None
+    if grammar and callable_tools is not None:
+        raise Unprocessable("an answer of a given form isn't supported together with tools")
     old = document.get("max_completion_tokens") is None
     key = "max_tokens" if old else "max_completion_tokens"
     # llama.cpp's -1: as far as the context reaches.
@@ -143,7 +155,7 @@ def read_completion(body: bytes, chat: bool) -> CompletionRequest:
     }
     return CompletionRequest(
         read_model(document),
-        Generation(prompt, _read_stop(document.get("stop")), options),
+        Generation(prompt, _read_stop(document.get("stop")), options, grammar, callable_tools),
         stream,
         with_usage,
     )
@@ -190,6 +202,10 @@ def _read_messages(value: Any) -> list[dict[str, Any]]:
                 raise Unprocessable(f"messages[{index}].{key} isn't supported")
         # A template asks whether a field is there, and clients send answers back with all that are empty.
         kept = {key: value for key, value in item.items() if value not in (None, [])}
+        if "tool_calls" in kept:
+            if item["role"] != "assistant":
+                raise BadRequest(f"messages[{index}]: tool_calls are for an assistant")
+            kept["tool_calls"] = read_calls(item["tool_calls"], f"messages[{index}].tool_calls")
         content = item.get("content")
         if content is None and item["role"] == "assistant":
             content = ""
@@ -233,21 +249,37 @@ class Frame:
     model: str
     chat: bool
 
-    def whole(self, text: str, reason: str, usage: Mapping[str, int]) -> bytes:
+    def whole(
+        self, text: str, reason: str, usage: Mapping[str, int], calls: Sequence[Call] = ()
+    ) -> bytes:
         """The one answer."""
-        content: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        )
+        content: dict[str, Any] = {"text": text}
+        if self.chat:
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if calls:
+                message = {**message, "content": text or None, "tool_calls": format_calls(calls)}
+            content = {"message": message}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
         kind = "chat.completion" if self.chat else "text_completion"
         return dump({**self._head(kind), "choices": [choice], "usage": usage})
 
-    def event(self, text: str, reason: str | None, first: bool) -> bytes:
-        """A piece of it, as a server-sent event."""
+    def event(
+        self,
+        text: str,
+        reason: str | None,
+        first: bool,
+        calls: Sequence[Call] = (),
+        before: int = 0,
+    ) -> bytes:
+        """A piece of it, as a server-sent event; ``before`` is the number of calls in earlier ones."""
         content: dict[str, Any] = {"text": text}
         if self.chat:
             role = {"role": "assistant"} if first else {}
-            content = {"delta": {**role, "content": text}}
+            delta: dict[str, Any] = {**role, "content": text}
+            if calls:
+                called = format_calls(calls, before)
+                delta = {**role, **({"content": text} if text else {}), "tool_calls": called}
+            content = {"delta": delta}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
         return self._event([choice])
 

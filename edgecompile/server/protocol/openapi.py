@@ -135,6 +135,21 @@ _COMPLETION: dict[str, Any] = {
         "description": "-1: none",
     },
     "stop": {"anyOf": [{"type": ["string", "null"]}, {**_TEXTS, "minItems": 0, "maxItems": 16}]},
+    "response_format": {
+        "type": ["object", "null"],
+        "description": "type text, json_object, or json_schema with an object json_schema that has a schema",
+    },
+    "guided_json": {"type": ["object", "string", "null"], "description": "a JSON schema"},
+    "json_schema": {
+        "type": ["object", "string", "null"],
+        "description": "the same, as llama.cpp's",
+    },
+    "guided_regex": {"type": ["string", "null"]},
+    "guided_choice": {"anyOf": [_TEXTS, {"type": "null"}]},
+    "structured_outputs": {
+        "type": ["object", "null"],
+        "description": "vLLM's: one of json, regex, choice and json_object",
+    },
     "stream": _FLAG,
     "stream_options": {**_object(include_usage=_FLAG), "type": ["object", "null"]},
 }
@@ -152,6 +167,19 @@ _MESSAGE = _object(
         "anyOf": [*_CONTENTS, {"type": "null"}],
         "description": "may be null, or left out, in an assistant's message",
     },
+    tool_calls={"type": ["array", "null"], "description": "an assistant's calls of tools"},
+    tool_call_id={"type": ["string", "null"]},
+)
+_TOOL = _object(
+    ("type", "function"),
+    type={"const": "function"},
+    function=_object(
+        ("name",),
+        name={"type": "string", "minLength": 1, "maxLength": 256},
+        description={"type": ["string", "null"]},
+        parameters={"type": ["object", "null"], "description": "a JSON schema"},
+        strict=_FLAG,
+    ),
 )
 _ANY = {"type": "object"}
 
@@ -319,6 +347,12 @@ _PROMPT = _object(("prompt",), prompt={"anyOf": [{"type": "string"}, _IDS]}, **_
 _CHAT = _object(
     ("messages",),
     messages={"type": "array", "items": _MESSAGE, "minItems": 1},
+    tools={"type": ["array", "null"], "items": _TOOL, "maxItems": 128},
+    tool_choice={
+        "type": ["string", "object", "null"],
+        "description": "none, auto, required, or an object of the type function with the name of a tool",
+    },
+    parallel_tool_calls=_FLAG,
     **_COMPLETION,
 )
 

@@ -9,6 +9,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/narrow/gemm_bf16_pairs.h"
 #include "kernels/gemm/narrow/gemm_narrow.h"
+#include "kernels/gemm/packed_rows.h"
 #include "threads/patience.h"
 #include "threads/threads.h"
 #if defined(__AMX_TILE__)
@@ -60,6 +61,15 @@ EC_API bool t_int4_rounds_coarsely() { return int4_rounds_coarsely(); }
 EC_API void t_gemm_int4(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                         const uint8_t* b, float* c, int64_t ldc, const Epilogue* e) {
   gemm_int4(m, n, k, a, lda, b, c, ldc, *e);
+}
+EC_API void t_packed_row_fp32(const float* packed, int64_t k, int64_t n, float* out) {
+  packed_row(packed, k, n, out);
+}
+EC_API void t_packed_row_bf16(const uint16_t* packed, int64_t k, int64_t n, float* out) {
+  packed_row_bf16(packed, k, n, out);
+}
+EC_API void t_packed_row_int8(const int8_t* packed, int64_t k, int64_t n, float* out) {
+  packed_row_int8(packed, k, n, out);
 }
 EC_API bool t_attention_rounds() {
 #if EC_BF16_PAIRS

@@ -401,3 +401,47 @@ def test_bench_and_calibration_run_such_a_bundle(decoder_bundle: Path, tmp_path:
         )
         assert done.returncode == 0, done.stderr
     assert {point["bucket"] for point in json.loads(file.read_bytes())["points"]} == {0, 1, 2}
+
+
+def test_the_commands_obey_a_schema_or_an_expression(
+    bytewise_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("llguidance")
+    schema, bundle = tmp_path / "schema.json", str(bytewise_bundle)
+    schema.write_text(json.dumps({"enum": ["red", "green"]}))
+    rule = ["--json-schema", str(schema)]
+
+    def generate(*arguments: str) -> Any:
+        assert main(["generate", bundle, *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["texts"]
+
+    texts = generate("--text", "a", "--text", "ab", *rule)
+    assert len(texts) == 2 and {text["text"] for text in texts} <= {'"red"', '"green"'}
+    assert {text["finish_reason"] for text in texts} == {"constraint"}
+    (text,) = generate("--ids", "1,2", "--regex", "ab{3}c")
+    with open_bundle(bundle, warmup=False) as model:
+        assert open_tokenizer(model).decode(text["tokens"]) == "abbbc"
+    assert main(["generate", bundle, "--text", "a", "--regex", "(yes|no)"]) == 0
+    told = capsys.readouterr()
+    assert (
+        told.out in ("yes\n", "no\n")
+        and "tokens after a prompt of 1 (0 cached), complete" in told.err
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n"))
+    assert main(["chat", bundle, *rule, "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["messages"][1::2]
+    assert len(answers) == 2 and {answer["content"] for answer in answers} <= {'"red"', '"green"'}
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for wrong, message in (
+        ([*rule, "--regex", "a"], "--json-schema and --regex don't go together"),
+        (["--json-schema", str(tmp_path / "none")], "none: can't be read: No such file"),
+        (["--json-schema", str(tmp_path / "bytes")], "isn't text in UTF-8"),
+        (["--regex", "("], "regex can't be used"),
+    ):
+        for command in (["generate", bundle, "--text", "a"], ["chat", bundle]):
+            monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
+            assert main([*command, *wrong]) in (10, 24)
+            assert message in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +240,7 @@ def test_the_place_where_a_template_parts_is_kept(
     class Prompts:
         tokenizer, spec = Tokenizer(), hybrid.manifest.generation
 
-        def read(self, messages: Any) -> list[int]:
+        def read(self, messages: Any, judge: Any = None, tools: Sequence[Any] = ()) -> list[int]:
             ids: list[int] = []
             for message in messages:
                 ids += [3 if message["role"] == "user" else 4]

@@ -196,6 +196,65 @@ print(json.dumps(found))
     assert found == [[wanted, "stop" if ended else "length", 4 + len(ids)]] * 4
 
 
+def test_openai_asks_for_forms_and_tools(python: str, bytewise_bundle: Path) -> None:
+    """Structured outputs, calls of tools, plain and as events, and the turn with a tool's result."""
+    with serving(bytewise_bundle) as server:
+        found = script(
+            python,
+            server,
+            """
+import openai
+client = openai.OpenAI(base_url=f"http://{URL}/v1", api_key="any", max_retries=0)
+user = {"role": "user", "content": "go on"}
+asked = {"model": "bytewise", "temperature": 0, "max_tokens": 60, "messages": [user]}
+walk = {"type": "function", "function": {"name": "walk", "parameters": {
+    "type": "object", "properties": {"far": {"type": "boolean"}},
+    "required": ["far"], "additionalProperties": False}}}
+schema = {"type": "object", "properties": {"open": {"type": "boolean"}}, "required": ["open"],
+          "additionalProperties": False}
+form = {"type": "json_schema", "json_schema": {"name": "door", "schema": schema, "strict": True}}
+create = client.chat.completions.create
+answer = create(**asked, response_format=form).choices[0]
+assert answer.finish_reason == "stop"
+found = [json.loads(answer.message.content)]
+
+answer = create(**asked, tools=[walk], tool_choice="required").choices[0]
+assert answer.finish_reason == "tool_calls" and answer.message.content is None
+(called,) = answer.message.tool_calls
+found.append([called.function.name, json.loads(called.function.arguments)])
+named = {"type": "function", "function": {"name": "walk"}}
+name, arguments = "", ""
+for event in create(**asked, tools=[walk], tool_choice=named, stream=True):
+    (choice,) = event.choices
+    for piece in choice.delta.tool_calls or []:
+        assert piece.index == 0
+        name += piece.function.name or ""
+        arguments += piece.function.arguments or ""
+assert choice.finish_reason == "tool_calls"
+found.append([name, json.loads(arguments)])
+result = {"role": "tool", "tool_call_id": called.id, "content": "ok"}
+turns = [user, answer.message.model_dump(exclude_none=True), result]
+assert create(**{**asked, "messages": turns, "max_tokens": 3}, tools=[walk]).usage.completion_tokens <= 3
+with client.chat.completions.stream(**asked, tools=[walk], tool_choice=named) as stream:
+    stream.until_done()
+last = stream.get_final_completion().choices[0]
+found.append([last.message.tool_calls[0].function.name, json.loads(last.message.tool_calls[0].function.arguments)])
+try:
+    create(**asked, response_format={**form, "json_schema": {"name": "a", "schema": {"not": {}}}})
+except openai.BadRequestError as error:
+    assert "Unimplemented keys" in error.message
+else:
+    raise AssertionError("not refused")
+print(json.dumps(found))
+""",
+        )
+    door, *calls = found
+    assert door.keys() == {"open"} and isinstance(door["open"], bool)
+    assert len(calls) == 3
+    for name, arguments in calls:
+        assert name == "walk" and arguments in ({"far": True}, {"far": False})
+
+
 def test_cohere(python: str, reranker_bundle: Path) -> None:
     """As LangChain's CohereRerank, llama-index's and haystack's CohereRanker call it."""
     with serving(reranker_bundle) as server:

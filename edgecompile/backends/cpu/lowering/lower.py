@@ -19,6 +19,7 @@ from edgecompile.backends.cpu.lowering.activations import activation_of
 from edgecompile.backends.cpu.lowering.attention import lower_attention
 from edgecompile.backends.cpu.lowering.grouped import lower_grouped
 from edgecompile.backends.cpu.lowering.residuals import fuse_residuals, lower_layer_norms
+from edgecompile.backends.cpu.lowering.tables import share_tables
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic, lower_long_means
 from edgecompile.backends.lowering.complex import lower_complex
 from edgecompile.backends.lowering.constants import (
@@ -80,6 +81,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     lower_recurrences(low, exactly.add)
     lower_grouped(low, packer.add)
     _lower_linears(packer)
+    share_tables(low)
     fuse_residuals(low)
     lower_layer_norms(low)
     lower_attention(low, precision.name != "fp32")

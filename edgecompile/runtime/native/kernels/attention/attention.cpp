@@ -2,7 +2,8 @@
 // for a few queries at a time register tiles (attention_products.h) compute scores, softmax
 // (attention_softmax.h) turns them into weights, and the tiles multiply with the values. With more
 // than one block the rows' maxima and sums are carried along and earlier results rescaled ("online"
-// softmax: Milakov and Gimelshein, arXiv:1805.02867).
+// softmax: Milakov and Gimelshein, arXiv:1805.02867). Few queries over a cache are divided over its
+// keys as well (attention_parts.h).
 #include "kernels/attention/attention.h"
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <limits>
 
 #include "base/scratch.h"
+#include "kernels/attention/attention_parts.h"
 #include "kernels/attention/attention_products.h"
 #include "kernels/attention/attention_softmax.h"
 #include "kernels/gemm/gemm_kernel.h"
@@ -34,7 +36,7 @@ constexpr int64_t kMostCompared = int64_t{1} << 20;
 // Multiply-adds below which fork and join cost more than they save.
 constexpr int64_t kSerialWork = 100'000;
 
-thread_local Scratch t_scratch;
+thread_local Scratch t_scratch, t_parts;
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -197,15 +199,21 @@ void cap_scores(float* s, int64_t n, float softcap) {
   }
 }
 
-// Queries [q0, q1) of one head.
+// The most keys of a block: whole panels.
+int64_t most_keys(const AttentionArgs& a) {
+  const int64_t widest = std::max<int64_t>({a.dim, a.dim_v, 1});
+  return std::max(kPanel, kBlockFloats / widest / kPanel * kPanel);
+}
+
+// Queries [q0, q1) of one head over the keys [first_key, last_key). With `partial` these are a
+// block's at most, `head.out` gets sums that aren't divided, and `partial` what they are relative
+// to.
 template <class Products>
 void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, int64_t q0,
-                 int64_t q1) {
+                 int64_t q1, int64_t first_key, int64_t last_key, RowState* partial = nullptr) {
   const int64_t queries = q1 - q0;
-  const int64_t first_key = sight.begin(q0), last_key = sight.end(q1 - 1);
   const int64_t all_keys = std::max<int64_t>(0, last_key - first_key);
-  const int64_t widest = std::max<int64_t>({a.dim, a.dim_v, 1});
-  const int64_t most = std::max(kPanel, kBlockFloats / widest / kPanel * kPanel);
+  const int64_t most = most_keys(a);
   const int64_t blocks = std::max<int64_t>(1, (all_keys + most - 1) / most);
   const int64_t block = std::max(kPanel, round_up((all_keys + blocks - 1) / blocks, kPanel));
   const int64_t v_panels = (a.dim_v + kPanel - 1) / kPanel;
@@ -229,7 +237,7 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
 
   for (int64_t k0 = first_key; k0 == first_key || k0 < last_key; k0 += block) {
     const int64_t block_keys = std::max<int64_t>(0, std::min(block, last_key - k0));
-    const bool first = k0 == first_key, last = k0 + block >= last_key;
+    const bool first = k0 == first_key, last = partial == nullptr && k0 + block >= last_key;
     const float* const k = head.k + k0 * a.k_strides[2];
     const float* const v = head.v + k0 * a.v_strides[2];
     for (int64_t j = 0; !few && j < block_keys; j += kPanel) {
@@ -293,6 +301,36 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
       }
     }
   }
+  if (partial != nullptr) std::copy_n(state, queries, partial);
+}
+
+// All queries, few of them, over the parts [first, end) of the keys, some parts at a time.
+void run_parts(const AttentionArgs& a, const Sight& sight, int64_t part, int64_t first, int64_t end,
+               bool alone) {
+  const int64_t heads = a.batch * a.heads_q;
+  const int64_t at_once = parts_at_once(heads, a.len_q, a.dim_v, end - first);
+  Partials partials(t_parts.get(Partials::floats(heads, a.len_q, a.dim_v, at_once)), heads, a.len_q,
+                    a.dim_v, at_once);
+  AttentionArgs one = a;
+  one.out_strides[2] = partials.ld();
+  const auto each = [&](int64_t n, const auto& task) {
+    if (!alone) return parallel_for(n, task);
+    for (int64_t i = 0; i < n; ++i) task(i);
+  };
+  for (int64_t p0 = first; p0 < end; p0 += at_once) {
+    const int64_t parts = std::min(at_once, end - p0);
+    each(heads * parts, [&](int64_t i) {
+      const int64_t h = i / parts, p = i % parts, k0 = (p0 + p) * part;
+      Head head = head_of(a, h / a.heads_q, h % a.heads_q);
+      head.out = partials.sums(h, p);
+      run_queries<FloatProducts>(one, head, sight, 0, a.len_q, std::max(k0, sight.begin(0)),
+                                 std::min(k0 + part, sight.end(a.len_q - 1)), partials.rows(h, p));
+    });
+    each(heads, [&](int64_t h) {
+      partials.merge(h, parts, p0 == first, p0 + parts == end,
+                     head_of(a, h / a.heads_q, h % a.heads_q).out, a.out_strides[2]);
+    });
+  }
 }
 
 }  // namespace
@@ -323,6 +361,13 @@ void attention(const AttentionArgs& given) {
   const int64_t threads = num_threads();
   const int64_t keys = sight.end(a.len_q - 1) - sight.begin(0);
   const bool alone = threads == 1 || heads * a.len_q * keys * (a.dim + a.dim_v) < kSerialWork;
+  if (a.causal && given.len_q <= kFewQueries && keys > 0) {
+    // Parts begin at multiples of a fixed size, however many threads or queries there are, so that
+    // neither changes a result.
+    const int64_t part = most_keys(a);
+    const int64_t first = sight.begin(0) / part, end = (sight.end(a.len_q - 1) - 1) / part + 1;
+    if (end - first > 1) return run_parts(a, sight, part, first, end, alone);
+  }
   if (!alone && heads < 3 * threads) {
     // Every chunk copies the keys and values, so it should have a few tiles of queries.
     chunks = std::clamp<int64_t>(3 * threads / heads, 1, (a.len_q + 31) / 32);
@@ -333,8 +378,9 @@ void attention(const AttentionArgs& given) {
 #endif
   const auto task = [&](int64_t i) {
     const int64_t head = i / chunks, chunk = i % chunks;
-    run(a, head_of(a, head / a.heads_q, head % a.heads_q), sight, a.len_q * chunk / chunks,
-        a.len_q * (chunk + 1) / chunks);
+    const int64_t q0 = a.len_q * chunk / chunks, q1 = a.len_q * (chunk + 1) / chunks;
+    run(a, head_of(a, head / a.heads_q, head % a.heads_q), sight, q0, q1, sight.begin(q0),
+        sight.end(q1 - 1), nullptr);
   };
   if (alone) {
     for (int64_t i = 0; i < heads * chunks; ++i) task(i);

@@ -1,0 +1,284 @@
+"""Grammars of new text: JSON by a schema, a regular expression, or Lark's rules.
+
+The optional Python package llguidance reads them, and says after each token which ones may come next. Grammars
+come from users of a server, too: what would take too long, or end the process, is refused before llguidance sees it.
+"""
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+import numpy as np
+
+from ..base.errors import ConstraintError, TokenizerError
+from ..base.lifetime import Unique
+from ..format.document import shorten
+from .schema_limits import check_schema
+from .tools import ToolFormat, make_call_schema
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Kinds of grammars: their names as arguments of ``Model.make_constraint``.
+JSON_SCHEMA, REGEX, LARK = "json_schema", "regex", "lark"
+MAX_SCHEMA_BYTES = 64 << 10
+MAX_REGEX_BYTES = 4 << 10
+#: llguidance compiles rules by recursion: several thousand in a chain end the process.
+MAX_LARK_BYTES, MAX_LARK_LINES = 64 << 10, 500
+#: For the expressions of one grammar; most take under a hundredth of it, and a bad one about two seconds.
+_FUEL = 200_000
+_PRODUCTIONS = 100_000
+_LONGEST = 500
+#: A text that these end is whole.
+_WHOLE = ("NoExtension", "NoExtensionBias", "EndOfSentence")
+
+
+class Grammar(NamedTuple):
+    """A grammar that is to be obeyed: one of the kinds above, and its text."""
+
+    kind: str
+    text: str
+
+
+def make_grammar(
+    json_schema: Union[str, Mapping[str, Any], bool, None] = None,
+    regex: Optional[str] = None,
+    lark: Optional[str] = None,
+) -> Grammar:
+    """The one grammar that is given; see ``Model.make_constraint``.
+
+    Raises:
+        ConstraintError: none is given or several are, or it isn't one, or is larger than is read here.
+    """
+    given = {JSON_SCHEMA: json_schema, REGEX: regex, LARK: lark}
+    kinds = [kind for kind, value in given.items() if value is not None]
+    if len(kinds) != 1:
+        raise ConstraintError(
+            "a constraint is one of json_schema, regex and lark, not {}".format(
+                " and ".join(kinds) or "none of them"
+            )
+        )
+    kind = kinds[0]
+    if json_schema is not None:
+        return Grammar(kind, _write_schema(json_schema))
+    text: Any = given[kind]
+    if not isinstance(text, str):
+        raise ConstraintError("{} is a {}, must be a text".format(kind, type(text).__name__))
+    most = MAX_REGEX_BYTES if kind == REGEX else MAX_LARK_BYTES
+    _check_size(kind, text, most)
+    if kind == LARK and text.count("\n") >= MAX_LARK_LINES:
+        raise ConstraintError(
+            "lark has {} lines, the limit is {}".format(text.count("\n") + 1, MAX_LARK_LINES)
+        )
+    return Grammar(kind, text)
+
+
+def _write_schema(schema: Union[str, Mapping[str, Any], bool]) -> str:
+    if isinstance(schema, str):
+        _check_size(JSON_SCHEMA, schema, MAX_SCHEMA_BYTES)
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            text = "json_schema isn't JSON: {}".format(error)
+            raise ConstraintError(shorten(text, _LONGEST)) from None
+    if isinstance(schema, bool):  # true is any JSON, false none
+        schema = {} if schema else {"anyOf": []}
+    if not isinstance(schema, Mapping):
+        text = "json_schema is a {}, must be an object"
+        raise ConstraintError(text.format(type(schema).__name__))
+    check_schema(schema)
+    try:
+        # No NaN, which is no JSON; characters as they are, and half of a pair as an error.
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        text = "json_schema can't be written as JSON: {}".format(error)
+        raise ConstraintError(shorten(text, _LONGEST)) from None
+    _check_size(JSON_SCHEMA, text, MAX_SCHEMA_BYTES)
+    return text
+
+
+def _check_size(kind: str, text: str, most: int) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise ConstraintError("{} has half of a surrogate pair".format(kind)) from None
+    if size > most:
+        raise ConstraintError("{} has {} bytes, the limit is {}".format(kind, size, most))
+
+
+class Grammars(Unique):
+    """Makes constraints of grammars, for one model's tokenizer."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int, eos: Sequence[int]) -> None:
+        """
+        Args:
+            tokenizer: one of the package tokenizers.
+            vocabulary: number of tokens that the model gives logits of.
+            eos: tokens that end a text.
+        """
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._eos = list(eos)
+        self._lock = threading.Lock()
+        self._package: Any = None
+        self._read: Any = None
+
+    def make(self, grammar: Grammar) -> "GrammarConstraint":
+        """A constraint for one text. This may take seconds, in which other threads go on.
+
+        Raises:
+            ConstraintError: llguidance can't read the grammar, or has no way to do all that it asks for.
+            TokenizerError: llguidance isn't installed, or can't use the tokenizer.
+        """
+        self._load()
+        package, matcher = self._package, None
+        limits = package.LLParserLimits(
+            initial_lexer_fuel=_FUEL, max_grammar_size=_PRODUCTIONS, verbose_errors=False
+        )
+        try:
+            text = _convert(package.LLMatcher, grammar)
+            matcher = package.LLMatcher(self._read, text, log_level=0, limits=limits)
+            if not matcher.is_error():  # some of what is too much shows at the first token
+                matcher.compute_ff_tokens()
+                if not matcher.is_stopped():
+                    matcher.compute_bitmask()
+            problem = matcher.get_error()
+        except Exception as error:  # ValueErrors for what is no schema at all
+            problem = str(error) or type(error).__name__
+        if problem or matcher is None:
+            text = "{} can't be used: {}".format(grammar.kind, _tidy(problem))
+            raise ConstraintError(shorten(text, _LONGEST))
+        return GrammarConstraint(matcher, self._vocabulary)
+
+    def make_call(self, form: ToolFormat, tools: Mapping[str, Any]) -> "GrammarConstraint":
+        """A constraint for a text that is a call of one of some tools; raises what ``make`` does.
+
+        Args:
+            form: form of calls.
+            tools: schemas of the arguments by the tools' names.
+        """
+        schema = make_grammar(json_schema=make_call_schema(form, tools)).text
+        parts = [self.write_literal(form.before), "call", self.write_literal(form.after)]
+        rules = "start: {}\ncall: %json {}".format(" ".join(filter(None, parts)), schema)
+        return self.make(Grammar(LARK, rules))
+
+    def write_literal(self, text: str) -> str:
+        """A text as Lark's rules name it: a quoted one, in which tokens of their own stand by their numbers."""
+        self._load()
+        parts, plain = [], ""
+        decoder = self._tokenizer.get_added_tokens_decoder()
+        added = {token.content: number for number, token in decoder.items()}
+        marks = sorted((mark for mark in added if mark), key=len, reverse=True)
+        at = 0
+        while at < len(text):
+            mark = next((mark for mark in marks if text.startswith(mark, at)), None)
+            if mark is None or not self._read.is_special_token(added[mark]):
+                plain += text[at : at + 1]
+                at += 1
+                continue
+            parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
+            parts.append("<[{}]>".format(added[mark]))
+            plain, at = "", at + len(mark)
+        parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
+        return " ".join(parts)
+
+    def _load(self) -> None:
+        with self._lock:
+            if self._read is None:
+                self._package = _import_llguidance()
+                self._read = self._read_tokenizer()
+
+    def _read_tokenizer(self) -> Any:
+        if not _has_bytes(json.loads(self._tokenizer.to_str())):
+            raise TokenizerError(
+                "this model's tokenizer doesn't write its tokens as bytes, so no grammar can follow them",
+                "write a constraint of your own, with mask() and accept(); or leave it out",
+            )
+        count = max(self._vocabulary, self._tokenizer.get_vocab_size())
+        try:
+            return self._package.LLTokenizer(
+                self._tokenizer.to_str(), n_vocab=count, eos_token=self._eos or None
+            )
+        except Exception as error:  # whatever it can't read
+            text = "llguidance can't use this model's tokenizer: {}".format(error)
+            raise TokenizerError(shorten(text, _LONGEST)) from None
+
+
+class GrammarConstraint(Unique):
+    """A constraint by a grammar; see ``Constraint``."""
+
+    def __init__(self, matcher: Any, vocabulary: int) -> None:
+        """``matcher`` is one of llguidance, at its beginning."""
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def mask(self) -> "NDArray[np.uint32]":
+        """The tokens that may come next, as bits."""
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        self._check()
+        return words[: -(-self._vocabulary // 32)]
+
+    def accept(self, token: int) -> None:
+        """Takes the next token; raises ConstraintError where the grammar doesn't allow it."""
+        if not self._matcher.consume_token(token):
+            self._check()
+            raise ConstraintError("the grammar doesn't allow the token {}".format(token))
+
+    def forced(self) -> List[int]:
+        """The tokens that must come next."""
+        tokens: List[int] = self._matcher.compute_ff_tokens()
+        # Bytes that must come may have no tokens here.
+        return tokens[: self._matcher.validate_tokens(tokens)] if tokens else []
+
+    def ended(self) -> bool:
+        """Whether the text is complete; raises ConstraintError where llguidance gave up."""
+        if not self._matcher.is_stopped():
+            return False
+        self._check()
+        reason = self._matcher.stop_reason()
+        if reason not in _WHOLE:
+            raise ConstraintError("the grammar can't be followed any further: {}".format(reason))
+        return True
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            text = "the grammar can't be followed: {}".format(_tidy(self._matcher.get_error()))
+            raise ConstraintError(shorten(text, _LONGEST))
+
+
+def _convert(matchers: Any, grammar: Grammar) -> str:
+    """A grammar in llguidance's own form."""
+    if grammar.kind == JSON_SCHEMA:
+        # Models may repeat white space for ever.
+        flexible = {"whitespace_flexible": False}
+        text: str = matchers.grammar_from_json_schema(grammar.text, defaults=flexible)
+    elif grammar.kind == REGEX:
+        text = matchers.grammar_from_regex(grammar.text)
+    else:
+        text = matchers.grammar_from_lark(grammar.text)
+    return text
+
+
+def _tidy(text: str) -> str:
+    """An error of llguidance in one line."""
+    line = " ".join(text.replace("<non-verbose/>", "").split())
+    return "this model has no tokens that write it" if line == "NoExtensionBias" else line
+
+
+def _has_bytes(document: Dict[str, Any]) -> bool:
+    """Whether a tokenizer's tokens are bytes: those of its decoder, or of byte tokens."""
+    decoder = document.get("decoder") or {}
+    decoders = [decoder, *(decoder.get("decoders") or [])]
+    return any(item.get("type") in ("ByteLevel", "ByteFallback") for item in decoders)
+
+
+def _import_llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise TokenizerError(
+            "JSON schemas, regular expressions and grammars need the Python package llguidance, which isn't "
+            "installed here",
+            "pip install llguidance; or write a constraint of your own, with mask() and accept()",
+        ) from None
+    return llguidance

@@ -1,0 +1,57 @@
+"""Rows of packed weights against the matrices that they stand for, bit for bit."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgecompile.backends.operators.ops import pack_weight, unpack_weight
+from tests.native.guarded import guarded
+
+SHAPES = [(1, 1), (31, 7), (32, 64), (33, 65), (70, 130), (96, 128), (40, 63)]
+DTYPES = {"fp32": torch.float32, "bf16": torch.uint16, "int8": torch.int8}
+
+
+def rows_of(lib: ctypes.CDLL, weight: torch.Tensor, precision: str) -> tuple[np.ndarray, Any]:
+    """All rows as the kernel reads them, and the packed weight."""
+    n, k = weight.shape
+    packed = pack_weight(weight, precision)
+    memory = guarded(packed.view(DTYPES[precision]).numpy())
+    out = guarded(np.full((n, k), np.nan, np.float32))
+    read = getattr(lib, f"t_packed_row_{precision}")
+    for row in range(n):
+        read(
+            ctypes.c_void_p(memory.ctypes.data),
+            ctypes.c_int64(k),
+            ctypes.c_int64(row),
+            ctypes.c_void_p(out[row].ctypes.data),
+        )
+    return out, packed
+
+
+@pytest.mark.parametrize("precision", list(DTYPES))
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_rows_are_what_products_take_the_weight_for(
+    kernels: ctypes.CDLL, precision: str, n: int, k: int
+) -> None:
+    weight = torch.randn(n, k) * torch.rand(n, 1)
+    got, packed = rows_of(kernels, weight, precision)
+    np.testing.assert_array_equal(got, unpack_weight(packed, n, k).numpy())
+    if precision == "fp32":
+        np.testing.assert_array_equal(got, weight.numpy())
+    else:
+        np.testing.assert_allclose(got, weight.numpy(), atol=float(weight.abs().max()) / 100)
+
+
+@pytest.mark.parametrize("precision", list(DTYPES))
+def test_what_is_no_number_is_none_in_the_row(kernels: ctypes.CDLL, precision: str) -> None:
+    weight = torch.randn(40, 130)
+    weight[33, 70], weight[2, 5], weight[3] = torch.nan, torch.inf, -0.0
+    got, packed = rows_of(kernels, weight, precision)
+    np.testing.assert_array_equal(got, unpack_weight(packed, 40, 130).numpy())
+    assert np.isnan(got[33, 70]) and not np.isfinite(got[2, 5])
+    assert np.isfinite(got[np.delete(np.arange(40), [2, 33])]).all()
