@@ -43,6 +43,7 @@ SOURCES = (
     "kernels/gemm/gemm_pack.cpp",
     "kernels/gemm/gemm_epilogue.cpp",
     "kernels/gemm/narrow/gemm_bf16.cpp",
+    "kernels/gemm/narrow/gemm_int4.cpp",
     "kernels/gemm/narrow/gemm_int8.cpp",
     "kernels/attention/attention.cpp",
     "kernels/convolution/convolution.cpp",
@@ -98,7 +99,7 @@ def measure(program: Path, arguments: list[str]) -> Iterator[dict[str, Any]]:
         raise SystemExit(f"{program.name} ended with {process.returncode}")
 
 
-WEIGHTS = {"gemm_packed": "gemm", "gemm_bf16": "bf16", "gemm_int8": "int8"}
+WEIGHTS = {"gemm_packed": "gemm", "gemm_bf16": "bf16", "gemm_int8": "int8", "gemm_int4": "int4"}
 
 
 def product_name(r: dict[str, Any]) -> str:

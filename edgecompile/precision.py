@@ -13,8 +13,11 @@ from edgecompile.errors import CompileError
 from edgecompile.runtime.format.schema import Tolerance
 
 INT8 = "int8"
+INT4 = "int4"
 #: What a weight can be stored in, the widest first.
-PRECISIONS = ("fp32", "bf16", INT8)
+PRECISIONS = ("fp32", "bf16", INT8, INT4)
+#: Those whose products round activations, too, on CPUs that multiply pairs or fours of small integers.
+ROUNDED_PRODUCTS = (INT8, INT4)
 
 
 #: Least cosine of each output with eager's, by precision. bf16 rounds a weight by 2**-9 of itself
@@ -31,11 +34,14 @@ COSINES: Mapping[str, float] = {"bf16": 0.9999, "fp16": 0.9999, "int8": 0.999, "
 #: The others follow from their cosine c: errors at its limit are sqrt(2 - 2c) of the output's rms
 #: (1.4 %, 4.5 % and 14 %); the largest of some thousand errors is about 4 times their rms, the largest of
 #: as many values about 3 times theirs. It holds on every variant, however its kernels round.
+#: int4 is for language models alone, whose bundles are compared with the rounded model: products are then as
+#: near as int8's, whatever the rounding did, which next tokens judge. It has no cosine for that reason.
 TOLERANCES: Mapping[str, Tolerance] = {
     "fp32": Tolerance(atol=1e-6, rtol=2e-5),
     "bf16": Tolerance(atol=1e-6, rtol=2e-2),
     "fp16": Tolerance(atol=1e-6, rtol=2e-2),
     "int8": Tolerance(atol=1e-6, rtol=6e-2),
+    "int4": Tolerance(atol=1e-6, rtol=6e-2),
     "fp8": Tolerance(atol=1e-6, rtol=2e-1),
 }
 
@@ -56,7 +62,7 @@ def base_name(label: str) -> str:
 
 
 class Rounded(Protocol):
-    """int8 weights that were rounded together: :class:`edgecompile.quantization.gptq.RoundedWeights`."""
+    """int8 and int4 weights that were rounded together: :class:`edgecompile.quantization.gptq.RoundedWeights`."""
 
     @property
     def digest(self) -> str:
@@ -66,10 +72,10 @@ class Rounded(Protocol):
     def inputs(self) -> str:
         """The data that they were rounded for, in words."""
 
-    def take(self, name: str, weight: Any) -> Any:
+    def take(self, name: str, weight: Any, precision: str) -> Any:
         """The stand-in for this matrix as the kernels read it, by the packed weight's attribute.
 
-        None where it isn't among them; raises CompileError where it had other values.
+        None where it isn't among those of this precision; raises CompileError where it had other values.
         """
 
     def save(self, path: Path) -> None:
@@ -83,7 +89,7 @@ class Precision:
     Attributes:
         name: the name of the weights, one of :data:`PRECISIONS`.
         kept: (name of a weight, its precision) for those that stay wider, ascending by name.
-        rounded: int8 weights that were rounded with the model's inputs in mind; None, or where
+        rounded: int8 and int4 weights that were rounded with the model's inputs in mind; None, or where
             one isn't among them, each is rounded to the nearest.
 
     Raises:
@@ -158,3 +164,14 @@ class Precision:
 
 
 FP32 = Precision()
+
+
+def describe_label(label: str, plan: Mapping[str, Any]) -> str:
+    """A label with the number of weights that stay wider, as far as a manifest's ``plan`` tells it."""
+    written = plan.get("precision")
+    if not isinstance(written, dict):
+        return label
+    try:
+        return f"{label} ({Precision.from_json(written)})"
+    except CompileError:
+        return label

@@ -79,6 +79,7 @@ def command(
 
 def _table(document: dict[str, Any]) -> RenderableType:
     from edgecompile.cli.terminal.tables import facts, heading, stack, table
+    from edgecompile.precision import describe_label
     from edgecompile.units import format_bytes
 
     manifest = document["manifest"]
@@ -89,7 +90,7 @@ def _table(document: dict[str, Any]) -> RenderableType:
     tolerance = manifest["tolerance"]
     about = [
         ("name", manifest["name"]),
-        ("precision", manifest["precision"]),
+        ("precision", describe_label(manifest["precision"], manifest.get("plan") or {})),
         ("tolerance", f"{tolerance['atol']:g} + {tolerance['rtol']:g} · max |want|"),
         ("size", format_bytes(document["bytes"])),
         ("on the device", "–" if device is None else format_bytes(device["total"])),

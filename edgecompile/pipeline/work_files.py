@@ -1,6 +1,6 @@
 """Files of the work folder by which stages that are run alone hand on their results.
 
-``lengths.json``, ``precision.json`` (with ``rounded.npz`` where int8 weights are rounded for inputs),
+``lengths.json``, ``precision.json`` (with ``rounded.npz`` where weights are rounded for inputs),
 ``plan.json``, ``exported/``, ``artifacts/``: the very files that ``build --keep-work`` leaves.
 """
 

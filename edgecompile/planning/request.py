@@ -33,7 +33,7 @@ from edgecompile.targets.profile import TargetProfile
 
 #: Chooses the precision by trial.
 AUTO_PRECISION = "auto"
-_PRECISIONS = (None, "fp32", "fp16", "bf16", "int8", FP8, AUTO_PRECISION)
+_PRECISIONS = (None, "fp32", "fp16", "bf16", "int8", "int4", FP8, AUTO_PRECISION)
 #: Options that decide what a given plan, or one program for all, has decided already.
 _DECIDING = (
     "buckets",
@@ -58,8 +58,8 @@ class PlanRequest(PlanOptions, BuildOptions):
         cut: whether longer inputs are texts, which the device's ``encode_texts`` cuts: then they
             count as the longest length served. Other inputs over the model's limit are refused.
         max_length: longest length to serve; None: the model's own limit, or the longest seen.
-        precision: data type of the linear layers' weights on a CPU (fp32, bf16, int8), or ``auto``,
-            the fastest that stays within ``max_error`` or ``max_perplexity_ratio``; compute type of a GPU (fp32, fp16, with Triton bf16), or int8:
+        precision: data type of the linear layers' weights on a CPU (fp32, bf16, int8, of language models
+            int4), or ``auto``, the fastest that stays within ``max_error`` or ``max_perplexity_ratio``; compute type of a GPU (fp32, fp16, with Triton bf16), or int8:
             with TensorRT products of int8, with Triton weights of int8, or fp8 there.
             None: fp32 on CPUs, fp16 on GPUs.
         quick: one program for all lengths, dynamic if the model can be; nothing is measured.

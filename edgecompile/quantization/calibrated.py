@@ -54,7 +54,9 @@ def resolving_title(asked: str, model: LoadedModel) -> str | None:
 def rounding_notes(precision: Precision) -> tuple[str, ...]:
     """Notes for people on a precision's rounding."""
     rounded = precision.rounded
-    return () if rounded is None else (f"int8 weights are rounded for {rounded.inputs}",)
+    return (
+        () if rounded is None else (f"{precision.name} weights are rounded for {rounded.inputs}",)
+    )
 
 
 def round_for(

@@ -1,10 +1,10 @@
-"""Weights rounded to int8 so that later ones make up for the errors of earlier ones.
+"""Weights rounded to int8 or int4 so that later ones make up for the errors of earlier ones.
 
 A product's weights may be rounded up or down each; what counts is by how much the product of the
 rows that it will meet changes. Columns are rounded one after another, and what a column's rounding
 adds to the results is taken, as well as it can be, from the columns that follow: GPTQ (Frantar et
 al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022), with
-a scale for each :data:`~edgecompile.backends.operators.ops.BLOCK` of inputs. Only the inputs' second moments
+a scale for each block of inputs. Only the inputs' second moments
 are needed, which some runs in torch give; the runtime doesn't tell such weights from others.
 """
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from edgecompile.backends.operators import ops
 from edgecompile.errors import CompileError
 from edgecompile.files import replacing
+from edgecompile.precision import INT4, INT8
 
 #: Added to each input's mean square, of the mean of all: keeps what a few hundred rows don't tell
 #: from being taken for a law. From 0.01 to 0.1 MiniLM's errors fell by a tenth.
@@ -34,11 +35,11 @@ _DAMPING = 0.1
 
 @dataclass(frozen=True, eq=False)
 class RoundedWeights:
-    """Packed int8 weights of products, for lowering to take instead of packing its own.
+    """Packed int8 and int4 weights of products, for lowering to take instead of packing its own.
 
     Attributes:
-        packed: int8 weights as :func:`~edgecompile.backends.operators.ops.pack_weight` packs int8,
-            by the attribute of the packed weight.
+        packed: weights as :func:`~edgecompile.backends.operators.ops.pack_weight` packs int8 and int4, by the
+            attribute of the packed weight.
         origins: :func:`hash_matrix` of the weights that they stand for, by the same names.
         inputs: the inputs that they were rounded for, in words; not kept in files.
     """
@@ -63,18 +64,21 @@ class RoundedWeights:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def take(self, name: str, weight: Tensor) -> Tensor | None:
-        """The packed weight of that name, which stands for ``weight``; None if it isn't among them.
+    def take(self, name: str, weight: Tensor, precision: str) -> Tensor | None:
+        """The packed weight of that name in a precision, which stands for ``weight``; None if there is none.
 
         Raises:
             CompileError: it stands for other numbers, those of another model or of an earlier one.
         """
-        if name in self.packed and self.origins[name] != hash_matrix(weight):
+        packed = self.packed.get(name)
+        if packed is None or precision not in _FORMS or packed.dtype != _FORMS[precision].dtype:
+            return None
+        if self.origins[name] != hash_matrix(weight):
             raise CompileError(
-                f"{name}: the weights were rounded to int8 when they had other values",
+                f"{name}: the weights were rounded to {precision} when they had other values",
                 hint="plan again, so that the model's present ones are rounded",
             )
-        return self.packed.get(name)
+        return packed
 
     def keep(self, path: Path) -> None:
         """Saves them for later builds, then removes those of earlier ones from the folder; raises OSError.
@@ -193,7 +197,8 @@ def round_to_grid(weight: Tensor, moments: Tensor, grid: Grid) -> Rounding:
         end = min(begin + grid.block, k)
         block = rest[:, begin:end].clone()
         errors = torch.zeros_like(block)
-        scale, least = _scales(block, grid)
+        weights = answer.diagonal()[begin:end].square().reciprocal()
+        scale, least = _scales(block, weights, grid)
         step = torch.where(scale > 0, scale, 1.0).to(torch.float64)
         base = least.to(torch.float64)
         for j in range(end - begin):
@@ -208,8 +213,19 @@ def round_to_grid(weight: Tensor, moments: Tensor, grid: Grid) -> Rounding:
     return Rounding(values, scales, minimums if grid.minimum else None)
 
 
-def _scales(block: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """The scale and the least value of each row of a block, of the grid's type."""
+#: Of the scale with which a row's largest value is on the grid: of few bits a smaller one may be better, which cuts
+#: that value off and has finer steps for the others.
+_NARROWER = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+
+
+def _scales(block: Tensor, weights: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """The scale and the least value of each row of a block, of the grid's type.
+
+    Args:
+        block: float64 ``[N, block]``.
+        weights: float64 ``[block]``, what the square of a column's error counts.
+        grid: the grid.
+    """
     lowest, highest = grid.limits
     if grid.minimum:
         least = block.amin(1)
@@ -217,21 +233,44 @@ def _scales(block: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     else:
         least = torch.zeros(len(block), dtype=torch.float64)
         scale = torch.maximum(block.amax(1) / highest, block.amin(1) / lowest)
-    return scale.to(grid.scale_type), least.to(grid.scale_type)
+    scale = scale.to(grid.scale_type)
+    if grid.bits < 8 and not grid.minimum:
+        widest, least_error = scale, _rounding_error(block, weights, scale, grid)
+        for share in _NARROWER:
+            trial = (share * widest.to(torch.float64)).to(grid.scale_type)
+            error = _rounding_error(block, weights, trial, grid)
+            scale = torch.where(error < least_error, trial, scale)
+            least_error = torch.minimum(error, least_error)
+    return scale, least.to(grid.scale_type)
 
 
-#: The grid of int8 products.
-INT8_GRID = Grid()
+def _rounding_error(block: Tensor, weights: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+    """The weighted squares of what rounding each row to multiples of its scale changes."""
+    step = torch.where(scale > 0, scale, 1.0).to(torch.float64)[:, None]
+    rounded = (block / step).round().clamp(*grid.limits) * step
+    return (rounded - block).square() @ weights
 
 
-def pack_rounding(rounding: Rounding) -> Tensor:
-    """int8 values as :func:`~edgecompile.backends.operators.ops.pack_int8` packs them."""
-    return ops.pack_int8(rounding.values, rounding.scales)
+@dataclass(frozen=True)
+class _Form:
+    """The grid of a precision's products, and how these read it."""
+
+    grid: Grid
+    dtype: torch.dtype
+    pack: Callable[[Tensor, Tensor], Tensor]
 
 
-def round_matrix(weight: Tensor, moments: Tensor) -> Tensor:
-    """As :func:`round_to_grid` of int8's grid, packed."""
-    return pack_rounding(round_to_grid(weight, moments, INT8_GRID))
+_FORMS: Mapping[str, _Form] = {
+    INT8: _Form(Grid(), torch.int8, ops.pack_int8),
+    INT4: _Form(Grid(4, ops.HALF_BLOCK, False, torch.float16), torch.uint8, ops.pack_int4),
+}
+
+
+def round_matrix(weight: Tensor, moments: Tensor, precision: str = INT8) -> Tensor:
+    """As :func:`round_to_grid` of a precision's grid, packed."""
+    form = _FORMS[precision]
+    rounding = round_to_grid(weight, moments, form.grid)
+    return form.pack(rounding.values, rounding.scales)
 
 
 def round_products(
@@ -239,8 +278,7 @@ def round_products(
     moments: Callable[[list[str]], Mapping[str, Tensor]],
     tell: Callable[[int], None] = lambda done: None,
     *,
-    grid: Grid = INT8_GRID,
-    pack: Callable[[Rounding], Tensor] = pack_rounding,
+    precisions: Mapping[str, str] | None = None,
 ) -> RoundedWeights:
     """Rounds products' weights, as many at a time as their moments leave room for.
 
@@ -248,22 +286,23 @@ def round_products(
         weights: float32 ``[N, K]``, by the attribute of the packed weight.
         moments: a function that gives the moments of some of them, by the same names.
         tell: a function that gets the number of products that are done.
-        grid: the numbers that they may be rounded to.
-        pack: a function that packs what was rounded, as the kernels of that grid read it.
+        precisions: the precision of each, by the same names: int8 or int4, anything else is left out. None:
+            int8 for all.
 
     Returns:
-        Without those whose weights or moments aren't finite, or whose moments can't be inverted:
+        Without those whose weights, scales or moments aren't finite, or whose moments can't be inverted:
         these are packed as ever.
     """
     packed: dict[str, Tensor] = {}
     done = 0
-    for names in _batches(weights):
+    of = dict.fromkeys(weights, INT8) if precisions is None else precisions
+    for names in _batches({name: w for name, w in weights.items() if of[name] in _FORMS}):
         sums = moments(names)
         for name in names:
             weight = weights[name]
             if bool(weight.isfinite().all()) and bool(sums[name].isfinite().all()):
                 with contextlib.suppress(torch.linalg.LinAlgError):
-                    packed[name] = pack(round_to_grid(weight, sums[name], grid))
+                    packed[name] = round_matrix(weight, sums[name], of[name])
             done += 1
             tell(done)
     return RoundedWeights(packed, {name: hash_matrix(weights[name]) for name in packed})

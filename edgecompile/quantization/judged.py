@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from edgecompile.errors import CompileError
 from edgecompile.export.program import ExportedModel
 from edgecompile.models.language_texts import LanguageTexts
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import Precision
+from edgecompile.precision import INT4, INT8, ROUNDED_PRODUCTS, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.gptq import RoundedWeights, round_products
 from edgecompile.quantization.program import QuantizedProgram
@@ -46,6 +46,7 @@ class JudgedModel:
     def __init__(self, model: LoadedModel, exported: ExportedModel, texts: LanguageTexts) -> None:
         made = model.generation
         assert made is not None and made.logits is not None
+        self._model = model
         self._logits = made.logits
         self.texts = texts
         numbers = sum(weight.numel() for weight in model.module.parameters())
@@ -69,6 +70,13 @@ class JudgedModel:
         values = ((attr, program.kept_value(attr, precision)) for attr in program.products)
         with self._places.replacing(values):
             yield
+
+    def rounding_activations(self, precision: Precision) -> AbstractContextManager[None]:
+        """The model rounds what products of int8 and int4 get, as these do, for as long as the context lasts."""
+        products = self.program.products.items()
+        return self._places.rounding_inputs(
+            [attr for attr, (names, _) in products if precision.of(names) in ROUNDED_PRODUCTS]
+        )
 
     @cached_property
     def _judge(self) -> Judge:
@@ -109,12 +117,35 @@ class JudgedModel:
             tell(len(ranking))
         return sorted(ranking, key=lambda item: -item[1])
 
-    def round_weights(self, path: Path, key: str, step: StepHandle = NULL_STEP) -> RoundedWeights:
-        """int8 weights rounded for the texts that calibrate.
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The weights of the product that makes the logits; () where no product does."""
+        made = self._model.generation
+        assert made is not None
+        if not self.program.products:
+            return ()
+        (logits,) = [spec for spec in self._model.outputs if spec.name == made.spec.logits]
+        names, exact = list(self.program.products.values())[-1]
+        return names if exact.shape[-2] == logits.shape[-1] else ()
+
+    def default_precision(self, name: str) -> Precision:
+        """The precision of that name as it is stored where nothing else is asked for.
+
+        The head of a model in int4 stays int8: it's the last rounding, which nothing makes up for.
+        """
+        return Precision(
+            name, tuple((weight, INT8) for weight in self.head) if name == INT4 else ()
+        )
+
+    def round_weights(
+        self, path: Path, key: str, precision: Precision, step: StepHandle = NULL_STEP
+    ) -> RoundedWeights:
+        """int8 and int4 weights rounded for the texts that calibrate.
 
         Args:
             path: a folder that keeps them, for the next build of the same.
             key: identifies the program.
+            precision: the precision of each weight.
             step: told what is being done.
 
         Raises:
@@ -122,7 +153,7 @@ class JudgedModel:
         """
         texts = self.texts.calibrating
         said = f"{len(texts)} texts" if self.texts.real else f"{len(texts)} texts of its own"
-        file = path / f"gptq-{self._key(key)}.npz"
+        file = path / f"gptq-{self._key(key + precision.label)}.npz"
         if file.is_file():
             with contextlib.suppress(CompileError):  # a damaged one is made again
                 return replace(RoundedWeights.load(file), inputs=said)
@@ -133,6 +164,9 @@ class JudgedModel:
             self.program.roundable,
             lambda attrs: self._places.moments(attrs, runs),
             lambda done: step.update(text=f"rounding weights, {done} of {count} products"),
+            precisions={
+                attr: precision.of(names) for attr, (names, _) in self.program.products.items()
+            },
         )
         rounded.keep(file)
         return replace(rounded, inputs=said)

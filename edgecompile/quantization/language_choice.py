@@ -14,7 +14,7 @@ from edgecompile.models.language_texts import language_texts
 from edgecompile.models.samples import draw_samples
 from edgecompile.planning.request import AUTO_PRECISION
 from edgecompile.planning.subject import Subject
-from edgecompile.precision import FP32, INT8, Precision, Rounded
+from edgecompile.precision import FP32, INT4, INT8, ROUNDED_PRODUCTS, Precision, Rounded
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.calibrated import rounding_notes
 from edgecompile.quantization.choice import (
@@ -39,12 +39,14 @@ def resolve(
     """The precision of any model's request; as :func:`edgecompile.quantization.choice.resolve_precision`.
 
     Raises:
-        UsageError: a bound is for models of another kind.
+        UsageError: a bound or int4 is for models of another kind.
         VerificationError: narrow weights of a language model are beyond the bound.
         As :func:`edgecompile.models.language_texts.language_texts`.
     """
     request, model = subject.request, subject.model
     if not is_judged(model):
+        if request.precision_for(subject.profile) == INT4:
+            raise _refuse_int4(f"{model.name} has no next tokens that texts could judge")
         return resolve_precision(subject, rounding=rounding, step=step)
     if request.max_error is not None:
         raise UsageError(
@@ -61,26 +63,36 @@ def resolve(
     step.update(text="reading texts" if request.texts else "writing texts")
     texts = language_texts(model, request.texts, seed=request.seed)
     judged = JudgedModel(model, subject.exports.get(bucket), texts)
-    rounded = None
-    if rounding and name in (AUTO_PRECISION, INT8) and texts.calibrating and judged.program.groups:
-        rounded = judged.round_weights(subject.work, subject.exports.key(bucket), step)
+    if judged.problem and name == INT4:
+        raise _refuse_int4(f"of {model.name} {judged.problem}, so no text can judge it")
+    precision = judged.default_precision(INT8 if auto else name)
+    calibrates = rounding and texts.calibrating and judged.program.groups
+    if calibrates and precision.name in ROUNDED_PRODUCTS:
+        key = subject.exports.key(bucket)
+        rounded = judged.round_weights(subject.work, key, precision, step)
+        precision = replace(precision, rounded=rounded)
     if judged.problem:
         subject.notes.add(f"narrow weights aren't judged by texts: {judged.problem}")
         if auto:
             return ResolvedPrecision(FP32)
-        precision = Precision(name, rounded=rounded)
         subject.notes.add(*rounding_notes(precision))
         return ResolvedPrecision(precision)
     if auto:
-        choice, quality = LanguageTrials(subject, judged, rounded, step).find()
+        choice, quality = LanguageTrials(subject, judged, precision.rounded, step).find()
         subject.notes.add(*choice.notes, *rounding_notes(choice.precision))
         return ResolvedPrecision(choice.precision, choice, quality=quality)
-    precision = Precision(name, rounded=rounded)
     step.update(text=f"running {texts.source}")
     bound = request.max_perplexity_ratio or MAX_PERPLEXITY_RATIOS[name]
     quality = check_quality(judged.quality(precision), name, bound)
     subject.notes.add(quality.describe(name), *rounding_notes(precision))
     return ResolvedPrecision(precision, quality=quality)
+
+
+def _refuse_int4(reason: str) -> UsageError:
+    return UsageError(
+        f'`precision="int4"` is for language models on CPUs, which texts judge: {reason}',
+        hint='give `precision="int8"`',
+    )
 
 
 class LanguageTrials(Trials):

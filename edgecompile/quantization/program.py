@@ -24,7 +24,7 @@ from edgecompile.export.program import ExportedModel
 from edgecompile.models.definite import definite
 from edgecompile.models.double import run_in_float64
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import Precision, Rounded
+from edgecompile.precision import ROUNDED_PRODUCTS, Precision, Rounded
 from edgecompile.quantization.gptq import RoundedWeights, round_products
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
@@ -121,7 +121,7 @@ class QuantizedProgram:
         n: int,
         act: int,
     ) -> Tensor:
-        """``ec_linear`` with a weight by name; int8 products round their activations."""
+        """``ec_linear`` with a weight by name; int8 and int4 products round their activations."""
         x, matrix = self._operands(x, weight)
         y = ops.activate(torch.nn.functional.linear(x, matrix, bias), act)
         return y if residual is None else y + residual
@@ -141,7 +141,7 @@ class QuantizedProgram:
         if weight in self._moments:
             rows = x.reshape(-1, x.shape[-1]).to(torch.float64)
             self._moments[weight] += self._share * (rows.t() @ rows)
-        if name == "int8" and self._rounds_activations:
+        if name in ROUNDED_PRODUCTS and self._rounds_activations:
             x = ops.round_activations(x).to(torch.float32)
         return x, matrix
 
@@ -257,7 +257,8 @@ class QuantizedProgram:
     def _narrow(self, attr: str, name: str, rounded: Rounded | None) -> None:
         """Makes a weight what ``name`` keeps of it."""
         exact = self._exact[attr]
-        state = name, rounded.digest if rounded is not None and name == "int8" else ""
+        of_rounded = rounded is not None and name in ROUNDED_PRODUCTS
+        state = name, rounded.digest if rounded is not None and of_rounded else ""
         if attr not in self._current or self._current[attr][0] != state:
             self._current.pop(attr, None)  # before there are two of them
             self._current[attr] = state, _narrowed(attr, exact, name, rounded)
@@ -274,7 +275,7 @@ class QuantizedProgram:
 
 def _narrowed(attr: str, exact: Tensor, name: str, rounded: Rounded | None) -> Tensor:
     """The values that the precision ``name`` keeps of a weight; in fp32 the weight itself."""
-    packed = rounded.take(attr, exact) if rounded is not None and name == "int8" else None
+    packed = None if rounded is None else rounded.take(attr, exact, name)
     if packed is not None:
         return ops.unpack_weight(packed, *exact.shape)
     if name == "fp32":

@@ -14,7 +14,7 @@ from edgecompile.bundle.cases import ROUNDED, Case
 from edgecompile.bundle.margins import scale
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error
-from edgecompile.precision import TOLERANCES
+from edgecompile.precision import INT4, TOLERANCES
 from edgecompile.quantization.program import Deviation, QuantizedProgram, deviation_of
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.targets.profile import VariantSpec
@@ -23,7 +23,7 @@ from edgecompile.targets.profile import VariantSpec
 #: another order, round activations to 15 bits, and approximate functions.
 _OWN = 0.1
 #: Features of CPUs whose kernels round activations to the weights' precision, and how many times
-#: the weights' own error that may add: up to 2.3 times was seen of SmolLM2.
+#: the weights' own error that may add: up to 2.3 times was seen of SmolLM2. Products of int4 do so on all of x86-64.
 _COARSE = {"avx512_vnni", "avx512_bf16", "amx_bf16", "asimddp"}
 _ACTIVATIONS = 3.0
 
@@ -90,7 +90,7 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
         }
         for outputs, original in pairs
     ]
-    coarse = rounds_activations(compiled.variants)
+    coarse = rounds_activations(compiled.variants, compiled.precision.name)
     limited: list[Case] = []
     for case, errors in zip(made, rounding, strict=True):
         limits = {
@@ -101,9 +101,12 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
     return RoundedCases(tuple(limited), deviation)
 
 
-def rounds_activations(variants: Iterable[VariantSpec]) -> bool:
-    """Whether kernels of some variant round activations to the weights' precision."""
-    return any(_COARSE & set(variant.requires) for variant in variants)
+def rounds_activations(variants: Iterable[VariantSpec], precision: str) -> bool:
+    """Whether kernels of some variant round activations to the weights' precision, those of int4 to int8."""
+    return any(
+        _COARSE & set(variant.requires) or (precision == INT4 and variant.arch == "x86-64")
+        for variant in variants
+    )
 
 
 def own_limit(case: Case, name: str, precision: str, error: float, coarse: bool) -> float:
@@ -113,7 +116,7 @@ def own_limit(case: Case, name: str, precision: str, error: float, coarse: bool)
         case: the case.
         name: the output.
         precision: the precision's name.
-        error: the difference that rounding the weights makes.
+        error: the difference that rounding the weights, or of int4 the activations, makes.
         coarse: whether kernels round activations, too.
     """
     most = TOLERANCES[precision].limit(scale(case, name))

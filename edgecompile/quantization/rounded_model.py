@@ -7,7 +7,7 @@ How far the rounded model lies from the original is the precision's error, which
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from edgecompile.backends.compilation import CompiledModel
@@ -15,7 +15,7 @@ from edgecompile.bundle.cases import Case
 from edgecompile.bundle.reference import run_eager
 from edgecompile.models.language_texts import LanguageTexts, language_texts
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import FP32
+from edgecompile.precision import FP32, INT4
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.judged import JudgedModel, is_judged
 from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, Quality, check_quality
@@ -69,18 +69,18 @@ class ReferenceModel:
         """The cases of the rounded model with their largest differences, within :meth:`running`.
 
         These are a tenth of the precision's tolerance; where kernels round activations, too, some times the
-        effect of the weights' rounding on the case beside, but no more than the tolerance.
+        effect of the weights' rounding on the case beside, but no more than the tolerance. Weights of int4 are
+        rounded far more coarsely than its activations. There the effect of those counts.
         """
-        assert self.judged is not None
-        coarse = rounds_activations(self.compiled.variants)
+        coarse = rounds_activations(self.compiled.variants, self.compiled.precision.name)
         made = []
         for case in cases:
             errors = {name: 0.0 for name, a in case.outputs.items() if a.dtype.kind == "f"}
             if coarse:
-                with self.judged.narrowed(FP32):
-                    original = run_eager(self.model, case.inputs)
+                with self._beside():
+                    beside = run_eager(self.model, case.inputs)
                 errors = {
-                    name: compare_arrays(case.outputs[name], original[name], _ANY).max_abs_error
+                    name: compare_arrays(case.outputs[name], beside[name], _ANY).max_abs_error
                     for name in errors
                 }
             limits = {
@@ -90,6 +90,13 @@ class ReferenceModel:
             }
             made.append(replace(case, limits=limits))
         return made
+
+    def _beside(self) -> AbstractContextManager[None]:
+        """The model is the one whose difference from the reference counts."""
+        assert self.judged is not None
+        if self.compiled.precision.name == INT4:
+            return self.judged.rounding_activations(self.compiled.precision)
+        return self.judged.narrowed(FP32)
 
 
 def find_reference_model(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edgecompile.backends.operators import ops
 from edgecompile.quantization.program import QuantizedProgram
 
 
@@ -87,6 +88,27 @@ class StandIns:
         finally:
             for owner, name, own in reversed(before):
                 owner._parameters[name] = own
+
+    @contextmanager
+    def rounding_inputs(self, attrs: Sequence[str]) -> Iterator[None]:
+        """The modules of some products round the rows that they get, for as long as the context lasts."""
+
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            x, *rest = args if args else (None,)
+            if isinstance(x, Tensor) and x.is_floating_point():
+                x = ops.round_activations(x).to(x.dtype)
+            return (x, *rest) if args else args
+
+        owners = {id(owner): owner for attr in attrs for owner in self._owners_of(attr)}
+        handles = [owner.register_forward_pre_hook(hook) for owner in owners.values()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _owners_of(self, attr: str) -> list[nn.Module]:
+        return [owner for place in self._places.get(attr, ()) for owner, _ in place.owners]
 
     def moments(
         self, attrs: Sequence[str], runs: Sequence[Callable[[], object]]

@@ -13,6 +13,7 @@ from edgecompile.buckets.ranges import Bucket
 from edgecompile.buckets.traffic import Sizes
 from edgecompile.bundle.verdict import FAILED, VerifyReport
 from edgecompile.hosts.identity import describe_machine
+from edgecompile.precision import describe_label
 from edgecompile.report import plots
 from edgecompile.report.page import Drawing, Section, Table, render_page
 from edgecompile.report.plan_section import plan_section
@@ -37,7 +38,7 @@ def build_header(
     rows = [
         ("model", f"{manifest.name}{f' ({model})' if model else ''}"),
         ("target", ", ".join(dict.fromkeys(verdict.target for verdict in audit)) or "–"),
-        ("precision", manifest.precision),
+        ("precision", describe_label(manifest.precision, manifest.plan)),
     ]
     if measured:
         machine = describe_machine()

@@ -36,7 +36,7 @@ SELECTED = {
 }  # fmt: skip
 
 #: What a variant multiplies otherwise, on a CPU that has its instructions.
-DOTPROD = "int8 and not random_shapes and not every_number_of_rows and not long_rows or outlier or rounded_rows or depend_on_the_others or (int8 and (dotprod-0 or 2065))"
+DOTPROD = "(int8 or int4) and not (random_shapes or every_number_of_rows or long_rows) or (int8 or int4) and (dotprod-0 or 2065) or half_precision"
 
 
 @pytest.fixture(scope="module")

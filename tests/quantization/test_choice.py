@@ -261,7 +261,7 @@ def test_a_build_in_int8_is_judged_on_texts(
         (("--precision", "auto", "--max-error", "0"), "isn't above 0 and at most 1"),
         (("--precision", "auto", "--max-error", "150%"), "isn't above 0 and at most 1"),
         (("--precision", "auto", "--max-error", "little"), "neither a number nor a percentage"),
-        (("--precision", "int4"), "'int4' is not one of"),
+        (("--precision", "int2"), "'int2' is not one of"),
     ],
 )
 def test_options_that_make_no_sense(arguments: tuple[str, ...], message: str) -> None:

@@ -59,10 +59,13 @@ WORDS = [
     "roofs",
 ]
 CONTEXT = 48
+INT8 = Precision("int8")
 
 
-def save_llama(folder: Path, *, tied: bool = False) -> None:
-    """A small random Llama with two channels of outliers unless tied, and a tokenizer of whole words."""
+def save_llama(
+    folder: Path, *, tied: bool = False, spread: float = 0.2, outliers: bool = True
+) -> None:
+    """A small random Llama, with two channels of outliers unless tied or told otherwise, and a tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     torch.manual_seed(5)
@@ -74,14 +77,14 @@ def save_llama(folder: Path, *, tied: bool = False) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
-        initializer_range=0.2,
+        initializer_range=spread,
         tie_word_embeddings=tied,
         bos_token_id=1,
         eos_token_id=None,
         pad_token_id=0,
     )
     model = transformers.LlamaForCausalLM(config).eval()
-    if not tied:  # in a table of tokens no model has such channels
+    if outliers and not tied:  # in a table of tokens no model has such channels
         add_outliers(model)
     with torch.no_grad():  # probabilities like those of trained models
         largest = model(torch.arange(64)[None]).logits.abs().max()
@@ -219,7 +222,7 @@ def test_weights_rounded_for_texts_say_what_the_original_says(
 ) -> None:
     assert is_judged(model) and judged.problem == ""
     assert judged.quality(FP32).mean_kl < 1e-12
-    rounded = judged.round_weights(tmp_path, "key")
+    rounded = judged.round_weights(tmp_path, "key", INT8)
     assert set(rounded.packed) == set(judged.program.products)  # the head among them
     assert rounded.inputs == "27 texts"
     nearest = judged.quality(Precision("int8"))
@@ -230,11 +233,11 @@ def test_weights_rounded_for_texts_say_what_the_original_says(
     with judged.narrowed(Precision("int8")):
         assert judged.quality(FP32).mean_kl < 1e-12  # within, too
     # The next build of the same reads them.
-    assert judged.round_weights(tmp_path, "key") == rounded
+    assert judged.round_weights(tmp_path, "key", INT8) == rounded
     (file,) = tmp_path.glob("gptq-*.npz")
     file.write_bytes(b"damaged")
-    assert judged.round_weights(tmp_path, "key") == rounded
-    judged.round_weights(tmp_path, "other")
+    assert judged.round_weights(tmp_path, "key", INT8) == rounded
+    judged.round_weights(tmp_path, "other", INT8)
     assert [file.exists(), len(list(tmp_path.glob("gptq-*.npz")))] == [False, 1]
 
 
@@ -242,7 +245,7 @@ def test_two_builds_may_round_in_one_folder(
     judged: JudgedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one may remove a file at any time; a disk that is full costs nothing that was there."""
-    first = judged.round_weights(tmp_path, "first")
+    first = judged.round_weights(tmp_path, "first", INT8)
     save = RoundedWeights.save
 
     def fail(self: RoundedWeights, path: Path) -> None:
@@ -250,7 +253,7 @@ def test_two_builds_may_round_in_one_folder(
 
     monkeypatch.setattr(RoundedWeights, "save", fail)
     with pytest.raises(OSError, match="full"):
-        judged.round_weights(tmp_path, "second")
+        judged.round_weights(tmp_path, "second", INT8)
     (kept,) = tmp_path.glob("gptq-*.npz")
 
     def glob(self: Path, pattern: str) -> list[Path]:
@@ -258,7 +261,7 @@ def test_two_builds_may_round_in_one_folder(
 
     monkeypatch.setattr(RoundedWeights, "save", save)
     monkeypatch.setattr(Path, "glob", glob)
-    assert judged.round_weights(tmp_path, "second") == first
+    assert judged.round_weights(tmp_path, "second", INT8) == first
     monkeypatch.undo()
     (second,) = tmp_path.glob("gptq-*.npz")
     assert second != kept
@@ -305,7 +308,7 @@ def with_scales_doubled(rounded: RoundedWeights, name: str) -> RoundedWeights:
 
 
 def test_one_layer_with_doubled_scales_is_refused(judged: JudgedModel, tmp_path: Path) -> None:
-    rounded = judged.round_weights(tmp_path, "key")
+    rounded = judged.round_weights(tmp_path, "key", INT8)
     good = judged.quality(Precision("int8", rounded=rounded))
     check_quality(good, "int8", 1.05)
     broken = with_scales_doubled(rounded, "layers_1_self_attn_o_proj")

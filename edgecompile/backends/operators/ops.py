@@ -13,6 +13,9 @@ columns, zero padded. The packed tensor's dtype says how:
 * int8: ``[ceil(N/32), ceil(K/4)*128 + ceil(K/64)*128]``; each panel holds for every
   :data:`BLOCK` of inputs ``q [16, 32, 4]`` in [-127, 127] (the last block ``[ceil(K%64/4), 32, 4]``),
   then 32 float32 scales: ``W[n, k]`` is about ``scale[k // 64, n]*q[n, k]``; little endian.
+* uint8, which is int4: ``[ceil(N/32), ceil(K/64)*1152]``; each panel holds for every :data:`BLOCK` of
+  inputs bytes ``[8, 32, 4]``, then float16 scales ``[2, 32]``. The low four bits of a byte are of the first
+  32 inputs, the high four of the others: ``W[n, k]`` is about ``scale[k // 32, n]*(q[n, k] - 8)``.
 
 One layout serves every vector width, so a bundle stores each weight once for all its variants.
 """
@@ -38,8 +41,11 @@ PANEL = 32
 #: The types of packed weights whose single rows the native runtime can read.
 ROW_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
-#: Inputs of an int8 product that share a scale.
+#: Inputs of an int8 product that share a scale; of an int4 product those of activations do.
 BLOCK = 64
+#: Inputs whose int4 weights share a scale.
+HALF_BLOCK = 32
+_INT4_BYTES = BLOCK * PANEL // 2 + 2 * PANEL * 2
 
 #: A block of activations whose largest value is over this many times its row's root mean square is
 #: rounded more finely: a few channels of a transformer are that large in every row, and the others'
@@ -64,10 +70,13 @@ ACTIVATIONS: Mapping[str, int] = {
 def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
     """Packs ``weight`` ``[N, K]`` (any strides) for ``precision``: see the module.
 
-    A block with a NaN or an infinity has no int8 form that isn't silently wrong: its scale is NaN
-    then, and so is every result of its column.
+    A block with a NaN or an infinity has no int8 or int4 form that isn't silently wrong: its scale is
+    NaN then, and so is every result of its column. The same holds for int4 weights whose scale is beyond
+    float16.
     """
     n, k = weight.shape
+    if precision == "int4":
+        return pack_int4(*_quantise_int4(weight.detach().to(torch.float32)))
     panels = -(-n // PANEL)
     group = _GROUPS[precision]
     groups = -(-k // group)
@@ -124,6 +133,55 @@ def _quantise(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return values, torch.where(scales.isfinite(), scales, torch.nan)
 
 
+def _quantise_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 values in [-8, 7] of ``[N, K]``, and float16 scales ``[N, ceil(K/32)]``."""
+    n, k = weight.shape
+    wide = torch.nn.functional.pad(weight, (0, -k % HALF_BLOCK)).to(torch.float64)
+    blocks = wide.view(n, -1, HALF_BLOCK) if k else wide.new_zeros(n, 0, HALF_BLOCK)
+    scales = torch.maximum(blocks.amax(2) / 7, blocks.amin(2) / -8).to(torch.float16)
+    good = scales.isfinite() & (scales > 0)
+    steps = torch.where(good, scales, 1).to(torch.float64)
+    values = torch.where(good[..., None], (blocks / steps[..., None]).round().clamp(-8, 7), 0)
+    return values.view(n, -1)[:, :k].to(torch.int8), torch.where(
+        scales.isfinite(), scales, torch.nan
+    )
+
+
+def pack_int4(values: Tensor, scales: Tensor) -> Tensor:
+    """Packs weights that are rounded already.
+
+    Args:
+        values: int8 ``[N, K]`` in [-8, 7].
+        scales: float16 ``[N, ceil(K/32)]``, what each block's values are multiples of.
+    """
+    n, k = values.shape
+    panels, blocks = -(-n // PANEL), -(-k // BLOCK)
+    more = (0, 0, 0, -n % PANEL)
+    padded = torch.nn.functional.pad(values, (0, -k % BLOCK, *more[2:])) + 8
+    halves = padded.to(torch.uint8).view(panels, PANEL, blocks, 2, HALF_BLOCK // 4, 4)
+    bytes_ = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).permute(0, 2, 3, 1, 4)
+    wide = torch.nn.functional.pad(scales, (0, 2 * blocks - scales.shape[1], *more[2:]))
+    tail = wide.view(panels, PANEL, 2 * blocks).transpose(1, 2).contiguous().view(torch.uint8)
+    parts = [
+        bytes_.reshape(panels, blocks, BLOCK * PANEL // 2),
+        tail.view(panels, blocks, 4 * PANEL),
+    ]
+    return torch.cat(parts, 2).flatten(1)
+
+
+def _unpack_int4(packed: Tensor, n: int, k: int) -> Tensor:
+    """The float32 values ``[n, k]`` that a packed weight stands for."""
+    if k == 0:
+        return packed.new_zeros((n, 0), dtype=torch.float32)
+    panels, blocks = packed.shape[0], packed.shape[1] // _INT4_BYTES
+    whole = packed.view(panels, blocks, _INT4_BYTES)
+    bytes_ = whole[..., : BLOCK * PANEL // 2].reshape(panels, blocks, 1, HALF_BLOCK // 4, PANEL, 4)
+    values = torch.cat([bytes_ & 15, bytes_ >> 4], 2).to(torch.float32) - 8
+    scales = whole[..., BLOCK * PANEL // 2 :].contiguous().view(torch.float16).to(torch.float32)
+    product = values * scales.view(panels, blocks, 2, 1, PANEL, 1)
+    return product.permute(0, 4, 1, 2, 3, 5).reshape(panels * PANEL, -1)[:n, :k].contiguous()
+
+
 def _unpack_int8(packed: Tensor, n: int, k: int) -> Tensor:
     """The float32 values ``[n, k]`` that a packed weight stands for."""
     panels, blocks = packed.shape[0], -(-k // BLOCK)
@@ -143,6 +201,8 @@ def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
     """The matrix that :func:`pack_weight` packed, as rounded by the precision: float32 ``[n, k]``."""
     if packed.dtype == torch.int8:
         return _unpack_int8(packed, n, k)
+    if packed.dtype == torch.uint8:
+        return _unpack_int4(packed, n, k)
     if packed.dtype == torch.bfloat16:
         packed = packed.permute(0, 2, 1, 3).flatten(2).transpose(1, 2).to(torch.float32)
     panels, depth, width = packed.shape
@@ -150,7 +210,7 @@ def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
 
 
 def round_activations(x: Tensor) -> Tensor:
-    """Rounds rows of ``x [..., K]`` as int8 products do, at the coarsest of any variant.
+    """Rounds rows of ``x [..., K]`` as int8 and int4 products do, at the coarsest of any variant.
 
     Each block of :data:`BLOCK` values is rounded to multiples of a 127th of its largest magnitude;
     where that is over :data:`OUTLIER` times the row's root mean square, of a 128th of that. A row
@@ -171,9 +231,9 @@ def round_activations(x: Tensor) -> Tensor:
     return torch.where(x.isfinite().all(-1, keepdim=True), rounded, torch.nan)
 
 
-def _linear_int8(x: Tensor, packed: Tensor, n: int) -> Tensor:
+def _linear_rounded(x: Tensor, packed: Tensor, n: int) -> Tensor:
     """As the native kernels do it: both factors are rounded, blocks' products add up exactly."""
-    weight = _unpack_int8(packed, n, x.shape[-1]).to(torch.float64)
+    weight = unpack_weight(packed, n, x.shape[-1]).to(torch.float64)
     return torch.nn.functional.linear(round_activations(x), weight).to(torch.float32)
 
 
@@ -196,8 +256,8 @@ def activate(x: Tensor, act: int) -> Tensor:
 def _linear_cpu(
     x: Tensor, w_packed: Tensor, bias: Tensor | None, residual: Tensor | None, n: int, act: int
 ) -> Tensor:
-    if w_packed.dtype == torch.int8:
-        y = _linear_int8(x, w_packed, n)
+    if w_packed.dtype in (torch.int8, torch.uint8):
+        y = _linear_rounded(x, w_packed, n)
         y = activate(y if bias is None else y + bias, act)
     else:
         weight = unpack_weight(w_packed, n, x.shape[-1])

@@ -132,10 +132,10 @@ _OPTIONS = (
     ),
     click.option(
         "--precision",
-        type=click.Choice(["fp32", "fp16", "bf16", "int8", "fp8", "auto"]),
-        help="On a CPU, set the data type of the linear layers' weights: fp32, bf16 or int8; auto picks "
-        "the fastest on this machine within --max-error. On a GPU, set the compute type: fp32 or fp16; "
-        "bf16 with --backend triton; int8 (only weights with triton); fp8 (with triton, from compute "
+        type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4", "fp8", "auto"]),
+        help="On a CPU, set the data type of the linear layers' weights: fp32, bf16, int8, or int4 for "
+        "language models; auto picks the fastest on this machine within --max-error, but never int4. On a "
+        "GPU, set the compute type: fp32 or fp16; bf16 with --backend triton; int8 (only weights with triton); fp8 (with triton, from compute "
         "capability 8.9 on).  [default: fp32 on CPUs, fp16 on GPUs]",
     ),
     click.option(
@@ -150,7 +150,7 @@ _OPTIONS = (
         callback=_read_ratio,
         metavar="RATIO",
         help="Allow narrow weights of a language model to raise its perplexity on texts by this factor. "
-        "[default: 1.002 for bf16 and int8]",
+        "[default: 1.002, and 1.06 for int4]",
     ),
     threads_option,
     jobs_option,

@@ -28,7 +28,7 @@ def engine_cost(work: FlopModel, weight_bytes: int, precision: str) -> BucketCos
         precision: fp32, fp16 or int8.
     """
     first = _START_S + _CALL_S * work.calls
-    stored = weight_bytes * WEIGHT_BYTES[precision] // 4
+    stored = int(weight_bytes * WEIGHT_BYTES[precision] // 4)
     more = profile_bytes(stored, precision)
     # The first profile has nothing to repeat.
     first_bytes = stored - more + profile_bytes(0, precision)

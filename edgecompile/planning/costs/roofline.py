@@ -15,8 +15,10 @@ from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.errors import CostError
 from edgecompile.targets.profile import TargetProfile
 
-#: Bytes of a weight.
-WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+#: Bytes of a weight, int4's with its scales.
+WEIGHT_BYTES: Mapping[str, float] = {
+    "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1, "int4": 0.5625,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

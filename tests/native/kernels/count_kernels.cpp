@@ -1,5 +1,5 @@
 // One kernel, run once between two marks, for test_instruction_counts.py under callgrind:
-//   count_kernels gemm|bf16|int8 M N K
+//   count_kernels gemm|bf16|int8|int4 M N K
 //   count_kernels attention LENGTH HEADS DIM
 #include <cstdio>
 #include <cstdlib>
@@ -36,6 +36,9 @@ void product(const char* kind, int64_t m, int64_t n, int64_t k) {
   } else if (!std::strcmp(kind, "bf16")) {
     const std::vector<uint16_t> packed(static_cast<size_t>(packed_elements_bf16(n, k)), 0x3f80);
     counted([&] { gemm_bf16(m, n, k, a.data(), k, packed.data(), c.data(), n, plain); });
+  } else if (!std::strcmp(kind, "int4")) {
+    const std::vector<uint8_t> packed(static_cast<size_t>(packed_elements_int4(n, k)), 1);
+    counted([&] { gemm_int4(m, n, k, a.data(), k, packed.data(), c.data(), n, plain); });
   } else {
     const std::vector<int8_t> packed(static_cast<size_t>(packed_elements_int8(n, k)), 1);
     counted([&] { gemm_int8(m, n, k, a.data(), k, packed.data(), c.data(), n, plain); });

@@ -38,6 +38,7 @@ EC_API void t_gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const
 }
 EC_API int64_t t_packed_elements_bf16(int64_t n, int64_t k) { return packed_elements_bf16(n, k); }
 EC_API int64_t t_packed_elements_int8(int64_t n, int64_t k) { return packed_elements_int8(n, k); }
+EC_API int64_t t_packed_elements_int4(int64_t n, int64_t k) { return packed_elements_int4(n, k); }
 // Whether products may use tiles: 1 or 0, or -1 in builds that have none.
 EC_API int t_amx_permitted() {
 #if defined(__AMX_TILE__)
@@ -55,6 +56,11 @@ EC_API bool t_int8_rounds_coarsely() { return int8_rounds_coarsely(); }
 EC_API void t_gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                         const int8_t* b, float* c, int64_t ldc, const Epilogue* e) {
   gemm_int8(m, n, k, a, lda, b, c, ldc, *e);
+}
+EC_API bool t_int4_rounds_coarsely() { return int4_rounds_coarsely(); }
+EC_API void t_gemm_int4(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                        const uint8_t* b, float* c, int64_t ldc, const Epilogue* e) {
+  gemm_int4(m, n, k, a, lda, b, c, ldc, *e);
 }
 EC_API void t_packed_row_fp32(const float* packed, int64_t k, int64_t n, float* out) {
   packed_row(packed, k, n, out);

@@ -6,6 +6,7 @@ import numpy as np
 
 PANEL = 32
 BLOCK = 64  # inputs that share a scale
+HALF = 32  # of int4's weights
 OUTLIER = 12.0
 
 
@@ -35,9 +36,9 @@ def pack_bf16(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return panels(bits, 2), bf16_values(bits)
 
 
-def blocks_of(x: np.ndarray) -> list[slice]:
-    """Slices of the last axis's blocks of 64."""
-    return [slice(i, min(i + BLOCK, x.shape[-1])) for i in range(0, x.shape[-1], BLOCK)]
+def blocks_of(x: np.ndarray, size: int = BLOCK) -> list[slice]:
+    """Slices of the last axis's blocks."""
+    return [slice(i, min(i + size, x.shape[-1])) for i in range(0, x.shape[-1], size)]
 
 
 def pack_int8(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -67,6 +68,42 @@ def quantize_columns(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def column_values(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """The float64 matrix that they stand for."""
     return q * np.repeat(scales.astype(np.float64), BLOCK, 0)[: len(q)]
+
+
+def pack_int4(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """``q [K, N]`` in [-8, 7] and float16 ``scales [ceil(K/32), N]`` as ``[panels, bytes]`` uint8."""
+    k, n = q.shape
+    count, blocks = -(-n // PANEL), -(-k // BLOCK)
+    padded = np.full((blocks * BLOCK, n), 8, np.uint8)
+    padded[:k] = q + 8
+    wide = np.zeros((2 * blocks, count * PANEL), np.float16)
+    wide[: len(scales), :n] = scales
+    parts = [np.zeros((count, 0), np.uint8)]
+    for block in range(blocks):
+        columns = np.full((BLOCK, count * PANEL), 8, np.uint8)
+        columns[:, :n] = padded[block * BLOCK :][:BLOCK]
+        low, high = panels(columns[:HALF], 4), panels(columns[HALF:], 4)
+        own = wide[2 * block : 2 * block + 2].reshape(2, count, PANEL).transpose(1, 0, 2)
+        parts += [(low | high << 4).reshape(count, HALF * PANEL)]
+        parts += [np.ascontiguousarray(own).reshape(count, 2 * PANEL).view(np.uint8)]
+    return np.concatenate(parts, axis=1)
+
+
+def quantize_halves(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int4 in [-8, 7] and float16 scales for each 32 rows and column of ``[K, N]``."""
+    q = np.zeros(b.shape, np.int8)
+    scales = np.zeros((len(blocks_of(b.T, HALF)), b.shape[1]), np.float16)
+    for i, block in enumerate(blocks_of(b.T, HALF)):
+        part = b[block].astype(np.float64)
+        scales[i] = np.maximum(part.max(0) / 7, part.min(0) / -8)
+        steps = scales[i].astype(np.float64)
+        q[block] = np.clip(np.rint(part / np.where(steps > 0, steps, 1)), -8, 7)
+    return q, scales
+
+
+def half_values(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The float64 matrix that they stand for."""
+    return q * np.repeat(scales.astype(np.float64), HALF, 0)[: len(q)]
 
 
 def quantize_rows(a: np.ndarray, coarse: bool) -> np.ndarray:

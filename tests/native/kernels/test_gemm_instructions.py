@@ -23,7 +23,7 @@ def products(build_native: Build, march: str) -> tuple[dict[str, int], Instructi
     variant = load_variant(march)
     library = build_native(
         march,
-        ["kernels/gemm/narrow/gemm_bf16.cpp", "kernels/gemm/narrow/gemm_int8.cpp"],
+        [f"kernels/gemm/narrow/gemm_{kind}.cpp" for kind in ("bf16", "int8", "int4")],
         march=march,
     )
     objdump = find_objdump(variant.arch)

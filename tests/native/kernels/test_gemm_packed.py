@@ -17,9 +17,12 @@ from tests.native.kernels.narrow import (
     bf16_values,
     blocks_of,
     column_values,
+    half_values,
     pack_bf16,
+    pack_int4,
     pack_int8,
     quantize_columns,
+    quantize_halves,
     quantize_rows,
 )
 from tests.native.kernels.test_gemm import (
@@ -42,7 +45,8 @@ from tests.native.kernels.test_gemm import (
 from tests.native.sweep import sweep
 
 I64 = ctypes.c_int64
-NARROW = ["bf16", "int8"]
+ROUNDED = ["int8", "int4"]
+NARROW = ["bf16", *ROUNDED]
 FORMATS = ["fp32", *NARROW]
 COARSE_GELU = 2.0**-14.4  # of whole panels
 
@@ -71,6 +75,9 @@ class Weights:
         if kind == "bf16":
             packed, values = pack_bf16(b)
             return cls(kind, guarded(packed), values)
+        if kind == "int4":
+            q, scales = quantize_halves(b)
+            return cls(kind, guarded(pack_int4(q, scales)), half_values(q, scales))
         q, scales = quantize_columns(b)
         return cls(kind, guarded(pack_int8(q, scales)), column_values(q, scales))
 
@@ -85,11 +92,11 @@ def run(lib: ctypes.CDLL, w: Weights, a: np.ndarray, c: np.ndarray, e: Epilogue)
 
 
 def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilogue, what: str):
-    """bf16: float32's sums, on some CPUs of rounded rows. int8: exact sums of rounded blocks, added up."""
+    """bf16: float32's sums, on some CPUs of rounded rows. int8 and int4: exact sums of rounded blocks, added up."""
     coarse = COARSE_GELU if e.act in (GELU_ERF, GELU_TANH) else 0.0
-    if w.kind == "int8":
-        roundings = 8 + 2 * len(blocks_of(a))
-        rows = quantize_rows(a, rounds_coarsely(lib))
+    if w.kind in ROUNDED:
+        roundings = 8 + 2 * len(blocks_of(a, 64 if w.kind == "int8" else 32))
+        rows = quantize_rows(a, rounds_coarsely(lib, w.kind))
         check(c, rows, w.values, e, what, roundings * 2.0**-24, coarse)
     elif w.kind == "fp32":
         check(c, a, w.values, e, what)
@@ -100,9 +107,10 @@ def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilog
         check(c, a, w.values, e, what, None, coarse)
 
 
-def rounds_coarsely(lib: ctypes.CDLL) -> bool:
-    lib.t_int8_rounds_coarsely.restype = ctypes.c_bool
-    coarsely: bool = lib.t_int8_rounds_coarsely()
+def rounds_coarsely(lib: ctypes.CDLL, kind: str) -> bool:
+    function = getattr(lib, f"t_{kind}_rounds_coarsely")
+    function.restype = ctypes.c_bool
+    coarsely: bool = function()
     return coarsely
 
 
@@ -161,9 +169,10 @@ def test_long_rows(kernels: ctypes.CDLL, k: int, kind: str) -> None:
         verify(kernels, w, product(kernels, w, a, e), a, e, f"{m=} {n=} {k=} {ld=}")
 
 
-def test_more_rows_than_are_rounded_at_once(kernels: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_more_rows_than_are_rounded_at_once(kernels: ctypes.CDLL, kind: str) -> None:
     rng = np.random.default_rng(8)
-    a, w = random_floats(rng, 5000, 512), Weights.of("int8", random_floats(rng, 512, 3))
+    a, w = random_floats(rng, 5000, 512), Weights.of(kind, random_floats(rng, 512, 3))
     e = Epilogue(residual=random_floats(rng, 5000, 3), bias=random_floats(rng, 3))
     verify(kernels, w, product(kernels, w, a, e), a, e, "5000 rows")
     assert 5000 * 512 * 2 > 4 << 20
@@ -210,7 +219,7 @@ def test_nan_and_infinity_reach_their_rows_only(kernels: ctypes.CDLL, kind: str)
             assert np.isnan(c[3]).all(), act
             rows = [i for i in range(20) if i not in (3, 11, 14)]
             assert np.isfinite(c[rows]).all(), act
-            if kind == "int8":
+            if kind in ROUNDED:
                 assert np.isnan(c[[11, 14]]).all(), act
             elif act == NONE:
                 assert not np.isfinite(c[[11, 14]]).any()
@@ -251,39 +260,69 @@ def test_rows_of_any_magnitude(kernels: ctypes.CDLL, kind: str) -> None:
     assert (np.abs(c - want)[0] <= 2.0**-6 * size[0]).all()  # rounded to multiples of 2^-126
 
 
-def test_row_of_the_smallest_numbers(kernels: ctypes.CDLL) -> None:
-    w = Weights.of("int8", np.ones((16, 32), F))
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_row_of_the_smallest_numbers(kernels: ctypes.CDLL, kind: str) -> None:
+    w = Weights.of(kind, np.ones((16, 32), F))
     for value in (1e-45, 1e-40, 1e-38, np.finfo(F).tiny):
         c = product(kernels, w, np.full((1, 16), value, F))
-        assert (np.abs(c - 16 * value) <= 16 * 2.0**-126).all()
+        # int4's scale, 1/7, has 11 bits.
+        exact = 16 * value * w.values[0, 0]
+        assert (np.abs(c - exact) <= 16 * 2.0**-126).all()
 
 
+@pytest.mark.parametrize("kind", ROUNDED)
 @pytest.mark.parametrize("k", [1, 3, 384, 2064, 4128, 8192])
-def test_largest_sums_are_exact(kernels: ctypes.CDLL, k: int) -> None:
-    """Every factor at its limit: int32 holds the sum, of either sign."""
-    q = np.full((k, 34), 127, np.int8)
-    q[:, ::2] = -127
-    scales = np.full((len(blocks_of(q.T)), 34), 0.5, F)
-    w = Weights("int8", guarded(pack_int8(q, scales)), q * np.float64(0.5))
+def test_largest_sums_are_exact(kernels: ctypes.CDLL, k: int, kind: str) -> None:
+    """Every factor at its limit: the integers hold the sum, of either sign."""
+    q = np.full((k, 34), 127 if kind == "int8" else 7, np.int8)
+    q[:, ::2] = -127 if kind == "int8" else -8
+    size = 64 if kind == "int8" else 32
+    scales = np.full((len(blocks_of(q.T, size)), 34), 0.5, F if kind == "int8" else np.float16)
+    packed = pack_int8(q, scales) if kind == "int8" else pack_int4(q, scales)
+    w = Weights(kind, guarded(packed), q * np.float64(0.5))
     a = np.full((7, k), 3.0, F)
     a[1] = -3.0
     np.testing.assert_allclose(product(kernels, w, a), a.astype(np.float64) @ w.values, rtol=1e-6)
 
 
-def test_rounded_rows_add_no_more_than_the_weights_error(kernels: ctypes.CDLL) -> None:
+def test_every_scale_in_half_precision(kernels: ctypes.CDLL) -> None:
+    """Denormal ones, the largest, NaN and infinities among them: each reaches its own column and half only."""
+    rng = np.random.default_rng(17)
+    bits = np.array([0, 1, 0x3FF, 0x400, 0x3C00, 0x7BFF, 0x0234, 0x7E00, 0x7C00], np.uint16)
+    k, n = 70, 40
+    q = rng.integers(-8, 8, (k, n)).astype(np.int8)
+    scales = np.ones((3, n), np.float16)
+    scales[1, : len(bits)] = bits.view(np.float16)
+    w = Weights("int4", guarded(pack_int4(q, scales)), half_values(q, scales))
+    finite = np.isfinite(w.values).all(0)
+    assert finite.sum() == n - 2
+    for rows in (1, 4, 7):
+        a = guarded(random_floats(rng, rows, k))
+        got = product(kernels, w, a)
+        assert not np.isfinite(got[:, ~finite]).any()
+        good = Weights("int4", w.packed, w.values[:, finite])
+        verify(kernels, good, got[:, finite], a, Epilogue(), f"{rows=}")
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_rounded_rows_add_no_more_than_the_weights_error(kernels: ctypes.CDLL, kind: str) -> None:
     """Also with an outlier in each row, whose block would otherwise be rounded by steps of 0.24."""
     rng = np.random.default_rng(12)
     a, b = rng.standard_normal((64, 768)).astype(F), rng.standard_normal((768, 96)).astype(F)
     a[:, 5] = 30
     b[5] = 0  # whose own product would hide the others' errors
-    w = Weights.of("int8", b)
+    w = Weights.of(kind, b)
     exact = a.astype(np.float64) @ b
     of_weights = np.sqrt(np.mean((a @ w.values - exact) ** 2))
     both = np.sqrt(np.mean((product(kernels, w, a) - exact) ** 2))
-    assert both < (1.5 if rounds_coarsely(kernels) else 1.01) * of_weights
+    coarse = 1.5 if kind == "int8" and rounds_coarsely(kernels, kind) else 1.01
+    assert both < coarse * of_weights
 
 
-def test_an_outlier_is_rounded_finely_in_its_own_row_and_block_only(kernels: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_an_outlier_is_rounded_finely_in_its_own_row_and_block_only(
+    kernels: ctypes.CDLL, kind: str
+) -> None:
     """Rows of one tile, with and without outliers on either side of the bound, are independent."""
     rng = np.random.default_rng(16)
     # 4200 inputs are more than 64 blocks, and outliers of one row don't hide another's.
@@ -292,7 +331,7 @@ def test_an_outlier_is_rounded_finely_in_its_own_row_and_block_only(kernels: cty
         for r in range(rows):
             a[r, int(rng.integers(k))] = rng.choice([1, 8, 11, 16, 40, 1e4])
             a[r, k - 1 - int(rng.integers(100))] = rng.choice([1, 8, 11, 16, 40])
-        w = Weights.of("int8", b)
+        w = Weights.of(kind, b)
         together = product(kernels, w, a)
         verify(kernels, w, together, a, Epilogue(), f"{rows=}")
         for r in range(rows):
@@ -338,11 +377,12 @@ def test_every_depth_of_tiles(kernels: ctypes.CDLL, depth: int, kind: str) -> No
             verify(kernels, w, product(kernels, w, a), a, Epilogue(), f"{m=} {n=} {k=}")
 
 
-def test_a_row_does_not_depend_on_the_others(kernels: ctypes.CDLL) -> None:
-    """int8 sums of a block are exact, and blocks are added up in one order."""
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_a_row_does_not_depend_on_the_others(kernels: ctypes.CDLL, kind: str) -> None:
+    """Integer sums of a block are exact, and blocks are added up in one order."""
     rng = np.random.default_rng(15)
     for k in (384, 1537, 4128):
-        a, w = random_floats(rng, 49, k), Weights.of("int8", random_floats(rng, k, 70))
+        a, w = random_floats(rng, 49, k), Weights.of(kind, random_floats(rng, k, 70))
         together = product(kernels, w, a)
         for r in (0, 17, 48):
             np.testing.assert_array_equal(product(kernels, w, a[r : r + 1])[0], together[r])

@@ -55,6 +55,7 @@ def count(program: Path, *arguments: object) -> int:
         ("gemm", 1, 384, 384, 3.5),
         ("bf16", 48, 384, 384, 3.2),
         ("int8", 48, 384, 384, 2.2),
+        ("int4", 48, 384, 384, 1.6),
     ],
 )
 def test_a_product_takes_few_instructions(

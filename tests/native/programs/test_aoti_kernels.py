@@ -10,9 +10,12 @@ import pytest
 from edgecompile.backends.operators.ops import ACTIVATIONS, pack_weight
 from tests.native.kernels.narrow import (
     column_values,
+    half_values,
     pack_bf16,
+    pack_int4,
     pack_int8,
     quantize_columns,
+    quantize_halves,
     quantize_rows,
 )
 from tests.native.programs.aoti import ShimError, load_torch_shim
@@ -151,7 +154,7 @@ def linear(shim, x, packed, bias, residual, n, act="none", dtype=None) -> np.nda
     return array
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint8"])
 @sweep("seed", range(40))
 def test_linear(shim, dtype: str, seed: int):
     """The dtype of the packed weight decides what it is."""
@@ -170,6 +173,10 @@ def test_linear(shim, dtype: str, seed: int):
         q, scales = quantize_columns(w)
         packed, values = pack_int8(q, scales), column_values(q, scales)
         rows = quantize_rows(rows, coarse=False)  # the shim is of x86-64-v3
+    elif dtype == "uint8":  # int4
+        q, scales = quantize_halves(w)
+        packed, values = pack_int4(q, scales), half_values(q, scales)
+        rows = quantize_rows(rows, coarse=True)
     elif dtype == "bfloat16":
         packed, values = pack_bf16(w)
     else:
@@ -214,12 +221,16 @@ def test_linear_activates_before_the_residual(shim, act: str):
             "w_packed has 512 elements, a packed \\[8, 32\\] of bfloat16 has 1024",
         ),
         (
+            {"packed": np.zeros((1, 1151), np.uint8)},
+            "w_packed has 1151 elements, a packed \\[8, 32\\] of uint8 has 1152",
+        ),
+        (
             {"packed": np.zeros((1, 2304), np.int8)[:, ::2]},
             "w_packed has 1152 elements",
         ),
         (
             {"packed": np.zeros((1, 32, 32), np.int16)},
-            "w_packed is int16, this kernel reads float32, bfloat16 and int8 only",
+            "w_packed is int16, this kernel reads float32, bfloat16, int8 and int4 in uint8 only",
         ),
         ({"n": 0}, "n is 0"),
         ({"bias": np.zeros(5, np.float32)}, "bias is no vector of 8 elements"),

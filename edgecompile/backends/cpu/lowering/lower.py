@@ -125,8 +125,8 @@ class _Packer:
         if hasattr(self.gm, attr):
             return attr
         chosen = self.precision.of(names)
-        rounded = self.precision.rounded if chosen == "int8" and weight.dim() == 2 else None
-        packed = None if rounded is None else rounded.take(attr, weight)
+        rounded = self.precision.rounded if weight.dim() == 2 else None
+        packed = None if rounded is None else rounded.take(attr, weight, chosen)
         if weight.dim() == 3:
             packed = torch.stack([ops.pack_weight(matrix, chosen) for matrix in weight])
         self.gm.register_buffer(attr, ops.pack_weight(weight, chosen) if packed is None else packed)

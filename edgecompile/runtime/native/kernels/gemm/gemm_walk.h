@@ -10,7 +10,7 @@
 //   or in memory of the thread's own. For each slice it goes over its panels, and for each panel
 //   over the tiles of its rows.
 // - A tile is up to kTileRows rows by a few vectors of a panel's columns, whose sums stay in
-//   registers over the whole slice (gemm_kernel.h; narrow/ has those of bfloat16 and int8, on the
+//   registers over the whole slice (gemm_kernel.h; narrow/ has those of fewer bits, on the
 //   tile registers of AMX too). It prefetches its part of the panel that comes next.
 // - What follows a product (bias, activation, residual) is done to each tile with its last slice.
 #pragma once

@@ -25,8 +25,8 @@ void packed_row_bf16(const uint16_t* packed, int64_t k, int64_t n, float* out) {
 void packed_row_int8(const int8_t* packed, int64_t k, int64_t n, float* out) {
   constexpr int64_t kGroup = 4;
   const int8_t* block = packed + n / kPanel * packed_elements_int8(kPanel, k);
-  for (int64_t i = 0; i < k; i += kInt8Block, out += kInt8Block) {
-    const int64_t values = std::min(kInt8Block, k - i);
+  for (int64_t i = 0; i < k; i += kRoundedBlock, out += kRoundedBlock) {
+    const int64_t values = std::min(kRoundedBlock, k - i);
     const int64_t groups = (values + kGroup - 1) / kGroup;
     const int8_t* const scales = block + groups * kPanel * kGroup;
     const int8_t* const column = block + n % kPanel * kGroup;

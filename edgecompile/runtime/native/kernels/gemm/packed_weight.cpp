@@ -13,8 +13,10 @@ int64_t packed_count(const Tensor& packed, int64_t n, int64_t k) {
       return packed_elements_bf16(n, k);
     case kInt8:
       return packed_elements_int8(n, k);
+    case kUInt8:
+      return packed_elements_int4(n, k);
     default:
-      fail("w_packed is %s, this kernel reads float32, bfloat16 and int8 only",
+      fail("w_packed is %s, this kernel reads float32, bfloat16, int8 and int4 in uint8 only",
            dtype_name(packed.dtype));
   }
 }
@@ -25,6 +27,8 @@ void gemm_weight(const Tensor& packed, int64_t offset, int64_t m, int64_t n, int
     gemm_bf16(m, n, k, a, lda, packed.as<uint16_t>() + offset, c, ldc, epilogue);
   } else if (packed.dtype == kInt8) {
     gemm_int8(m, n, k, a, lda, packed.as<int8_t>() + offset, c, ldc, epilogue);
+  } else if (packed.dtype == kUInt8) {
+    gemm_int4(m, n, k, a, lda, packed.as<uint8_t>() + offset, c, ldc, epilogue);
   } else {
     gemm_packed(m, n, k, a, lda, packed.as<float>() + offset, c, ldc, epilogue);
   }

@@ -15,18 +15,34 @@
 
 namespace ec {
 
+using FirstHalf = std::integral_constant<int, 0>;
+using SecondHalf = std::integral_constant<int, 1>;
+
+// What all of int8's have.
+struct WholeBlocks {
+  static constexpr int kHalves = 1;
+  static constexpr bool kLateStart = false;
+  static constexpr int kScaleBytes = 4;
+  EC_INLINE static vf32 load_scales(const char* p) {
+    return load(reinterpret_cast<const float*>(p));
+  }
+};
+
 // A Math has
 //   A                elements of a row of activations as prepared
 //   kParts           1; or 2, where they are int8
 //   kOffset          what add_products adds to each weight
+//   kHalves          how many parts of a block have scales of their own
+//   kLateStart       whether sums start from 0, and what they should start from is added later
 //   Acc              partial sums of kColumns columns, kPerVector of them for a vector of columns
 //   kSpare           registers needed beside the sums and a row of B
 //   start(x)         sums that begin with x for each column
-//   B load_b(b), V load_a(a): four k of kColumns columns, and of a row for all of them
+//   B load_b(b, half), V load_a(a): four k of kColumns columns, and of a row for all of them
+//   vf32 load_scales(p)  scales of a vector of columns, each of kScaleBytes
 //   add_products(acc, a, b)
 //   vi32 total(acc)  the columns' sums
 #if defined(__AVX512VNNI__)
-struct Int8Math {
+struct Int8Math : WholeBlocks {
   using A = int8_t;
   using Acc = vi32;
   static constexpr int kParts = 2;
@@ -36,7 +52,7 @@ struct Int8Math {
   static constexpr int kSpare = 2;
 
   EC_INLINE static Acc start(int32_t x) { return broadcast<vi32>(x); }
-  EC_INLINE static vi32 load_b(const char* b) {
+  EC_INLINE static vi32 load_b(const char* b, FirstHalf = {}) {
     return load<vi32>(reinterpret_cast<const int32_t*>(b)) ^ broadcast<vi32>(int32_t(0x80808080));
   }
   EC_INLINE static vi32 load_a(const int8_t* a) { return broadcast_from<vi32>(a); }
@@ -46,7 +62,7 @@ struct Int8Math {
   EC_INLINE static vi32 total(const Acc (&acc)[1]) { return acc[0]; }
 };
 #elif defined(__ARM_FEATURE_DOTPROD)
-struct Int8Math {
+struct Int8Math : WholeBlocks {
   using A = int8_t;
   using Acc = int32x4_t;
   static constexpr int kParts = 2;
@@ -55,8 +71,8 @@ struct Int8Math {
   static constexpr int kPerVector = 1;
   static constexpr int kSpare = 1;
 
-  EC_INLINE static Acc start(int32_t) { return vdupq_n_s32(0); }
-  EC_INLINE static int8x16_t load_b(const char* b) {
+  EC_INLINE static Acc start(int32_t x) { return vdupq_n_s32(x); }
+  EC_INLINE static int8x16_t load_b(const char* b, FirstHalf = {}) {
     return vld1q_s8(reinterpret_cast<const int8_t*>(b));
   }
   EC_INLINE static int8x16_t load_a(const int8_t* a) {
@@ -70,7 +86,7 @@ struct Int8Math {
 };
 #elif defined(__aarch64__)
 // Four sums for each column, in two registers for every two columns.
-struct Int8Math {
+struct Int8Math : WholeBlocks {
   using A = int16_t;
   struct Acc {
     int32x4_t low, high;
@@ -83,7 +99,7 @@ struct Int8Math {
   static constexpr int kSpare = 2;
 
   EC_INLINE static Acc start(int32_t) { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
-  EC_INLINE static V load_b(const char* b) {
+  EC_INLINE static V load_b(const char* b, FirstHalf = {}) {
     return convert<V>(load<Vector<int8_t, 8>>(reinterpret_cast<const int8_t*>(b)));
   }
   EC_INLINE static V load_a(const int16_t* a) { return bits_as<V>(broadcast_from<vi64>(a)); }
@@ -100,7 +116,7 @@ struct Int8Math {
 };
 #else
 // Two sums beside each other for each column.
-struct Int8Math {
+struct Int8Math : WholeBlocks {
   using A = int16_t;
   using Acc = vi32;
   using V = Vector<int16_t, kVectorBytes / 2>;
@@ -111,7 +127,7 @@ struct Int8Math {
   static constexpr int kSpare = 2;
 
   EC_INLINE static Acc start(int32_t) { return vi32{}; }
-  EC_INLINE static V load_b(const char* b) {
+  EC_INLINE static V load_b(const char* b, FirstHalf = {}) {
 #if defined(__AVX512BW__)  // GCC 12 converts by halves
     return bits_as<V>(
         _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b))));

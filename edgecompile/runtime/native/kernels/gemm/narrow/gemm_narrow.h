@@ -1,4 +1,4 @@
-// Products with a B in fewer bits: bfloat16, or int8 with scales. A, C and the
+// Products with a B in fewer bits: bfloat16, or int8 or int4 with scales. A, C and the
 // epilogue are single precision as in gemm.h, and so are strides, threads and what may overlap.
 //
 // The layouts are those of the disk, the same for every instruction set: panels of 32 columns,
@@ -15,13 +15,18 @@ namespace ec {
 // elements of 16 bits.
 int64_t packed_elements_bf16(int64_t n, int64_t k);
 
-// Inputs that share a scale.
-constexpr int64_t kInt8Block = 64;
+// Inputs of a row that share a scale; of weights, 32 do in int4.
+constexpr int64_t kRoundedBlock = 64;
 
-// For each panel and block of kInt8Block k, [16][32 columns][4 k] int8 with zeros beyond N and K,
-// fewer groups of 4 in the last block if K ends there, then 32 float scales: B[k, c] =
+// For each panel and block of kRoundedBlock k, [16][32 columns][4 k] int8 with zeros beyond N and
+// K, fewer groups of 4 in the last block if K ends there, then 32 float scales: B[k, c] =
 // scale[block][c]·q[k, c]. In bytes.
 int64_t packed_elements_int8(int64_t n, int64_t k);
+
+// For each panel and block, always whole, [8][32 columns][4 k] bytes: the first 32 k in the low
+// four bits, the others in the high ones, each of 0 to 15, and 8 beyond N and K. Then [2][32]
+// scales in half precision: B[k, c] = scale[block][half][c]·(q[k, c] - 8). In bytes.
+int64_t packed_elements_int4(int64_t n, int64_t k);
 
 // Whether rows of A are rounded to bfloat16, too: on AMX tiles and by vdpbf16ps.
 bool bf16_rounds_a();
@@ -33,6 +38,7 @@ void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
 
 // Whether A is rounded to 8 bits where it has no outliers.
 bool int8_rounds_coarsely();
+bool int4_rounds_coarsely();
 
 // Each block of a row of A is rounded to whole multiples of its largest magnitude divided by 127;
 // or by 127·128, where the CPU has no instruction for four pairs of int8, and where the block's
@@ -41,5 +47,10 @@ bool int8_rounds_coarsely();
 // NaN.
 void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const int8_t* b_packed,
                float* c, int64_t ldc, const Epilogue& epilogue);
+
+// Likewise. x86-64 without an instruction for four pairs has one for two, which int4 is narrow
+// enough for.
+void gemm_int4(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+               const uint8_t* b_packed, float* c, int64_t ldc, const Epilogue& epilogue);
 
 }  // namespace ec
