@@ -19,7 +19,8 @@ def main() -> None:
     read = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
-    del read.config.quantization_config  # it says how the weights were stored, and transformers would do it again
+    # How the weights were stored: transformers would read them so again.
+    del read.config.quantization_config
     model = type(read)(read.config)
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config

@@ -32,6 +32,7 @@ from tests.needs import lack, need_variable
 
 pytestmark = pytest.mark.slow
 
+
 @pytest.fixture(scope="module")
 def packages() -> Path:
     return Path(need_variable("EDGECOMPILE_REAL_WEIGHTS"))
