@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from edgecompile.models.specs import InputSpec
 from edgecompile.runtime.format.sums import size_of
@@ -149,7 +150,28 @@ def drop_conditions(
         gm.graph.erase_node(check)
     gm.graph.eliminate_dead_code()
     gm.recompile()
+    _forget_conditions(first)
     return chosen
+
+
+def _forget_conditions(inputs: Sequence[Node]) -> None:
+    """Lets nothing that is computed later rely on conditions on sizes that tracing met.
+
+    torch takes them for given whenever the program is traced again: a length that equalled its next multiple of
+    10 would be one everywhere.
+    """
+    sizes = (size for node in inputs for size in getattr(node.meta.get("val"), "shape", ()))
+    environment = next((s.node.shape_env for s in sizes if isinstance(s, torch.SymInt)), None)
+    if environment is None:
+        return
+    for symbol, kept in environment.deferred_runtime_asserts.items():
+        of_values = [item for item in kept if free_unbacked_symbols(item.expr)]
+        # The count tells torch that what it knew isn't so any more.
+        environment.num_deferred_runtime_asserts -= len(kept) - len(of_values)
+        environment.deferred_runtime_asserts[symbol] = of_values
+    for condition in list(environment.axioms):
+        if not free_unbacked_symbols(condition):
+            del environment.axioms[condition]
 
 
 def size_symbols(gm: GraphModule, inputs: Sequence[InputSpec]) -> dict[Any, str]:

@@ -36,6 +36,7 @@ _CONSTANT = re.compile(
 )
 _RANGE = re.compile(r"^(\d+) <= (\w+) and \2 <= (\d+)$")
 _DATA = re.compile(r"data-dependent expression (.+?) \(unhinted")
+_UNPACKED = re.compile(r"failed to unpack the object at pos \d+ .*FakeTensor")
 _CALLED = re.compile(r'File "([^"]+)", line (\d+), in (\w+)\n\s*(.+)')
 _OPAQUE = re.compile(r"UnsupportedOperatorException: ([\w.:]+)")
 _CREATED = re.compile(r"create_symbol (\w+) = \S+ for (\S+) ")
@@ -235,6 +236,9 @@ def explain_failure(
             f"(at {where})" if where else f"({data[1]})"
         )
         return Reason("data", text, (data[1],), raw)
+    if _UNPACKED.search(raw):
+        text = f"a size depends on values in the input{at or _place_in(exc)}"
+        return Reason("data", text, (), raw)
     opaque = _OPAQUE.search(f"{type(exc).__name__}: {raw}")
     if opaque is not None:
         text = (
@@ -317,19 +321,19 @@ def condition_holds(expression: str, values: Mapping[str, int]) -> bool | None:
         None if it has other names, or functions that aren't known here.
     """
     try:
-        return bool(_value(_parse_condition(expression), values))
+        return bool(tree_value(condition_tree(expression), values))
     except (SyntaxError, ValueError, LookupError, ArithmeticError):
         return None
 
 
 @lru_cache(maxsize=4096)
-def _parse_condition(expression: str) -> ast.AST:
+def condition_tree(expression: str) -> ast.AST:
     """The tree of a condition, which is tried at many sizes."""
     tree: ast.AST = _Operators({}).visit(ast.parse(expression, mode="eval").body)
     return tree
 
 
-def _value(node: ast.AST, values: Mapping[str, int]) -> Any:
+def tree_value(node: ast.AST, values: Mapping[str, int]) -> Any:
     """The value of a condition's part; raises what :func:`condition_holds` catches."""
     match node:
         case ast.Constant(value=int() | float() as number):
@@ -337,17 +341,17 @@ def _value(node: ast.AST, values: Mapping[str, int]) -> Any:
         case ast.Name(id=name):
             return values[name]
         case ast.UnaryOp(op=op, operand=operand):
-            return _FUNCTIONS[type(op)](_value(operand, values))
+            return _FUNCTIONS[type(op)](tree_value(operand, values))
         case ast.BinOp(left=left, op=op, right=right):
-            return _FUNCTIONS[type(op)](_value(left, values), _value(right, values))
+            return _FUNCTIONS[type(op)](tree_value(left, values), tree_value(right, values))
         case ast.Compare(left=left, ops=ops, comparators=others):
-            terms = [_value(item, values) for item in (left, *others)]
+            terms = [tree_value(item, values) for item in (left, *others)]
             pairs = zip(ops, pairwise(terms), strict=True)
             return all(_FUNCTIONS[type(op)](*pair) for op, pair in pairs)
         case ast.BoolOp(op=op, values=parts):
-            return (all if isinstance(op, ast.And) else any)(_value(i, values) for i in parts)
+            return (all if isinstance(op, ast.And) else any)(tree_value(i, values) for i in parts)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            return _CALLS[name](*(_value(item, values) for item in args))
+            return _CALLS[name](*(tree_value(item, values) for item in args))
     raise LookupError(type(node).__name__)
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from edgecompile.export.certain import certain_conditions
 from edgecompile.export.conditions import Range, Residue, input_nodes
 from edgecompile.export.guards import quiet_torch
-from edgecompile.export.operators.recurrence import WholeRecurrences, has_recurrences
+from edgecompile.export.operators.recurrence import has_recurrences
+from edgecompile.export.operators.whole_layers import WholeRecurrences
 from edgecompile.export.rewrites.numbers import symbolic_math
 from edgecompile.export.rewrites.varying import VaryingSizes
 from edgecompile.models.loaded import LoadedModel
@@ -85,6 +87,7 @@ def export_program(
     with (
         torch.no_grad(),
         quiet_torch(),
+        certain_conditions(),
         without_fast_path(),
         without_mask_detection(module),
         recurrences,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from edgecompile.errors import ExportError, ModelError
+from edgecompile.export import ladder
 from edgecompile.export.attempts import try_strategy
 from edgecompile.export.checks import ExportScope, check_program, choose_sizes, compare_outputs
 from edgecompile.export.export import export_model
@@ -84,9 +86,21 @@ def test_inputs_without_influence_stay_and_are_noted() -> None:
     assert any("'attention_mask' has no influence" in note for note in exported.notes)
 
 
+class FirstHalf(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, : int(x.shape[1] * 0.5)]
+
+
 def test_deferred_checks_serve_where_the_plain_form_is_refused() -> None:
-    exported = export_model(load("triangle"), {"length": (2, 40)})
-    assert exported.strategy == "deferred" and exported.ranges["length"] == (2, 40)
+    assert export_model(load("triangle"), {"length": (2, 40)}).strategy == "dim"
+    spec = {
+        "module": FirstHalf(),
+        "inputs": {"x": torch.randn(1, 12, 4)},
+        "axes": {"x": {1: "length"}},
+        "limits": {"length": (4, 40)},
+    }
+    exported = export_model(load_model(spec))
+    assert exported.strategy == "deferred" and exported.ranges["length"] == (4, 40)
     assert any("'deferred' served" in note for note in exported.notes)
 
 
@@ -434,7 +448,9 @@ def test_a_length_that_is_a_size_of_the_model_is_traced_as_another() -> None:
     assert exported.ranges == {"length": (1, 60)}
 
 
-def test_a_failure_of_torchs_solver_is_no_reason() -> None:
+def test_a_failure_of_torchs_solver_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What always holds never comes to torch's solver otherwise.
+    monkeypatch.setattr(ladder, "certain_conditions", nullcontext)
     spec = {
         "module": Blocks(),
         "inputs": {"x": torch.randn(1, 30, 4)},

@@ -410,7 +410,9 @@ def _overflow_heeded(served: Mapping[Any, Any]) -> Iterator[list[str]]:
         start(self, inner, loops, indirect)  # type: ignore[arg-type]
         ranges = {**self.shape_env.var_to_range, **served}
         ends = {
-            loop: bound_sympy(sympy.sympify(size), ranges).upper - 1 for loop, size in loops.items()
+            # A loop over nothing has no last place.
+            loop: max(bound_sympy(sympy.sympify(size), ranges).upper - 1, 0)
+            for loop, size in loops.items()
         }
         self.bounds = {**ranges, **{loop: ValueRanges(0, end) for loop, end in ends.items()}}
 

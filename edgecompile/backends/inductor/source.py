@@ -98,6 +98,8 @@ def mark_reductions(kernels: str) -> str:
 
 _KERNEL = re.compile(r'^extern "C"', re.MULTILINE)
 _VECTOR = re.compile(r"\bauto (tmp\d+) = at::vec::Vectorized<float>|\b(tmp_acc\w*_vec)\b")
+#: Sums of whole numbers look like those of floats.
+_WHOLE = re.compile(r"Vectorized(?:N)?<u?int[^;]*?> (tmp_acc\w*_vec)\b")
 
 _ONE = re.compile(
     r"auto (tmp\d+) = static_cast<float>\(1\.0\);\s+auto (tmp\d+) = at::vec::Vectorized<float>\(\1\);"
@@ -114,6 +116,7 @@ def computes_in_vectors(kernels: str) -> bool:
         if ones := "|".join({one[2] for one in _ONE.finditer(kernel)}):
             kernel = re.sub(rf"\w+ [*/] (?:{ones})\b|\b(?:{ones}) \* \w+", "", kernel)
         names = {name for pair in _VECTOR.findall(kernel) for name in pair if name}
+        names -= set(_WHOLE.findall(kernel))
         if not names:
             continue
         operand = "|".join(sorted(names))

@@ -73,7 +73,7 @@ def lower_arithmetic(low: Lowering) -> None:
 
 
 #: Rows of a fixed length below this are hidden states, whose means of squares are hot.
-_LONG = 4096
+LONG_ROW = 4096
 
 
 def lower_long_means(low: Lowering) -> None:
@@ -88,7 +88,7 @@ def _lower_mean(gm: GraphModule, node: Node) -> bool:
     given = arguments_of(node)
     dims, keeps = given.get("dim") or list(range(value.dim())), given.get("keepdim", False)
     sizes = [value.shape[dim] for dim in dims]
-    if all(isinstance(size, int) for size in sizes) and math.prod(sizes) < _LONG:
+    if all(isinstance(size, int) for size in sizes) and math.prod(sizes) < LONG_ROW:
         return False
 
     def run(x: Tensor) -> Tensor:

@@ -14,15 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from edgecompile.export.operators.library import define
 
 #: Codes of the kinds; the native kernel has the same.
 KINDS = {"lstm": 0, "gru": 1, "rnn_tanh": 2, "rnn_relu": 3}
-
-#: Of torch.lstm, torch.gru and so on, as the modules call them.
-_ARGUMENTS = 9
 
 _Results = tuple[Tensor, Tensor, Tensor]
 
@@ -149,29 +145,3 @@ class Stack:
 def has_recurrences(module: nn.Module) -> bool:
     """Whether a part of the module is one of torch's recurrent layers."""
     return any(isinstance(part, nn.RNNBase) for part in module.modules())
-
-
-class WholeRecurrences(TorchFunctionMode):
-    """While it is entered, torch's recurrent layers call :data:`PLAIN`.
-
-    Layers with projections, packed sequences and other dtypes than float32 stay torch's.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in KINDS and len(args) == _ARGUMENTS and not kwargs:
-            x, state, weights, biases, layers, _, training, bidirectional, batch_first = args
-            stack = Stack(name, biases, layers, bidirectional, batch_first)
-            # A packed sequence has its batch sizes in second place, and weights in fourth.
-            if (
-                isinstance(biases, bool)
-                and isinstance(weights, (list, tuple))
-                and len(weights) == stack.weights
-                and not training
-                and x.dtype == torch.float32
-            ):
-                states = (state,) if isinstance(state, Tensor) else tuple(state)
-                return stack.run(x, *states, *weights)
-        return func(*args, **(kwargs or {}))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from edgecompile.export.rewrites.ceil_pooling import ceil_max_pool
 from edgecompile.export.rewrites.symbols import Size, is_symbol, surely_equal
 
 
@@ -26,6 +27,8 @@ def max_pool1d(
 
     NotImplemented where no size varies or indices are asked for, which torch traces as it is.
     """
+    if ceil_mode:
+        return ceil_max_pool(1, x, kernel_size, stride, padding, dilation, True, return_indices)
     if return_indices or not is_symbol(x.shape[-1]):
         return NotImplemented
 
@@ -40,7 +43,6 @@ def max_pool1d(
         pair(stride, 1),
         pair(padding, 0),
         pair(dilation, 1),
-        ceil_mode,
     )
     return planes.squeeze(-2)
 

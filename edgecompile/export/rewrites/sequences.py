@@ -70,7 +70,8 @@ def _window(
 ) -> tuple[Tensor, Tensor] | None:
     """The places within a window, and how many steps it has; None where torch's own is taken."""
     dtype = dtype or torch.get_default_dtype()
-    if not is_symbol(length) or not dtype.is_floating_point:
+    # Generated code has no kernels of torch's for a fixed length either.
+    if not dtype.is_floating_point or (isinstance(length, int) and length < 2):
         return None
     steps = torch.full((), length if periodic else length - 1, dtype=torch.float64, **made)
     return torch.arange(length, dtype=dtype, **made), steps.clamp(min=1)

@@ -8,11 +8,21 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from edgecompile.export.rewrites.ceil_pooling import CEIL_POOLING
 from edgecompile.export.rewrites.pooling import POOLING
+from edgecompile.export.rewrites.products import PRODUCTS
 from edgecompile.export.rewrites.resampling import RESAMPLING
 from edgecompile.export.rewrites.sequences import SEQUENCES
+from edgecompile.export.rewrites.spectra import SPECTRA
 
-_REWRITES = {**POOLING, **RESAMPLING, **SEQUENCES}
+_REWRITES = {
+    **CEIL_POOLING,
+    **POOLING,
+    **PRODUCTS,
+    **RESAMPLING,
+    **SEQUENCES,
+    **SPECTRA,
+}
 #: Arguments of constructors without influence on values, each with what is torch's default.
 _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "out": (None,),

@@ -234,6 +234,11 @@ def test_the_interface_is_split_off_and_the_same_for_every_model() -> None:
         ("auto tmp1 = tmp9 + tmp8;\nauto tmp7 = at::vec::Vectorized<float>::loadu(p + x0);", False),
         ("auto tmp0 = at::vec::Vectorized<float>::loadu(p);\nauto tmp2 = tmp1 * tmp0;", True),
         ("tmp_acc0_vec = tmp_acc0_vec + tmp0;", True),
+        # A sum of whole numbers, such as those of a mask.
+        (
+            "at::vec::VectorizedN<int64_t,2> tmp_acc0_vec = z;\ntmp_acc0_vec = tmp_acc0_vec + tmp0;",
+            False,
+        ),
     ],
 )
 def test_which_kernels_calculate_with_vectors(body: str, computes: bool) -> None:

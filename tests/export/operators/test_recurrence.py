@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
 from edgecompile.backends.operators import ops
-from edgecompile.export.operators import recurrence
+from edgecompile.export.operators.whole_layers import WholeRecurrences
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]
 
@@ -45,7 +45,7 @@ def exported(module: nn.Module, x: Tensor, dynamic: bool) -> torch.fx.GraphModul
 )
 def test_the_length_stays_free(kind: type[nn.RNNBase], options: dict[str, object]) -> None:
     module = Layers(kind, **options).eval()
-    with recurrence.WholeRecurrences():
+    with WholeRecurrences():
         graph = exported(module, torch.randn(2, 7, 12), dynamic=True)
     report = lower_graph(graph)
     layers = int(options.get("num_layers", 1)) * (2 if options.get("bidirectional") else 1)  # type: ignore[call-overload]
@@ -73,7 +73,7 @@ def test_torchs_whole_operators_are_taken_apart(kind: type[nn.RNNBase]) -> None:
 def test_relu_and_unbatched_inputs() -> None:
     module = Layers(nn.RNN, nonlinearity="relu").eval()
     x = torch.randn(7, 12)
-    with recurrence.WholeRecurrences():
+    with WholeRecurrences():
         graph = exported(module, x, dynamic=False)
     assert lower_graph(graph).counts["recurrences"] == 1
     for got, wanted in zip(graph(x=x), module(x), strict=True):
@@ -83,7 +83,7 @@ def test_relu_and_unbatched_inputs() -> None:
 def test_torch_is_left_as_it_was() -> None:
     module, x = Layers(nn.LSTM).eval(), torch.randn(5, 2, 12)
     wanted = module(x)
-    with recurrence.WholeRecurrences():
+    with WholeRecurrences():
         # Projections and doubles are torch's own still.
         double = Layers(nn.LSTM).double().eval()
         assert double(x.double())[0].dtype == torch.float64

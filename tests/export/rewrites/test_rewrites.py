@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.signal import windows
 
@@ -39,6 +40,16 @@ EXACT: dict[str, Callable[[Tensor], Any]] = {
     "max_pool-dilated": lambda x: torch.max_pool1d(x[0], (2,), [1], 1, (2,)),
     "max_pool-named": lambda x: torch.max_pool1d(kernel_size=2, input=x),
     "max_pool-indices": lambda x: F.max_pool1d(x, 2, return_indices=True),
+    "max_pool-ceil": lambda x: F.max_pool1d(x, 2, ceil_mode=True),
+    "max_pool-ceil-3-2-1": lambda x: nn.MaxPool1d(3, 2, 1, ceil_mode=True)(x),
+    "max_pool-ceil-far": lambda x: F.max_pool1d(x, 2, 3, 1, 1, True),
+    "max_pool-ceil-dilated": lambda x: F.max_pool1d(x[0], 3, 2, 1, 2, ceil_mode=True),
+    "max_pool-ceil-indices": lambda x: F.max_pool1d(x, 3, 2, ceil_mode=True, return_indices=True),
+    "max_pool2d-ceil": lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "max_pool2d-ceil-indices": lambda x: F.max_pool2d(
+        x, (3, 2), ceil_mode=True, return_indices=True
+    ),
+    "max_pool3d-ceil": lambda x: nn.MaxPool3d((1, 2, 3), ceil_mode=True)(x[None]),
     "adaptive_max": lambda x: F.adaptive_max_pool1d(x, 5),
     "adaptive_max-ties": lambda x: F.adaptive_max_pool1d(x.round(), 5, return_indices=True),
     "adaptive_max2d": lambda x: F.adaptive_max_pool2d(x, (3, 7)),
@@ -77,6 +88,10 @@ EXACT: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+def spectrum(x: Tensor, **how: Any) -> Tensor:
+    return torch.stft(x, 6, 2, window=torch.hann_window(6), return_complex=True, **how)
+
+
 def image(x: Tensor, **how: Any) -> Tensor:
     return F.interpolate(F.pad(x, (0, 1))[:, None], antialias=True, **how)
 
@@ -88,6 +103,26 @@ CLOSE: dict[str, Callable[[Tensor], Any]] = {
     "adaptive_avg2d": lambda x: F.adaptive_avg_pool2d(x, (3, 7)),
     "adaptive_avg3d": lambda x: F.adaptive_avg_pool3d(x[:, None], (2, 3, 7)),
     "adaptive_avg-of-length": lambda x: F.adaptive_avg_pool1d(x, (x.shape[-1] + 1) // 2),
+    "avg_pool-ceil": lambda x: F.avg_pool1d(x, 2, ceil_mode=True),
+    "avg_pool-ceil-3-2-1": lambda x: nn.AvgPool1d(3, 2, 1, True, False)(x),
+    "avg_pool-ceil-far": lambda x: F.avg_pool1d(x, 2, 3, 1, True),
+    "avg_pool2d-ceil": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "avg_pool2d-ceil-inside": lambda x: nn.AvgPool2d(3, 2, 1, True, False)(x[None]),
+    "avg_pool2d-ceil-divisor": lambda x: F.avg_pool2d(x, 2, ceil_mode=True, divisor_override=3),
+    "avg_pool3d-ceil": lambda x: F.avg_pool3d(x[None], (1, 2, 2), ceil_mode=True),
+    "lp_pool-ceil": lambda x: F.lp_pool1d(x, 2, 3, 2, ceil_mode=True),
+    "bilinear": lambda x: F.bilinear(x.mT, x.mT + 1, torch.arange(48.0).view(3, 4, 4) / 99),
+    "cdist": lambda x: torch.cdist(x.mT, x.mT + 1, compute_mode="donot_use_mm_for_euclid_dist"),
+    "cdist-1": lambda x: torch.cdist(x.mT, x.mT, p=1.0),
+    "cdist-3": lambda x: torch.cdist(x.mT, x.mT, 3.0),
+    "cdist-inf": lambda x: torch.cdist(x[0].mT, x[1].mT, math.inf),
+    "stft": lambda x: torch.view_as_real(spectrum(x[:, 0])),
+    "stft-pairs": lambda x: torch.stft(x[0, 0], 6, 2, 4, center=False, return_complex=False),
+    "stft-normalized": lambda x: spectrum(x[:, 0], normalized=True, pad_mode="constant").abs(),
+    "istft": lambda x: torch.istft(spectrum(x[:, 0]), 6, 2, window=torch.hann_window(6)),
+    "istft-length": lambda x: torch.istft(spectrum(x[:, 0]), 6, 2, length=x.shape[-1]),
+    "istft-longer": lambda x: torch.istft(spectrum(x[:, 0]), 6, 2, length=x.shape[-1] + 9),
+    "istft-one": lambda x: torch.istft(spectrum(x[0, 0]), 6, 2, 4, normalized=True),
     "area": lambda x: F.interpolate(x, size=7, mode="area"),
     "area-half": lambda x: F.interpolate(F.pad(x, (0, 1)), scale_factor=0.5, mode="area"),
     "antialias": lambda x: image(x, size=(7, 5), mode="bilinear"),
@@ -116,6 +151,8 @@ CLOSE: dict[str, Callable[[Tensor], Any]] = {
 LEAST = {
     **dict.fromkeys(("max_pool", "max_pool-3-2-1", "max_pool-dilated", "max_pool-indices"), 4),
     "max_pool-named": 4,
+    **{name: 4 for name in (*EXACT, *CLOSE) if "pool" in name and "ceil" in name},
+    **{name: 8 for name in CLOSE if "stft" in name},
     **dict.fromkeys(("tril-below", "tril-above", "tril-wide", "tril-high", "triu"), 4),
     **{
         "combinations": 4,
@@ -155,15 +192,25 @@ def test_a_varying_length_gives_what_eager_gives(name: str) -> None:
     torch.manual_seed(0)
     least = LEAST.get(name, 1)
     module, graph = exported({**EXACT, **CLOSE}[name], least, 70, 11)
-    for length in sorted(
-        {least, *range(max(2, least), 5)} | {5, 6, 7, 8, 13, 14, 15, 16, 31, 69, 70}
-    ):
+    lengths = {1, 2, 3, 4, 5, 6, 7, 8, 13, 14, 15, 16, 31, 69, 70}
+    for length in sorted(length for length in lengths if length >= least):
         x = torch.randn(2, 4, length)
         wanted, got = module(x=x), graph(x=x)
         for key, value in wanted.items():
             bound = 0.0 if name in EXACT else 2e-6
             torch.testing.assert_close(got[key], value, rtol=bound, atol=bound)
             assert got[key].stride() == value.stride()
+
+
+@pytest.mark.parametrize("name", ["hann", "hamming", "blackman", "bartlett", "kaiser"])
+def test_a_window_of_a_fixed_length_needs_no_kernel(name: str) -> None:
+    """A padded program has fixed lengths alone."""
+    function = getattr(torch, f"{name}_window")
+    with VaryingSizes():
+        for length in (1, 2, 9):
+            graph = make_fx(lambda x: x * function(x.shape[-1]))(torch.ones(length)).graph
+            called = {str(node.target) for node in graph.nodes}
+            assert length == 1 or not any("window" in item for item in called)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from edgecompile.backends.cpu.lowering.activations import activation_of
 from edgecompile.backends.cpu.lowering.attention import lower_attention
 from edgecompile.backends.cpu.lowering.grouped import lower_grouped
+from edgecompile.backends.cpu.lowering.norms import lower_norms
 from edgecompile.backends.cpu.lowering.residuals import fuse_residuals, lower_layer_norms
 from edgecompile.backends.cpu.lowering.tables import share_tables
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic, lower_long_means
@@ -84,6 +85,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     share_tables(low)
     fuse_residuals(low)
     lower_layer_norms(low)
+    lower_norms(low)
     lower_attention(low, precision.name != "fp32")
     _let_views_copy(gm)
     gm.graph.eliminate_dead_code()

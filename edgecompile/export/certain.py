@@ -1,0 +1,160 @@
+"""Conditions on sizes that hold at all sizes, or at none.
+
+torch compares a condition with the ends of its sizes' ranges alone. ``2 * (length // 2) < length + 1``
+holds for all whole numbers, but torch keeps it as a condition of the program, and then can't show that
+it holds. Here conditions with quotients, remainders, maxima and the like are tried at every size: those
+that always give the same never become conditions.
+
+A long range isn't tried as a whole. An expression of sums, quotients and remainders by constants grows
+by the same number from one period of its divisors to the next. So the difference of two of them is
+linear along the sizes with one remainder, and the ends of these tell the rest.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import sympy  # type: ignore[import-untyped]
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+
+from edgecompile.export.guards import condition_holds, condition_tree, tree_value
+
+#: Sizes, of all axes together, that a condition is tried at, at most.
+_MOST_SIZES = 4096
+#: Others compare ends alone, as torch does.
+_WORTH = re.compile(r"//|Mod\(|Max\(|Min\(|ceil|floor|Ceil|Floor")
+
+Range = tuple[int, int]
+
+
+def outcome(expression: str, ranges: Mapping[str, Range]) -> bool | None:
+    """Whether a condition holds at every size (True) or at none (False); None: it depends, or isn't known.
+
+    Args:
+        expression: the condition, in torch's words or Python's.
+        ranges: smallest and largest value of every name in it, both inclusive.
+    """
+    count = math.prod(hi - lo + 1 for lo, hi in ranges.values())
+    if count < 1:
+        return None
+    if count > _MOST_SIZES:
+        return _outcome_of_ends(expression, ranges)
+    # The ends first: they differ where the condition is a limit.
+    spans = [(hi, *range(lo, hi)) for lo, hi in ranges.values()]
+    values = (dict(zip(ranges, sizes, strict=True)) for sizes in itertools.product(*spans))
+    return _same(condition_holds(expression, sizes) for sizes in values)
+
+
+def _same(results: Iterator[bool | None]) -> bool | None:
+    first = next(results, None)
+    return first if first is not None and all(item == first for item in results) else None
+
+
+def _outcome_of_ends(expression: str, ranges: Mapping[str, Range]) -> bool | None:
+    """The outcome of a comparison of numbers with a period, by the first and last sizes of each remainder."""
+    if len(ranges) != 1:
+        return None
+    ((name, (lo, hi)),) = ranges.items()
+    try:
+        tree = condition_tree(expression)
+        if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
+            return None
+        step = math.lcm(_period(tree.left, name), _period(tree.comparators[0], name))
+        if step > _MOST_SIZES // 2 or hi - lo < 2 * step:
+            return None
+
+        def difference(size: int) -> int:
+            left, right = (tree_value(t, {name: size}) for t in (tree.left, tree.comparators[0]))
+            return int(left - right)
+
+        ends = [
+            (difference(size), difference(hi - (hi - size) % step)) for size in range(lo, lo + step)
+        ]
+    except (SyntaxError, ValueError, LookupError, ArithmeticError):
+        return None
+    if isinstance(tree.ops[0], (ast.Eq, ast.NotEq)):
+        # Between ends of two signs there may be a zero.
+        equal = [first == last == 0 for first, last in ends]
+        if any(first * last <= 0 for first, last in ends if (first, last) != (0, 0)):
+            return None
+        found = _same(iter(equal))
+        return None if found is None else found == isinstance(tree.ops[0], ast.Eq)
+    compare = ast.Compare(ast.Name("d", ast.Load()), tree.ops, [ast.Constant(0)])
+    return _same(bool(tree_value(compare, {"d": d})) for pair in ends for d in pair)
+
+
+def _period(node: ast.AST, name: str) -> int:
+    """After how many sizes a whole number grows by the same again; raises LookupError for other numbers."""
+    match node:
+        case ast.Constant(value=int()):
+            return 1
+        case ast.Name(id=own) if own == name:
+            return 1
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return _period(inner, name)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+            return math.lcm(_period(left, name), _period(right, name))
+        case ast.BinOp(left=ast.Constant(value=int()), op=ast.Mult(), right=inner):
+            return _period(inner, name)
+        case ast.BinOp(left=inner, op=ast.Mult(), right=ast.Constant(value=int())):
+            return _period(inner, name)
+        case ast.BinOp(
+            left=inner, op=ast.FloorDiv() | ast.Mod(), right=ast.Constant(value=int() as divisor)
+        ) if divisor > 0:
+            # The divided number grows by a whole number in its period, and by a multiple in so many.
+            return _period(inner, name) * divisor
+    raise LookupError(ast.dump(node))
+
+
+@contextmanager
+def certain_conditions() -> Iterator[None]:
+    """Lets torch's tracing decide conditions that always give the same without keeping them."""
+    known: dict[tuple[str, tuple[tuple[str, Range], ...]], bool | None] = {}
+    evaluate: Callable[..., Any] = ShapeEnv.evaluate_expr
+    require: Callable[..., Any] = ShapeEnv.guard_or_defer_runtime_assert
+
+    def decide(environment: ShapeEnv, expression: Any) -> bool | None:
+        text = str(expression)
+        if not isinstance(expression, sympy.logic.boolalg.Boolean) or not _WORTH.search(text):
+            return None
+        ranges = _ranges(environment, sorted(expression.free_symbols, key=str))
+        if not ranges:
+            return None
+        key = text, tuple(ranges.items())
+        if key not in known:
+            known[key] = outcome(text, ranges)
+        return known[key]
+
+    def evaluate_expr(environment: Any, expression: Any, *args: Any, **kwargs: Any) -> Any:
+        found = decide(environment, expression)
+        if found is not None:
+            return sympy.true if found else sympy.false
+        return evaluate(environment, expression, *args, **kwargs)
+
+    def guard(environment: Any, expression: Any, *args: Any, **kwargs: Any) -> Any:
+        return decide(environment, expression) or require(environment, expression, *args, **kwargs)
+
+    with patch.multiple(ShapeEnv, evaluate_expr=evaluate_expr, guard_or_defer_runtime_assert=guard):
+        yield
+
+
+def _ranges(environment: ShapeEnv, symbols: Sequence[Any]) -> dict[str, Range]:
+    """The ranges of inputs' sizes; empty where one isn't such a size, or has no upper end."""
+    result = {}
+    for symbol in symbols:
+        span = environment.var_to_range.get(symbol)
+        if free_unbacked_symbols(symbol) or span is None or not span.is_int:
+            return {}
+        try:
+            # torch's own infinity refuses this, sympy's does too.
+            result[str(symbol)] = int(span.lower), int(span.upper)
+        except (AttributeError, OverflowError, TypeError, ValueError):
+            return {}
+    return result

@@ -1,0 +1,65 @@
+"""Conditions on sizes that always give the same are no conditions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgecompile.export.certain import outcome
+from edgecompile.export.export import export_model
+from edgecompile.loaders.load import load_model
+
+WAVE = 480_000
+
+
+@pytest.mark.parametrize(
+    ("condition", "most", "expected"),
+    [
+        ("2*((s//2)) < s + 1", 400, True),
+        ("2*((s//2)) < s + 1", WAVE, True),
+        ("2*((s//2)) < s", WAVE, None),
+        ("Eq(Mod(8*s, 4), 0)", WAVE, True),
+        ("Eq(Mod(s, 4), 0)", WAVE, None),
+        ("Ne((s - 1)//2 + 1, s//2 + 500000)", WAVE, True),
+        ("((s + 7)//8)*8 >= s", WAVE, True),
+        ("((s + 7)//8)*8 > s", 400, None),
+        ("s//2 > 100000", WAVE, None),
+        ("Eq(s//2, 1000)", WAVE, None),
+        ("Eq(2*(s//2), s//4)", WAVE, False),
+        ("Max(1, s//2) >= 1", 400, True),
+        ("Max(1, s//2) >= 1", WAVE, None),  # no period: not tried at so many sizes
+        ("unknown(s)//2 < 3", 400, None),
+    ],
+)
+def test_the_outcome_of_a_condition(condition: str, most: int, expected: bool | None) -> None:
+    assert outcome(condition, {"s": (2, most)}) is expected
+
+
+def test_conditions_on_several_sizes_are_tried_at_all_of_them() -> None:
+    assert outcome("Eq(Mod(4*a*b, 2), 0)", {"a": (1, 8), "b": (2, 64)}) is True
+    assert outcome("Eq(Mod(a*b, 2), 0)", {"a": (1, 8), "b": (2, 64)}) is None
+    assert outcome("a//2 < 3", {"a": (5, 4)}) is None
+
+
+class Halves(nn.Module):
+    """Conditions that hold for whole numbers alone; the last is a real one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        half, up = n // 2, (n + 7) // 8 * 8
+        if 2 * half > n or up < n or (up - n) // 8:
+            x = x * 0
+        return torch.nn.functional.pad(x, (0, 0, 0, up - n)).unflatten(1, (-1, 8)).amax(2)
+
+
+@pytest.mark.parametrize("most", [200, WAVE])
+def test_a_condition_that_always_holds_costs_nothing(most: int) -> None:
+    spec = {
+        "module": Halves(),
+        "inputs": {"x": torch.randn(1, 30, 2)},
+        "axes": {"x": {1: "length"}},
+        "limits": {"length": (9, most)},
+    }
+    exported = export_model(load_model(spec))
+    assert (exported.ranges["length"], exported.strategy) == ((9, most), "dim")
