@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edgecompile.runtime import Model
 from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.generation.prefix import FILE as PREFIX_FILE
 from tests.runtime.golden_files import write_case
 
 EOS = 7
@@ -126,3 +129,23 @@ def replace_files(folder: Path, document: dict[str, Any], files: dict[str, bytes
     parse_manifest(data)
     (folder / "manifest.json").unlink()
     (folder / "manifest.json").write_bytes(data)
+
+
+def caches_behind(model: Model, tokens: list[int]) -> bytes:
+    """The content of the file of a prompt's caches, by the bundle's own programs."""
+    session = model.session()
+    session.generate(tokens, max_new_tokens=1, do_sample=False, eos=())
+    caches, spec = session._caches, session._spec
+    rows = [caches.arrays[x][: len(tokens)] for x in spec.caches if x in caches.growing]
+    states = [caches.arrays[x] for x in spec.caches if x not in caches.growing]
+    parts = [np.array(tokens, "<i8"), *rows, *states]
+    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
+
+
+def put_prefix(bundle: Path, output: Path, data: bytes) -> Path:
+    """A copy of a bundle with a file of a prompt's caches."""
+    shutil.copytree(bundle, output)
+    document = json.loads((output / "manifest.json").read_text())
+    (output / PREFIX_FILE).parent.mkdir()
+    replace_files(output, document, {PREFIX_FILE: data})
+    return output

@@ -22,12 +22,12 @@ class Conversations:
         self._idle: list[TextSession] = []
 
     def take(self, prompt: Sequence[int]) -> TextSession:
-        """The session that has most of a prompt, or else a new one.
+        """The session that has most of a prompt, beyond what all have, or else a new one.
 
         Raises:
             UnsupportedHostError, GpuError: there is no memory for its caches.
         """
-        counts = [session.count_reusable(prompt) for session in self._idle]
+        counts = [session.count_gained(prompt) for session in self._idle]
         most = max(counts, default=0)
         if most > 0:
             return self._idle.pop(counts.index(most))

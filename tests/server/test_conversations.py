@@ -15,7 +15,7 @@ from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.server.conversations import Conversations
 from edgecompile.server.settings import Limits
-from tests.generative import replace_files
+from tests.generative import caches_behind, put_prefix, replace_files
 from tests.server.http.asgi import call, run, serving
 
 FIRST, SECOND, THIRD = [3, 1, 4, 1, 5], [9, 2, 6], [8, 8, 8]
@@ -43,6 +43,24 @@ def test_a_prompt_gets_the_session_that_has_most_of_it(model: Model) -> None:
     assert kept.take(THIRD) is two
     kept.give_back(two)
     assert kept.take(FIRST) is one
+
+
+def test_what_all_have_takes_nobody_s_session(
+    model: Model, decoder_bundle: Path, tmp_path: Path
+) -> None:
+    begun = [9, 20, 31, 42]
+    output = put_prefix(decoder_bundle, tmp_path / "a.ecb", caches_behind(model, begun))
+    with open_bundle(output, threads=1, warmup=False) as opened:
+        kept = Conversations(opened, 2)
+        one = kept.take([*begun, *FIRST])
+        one.generate([*begun, *FIRST], max_new_tokens=2)
+        kept.give_back(one)
+        two = kept.take([*begun, *SECOND])
+        assert two is not one
+        two.generate([*begun, *SECOND], max_new_tokens=2)
+        kept.give_back(two)
+        assert kept.take([*begun, *FIRST, 7]) is one
+        assert kept.take([*begun, *SECOND, 7]) is two
 
 
 def test_no_more_are_kept_than_asked_for(model: Model) -> None:

@@ -48,15 +48,18 @@ def find_rows(node: Node, dim: int) -> Rows | None:
         return None
     if torch.Tag.pointwise in target.tags or target in _BY_ELEMENT:
         inputs = _aligned(node, node.all_input_nodes, dim)
-        if inputs is None or torch.Tag.nondeterministic_seeded in target.tags:
+        target = _functional(node) if schema.is_mutable else target
+        if inputs is None or target is None or torch.Tag.nondeterministic_seeded in target.tags:
             return None
-        return Rows(inputs, node.args, _functional(target) if schema.is_mutable else target)
+        return Rows(inputs, node.args, target)
     rule = _RULES.get(target)
     found = None if rule is None or schema.is_mutable else rule(node, node.args, dim)
     if found is None:
         return None
     inputs, args = found
-    return None if inputs is None else Rows(inputs, args, target)
+    if inputs is None or (target not in _OF_ALIKE and _is_twice(node.args, inputs)):
+        return None
+    return Rows(inputs, args, target)
 
 
 def shape_of(node: Any) -> Sequence[Any]:
@@ -86,10 +89,24 @@ _BY_ELEMENT = {
 _Found = tuple["dict[Node, int] | None", Any]
 
 
-def _functional(target: Any) -> Any:
-    """The operator that doesn't change its operand; of the pointwise ones each has it."""
-    name = target._schema.name.partition("::")[2].removesuffix("_")
-    return getattr(getattr(aten, name), target._overloadname)
+#: Of other operators the result may have another dtype than what they change.
+_IN_PLACE = ("add_", "sub_", "mul_", "div_", "neg_", "exp_", "relu_", "silu_", "gelu_", "tanh_", "sigmoid_", "clamp_", "masked_fill_")  # fmt: skip
+
+
+def _functional(node: Node) -> Any:
+    """The operator that doesn't change its operand; None where its result might be another one."""
+    schema: Any = node.target._schema  # type: ignore[union-attr]
+    name = schema.name.partition("::")[2]
+    kinds = {item.meta["val"].dtype for item in node.all_input_nodes if shape_of(item)}
+    if name not in _IN_PLACE or (len(kinds) > 1 and name != "masked_fill_"):
+        return None
+    return getattr(getattr(aten, name.removesuffix("_")), schema.overload_name or "default", None)
+
+
+def _is_twice(args: Any, inputs: Mapping[Node, int]) -> bool:
+    """Whether an operand of which one row is taken is another operand as well, which may be needed in full."""
+    given: list[Any] = [item for item in args if isinstance(item, Node)]
+    return any(given.count(item) > 1 for item in inputs)
 
 
 def _aligned(node: Node, operands: Sequence[Any], dim: int) -> dict[Node, int] | None:
@@ -183,6 +200,8 @@ def _selected(node: Node, args: Any, dim: int) -> _Found:
 
 
 def _joined(node: Node, args: Any, dim: int) -> _Found:
+    if any(len(shape_of(part)) != len(shape_of(node)) for part in args[0]):
+        return None, ()  # torch leaves out what is empty
     parts, place = args[0], arguments_of(node)["dim"]
     return (None if dim == _within(node, place) else dict.fromkeys(parts, dim)), args
 
@@ -274,3 +293,5 @@ _RULES: dict[Any, Callable[[Node, Any, int], _Found]] = {
     aten.scaled_dot_product_attention.default: _attention,
     CACHED_ATTENTION: _cached_attention,
 }
+#: Operators whose operands are a list, all of which are alike.
+_OF_ALIKE = (aten.cat.default, aten.stack.default)

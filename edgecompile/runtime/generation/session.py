@@ -268,10 +268,14 @@ class Session(Unique, Generator):
             (found.length, found) if found is not None and found.length > prefix else (prefix, None)
         )
 
-    def count_reusable(self, tokens: Sequence[int]) -> int:
-        """How many tokens of a prompt needn't be run, as things stand; waits for no run that is under way."""
-        baked = 0 if self._prefix is None else self._prefix.count_usable(tokens)
-        return max(baked, self._count_kept(tokens, list(self._tokens)))
+    def count_gained(self, tokens: Sequence[int]) -> int:
+        """How many more tokens of a prompt needn't be run than in a new session; waits for no run under way."""
+        kept = self._count_kept(tokens, list(self._tokens))
+        return max(0, kept - self._count_baked(tokens))
+
+    def _count_baked(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a prompt are the bundle's own."""
+        return 0 if self._prefix is None else self._prefix.count_usable(tokens)
 
     def _count_kept(self, tokens: Sequence[int], text: Sequence[int]) -> int:
         """How many tokens of a prompt the caches hold, where they hold ``text``."""

@@ -108,6 +108,10 @@ def test_linears_of_one_input_stay_together() -> None:
         lambda x: torch.cat([x[:, 1:], x[:, :1]], 1),
         lambda x: x.roll(1, 1),
         lambda x: (x @ x.transpose(1, 2)) @ x,
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        lambda x: F.scaled_dot_product_attention(x, x, x.exp()),
+        lambda x: torch.bmm(x @ x.transpose(1, 2), x @ x.transpose(1, 2)) @ x,
+        lambda x: (x @ x.transpose(1, 2)).softmax(1) @ x,
         lambda x: x.reshape(1, -1, 2, WIDTH // 2).transpose(1, 2).reshape(1, -1, WIDTH),
     ],
 )  # fmt: skip
@@ -115,6 +119,21 @@ def test_linears_of_one_input_stay_together() -> None:
 def test_what_mixes_rows_keeps_all(mix: Callable[[Tensor], Tensor], static: bool) -> None:
     rows_of(lambda x, last, w: mix(x @ w)[:, last], static=static)
     rows_of(lambda x, last, w: (mix(x) @ w + x)[:, last], static=static)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.pow_(torch.tensor(2.0)),
+        lambda h: h.ge_(0.1),
+        lambda h: h.mul_(torch.ones(1, dtype=torch.float32)),
+        lambda h: h.masked_fill_(h > 1, 0.5),
+        lambda h: torch.cat([h.new_empty(0), h], -1),
+        lambda h: h.clamp_(0, 1),
+    ],
+)
+def test_changes_in_place_keep_their_dtype(change: Callable[[Tensor], Tensor]) -> None:
+    rows_of(lambda x, last, w: (change((x @ w) + 1) @ w)[:, last])
 
 
 def test_rows_that_something_else_needs_stay() -> None:

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgecompile.runtime import DamagedBundleError, Model, open_bundle
-from edgecompile.runtime.generation.prefix import FILE
-from tests.generative import replace_files
+from edgecompile.runtime import DamagedBundleError, open_bundle
+from tests.generative import caches_behind, put_prefix
 
 pytest.importorskip("torch")
 
 PROMPT = [9, 20, 31, 42, 53, 10, 21, 32]
 NEW = {"max_new_tokens": 6, "do_sample": False, "eos": ()}
-
-
-def caches_behind(model: Model, tokens: list[int]) -> bytes:
-    """The file's content, by the bundle's own programs."""
-    session = model.session()
-    session.generate(tokens, max_new_tokens=1, do_sample=False, eos=())
-    caches, spec = session._caches, session._spec
-    rows = [caches.arrays[x][: len(tokens)] for x in spec.caches if x in caches.growing]
-    states = [caches.arrays[x] for x in spec.caches if x not in caches.growing]
-    parts = [np.array(tokens, "<i8"), *rows, *states]
-    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
-
-
-def put_prefix(bundle: Path, output: Path, data: bytes) -> Path:
-    shutil.copytree(bundle, output)
-    document = json.loads((output / "manifest.json").read_text())
-    (output / FILE).parent.mkdir()
-    replace_files(output, document, {FILE: data})
-    return output
 
 
 @pytest.fixture(params=["decoder_bundle", "hybrid_bundle"])
@@ -54,15 +32,15 @@ def test_texts_are_the_same_and_begin_behind_the_prompt(whole: Path, tmp_path: P
         has_states = plain.info["generation"]["kind"] == "recurrent-lm"
         with open_bundle(output, threads=1, warmup=False) as model:
             session = model.session()
-            for prompt, reused in (
-                ([*PROMPT, 11, 12], 8),
-                ([*PROMPT, 11, 12, 40], 10),  # what the session holds is longer
-                ([*PROMPT[:5], 4, 4, 4], 0 if has_states else 5),
-                ([7, *PROMPT], 0),
-                (PROMPT, 0 if has_states else 7),
-                ([*PROMPT, 30], 8),
+            for prompt, reused, gained in (
+                ([*PROMPT, 11, 12], 8, 0),
+                ([*PROMPT, 11, 12, 40], 10, 2),  # what the session holds is longer
+                ([*PROMPT[:5], 4, 4, 4], 0 if has_states else 5, 0),
+                ([7, *PROMPT], 0, 0),
+                (PROMPT, 0 if has_states else 7, 0),
+                ([*PROMPT, 30], 8, 0),
             ):
-                assert session.count_reusable(prompt) == reused
+                assert session.count_gained(prompt) == gained
                 stream = session.stream(prompt, **NEW)
                 assert list(stream) == plain.generate(prompt, **NEW)
                 assert stream.reused == reused
