@@ -381,13 +381,13 @@ def test_torch_and_python_are_left_as_they_were() -> None:
 
 
 def test_conditions_of_torchs_own_modules_name_the_module() -> None:
-    net = nn.Sequential(nn.Conv1d(4, 4, 1), nn.Sequential(nn.MaxPool1d(3, 2, 1, ceil_mode=True)))
+    net = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Sequential(nn.PixelUnshuffle(2)))
     with watch_guards() as watch, pytest.raises(Exception, match="length"):
-        example = {"x": torch.randn(2, 4, 11)}
+        example = {"x": torch.randn(2, 4, 12)}
         named = NamedModule(net, ["x"], positional=1)
         export_program(named, example, INPUTS, {"length": (4, 70)}, LADDER[0])
     place = watch.place_of(INPUTS)
-    assert place == "the module 1.0 (MaxPool1d)"
+    assert place == "the module 1.0 (PixelUnshuffle)"
     assert str(line_of_text(f"its code needs length % 2 == 0 (at {place})")) == place
 
 
