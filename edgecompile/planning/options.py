@@ -90,7 +90,7 @@ class PlanOptions:
 class BuildOptions:
     """Options for compiling, running and packing programs.
 
-    A plan needs the first five and ``backend``; it ignores the others.
+    A plan needs the first five, ``seed`` and ``backend``; it ignores the others.
 
     Attributes:
         max_error: the largest difference from eager that ``precision="auto"`` may cause, as a share

@@ -30,7 +30,7 @@ extern "C" {
 
 /* The version of this header. ecr_open compares it with the library's. */
 #define ECR_ABI_VERSION 2
-/* The name of this macro in headers before 0.3. */
+/* The name of this macro in headers before 0.2. */
 #define EC_HOST_ABI_VERSION ECR_ABI_VERSION
 #define ECR_MAX_DIMS 8
 
