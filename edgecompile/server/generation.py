@@ -28,6 +28,7 @@ from edgecompile.runtime.text.tools import Call, CallReader
 from edgecompile.server.body_budget import check_characters
 from edgecompile.server.conversations import Conversations
 from edgecompile.server.errors import Overloaded, translate
+from edgecompile.server.grammar_thread import GrammarThread
 from edgecompile.server.journal import Journal, digest
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.schedule.threads import Threads
@@ -150,7 +151,9 @@ class Generator:
         self._busy = False
         self._thread = Threads(1)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._compiling = GrammarThread()
+        # Of texts that have constraints and no place yet: constraints take memory.
+        self._constrained = asyncio.Semaphore(texts)
         self._prompts: Prompts | None = None
 
     def prompts(self) -> Prompts:
@@ -208,7 +211,8 @@ class Generator:
 
         Raises:
             BadRequest: the options or the grammar are wrong, or there is no room in the context.
-        Unprocessable: no grammar can be followed here.
+            Unprocessable: no grammar can be followed here, or this one takes too long to read.
+            NotReady: other grammars do.
             Overloaded: too many texts wait.
             Quarantined: workers died while they ran it.
         """
@@ -223,27 +227,45 @@ class Generator:
             )
         self._inside += 1
         try:
-            async with self._places:
+            options = await self._enter(prompt, generation)
+            try:
                 began = self._clock()
-                async for piece in self._run(prompt, generation, key):
+                async for piece in self._run(prompt, generation, options, key):
                     yield piece
                 took = self._clock() - began
                 self._text_s += (_FOLLOW if self._text_s else 1.0) * (took - self._text_s)
+            finally:
+                self._places.release()
         finally:
             self._inside -= 1
 
+    async def _enter(self, prompt: list[int], generation: Generation) -> Options:
+        """Waits for a place, with the text's constraint: no place is held while that is made."""
+        prompts, options = self.prompts(), generation.options
+        make = self._constrain(generation)
+        try:
+            most = count_new_tokens(prompts.spec, prompt, options.get("max_new_tokens"))
+            chosen = {**options, "max_new_tokens": most, "constraint": None}
+            if make is None:
+                await self._places.acquire()
+                return Options(**chosen)
+            async with self._constrained:
+                chosen["constraint"] = await self._compiling.run(make)
+                await self._places.acquire()
+            return Options(**chosen)
+        except EdgecompileError as error:
+            raise translate(error) from None
+
     async def _run(
-        self, prompt: list[int], generation: Generation, key: bytes
+        self, prompt: list[int], generation: Generation, options: Options, key: bytes
     ) -> AsyncIterator[Piece]:
         session: TextSession | None = None
         try:
-            prompts, options = self.prompts(), generation.options
-            most = count_new_tokens(prompts.spec, prompt, options.get("max_new_tokens"))
-            constraint = await self._constrain(generation)
-            chosen = Options(**{**options, "max_new_tokens": most, "constraint": constraint})
+            prompts = self.prompts()
             session = self._conversations.take(prompt)
-            stream = await self._begin_stream(session, prompt, generation, chosen)
-            special = generation.tools is not None and prompts.tool_format()[1]
+            stream = await self._begin_stream(session, prompt, generation, options)
+            # Special tokens that are part of calls are read, and no others.
+            special = [] if generation.tools is None else prompts.tool_format()[1]
             text = TextStream(prompts.tokenizer, stream, generation.stop, special)
             while (token := await self._next(stream, key)) is not None:
                 piece = text.read(token)
@@ -265,8 +287,8 @@ class Generator:
             if session is not None:
                 self._conversations.give_back(session)
 
-    async def _constrain(self, generation: Generation) -> GrammarConstraint | None:
-        """A text that has its place gets its constraint, on a thread: a schema may take a second."""
+    def _constrain(self, generation: Generation) -> Callable[[], GrammarConstraint] | None:
+        """A call that makes the text's constraint, for a thread: a schema may take a second. None: it has none."""
         prompts, tools = self.prompts(), generation.tools
         if not generation.grammar and (tools is None or not tools.must):
             return None
@@ -277,7 +299,7 @@ class Generator:
             asked = {name: tools.schemas[name] for name in tools.must}
             return prompts.grammars.make_call(prompts.tool_format()[0], asked)
 
-        return await asyncio.get_running_loop().run_in_executor(self._compiling, make)
+        return make
 
     async def _begin_stream(
         self,
@@ -347,5 +369,5 @@ class Generator:
         self._cores.leave(self._begin)
         self._conversations.clear()
         self._tokenizing.shutdown()
-        self._compiling.shutdown()
+        self._compiling.close()
         self._thread.close()

@@ -70,7 +70,8 @@ def differences(model: LoadedModel, exported: ExportedModel) -> list[dict[str, i
         # Where another branch begins, the program ends; the traced length is 16.
         (sizes.branch, (11, 16)),
         (sizes.threshold, (2, 37)),
-        (sizes.halves, (4, 130)),
+        (sizes.halves, (2, 130)),
+        (sizes.thirds, (8, 130)),
     ],
 )
 def test_an_export_is_right_at_every_length_that_it_serves(
@@ -145,10 +146,10 @@ def test_a_length_that_the_code_generator_fixes_is_refused() -> None:
 
 
 def test_what_the_code_generator_takes_for_given_is_tried_where_it_does_not_hold() -> None:
-    # The program is right from 4 on; the code is generated as if it were for all lengths.
-    module, exported, code = generated(sizes.halves, allow_narrower=True)
+    # The program is right from 8 on; the code is generated as if it were for all lengths.
+    module, exported, code = generated(sizes.thirds, allow_narrower=True)
     assert code.assumed and not code.overflows
-    at, span = {"length": 16}, {"length": (4, 130)}
+    at, span = {"length": 16}, {"length": (8, 130)}
     assert unlike_sizes(module, code.assumed, exported.inputs, span, at) == []
     found = unlike_sizes(module, code.assumed, exported.inputs, {"length": (1, 130)}, at)
     assert {"length": 1} in found and {"length": 16} not in found

@@ -131,6 +131,11 @@ def halves(model: Any, y: Tensor, x: Tensor) -> Tensor:
     return first[:, : second.shape[1]] + second
 
 
+def thirds(model: Any, y: Tensor, x: Tensor) -> Tensor:
+    first, _, third = y.chunk(3, 1)
+    return first[:, : third.shape[1]] + third
+
+
 def both_axes(model: Any, y: Tensor, x: Tensor) -> Tensor:
     batch, n = x.shape[:2]
     return y * (n % batch + batch // 2) + min(n, 3 * batch) + (n * batch) % 5

@@ -239,9 +239,9 @@ class ChatEncoder(Unique):
         # Made when a message first holds a special token.
         self._plain: Any = None
 
-    def has_special(self, text: str) -> bool:
-        """Whether a text holds a special token."""
-        return self._special.search(text) is not None
+    def find_special(self, text: str) -> List[int]:
+        """The special tokens that a text holds."""
+        return [self._tokenizer.token_to_id(mark) for mark in self._special.findall(text)]
 
     def encode(self, pieces: Sequence[Piece], messages: Sequence[Message] = ()) -> List[int]:
         """Token ids of a prompt.

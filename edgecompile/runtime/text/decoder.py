@@ -1,6 +1,6 @@
 """From new tokens to text, piece by piece: the text that follows the prompt's, spaces included."""
 
-from typing import Any, List, Sequence
+from typing import Any, Collection, List, Sequence
 
 #: What stands for bytes that are no character, or not yet a whole one.
 _HALF = "\ufffd"
@@ -17,13 +17,18 @@ class TextDecoder:
 
     A token is decoded together with those before it, as many tokenizers write it otherwise at the start of
     a text: Llama's drop the space in front of a first word. So all pieces together are the end of the decoded
-    prompt and new tokens, behind the decoded prompt. Special tokens are left out, unless they are asked for.
+    prompt and new tokens, behind the decoded prompt. Special tokens are left out, but for those that are asked for.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], special: bool = False) -> None:
-        """``tokenizer`` is one of the package tokenizers, ``prompt`` the token ids before the new ones."""
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], kept: Collection[int] = ()) -> None:
+        """``tokenizer`` is one of the package tokenizers, ``prompt`` the token ids before the new ones.
+
+        ``kept`` are the special tokens that are written.
+        """
         self._tokenizer = tokenizer
-        self._skip = not special
+        added = tokenizer.get_added_tokens_decoder() if kept else {}
+        self._left_out = {at for at, token in added.items() if token.special} - set(kept)
+        self._skip = not kept
         size = _BEFORE
         # Special tokens alone have no text for the first word to follow.
         while size < len(prompt) and not self._decode(prompt[-size:]):
@@ -60,5 +65,6 @@ class TextDecoder:
         return new
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=self._skip)
+        read = [token for token in ids if token not in self._left_out]
+        text: str = self._tokenizer.decode(read, skip_special_tokens=self._skip)
         return text

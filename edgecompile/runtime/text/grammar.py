@@ -5,6 +5,7 @@ come from users of a server, too: what would take too long, or end the process, 
 """
 
 import json
+import re
 import threading
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
@@ -13,44 +14,52 @@ import numpy as np
 from ..base.errors import ConstraintError, TokenizerError
 from ..base.lifetime import Unique
 from ..format.document import shorten
-from .schema_limits import check_schema
-from .tools import ToolFormat, make_call_schema
+from .schema_limits import check_multiples, check_schema
+from .tools import ToolFormat, make_call_schema, name_tool
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: Kinds of grammars: their names as arguments of ``Model.make_constraint``.
 JSON_SCHEMA, REGEX, LARK = "json_schema", "regex", "lark"
+#: Of servers alone: one of several texts, written as rules.
+CHOICE = "choice"
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_REGEX_BYTES = 4 << 10
 #: llguidance compiles rules by recursion: several thousand in a chain end the process.
 MAX_LARK_BYTES, MAX_LARK_LINES = 64 << 10, 500
+MAX_CHOICES = 2000
 #: For the expressions of one grammar; most take under a hundredth of it, and a bad one about two seconds.
 _FUEL = 200_000
 _PRODUCTIONS = 100_000
 _LONGEST = 500
+_TOOLS = "a call of these tools"
+#: Of llguidance's errors: the place in the rules, and the rules.
+_RULES = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: |\s\d+ \| .*", re.DOTALL)
 #: A text that these end is whole.
 _WHOLE = ("NoExtension", "NoExtensionBias", "EndOfSentence")
 
 
 class Grammar(NamedTuple):
-    """A grammar that is to be obeyed: one of the kinds above, and its text."""
+    """A grammar that is to be obeyed: one of the kinds above, its text, and its name in errors if not the kind."""
 
     kind: str
     text: str
+    name: str = ""
 
 
 def make_grammar(
     json_schema: Union[str, Mapping[str, Any], bool, None] = None,
     regex: Optional[str] = None,
     lark: Optional[str] = None,
+    choice: Optional[Sequence[str]] = None,
 ) -> Grammar:
-    """The one grammar that is given; see ``Model.make_constraint``.
+    """The one grammar that is given; see ``Model.make_constraint``. ``choice`` has the texts of which it is one.
 
     Raises:
         ConstraintError: none is given or several are, or it isn't one, or is larger than is read here.
     """
-    given = {JSON_SCHEMA: json_schema, REGEX: regex, LARK: lark}
+    given = {JSON_SCHEMA: json_schema, REGEX: regex, LARK: lark, CHOICE: choice}
     kinds = [kind for kind, value in given.items() if value is not None]
     if len(kinds) != 1:
         raise ConstraintError(
@@ -61,6 +70,8 @@ def make_grammar(
     kind = kinds[0]
     if json_schema is not None:
         return Grammar(kind, _write_schema(json_schema))
+    if choice is not None:
+        return Grammar(kind, _write_choice(choice))
     text: Any = given[kind]
     if not isinstance(text, str):
         raise ConstraintError("{} is a {}, must be a text".format(kind, type(text).__name__))
@@ -73,28 +84,44 @@ def make_grammar(
     return Grammar(kind, text)
 
 
-def _write_schema(schema: Union[str, Mapping[str, Any], bool]) -> str:
+def _write_schema(schema: Union[str, Mapping[str, Any], bool], name: str = JSON_SCHEMA) -> str:
+    """A schema as JSON; ``name`` is its name in errors."""
     if isinstance(schema, str):
-        _check_size(JSON_SCHEMA, schema, MAX_SCHEMA_BYTES)
+        _check_size(name, schema, MAX_SCHEMA_BYTES)
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            text = "json_schema isn't JSON: {}".format(error)
+            text = "{} isn't JSON: {}".format(name, error)
             raise ConstraintError(shorten(text, _LONGEST)) from None
     if isinstance(schema, bool):  # true is any JSON, false none
         schema = {} if schema else {"anyOf": []}
     if not isinstance(schema, Mapping):
-        text = "json_schema is a {}, must be an object"
-        raise ConstraintError(text.format(type(schema).__name__))
-    check_schema(schema)
+        text = "{} is a {}, must be an object"
+        raise ConstraintError(text.format(name, type(schema).__name__))
     try:
         # No NaN, which is no JSON; characters as they are, and half of a pair as an error.
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        text = "json_schema can't be written as JSON: {}".format(error)
+        text = "{} can't be written as JSON: {}".format(name, error)
         raise ConstraintError(shorten(text, _LONGEST)) from None
-    _check_size(JSON_SCHEMA, text, MAX_SCHEMA_BYTES)
+    # The size first: to follow a large one's references takes long.
+    _check_size(name, text, MAX_SCHEMA_BYTES)
+    check_schema(json.loads(text), name)
     return text
+
+
+def _write_choice(texts: Sequence[str]) -> str:
+    if len(texts) > MAX_CHOICES:
+        text = "choice has {} texts, the limit is {}"
+        raise ConstraintError(text.format(len(texts), MAX_CHOICES))
+    rules = "start: " + " | ".join(map(_quote, texts))
+    _check_size(CHOICE, rules, MAX_LARK_BYTES)
+    return rules
+
+
+def _quote(text: str) -> str:
+    """A text within Lark's rules, whose reader takes no control characters as they are."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _check_size(kind: str, text: str, most: int) -> None:
@@ -146,7 +173,9 @@ class Grammars(Unique):
         except Exception as error:  # ValueErrors for what is no schema at all
             problem = str(error) or type(error).__name__
         if problem or matcher is None:
-            text = "{} can't be used: {}".format(grammar.kind, _tidy(problem))
+            if grammar.name:  # rules that aren't the user's
+                problem = _RULES.sub("", problem)
+            text = "{} can't be used: {}".format(grammar.name or grammar.kind, _tidy(problem))
             raise ConstraintError(shorten(text, _LONGEST))
         return GrammarConstraint(matcher, self._vocabulary)
 
@@ -157,10 +186,40 @@ class Grammars(Unique):
             form: form of calls.
             tools: schemas of the arguments by the tools' names.
         """
-        schema = make_grammar(json_schema=make_call_schema(form, tools)).text
+        size, read = 0, {}
+        for name, parameters in tools.items():
+            # Each by itself: of several tools that may be called, one is.
+            text = _write_schema(parameters, name_tool(name))
+            size += len(text.encode())
+            if size > MAX_SCHEMA_BYTES:
+                text = "the schemas of these tools have {} bytes or more, the limit is {}"
+                raise ConstraintError(text.format(size, MAX_SCHEMA_BYTES))
+            read[name] = json.loads(text)
+        schema = make_call_schema(form, read)
+        check_multiples(schema, _TOOLS)
         parts = [self.write_literal(form.before), "call", self.write_literal(form.after)]
-        rules = "start: {}\ncall: %json {}".format(" ".join(filter(None, parts)), schema)
-        return self.make(Grammar(LARK, rules))
+        rules = "start: {}\ncall: %json {}".format(
+            " ".join(filter(None, parts)), json.dumps(schema, ensure_ascii=False)
+        )
+        try:
+            return self.make(Grammar(LARK, rules, _TOOLS))
+        except ConstraintError:
+            # Rules are nothing that users wrote: the tool at fault is named, with its own error.
+            for name, parameters in read.items():
+                self._check_tool(name, make_call_schema(form, {name: parameters}))
+            raise
+
+    def _check_tool(self, name: str, schema: Mapping[str, Any]) -> None:
+        matchers = self._package.LLMatcher
+        text = json.dumps(schema, ensure_ascii=False)
+        try:
+            problem = matchers.validate_grammar(_convert(matchers, Grammar(JSON_SCHEMA, text)))
+        except Exception as error:
+            problem = str(error)
+        if problem:
+            problem = _tidy(problem).replace("json-schema:///", "").replace("/$defs/tool0", "")
+            text = "{} can't be used: {}".format(name_tool(name), problem)
+            raise ConstraintError(shorten(text, _LONGEST))
 
     def write_literal(self, text: str) -> str:
         """A text as Lark's rules name it: a quoted one, in which tokens of their own stand by their numbers."""
@@ -176,10 +235,10 @@ class Grammars(Unique):
                 plain += text[at : at + 1]
                 at += 1
                 continue
-            parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
+            parts += [_quote(plain)] if plain else []
             parts.append("<[{}]>".format(added[mark]))
             plain, at = "", at + len(mark)
-        parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
+        parts += [_quote(plain)] if plain else []
         return " ".join(parts)
 
     def _load(self) -> None:

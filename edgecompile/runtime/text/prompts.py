@@ -83,15 +83,15 @@ class Prompts(Unique):
             raise InputError("the prompt holds no tokens")
         return ids
 
-    def tool_format(self) -> "Tuple[ToolFormat, bool]":
-        """The form in which the model calls tools, and whether special tokens are part of it.
+    def tool_format(self) -> "Tuple[ToolFormat, List[int]]":
+        """The form in which the model calls tools, and the special tokens that are part of it.
 
         Raises:
             TokenizerError: see ``Chat.tool_format``.
         """
         ends = [self.tokenizer.id_to_token(token) or "" for token in self.spec.eos]
         form = self._open_chat().tool_format(ends)
-        return form, self._encoder.has_special(form.before + form.after)
+        return form, self._encoder.find_special(form.before + form.after)
 
     def _open_chat(self) -> Chat:
         if self._chat is None:

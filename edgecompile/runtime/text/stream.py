@@ -1,6 +1,6 @@
 """New text as it is made: whole characters, ended by texts."""
 
-from typing import TYPE_CHECKING, Any, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Optional, Sequence
 
 from ..base.lifetime import Unique
 from .decoder import TextDecoder
@@ -60,11 +60,11 @@ class TextStream(Unique):
         tokenizer: Any,
         tokens: "TokenStream",
         stops: Sequence[str] = (),
-        special: bool = False,
+        special: Collection[int] = (),
     ) -> None:
         """``tokenizer`` is one of the package tokenizers; ``stops`` are texts at which the new one ends.
 
-        ``special`` says whether special tokens are written, too; one that ends the text never is.
+        ``special`` are the special tokens that are written, too; one that ends the text never is.
         """
         self.tokens = tokens
         self.text = ""

@@ -20,6 +20,9 @@ from typing import (
     Tuple,
 )
 
+from ..base.errors import ConstraintError
+from ..format.document import shorten
+from .schema_limits import DATA, NAMED
 from .stream import find_overlap
 
 Message = Mapping[str, Any]
@@ -107,23 +110,33 @@ def find_common(first: str, second: str) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
+def name_tool(name: str) -> str:
+    """The schema of a tool's arguments, as errors name it."""
+    return "the schema of the tool {!r:.80}".format(name)
+
+
 def make_call_schema(form: ToolFormat, tools: Mapping[str, Any]) -> Dict[str, Any]:
     """The JSON schema of a call of one of some tools.
 
     Args:
         form: form of calls.
         tools: schemas of the arguments by the tools' names.
+
+    Raises:
+        ConstraintError: arguments can't be an object, or a schema has references or an ``$id`` that can't be moved.
     """
     choices, definitions = [], {}
     for index, (name, parameters) in enumerate(tools.items()):
         place = "tool{}".format(index)
-        definitions[place] = _move(parameters, "#/$defs/" + place)
+        _check_object(parameters, name)
+        definitions[place] = _Move(place, name, parameters).move(parameters)
         choices.append(
             {
                 "type": "object",
                 "properties": {
                     "name": {"const": name},
-                    form.arguments: {"$ref": "#/$defs/" + place},
+                    # Calls have objects, where a schema takes other values, too.
+                    form.arguments: {"type": "object", "$ref": "#/$defs/" + place},
                 },
                 "required": ["name", form.arguments],
                 "additionalProperties": False,
@@ -134,21 +147,53 @@ def make_call_schema(form: ToolFormat, tools: Mapping[str, Any]) -> Dict[str, An
     return {"anyOf": choices, "$defs": definitions, "x-guidance": options}
 
 
-def _move(schema: Any, place: str) -> Any:
-    """A schema that stands within another one: its references begin at its own place."""
-    if isinstance(schema, list):
-        return [_move(item, place) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {}
-    for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            moved[key] = place + value[1:]
-        elif key in ("const", "enum", "default", "examples"):
-            moved[key] = value
-        elif key != "$schema":  # it is the whole one's
-            moved[key] = _move(value, place)
-    return moved
+def _check_object(parameters: Mapping[str, Any], name: str) -> None:
+    kinds = parameters.get("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        text = "{} has the type {}, must have the type object"
+        raise ConstraintError(text.format(name_tool(name), shorten(json.dumps(kinds), 80)))
+
+
+class _Move:
+    """Moves the schema of a tool to a place of its own: its references begin there."""
+
+    def __init__(self, place: str, name: str, schema: Mapping[str, Any]) -> None:
+        self._place, self._name = place, name
+        own = schema.get("$id")
+        self._schema, self._own = schema, own.rstrip("#") if isinstance(own, str) else ""
+
+    def move(self, schema: Any) -> Any:
+        if isinstance(schema, list):
+            return [self.move(item) for item in schema]
+        if not isinstance(schema, dict):
+            return schema
+        moved: Dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in NAMED and isinstance(value, dict):
+                moved[key] = {name: self.move(inner) for name, inner in value.items()}
+            elif key == "$ref" and isinstance(value, str):
+                moved[key] = self._move_reference(value)
+            elif key == "$anchor" and isinstance(value, str):
+                moved[key] = "{}.{}".format(self._place, value)
+            elif key in DATA:
+                moved[key] = value
+            elif key == "$id":  # the whole one's is left out
+                if schema is not self._schema:
+                    self._refuse("has an $id within, which isn't supported")
+            elif key != "$schema":  # it is the whole one's
+                moved[key] = self.move(value)
+        return moved
+
+    def _move_reference(self, reference: str) -> str:
+        base, _, path = reference.partition("#")
+        if base not in ("", self._own):
+            self._refuse("refers to another document: " + shorten(reference, 80))
+        if path and not path.startswith("/"):
+            return "#{}.{}".format(self._place, path)
+        return "#/$defs/" + self._place + path
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise ConstraintError("{} {}".format(name_tool(self._name), problem))
 
 
 class CallReader:
@@ -242,12 +287,20 @@ class CallReader:
         return (None, end) if rest else (self._judge(value), len(text))
 
     def _judge(self, value: Any) -> Optional[Call]:
-        if not isinstance(value, dict) or value.get("name") not in self._names:
+        if not isinstance(value, dict) or set(value) != {"name", self._key}:
             return None
-        arguments = value.get(self._key)
-        if set(value) != {"name", self._key} or not isinstance(arguments, dict):
+        name, arguments = value["name"], value[self._key]
+        # Models write anything: a name may be a list, which is in no set.
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
-        return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+        try:
+            text = json.dumps(arguments, ensure_ascii=False)
+            text.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, which is an escape in JSON alone
+            text = json.dumps(arguments)
+        except RecursionError:
+            return None
+        return Call(name, text)
 
 
 def _refuse(name: str) -> NoReturn:

@@ -5,7 +5,6 @@ OpenAI's ``response_format``, and what maps to the same of vLLM's and llama.cpp'
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +47,7 @@ def read_grammar(document: Mapping[str, Any]) -> dict[str, Any]:
             raise BadRequest(f"structured_outputs must be an object, not {kind(outputs)}")
         _OUTPUTS.check(outputs, "structured_outputs.")
         for name, value in outputs.items():
-            if value is not None and value is not False:
+            if value is not None and (value is not False or name != "json_object"):
                 field = f"structured_outputs.{name}"
                 found[field] = _read_guide(field, name, value)
     asked = {field: grammar for field, grammar in found.items() if grammar}
@@ -62,12 +61,20 @@ def _read_format(value: Any) -> dict[str, Any]:
         raise BadRequest(f"response_format must be an object, not {kind(value)}")
     _FORMAT.check(value, "response_format.")
     form = required(value, "type")
+    if form not in ("text", "json_object", "json_schema"):
+        raise Unprocessable(f"response_format.type {form!r:.80} isn't supported")
+    for key, goes in (("json_schema", "json_schema"), ("schema", "json_object")):
+        if form != goes and value.get(key) is not None:
+            raise BadRequest(f"response_format.{key} goes with the type {goes}, not with {form}")
     if form == "text":
         return {}
     if form == "json_object":  # llama.cpp's may have a schema
-        return {"json_schema": value.get("schema") or _OBJECT}
-    if form != "json_schema":
-        raise Unprocessable(f"response_format.type {form!r:.80} isn't supported")
+        schema = value.get("schema")
+        if not isinstance(schema, dict | None):
+            raise BadRequest(
+                f"response_format.schema must be a JSON schema, an object, not {kind(schema)}"
+            )
+        return {"json_schema": schema or _OBJECT}
     schema = value.get("json_schema")
     if not isinstance(schema, dict):
         raise BadRequest("response_format.json_schema must be an object with a schema")
@@ -89,8 +96,7 @@ def _read_guide(field: str, name: str, value: Any) -> dict[str, Any]:
             or any(not isinstance(item, str) or not item for item in value)
         ):
             raise BadRequest(f"{field} must be a list of texts")
-        texts = (json.dumps(item, ensure_ascii=False) for item in value)
-        return {"lark": "start: " + " | ".join(texts)}
+        return {"choice": value}
     if name == "json_object":
         if value is not True:
             raise BadRequest(f"{field} must be true or false")

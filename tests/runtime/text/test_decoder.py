@@ -97,3 +97,14 @@ def test_a_prompt_of_bytes_is_divided_between_characters() -> None:
     for text in ("አማርኛ", "éአማርኛ", "አማርኛ" * 9, "a😀é😀é"):
         found = pieces(a_tokenizer("llama"), ids("<s>") + spelled(text), spelled("ቋንቋ"))
         assert [piece for piece in found if piece] == ["ቋ", "ን", "ቋ"], text
+
+
+@pytest.mark.parametrize("style", ["llama", "bytes"])
+def test_special_tokens_that_are_asked_for_are_written_and_no_others(style: str) -> None:
+    tokenizer = a_tokenizer(style)
+    tokenizer.add_special_tokens(["<call>", "<other>"])
+    start, call, other = (tokenizer.token_to_id(text) for text in ("<s>", "<call>", "<other>"))
+    decoder = TextDecoder(tokenizer, [start, *ids("▁The", "▁is")], [call])
+    new = [start, other, *ids("▁Paris"), call, *ids("."), other, call]
+    text = "".join(decoder.add(token) for token in new) + decoder.rest()
+    assert text.replace(SPACE, "") == "Paris<call>.<call>"

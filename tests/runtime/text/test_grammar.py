@@ -17,6 +17,7 @@ from edgecompile.runtime import ConstraintError, Model, TokenizerError, open_bun
 from edgecompile.runtime.text import grammar as module
 from edgecompile.runtime.text.grammar import Grammars, make_grammar
 from edgecompile.runtime.text.schema_limits import MAX_LEVELS, MAX_NESTED
+from edgecompile.runtime.text.tools import ToolFormat
 from tests.bytewise import CALL, make_tokenizer
 from tests.generative import EOS
 
@@ -202,6 +203,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": {"enum": ["x" * 70_000]}}, "70014 bytes, the limit is 65536"),
     ({"json_schema": nested(MAX_NESTED + 1)}, f"the limit is {MAX_NESTED}"),
     ({"json_schema": chain(700, {"$ref": "NEXT"}, "NEXT")}, f"over {MAX_LEVELS} levels"),
+    ({"json_schema": {"allOf": [{"$ref": f"#/a/{i}"} for i in range(9999)]}}, "the limit is 65536"),
     ({"regex": 3}, "regex is a int, must be a text"),
     ({"regex": "("}, "regex can't be used"),
     ({"regex": "a" * 4097}, "regex has 4097 bytes, the limit is 4096"),
@@ -218,6 +220,105 @@ def test_bad_grammars_are_refused(model: Model, grammar: dict[str, Any], text: s
     with pytest.raises(ConstraintError, match=text) as caught:
         model.make_constraint(**grammar)
     assert len(caught.value.message) < 600 and "<" not in caught.value.message
+
+
+HUGE = {"type": "integer", "multipleOf": 9_999_999}
+#: Each would take minutes and all memory: a state for every residue.
+MULTIPLES: list[dict[str, Any]] = [
+    HUGE,
+    {"multipleOf": 1e300},
+    {"multipleOf": 9973.01},
+    {"properties": {"multipleOf": {"items": [{"oneOf": [HUGE]}]}}},
+    {"properties": {"enum": HUGE}},
+    {"patternProperties": {"const": HUGE}},
+    {"$ref": "#/default", "default": HUGE},
+    {"$ref": "#/%64efault", "default": HUGE},
+    {"$ref": "#/properties", "properties": {"properties": {"enum": HUGE}}},
+    {"$ref": "http://a/b#/enum/0", "$defs": {"a": {"$id": "http://a/b", "enum": [HUGE]}}},
+    {"allOf": [{"multipleOf": 101}, {"multipleOf": 103}]},
+    {"anyOf": [{"multipleOf": n} for n in (7, 11, 13, 17)]},
+    {"prefixItems": [{"multipleOf": 999, "minimum": n} for n in range(300)]},
+]
+
+
+@pytest.mark.parametrize("schema", MULTIPLES, ids=range(len(MULTIPLES)))
+def test_multiples_of_too_many_residues_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConstraintError, match=r"multipleOf.* is over (10000|200000), the limit"):
+        make_grammar(json_schema=schema)
+    form, grammars = ToolFormat("", "", "arguments", (",", ":")), Grammars(make_tokenizer(), 61, [])
+    with pytest.raises(ConstraintError, match="multipleOf"):
+        grammars.make_call(form, {"a": {}, "b": {**schema, "type": "object"}})
+
+
+def test_multiples_of_all_tools_together_are_bounded() -> None:
+    form, grammars = ToolFormat("", "", "arguments", (",", ":")), Grammars(make_tokenizer(), 61, [])
+    tools = {f"a{n}": {"properties": {"a": {"multipleOf": n}}} for n in (101, 103)}
+    with pytest.raises(ConstraintError, match="a call of these tools: with multipleOf 101"):
+        grammars.make_call(form, tools)
+
+
+def test_multiples_of_few_residues_are_taken(model: Model) -> None:
+    for schema in (
+        {"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 99},
+        {"type": "number", "multipleOf": 0.25, "minimum": 0, "maximum": 9},
+        {"const": 1, "default": HUGE},
+        {"properties": {"multipleOf": {"type": "integer", "multipleOf": 1000}}},
+        {"type": "array", "prefixItems": [{"multipleOf": 0.01, "minimum": n} for n in range(300)]},
+    ):
+        model.make_constraint(json_schema=schema)
+
+
+def test_references_are_followed_once() -> None:
+    """Many to one large target, and many that aren't there, cost no more than a walk."""
+    part = {"allOf": [{"enum": [1]}] * 2000}
+    many = {"$defs": {"a": part}, "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a/x"}] * 500}
+    assert make_grammar(json_schema=many)
+    shallow = {"anyOf": [{"$ref": f"#/x/{n}"} for n in range(2000)]}
+    with pytest.raises(ConstraintError, match="2000 references"):
+        make_grammar(json_schema=shallow)
+
+
+def test_choices_are_bounded_and_written_with_any_characters(model: Model) -> None:
+    for text in ("\x7f", "\x00", "\x1f", "\x85", "\u2028", '\\"', "a\x7fb"):
+        made = make_grammar(choice=["yes", text])
+        constraint = model._prompts().grammars.make(made)
+        assert model.complete("a", constraint=constraint) in ("yes", text)
+    with pytest.raises(ConstraintError, match="choice has 2001 texts, the limit is 2000"):
+        make_grammar(choice=["a"] * 2001)
+    with pytest.raises(ConstraintError, match="choice has 70009 bytes, the limit is 65536"):
+        make_grammar(choice=["a" * 70_000])
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"not": {}}, "'b' can't be used: Unimplemented keys"),
+        ({"$ref": "#/none"}, "'b' can't be used: Pointer '/none' does not exist"),
+        ({"properties": {"a": {"pattern": "("}}}, "'b' can't be used: .*unclosed group"),
+        ({"type": "string"}, "'b' has the type .string., must have the type object"),
+        ({"type": ["null", "array"]}, "'b' has the type"),
+        ({"$ref": "json-schema:///#/$defs/tool0"}, "'b' refers to another document"),
+        ({"items": {"$id": "x"}}, "'b' has an .id within"),
+        ({"description": "x" * 40_000}, "these tools have 80"),
+        ({"description": "x" * 70_000}, "'b' has 70"),
+    ],
+    ids=str,
+)
+def test_the_tool_at_fault_is_named(schema: dict[str, Any], text: str) -> None:
+    form, grammars = ToolFormat("", "", "arguments", (",", ":")), Grammars(make_tokenizer(), 61, [])
+    with pytest.raises(ConstraintError, match=text) as caught:
+        grammars.make_call(form, {"a": {"description": "x" * 40_000}, "b": schema})
+    assert "%json" not in caught.value.message and "tool1" not in caught.value.message
+
+
+def test_many_tools_of_nested_arrays_are_taken() -> None:
+    form, grammars = ToolFormat("", "", "arguments", (",", ":")), Grammars(make_tokenizer(), 61, [])
+    rows = {"type": "array", "items": {"type": "array", "items": {"$ref": "#/$defs/one"}}}
+    tool = {"properties": {"a": rows}, "$defs": {"one": {"type": "integer"}}}
+    assert grammars.make_call(form, {f"a{n}": tool for n in range(100)}).mask().any()
+    deep = chain(700, {"$ref": "NEXT"}, "NEXT")
+    with pytest.raises(ConstraintError, match=f"tool 'b' has 701 references, of over {MAX_LEVELS}"):
+        grammars.make_call(form, {"a": {}, "b": deep})
 
 
 LINKS = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgecompile.runtime.base.errors import TokenizerError
+from edgecompile.runtime.base.errors import ConstraintError, TokenizerError
 from edgecompile.runtime.text.chat import Chat
 from edgecompile.runtime.text.tools import Call, CallReader, ToolFormat, make_call_schema
 from tests.bytewise import TEMPLATE
@@ -132,6 +132,7 @@ def call_of(name: str = "find", **arguments: Any) -> tuple[str, Call]:
 
 ONE, FIND = call_of(x=1, y={"é": ["}", "</tool_call>", '"']})
 TWO, WALK = call_of("walk")
+HALF = Call("walk", '{"\\udc00": "\\u00e9\\ud800"}')
 ANSWERS: list[tuple[str, str, list[Call]]] = [
     (ONE, "", [FIND]),
     (f"{ONE}\n{TWO}\n", "", [FIND, WALK]),
@@ -155,6 +156,11 @@ ANSWERS: list[tuple[str, str, list[Call]]] = [
     (TWO.replace("{}", '{"a": 1e999}'), TWO.replace("{}", '{"a": 1e999}'), []),
     (TWO.replace("}\n", "} x\n"), TWO.replace("}\n", "} x\n"), []),
     ("<tool_call>" + "[" * 9, "<tool_call>" + "[" * 9, []),
+    (TWO.replace('"walk"', '["walk"]'), TWO.replace('"walk"', '["walk"]'), []),
+    (TWO.replace('"walk"', "{}"), TWO.replace('"walk"', "{}"), []),
+    (TWO.replace('"walk"', "null"), TWO.replace('"walk"', "null"), []),
+    # Half of a pair can be written as an escape alone.
+    (TWO.replace("{}", '{"\\udc00": "é\\ud800"}'), "", [HALF]),
     (f"<tool_call>{'{' * 3000}", f"<tool_call>{'{' * 3000}", []),
 ]
 
@@ -217,3 +223,43 @@ def test_references_of_a_tool_are_its_own() -> None:
         {"const": "find"},
         {"const": "walk"},
     ]
+
+
+def test_names_of_properties_are_no_keywords() -> None:
+    keywords = ["$schema", "$id", "$ref", "$anchor", "default", "enum", "const", "examples"]
+    inner = {"$ref": "#/$defs/a"}
+    for place in ("properties", "patternProperties", "$defs", "dependentSchemas"):
+        schema = {"type": "object", place: dict.fromkeys(keywords, inner)}
+        moved = make_call_schema(HERMES, {"find": schema})["$defs"]["tool0"]
+        assert moved[place] == {key: {"$ref": "#/$defs/tool0/$defs/a"} for key in keywords}
+
+
+def test_a_tool_with_a_name_of_its_own_refers_to_itself() -> None:
+    schema = {
+        "$id": "http://a/b#",
+        "properties": {
+            "a": {"$ref": "http://a/b#/$defs/a"},
+            "b": {"$ref": "#at"},
+            "c": {"$ref": "http://a/b"},
+        },
+        "$defs": {"a": {"$anchor": "at"}},
+    }
+    moved = make_call_schema(HERMES, {"find": schema})["$defs"]["tool0"]
+    assert moved == {
+        "properties": {
+            "a": {"$ref": "#/$defs/tool0/$defs/a"},
+            "b": {"$ref": "#tool0.at"},
+            "c": {"$ref": "#/$defs/tool0"},
+        },
+        "$defs": {"a": {"$anchor": "tool0.at"}},
+    }
+
+
+def test_arguments_are_objects() -> None:
+    """Also those of a schema that takes other values, too."""
+    for schema in ({}, {"type": ["null", "object"]}, {"anyOf": [{"type": "string"}, {}]}):
+        made = make_call_schema(HERMES, {"find": schema})["anyOf"][0]
+        assert made["properties"]["arguments"] == {"type": "object", "$ref": "#/$defs/tool0"}
+    for kinds in ("string", ["null", "string"], [], None, 3):
+        with pytest.raises(ConstraintError, match="tool 'find' has the type"):
+            make_call_schema(HERMES, {"find": {"type": kinds}})

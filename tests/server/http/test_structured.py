@@ -46,6 +46,7 @@ ASKED: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": json.dumps(SCHEMA), "response_format": {"type": "text"}}, JSON),
     ({"json_schema": SCHEMA, "guided_regex": None}, JSON),
     ({"guided_regex": "[a-c]{2}-[0-9]"}, "[a-c]{2}-[0-9]"),
+    ({"guided_choice": ["\x7f", "ok"]}, "ok"),
     ({"guided_choice": ['a "b"', "no\n"]}, 'a "b"|no\n'),
     ({"structured_outputs": {"choice": ["yes", "no"], "json": None}}, "yes|no"),
     ({"guided_regex": ""}, ""),
@@ -108,6 +109,41 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
         400,
         "Unimplemented keys",
     ),
+    (
+        {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
+        400,
+        "response_format.json_schema goes with the type json_schema, not with json_object",
+    ),
+    (
+        {"response_format": {"type": "text", "json_schema": {"schema": SCHEMA}}},
+        400,
+        "response_format.json_schema goes with the type json_schema, not with text",
+    ),
+    (
+        {"response_format": {"type": "text", "schema": SCHEMA}},
+        400,
+        "response_format.schema goes with the type json_object, not with text",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}}},
+        400,
+        "response_format.schema goes with the type json_object, not with json_schema",
+    ),
+    *(
+        (
+            {"response_format": {"type": "json_object", "schema": schema}},
+            400,
+            "response_format.schema must be a JSON schema, an object, not",
+        )
+        for schema in ("", [], False, True, 0)
+    ),
+    ({"structured_outputs": {"json": False}}, 400, "structured_outputs.json must be a JSON schema"),
+    ({"structured_outputs": {"regex": False}}, 400, "structured_outputs.regex must be a regular"),
+    ({"structured_outputs": {"choice": False}}, 400, "structured_outputs.choice must be a list"),
+    ({"structured_outputs": {"json": ""}}, 400, "json_schema isn't JSON"),
+    ({"guided_json": False}, 400, "guided_json must be a JSON schema"),
+    ({"guided_choice": ["a"] * 2001}, 400, "choice has 2001 texts, the limit is 2000"),
+    ({"guided_json": {"type": "integer", "multipleOf": 9_999_999}}, 400, "multipleOf 9999999"),
     ({"guided_json": {"type": "strin"}}, 400, "json_schema can't be used"),
     ({"guided_json": "{"}, 400, "json_schema isn't JSON"),
     ({"guided_json": 3}, 400, "guided_json must be a JSON schema, not a number"),
@@ -166,6 +202,8 @@ def test_a_schema_is_read_beside_the_event_loop(
                 await asyncio.sleep(0)
             assert (await call(app, "POST", "/v1/completions", COMPLETION)).status == 200
             assert not waiting.done()
+            generator = app.repository.get("bytewise").generator
+            assert generator is not None and generator._places._value == generator._most
             go_on.set()
             assert (await waiting).json["choices"][0]["text"] == "ab"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgecompile.server.generation import Generator, Piece
-from tests.bytewise import TEMPLATE, build_bytewise, make_tokenizer
+from tests.bytewise import START, TEMPLATE, build_bytewise, make_tokenizer
 from tests.server.http.asgi import call, run, serving
 from tests.server.http.generations import events
 
@@ -88,6 +88,20 @@ def test_a_call_that_is_cut_off_is_text(bytewise_bundle: Path) -> None:
             assert answer["finish_reason"] == "length"
             assert answer["message"]["content"].startswith("<tool_call>")
             assert "tool_calls" not in answer["message"]
+
+    run(ask())
+
+
+def test_a_schema_that_takes_null_gives_an_object(bytewise_bundle: Path) -> None:
+    tool = changed(parameters={**ARGUMENTS, "type": ["null", "object"]})
+
+    async def ask() -> None:
+        async with serving(bytewise_bundle) as app:
+            for seed in range(4):
+                asked = {**CHAT, "tools": [tool], "tool_choice": "required", "seed": seed}
+                reply = await call(app, "POST", PATH, {**asked, "temperature": 3})
+                (called,) = reply.json["choices"][0]["message"]["tool_calls"]
+                judge(called)
 
     run(ask())
 
@@ -236,6 +250,11 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
         400,
         "Unimplemented keys",
     ),
+    (
+        {"tools": [WALK, changed(parameters={"type": "string"})], "tool_choice": "required"},
+        400,
+        "the schema of the tool 'find' has the type",
+    ),
     ({"parallel_tool_calls": 1}, 400, "parallel_tool_calls must be true or false"),
     ({"functions": [{}]}, 422, "functions isn't supported"),
     ({"response_format": {"type": "json_object"}}, 422, "together with tools"),
@@ -305,6 +324,10 @@ def test_special_marks_of_calls_are_read(decoder_bundle: Path, tmp_path: Path) -
             (answer,) = (await call(app, "POST", PATH, asked)).json["choices"]
             judge(answer["message"]["tool_calls"][0])
             assert answer["finish_reason"] == "tool_calls"
+            generator = app.repository.get("bytewise").generator
+            assert generator is not None
+            # No other special token is written.
+            assert generator.prompts().tool_format()[1] == [make_tokenizer().token_to_id(START)]
 
     run(ask())
 
