@@ -185,7 +185,10 @@ def command(*arguments: str) -> tuple[int, str]:
             "Target jetson-orin does not support --precision bf16",
         ),
         (("--target", "jetson-orin", "--precision", "auto"), "choose fp32 or fp16 or int8"),
-        (("--target", "cpu-x86-64", "--precision", "fp16"), "choose fp32 or bf16 or int8 or auto"),
+        (
+            ("--target", "cpu-x86-64", "--precision", "fp16"),
+            "choose fp32 or bf16 or int8 or int4 or auto",
+        ),
         (("--target", "jetson-orin", "--jetpack", "5.1"), "choose 6.2 or 6.0 or 7.2"),
         (("--target", "cpu-x86-64", "--jetpack", "6.2"), "it is for targets such as jetson"),
     ],
