@@ -90,7 +90,8 @@ class PlanOptions:
 class BuildOptions:
     """Options for compiling, running and packing programs.
 
-    A plan needs the first five, ``seed`` and ``backend``; it ignores the others.
+    A plan needs the first five, ``seed`` and ``backend``. Of the others it checks that they fit the target, and ``profile``
+    sets its batches.
 
     Attributes:
         max_error: the largest difference from eager that ``precision="auto"`` may cause, as a share
