@@ -13,6 +13,7 @@ from edgecompile.bundle.cases import LENGTH
 from edgecompile.errors import VerificationError
 from edgecompile.files import plain, plain_fields
 from edgecompile.models.rounding import FACTOR, WIDEST
+from edgecompile.runtime.format.compare import NOT_FINITE
 from edgecompile.runtime.format.schema import Tolerance
 from edgecompile.units import format_share
 
@@ -290,6 +291,11 @@ def check_report(report: VerifyReport, *, reused: bool = False, packing: bool = 
             "no bundle was written; programs of an earlier build in the work folder were used again: "
             "delete that folder or name another `work_dir`, and build once more; a factory has to make the "
             "same weights each time"
+        )
+    elif failed and not bad and all(NOT_FINITE in (r.error or "") for r in failed):
+        hint = (
+            "no bundle was written; if eager gives NaN or infinity at its smallest sizes, such as means of nothing, "
+            'leave these out: a factory\'s `limits={"length": (3, 512)}` say which are served'
         )
     elif report.min_cosine is not None:
         hint = 'no bundle was written; `precision="auto"` keeps the layers wider that need it'

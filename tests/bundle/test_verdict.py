@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
-from edgecompile.bundle.verdict import CaseResult, VerifyReport
+import numpy as np
+import pytest
+
+from edgecompile.bundle.verdict import CaseResult, VerifyReport, check_report
+from edgecompile.errors import VerificationError
+from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
 
 
@@ -28,3 +34,15 @@ def test_whole_numbers_that_differ_are_the_worst() -> None:
     mixed = report(0.0, 1.0, 0.0)
     assert mixed.worst == mixed.results[1] and math.isinf(mixed.used(mixed.results[1]))
     assert not mixed.ok
+
+
+def test_sizes_at_which_eager_gives_nan_have_a_hint_of_their_own() -> None:
+    array = np.zeros(2, np.float32)
+    verdict = compare_arrays(array, array + np.float32("nan"), Tolerance(1e-6, 1e-5), None)
+    mixed = report(0.0, 1.0)
+    good, bad = mixed.results
+    empty = replace(mixed, results=(good, replace(bad, error=verdict.reason or "")))
+    for failed, words in ((empty, "limits="), (mixed, "report the model")):
+        with pytest.raises(VerificationError) as caught:
+            check_report(failed, packing=True)
+        assert words in str(caught.value.hint)

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+#: The end of the reason where numbers are NaN or infinite on one side only.
+NOT_FINITE = "values are infinite or NaN where they mustn't be, or finite where they must"
+
+
 class Agreement(NamedTuple):
     """The agreement of one output with the expected one.
 
@@ -64,10 +68,8 @@ def compare_arrays(
     same = (got64 == want64) | (np.isnan(got64) & np.isnan(want64))
     odd = int(np.count_nonzero(~finite & ~same))
     if odd:
-        text = (
-            "{} of {} values are infinite or NaN where they mustn't be, or finite where they must"
-        )
-        return Agreement(False, error, scale, limit, text.format(odd, want.size), cosine)
+        text = "{} of {} {}".format(odd, want.size, NOT_FINITE)
+        return Agreement(False, error, scale, limit, text, cosine)
     if not error <= limit:
         text = "differs by {:.3g}, at most {:.3g} is allowed".format(error, limit)
         return Agreement(False, error, scale, limit, text, cosine)
