@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgecompile.export.operators.recurrence import KINDS, PLAIN, Stack
+from edgecompile.export.operators.recurrence import KINDS, PLAIN, Layer, Stack
 
 aten = torch.ops.aten
 
@@ -87,32 +87,23 @@ def unpack(
 
 def run_packed(stack: Stack, data: Tensor, padded: Padded, *tensors: Tensor) -> tuple[Tensor, ...]:
     """What ``stack`` computes of packed rows; the arguments of :meth:`Stack.run`, and its results."""
-    lstm, directions = stack.kind == "lstm", 2 if stack.bidirectional else 1
-    states, weights = tensors[: 1 + lstm], tensors[1 + lstm :]
-    each = 4 if stack.biases else 2
     x: Tensor = torch.unflatten(data, 0, (padded.steps, padded.rows))
     real, turned, row = padded.real()[..., None], padded.turned(), torch.arange(padded.rows)
-    ends: list[Tensor] = []
-    second: list[Tensor] = []
-    for layer in range(stack.layers):
-        outputs = []
-        for direction in range(directions):
-            i = layer * directions + direction
-            w_x, w_h, *bias = weights[i * each : (i + 1) * each]
-            b_x, b_h = bias if stack.biases else (None, None)
-            given = x[turned, row] if direction else x
-            gates = torch.nn.functional.linear(given, w_x, b_x)
-            c0 = None
-            if lstm:
-                # Behind a row's end nothing comes into its cell, and nothing leaves it.
-                gates = torch.where(real, gates, _shut_gates(w_h.shape[1]))
-                c0 = states[1][i]
-            y, _, c = PLAIN(gates, w_h, b_h, states[0][i], c0, KINDS[stack.kind], False)
-            ends.append(y[padded.lengths - 1, row])
-            second.append(c)
-            outputs.append(torch.where(real, y[turned, row] if direction else y, 0.0))
-        x = torch.cat(outputs, 2) if directions > 1 else outputs[0]
-    return (x.flatten(0, 1), torch.stack(ends), *([torch.stack(second)] if lstm else []))
+
+    def step(x: Tensor, layer: Layer, h0: Tensor, c0: Tensor | None, reverse: bool) -> Any:
+        gates = torch.nn.functional.linear(x[turned, row] if reverse else x, layer.w_x, layer.b_x)
+        if c0 is not None:
+            # Behind a row's end nothing comes into its cell, and nothing leaves it.
+            gates = torch.where(real, gates, _shut_gates(layer.w_h.shape[1]))
+        y, _, c = PLAIN(gates, layer.w_h, layer.b_h, h0, c0, KINDS[stack.kind], False)
+        return (
+            torch.where(real, y[turned, row] if reverse else y, 0.0),
+            y[padded.lengths - 1, row],
+            c,
+        )
+
+    y, *ends = stack.run_layers(x, tensors, step)
+    return (y.flatten(0, 1), *ends)
 
 
 def _shut_gates(hidden: int) -> Tensor:

@@ -8,9 +8,9 @@ formulas).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,15 @@ PLAIN = define(
 )
 
 
+class Layer(NamedTuple):
+    """Weights of the input and of the state of one layer in one direction, and their biases."""
+
+    w_x: Tensor
+    w_h: Tensor
+    b_x: Tensor | None = None
+    b_h: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Stack:
     """Recurrent layers one above the other, as ``torch.lstm`` and its like take them.
@@ -118,28 +127,41 @@ class Stack:
             The last layer's states, ``[L, B, directions * H]`` or with the batch first, then the
             last states of all layers.
         """
+
+        def step(x: Tensor, layer: Layer, h0: Tensor, c0: Tensor | None, reverse: bool) -> _Results:
+            gates = nn.functional.linear(x, layer.w_x, layer.b_x)
+            return PLAIN(gates, layer.w_h, layer.b_h, h0, c0, KINDS[self.kind], reverse)  # type: ignore[no-any-return]
+
+        y, *ends = self.run_layers(x.transpose(0, 1) if self.batch_first else x, tensors, step)
+        return (y.transpose(0, 1) if self.batch_first else y, *ends)
+
+    def run_layers(
+        self, x: Tensor, tensors: Sequence[Tensor], step: Callable[..., _Results]
+    ) -> tuple[Tensor, ...]:
+        """The results of :meth:`run` for ``[L, B, I]``, by a function for one layer in one direction.
+
+        Args:
+            x: the input of the first layer.
+            tensors: those of :meth:`run`.
+            step: gets a layer's input, its :class:`Layer`, its first states (None: no second one), and whether it
+                runs from the last step on; gives the results of :data:`PLAIN`.
+        """
         lstm, directions = self.kind == "lstm", 2 if self.bidirectional else 1
         states, weights = tensors[: 1 + lstm], tensors[1 + lstm :]
         each = 4 if self.biases else 2
-        if self.batch_first:
-            x = x.transpose(0, 1)
         ends: list[Tensor] = []
         second: list[Tensor] = []
         for layer in range(self.layers):
             outputs = []
             for direction in range(directions):
                 i = layer * directions + direction
-                w_x, w_h, *bias = weights[i * each : (i + 1) * each]
-                b_x, b_h = bias if self.biases else (None, None)
-                gates = nn.functional.linear(x, w_x, b_x)
-                c0 = states[1][i] if lstm else None
-                y, h, c = PLAIN(gates, w_h, b_h, states[0][i], c0, KINDS[self.kind], direction == 1)
+                own = Layer(*weights[i * each : (i + 1) * each])
+                y, h, c = step(x, own, states[0][i], states[1][i] if lstm else None, direction == 1)
                 outputs.append(y)
                 ends.append(h)
                 second.append(c)
             x = torch.cat(outputs, 2) if directions > 1 else outputs[0]
-        result = x.transpose(0, 1) if self.batch_first else x
-        return (result, torch.stack(ends), *([torch.stack(second)] if lstm else []))
+        return (x, torch.stack(ends), *([torch.stack(second)] if lstm else []))
 
 
 def has_recurrences(module: nn.Module) -> bool:

@@ -19,9 +19,10 @@ from torch.nn import functional
 from edgecompile.export.rewrites.symbols import Size, is_symbol, larger, smaller
 
 
-def _each(value: Any, dims: int) -> list[Any]:
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
-    return values * dims if len(values) == 1 else values
+def _each(dims: int, *values: Any) -> list[list[Any]]:
+    """Each value once for each axis."""
+    lists = [list(value) if isinstance(value, (list, tuple)) else [value] for value in values]
+    return [item * dims if len(item) == 1 else item for item in lists]
 
 
 def _last_window(n: Size, kernel: int, stride: int, padding: int, dilation: int) -> tuple[Any, Any]:
@@ -57,9 +58,8 @@ def ceil_max_pool(
     """Max pooling over the last ``dims`` axes; NotImplemented without ``ceil_mode`` or where none varies."""
     if not _is_own(x, dims, ceil_mode):
         return NotImplemented
-    kernels = _each(kernel_size, dims)
-    strides = _each(stride, dims) if stride not in (None, (), []) else kernels
-    paddings, dilations = _each(padding, dims), _each(dilation, dims)
+    stride = kernel_size if stride in (None, (), []) else stride
+    kernels, strides, paddings, dilations = _each(dims, kernel_size, stride, padding, dilation)
     own: tuple[Size, ...] = x.shape[-dims:]
     beyond = [
         _last_window(*sizes)[1]
@@ -107,9 +107,8 @@ def ceil_avg_pool(
     """Average pooling over the last ``dims`` axes; NotImplemented without ``ceil_mode`` or where none varies."""
     if not _is_own(x, dims, ceil_mode):
         return NotImplemented
-    kernels = _each(kernel_size, dims)
-    strides = _each(stride, dims) if stride not in (None, (), []) else kernels
-    paddings = _each(padding, dims)
+    stride = kernel_size if stride in (None, (), []) else stride
+    kernels, strides, paddings = _each(dims, kernel_size, stride, padding)
     beyond, counts = [], []
     for n, kernel, stride_, pad in zip(x.shape[-dims:], kernels, strides, paddings, strict=True):
         outputs, more = _last_window(n, kernel, stride_, pad, 1)

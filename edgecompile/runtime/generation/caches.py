@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping, Protocol, Tuple
 
 import numpy as np
 
@@ -39,6 +39,14 @@ class Caches(Protocol):
     ) -> Run:
         """A run of a chunk, of the other inputs, whose logits [1, vocabulary] are written there."""
         ...
+
+
+def rows_and_states(
+    caches: Caches, spec: GenerationSpec
+) -> "Tuple[List[NDArray[np.float32]], List[NDArray[np.float32]]]":
+    """The memory of the caches with a row for each token, and of those of a fixed size, in the manifest's order."""
+    rows = [caches.arrays[name] for name in spec.caches if name in caches.growing]
+    return rows, [caches.arrays[name] for name in spec.caches if name not in caches.growing]
 
 
 def make_caches(bundle: OpenBundle, spec: GenerationSpec) -> Caches:

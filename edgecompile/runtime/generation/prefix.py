@@ -14,7 +14,8 @@ import numpy as np
 
 from ..base.errors import DamagedBundleError
 from ..format.schema import GenerationSpec
-from ..format.sums import size_of
+from .caches import Caches, rows_and_states
+from .session_file import is_finite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,8 +49,8 @@ class Prefix(NamedTuple):
         return min(common, len(prompt) - 1)
 
 
-def find_prefix(bundle: "OpenBundle", spec: GenerationSpec) -> Optional[Prefix]:
-    """The prompt that a bundle was built with; None: it has none.
+def find_prefix(bundle: "OpenBundle", spec: GenerationSpec, caches: Caches) -> Optional[Prefix]:
+    """The prompt that a bundle was built with, whose sizes ``caches`` have; None: it has none.
 
     Raises:
         DamagedBundleError: the file isn't the one that was written, or isn't what FORMAT.md says.
@@ -57,7 +58,7 @@ def find_prefix(bundle: "OpenBundle", spec: GenerationSpec) -> Optional[Prefix]:
     with _lock:
         if bundle not in _known:
             listed = FILE in bundle.manifest.files
-            _known[bundle] = _read(bundle, spec) if listed else None
+            _known[bundle] = _read(bundle, spec, caches) if listed else None
         return _known[bundle]
 
 
@@ -69,18 +70,13 @@ def count_common(new: Sequence[int], old: Sequence[int]) -> int:
     return min(len(new), len(old))
 
 
-def _read(bundle: "OpenBundle", spec: GenerationSpec) -> Prefix:
-    items = [item for item in bundle.manifest.inputs if item.name in spec.caches]
-    by_name = {item.name: item for item in items}
-    growing = [by_name[name].shape[1:] for name in spec.caches if spec.has_rows(by_name[name])]
-    fixed = [by_name[name].shape for name in spec.caches if not spec.has_rows(by_name[name])]
-    rows = [tuple(size_of(dim, {}) for dim in shape) for shape in growing]
-    states = [tuple(size_of(dim, {}) for dim in shape) for shape in fixed]
+def _read(bundle: "OpenBundle", spec: GenerationSpec, caches: Caches) -> Prefix:
+    growing, fixed = rows_and_states(caches, spec)
+    per_token = sum(array[0].nbytes for array in growing)
     fd = bundle.open_file(FILE)
     try:
         size = os.fstat(fd).st_size
-        rest = size - 4 * sum(int(np.prod(shape)) for shape in states)
-        count, left = divmod(rest, 8 + 4 * sum(int(np.prod(shape)) for shape in rows))
+        count, left = divmod(size - sum(array.nbytes for array in fixed), 8 + per_token)
         if left or spec.encoder or not 0 < count < spec.max_context:
             raise _damaged(
                 "its {} bytes aren't those of 1 to {} tokens", size, spec.max_context - 1
@@ -101,11 +97,11 @@ def _read(bundle: "OpenBundle", spec: GenerationSpec) -> Prefix:
     assert bounds is not None
     if not bounds[0] <= tokens.min() <= tokens.max() <= bounds[1]:
         raise _damaged("one of its tokens isn't one of the model's")
-    kept = [take((count, *shape), "<f4") for shape in rows]
-    behind = [take(shape, "<f4") for shape in states]
-    if not all(bool(np.isfinite(part).all()) for array in (*kept, *behind) for part in array):
+    rows = [take((count, *array.shape[1:]), "<f4") for array in growing]
+    states = [take(array.shape, "<f4") for array in fixed]
+    if not all(map(is_finite, (*rows, *states))):
         raise _damaged("it holds NaN or infinity")
-    return Prefix(tokens.tolist(), kept, behind)
+    return Prefix(tokens.tolist(), rows, states)
 
 
 def _damaged(text: str, *values: int) -> DamagedBundleError:

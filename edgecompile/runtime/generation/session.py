@@ -15,7 +15,7 @@ from ..base.errors import GenerationError, InputError
 from ..base.lifetime import Unique
 from ..format.schema import AOTI_CPU, CAUSAL_LM, GPU_BACKENDS, RECURRENT_LM, TRITON, GenerationSpec
 from ..open.bundle import OpenBundle
-from .caches import Run, make_caches
+from .caches import Run, make_caches, rows_and_states
 from .checkpoints import NO_CHECKPOINTS, Checkpoint, Checkpoints, CheckpointSettings
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
 from .constrained import ConstrainedStream
@@ -95,9 +95,9 @@ class Session(Unique, Generator):
         self._states: Optional[Checkpoints] = None
         self._every = 0
         if spec.kind == RECURRENT_LM:
-            states = [caches.arrays[name] for name in spec.caches if name not in caches.growing]
+            states = rows_and_states(caches, spec)[1]
             self._states, self._every = Checkpoints(states, checkpoints), checkpoints.every
-        self._prefix = find_prefix(bundle, spec) if caches.arrays else None
+        self._prefix = find_prefix(bundle, spec, caches) if caches.arrays else None
         self.notes: Any = None
         vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
@@ -292,9 +292,8 @@ class Session(Unique, Generator):
             return
         self._behind = -1
         self._tokens = prefix.tokens[:count]
-        growing = [name for name in self._spec.caches if name in self._caches.growing]
-        for name, rows in zip(growing, prefix.rows):
-            self._caches.arrays[name][:count] = rows[:count]
+        for array, rows in zip(rows_and_states(self._caches, self._spec)[0], prefix.rows):
+            array[:count] = rows[:count]
         if self._states is not None:
             self._states.cut(0)
             self._states.restore(Checkpoint(count, prefix.states))

@@ -19,6 +19,7 @@ from ..base.errors import BundleError, InputError
 from ..format.document import parse_json, shorten
 from ..format.output import check_output, write_output
 from ..format.schema import GenerationSpec, Manifest
+from .caches import rows_and_states
 from .checkpoints import Checkpoint, Checkpoints
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ class SessionFile:
         self._bundle = bundle
         self._manifest: Manifest = bundle.manifest
         self._spec = spec
-        self._rows = [caches.arrays[name] for name in spec.caches if name in caches.growing]
-        self._states = [caches.arrays[name] for name in spec.caches if name not in caches.growing]
+        self._rows, self._states = rows_and_states(caches, spec)
         vocabulary = self._manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
         self._vocabulary = vocabulary
@@ -71,7 +71,7 @@ class SessionFile:
         real = check_output(path, "the session's file", self._bundle.path)
         checkpoints = [
             # Some models give tokens that they never say minus infinity.
-            x if x.logits is None or _is_finite(x.logits) else x._replace(logits=None)
+            x if x.logits is None or is_finite(x.logits) else x._replace(logits=None)
             for x in snapshot.checkpoints
         ]
         header = {
@@ -93,7 +93,7 @@ class SessionFile:
         arrays += [array[:count] for array in self._rows]
         for item in checkpoints:
             arrays += [*item.states, *([] if item.logits is None else [item.logits])]
-        if not all(_is_finite(array) for array in arrays):
+        if not all(is_finite(array) for array in arrays):
             raise InputError("{}: isn't written: the caches hold NaN or infinity".format(real))
         parts = [MAGIC + len(head).to_bytes(8, "little") + head]
         digest = hashlib.sha256(parts[0])
@@ -248,7 +248,7 @@ class _Reader:
         if self._stream.readinto(view) != view.nbytes:  # type: ignore[attr-defined]
             raise self.refuse("is truncated")
         self._digest.update(view)
-        if not _is_finite(array):
+        if not is_finite(array):
             raise self.refuse("holds NaN or infinity")
 
     def finish(self) -> None:
@@ -267,7 +267,8 @@ class _Reader:
         return data
 
 
-def _is_finite(array: "NDArray[Any]") -> bool:
+def is_finite(array: "NDArray[Any]") -> bool:
+    """Whether no number is NaN or infinite."""
     # By parts: the answers for a whole cache would be a quarter of its size.
     flat = array.reshape(-1)
     return all(

@@ -7,7 +7,18 @@ come from users of a server, too: what would take too long, or end the process, 
 import json
 import re
 import threading
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -69,7 +80,7 @@ def make_grammar(
         )
     kind = kinds[0]
     if json_schema is not None:
-        return Grammar(kind, _write_schema(json_schema))
+        return Grammar(kind, _read_schema(json_schema)[0])
     if choice is not None:
         return Grammar(kind, _write_choice(choice))
     text: Any = given[kind]
@@ -84,8 +95,10 @@ def make_grammar(
     return Grammar(kind, text)
 
 
-def _write_schema(schema: Union[str, Mapping[str, Any], bool], name: str = JSON_SCHEMA) -> str:
-    """A schema as JSON; ``name`` is its name in errors."""
+def _read_schema(
+    schema: Union[str, Mapping[str, Any], bool], name: str = JSON_SCHEMA
+) -> Tuple[str, Dict[str, Any]]:
+    """A schema as JSON, and as that is read; ``name`` is its name in errors."""
     if isinstance(schema, str):
         _check_size(name, schema, MAX_SCHEMA_BYTES)
         try:
@@ -106,8 +119,9 @@ def _write_schema(schema: Union[str, Mapping[str, Any], bool], name: str = JSON_
         raise ConstraintError(shorten(text, _LONGEST)) from None
     # The size first: to follow a large one's references takes long.
     _check_size(name, text, MAX_SCHEMA_BYTES)
-    check_schema(json.loads(text), name)
-    return text
+    document = json.loads(text)
+    check_schema(document, name)
+    return text, document
 
 
 def _write_choice(texts: Sequence[str]) -> str:
@@ -189,12 +203,11 @@ class Grammars(Unique):
         size, read = 0, {}
         for name, parameters in tools.items():
             # Each by itself: of several tools that may be called, one is.
-            text = _write_schema(parameters, name_tool(name))
+            text, read[name] = _read_schema(parameters, name_tool(name))
             size += len(text.encode())
             if size > MAX_SCHEMA_BYTES:
                 text = "the schemas of these tools have {} bytes or more, the limit is {}"
                 raise ConstraintError(text.format(size, MAX_SCHEMA_BYTES))
-            read[name] = json.loads(text)
         schema = make_call_schema(form, read)
         check_multiples(schema, _TOOLS)
         parts = [self.write_literal(form.before), "call", self.write_literal(form.after)]
