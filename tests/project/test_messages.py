@@ -20,10 +20,12 @@ _COMMAND = re.compile(
     r"\b(edgecompile \w+|bench|info|plan|build|start|install|download)( [A-Z]+| …)?( --[a-z-]+( \w+)?)+"
 )
 _NAMED = re.compile(r"`(\w+)(?:=[^`]*)?`")
-#: Attributes of an error, the key of a profile, what only `plan` on the command line has, and an environment variable.
+#: Attributes of an error and of a factory's result, the key of a profile, what only `plan` on the command line has, and
+#: an environment variable.
 _OTHERS = {
     "__cause__",
     "details",
+    "limits",
     "tensorrt",
     "calibration_bundle",
     "EDGECOMPILE_UNTESTED_TORCH",
