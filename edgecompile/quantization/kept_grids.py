@@ -22,19 +22,22 @@ _RELATIVE, _OF_LARGEST = 2.0**-8, 2.0**-20
 
 @dataclass(frozen=True, eq=False)
 class KeptGrid:
-    """A matrix ``[N, K]`` as a checkpoint stores it: ``scale * (value - zero)``.
+    """A matrix ``[N, K]`` as a checkpoint stores it: ``scale * (value - zero)`` or ``scale * value + minimum``.
 
     Attributes:
         values: uint8 ``[N, K]`` of 0 to 15, or int8.
-        scales: ``[N, ceil(K / block)]``, of any float type. float16 has to hold those of uint8 values exactly.
+        scales: ``[N, ceil(K / block)]``, of any float type. float16 has to hold those of uint8 values exactly,
+            float32 the others.
         block: inputs that share a scale: 32 or a multiple.
         zeros: whole numbers of 0 to 16, shaped as the scales; None: 8 for uint8 values, 0 for int8.
+        minimums: in place of zeros, numbers shaped as the scales that float16 holds exactly.
     """
 
     values: Tensor
     scales: Tensor
     block: int = ops.HALF_BLOCK
     zeros: Tensor | None = None
+    minimums: Tensor | None = None
 
     def unpack(self) -> Tensor:
         """The float32 matrix."""
@@ -47,24 +50,73 @@ class KeptGrid:
         Raises:
             CompileError: no product reads such a grid.
         """
-        _require(
-            self.values.dtype == torch.uint8 and self.zeros is None,
-            "only uint8 values without zeros can be packed",
-        )
-        _require(bool((self.values < 16).all()), "a value is beyond 15")
-        return ops.pack_int4(self.values.to(torch.int8) - 8, _halves(self._spread(self.scales)))
+        values, zeros, minimums = self.values, self.zeros, self.minimums
+        if values.dtype == torch.int8:
+            _require(zeros is None and minimums is None, "int8 values have zeros or minimums")
+            return ops.pack_int8_halves(values, _exactly(self.spread(self.scales), torch.float32))
+        _require(values.dtype == torch.uint8, f"values are {values.dtype}")
+        _require(bool((values < 16).all()), "a value is beyond 15")
+        _require(zeros is None or minimums is None, "it has both zeros and minimums")
+        size = 2 * ops.HALF_BLOCK
+        if self.block % size or minimums is not None:
+            size = ops.HALF_BLOCK
+        shifts = None
+        if zeros is not None:
+            _require(bool(((zeros >= 0) & (zeros <= 16)).all()), "a zero is beyond 0 to 16")
+            shifts = _exactly(self.spread(zeros, size), torch.uint8)
+        elif minimums is not None:
+            shifts = _exactly(self.spread(minimums, size), torch.float16)
+        scales = _exactly(self.spread(self.scales, size), torch.float16)
+        return ops.pack_int4(values.to(torch.int8) - 8, scales, shifts, block=size)
 
-    def _spread(self, of_blocks: Tensor) -> Tensor:
-        """What blocks have, for every 32 inputs."""
+    def spread(self, of_blocks: Tensor, size: int = ops.HALF_BLOCK) -> Tensor:
+        """The numbers that blocks have, for every ``size`` inputs."""
         n, k = self.values.shape
-        times, rest = divmod(self.block, ops.HALF_BLOCK)
-        blocks = -(-k // max(self.block, 1))
-        _require(self.block > 0 and rest == 0, f"blocks of {self.block} inputs aren't whole 32s")
         _require(
-            of_blocks.shape == (n, blocks),
+            self.block > 0 and self.block % size == 0,
+            f"blocks of {self.block} inputs aren't whole {size}s",
+        )
+        _require(
+            of_blocks.shape == (n, -(-k // self.block)),
             f"{list(of_blocks.shape)} isn't a number for each {self.block} of [{n}, {k}]",
         )
-        return of_blocks.repeat_interleave(times, 1)[:, : -(-k // ops.HALF_BLOCK)]
+        return of_blocks.repeat_interleave(self.block // size, 1)[:, : -(-k // size)]
+
+
+def _join(grids: Sequence[KeptGrid]) -> KeptGrid:
+    """The grid of matrices below each other, in the form that holds all of theirs."""
+    if len(grids) == 1:
+        return grids[0]
+    values = torch.cat([grid.values.to(torch.int16) for grid in grids])
+    scales = torch.cat([grid.spread(grid.scales).to(torch.float64) for grid in grids])
+    shifted = [grid for grid in grids if grid.minimums is not None]
+    if any(grid.values.dtype == torch.int8 for grid in grids):
+        _require(not shifted, "int8 values are merged with minimums")
+        k = values.shape[1]
+        zeros = torch.cat([_zeros(grid).repeat_interleave(ops.HALF_BLOCK, 1) for grid in grids])
+        return KeptGrid((values - zeros[:, :k]).to(torch.int8), scales)
+    values = values.to(torch.uint8)
+    zeros = torch.cat([_zeros(grid) for grid in grids])
+    if shifted:
+        of_zeros = [-_zeros(grid) * grid.spread(grid.scales).to(torch.float64) for grid in grids]
+        minimums = [
+            made if grid.minimums is None else grid.spread(grid.minimums).to(torch.float64)
+            for grid, made in zip(grids, of_zeros, strict=True)
+        ]
+        return KeptGrid(values, scales, minimums=torch.cat(minimums))
+    if all(grid.block == grids[0].block for grid in grids):
+        plain = all(grid.zeros is None for grid in grids)
+        own = [torch.full_like(g.scales, 8) if g.zeros is None else g.zeros for g in grids]
+        scales = torch.cat([grid.scales.to(torch.float64) for grid in grids])
+        return KeptGrid(values, scales, grids[0].block, None if plain else torch.cat(own))
+    return KeptGrid(values, scales, zeros=zeros)
+
+
+def _zeros(grid: KeptGrid) -> Tensor:
+    """The zeros of every 32 inputs, in int16."""
+    zero = 0 if grid.values.dtype == torch.int8 else 8
+    of_blocks = torch.full_like(grid.scales, zero) if grid.zeros is None else grid.zeros
+    return grid.spread(of_blocks).to(torch.int16)
 
 
 def keep_grids(
@@ -84,15 +136,14 @@ def keep_grids(
     for attr, (names, exact) in products.items():
         if exact.dim() != 2 or not names or not all(name in grids for name in names):
             continue
+        own, (n, k) = [grids[name] for name in names], exact.shape
+        same = all(grid.values.dim() == 2 and grid.values.shape[1] == k for grid in own)
         try:
-            tensor = torch.cat([grids[name].pack() for name in names])
+            joined = _join(own) if same else own[0]
+            tensor = joined.pack()
         except CompileError as error:
             raise CompileError(f"{', '.join(names)}: {error}") from error
-        n, k = exact.shape
-        panels = [-(-int(grids[name].values.shape[0]) // ops.PANEL) for name in names]
-        same = sum(panels) == -(-n // ops.PANEL) and all(
-            grids[name].values.shape[1] == k for name in names
-        )
+        same = same and joined.values.shape == exact.shape
         if not same or not _stands_for(ops.unpack_weight(tensor, n, k), exact):
             raise CompileError(
                 f"{', '.join(names)}: the checkpoint's grid has other values than the model",
@@ -108,14 +159,12 @@ def _stands_for(kept: Tensor, exact: Tensor) -> bool:
     return bool(((kept - exact).abs() <= _RELATIVE * size + _OF_LARGEST * most).all())
 
 
-def _halves(numbers: Tensor) -> Tensor:
-    """The numbers in float16, which has to hold them exactly."""
-    halves = numbers.to(torch.float16)
-    _require(
-        bool((halves.to(torch.float64) == numbers.to(torch.float64)).all()),
-        "a scale isn't a number of half precision",
-    )
-    return halves
+def _exactly(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers in a type, which has to hold them exactly."""
+    made = numbers.to(dtype)
+    same = bool((made.to(torch.float64) == numbers.to(torch.float64)).all())
+    _require(same, f"a scale, zero or minimum is no number of {dtype}")
+    return made
 
 
 def _require(condition: bool, problem: str) -> None:

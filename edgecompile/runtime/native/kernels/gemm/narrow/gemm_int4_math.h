@@ -28,6 +28,8 @@ EC_INLINE vf32 load_halves(const char* p) {
 // What all of int4's have.
 struct HalvedBlocks : Int8Math {
   static constexpr int kHalves = 2;
+  static constexpr bool kShared = true;
+  static constexpr int32_t kOffset = 8;
   static constexpr int kScaleBytes = 2;
   EC_INLINE static vf32 load_scales(const char* p) { return load_halves(p); }
   // The low or the high four bits of bytes.
@@ -39,8 +41,6 @@ struct HalvedBlocks : Int8Math {
 
 #if defined(__AVX512VNNI__)
 struct Int4Math : HalvedBlocks {
-  static constexpr int32_t kOffset = 8;
-
   template <class Half>
   EC_INLINE static vi32 load_b(const char* b, Half half) {
     return nibbles(load<vi32>(reinterpret_cast<const int32_t*>(b)), half);
@@ -48,8 +48,6 @@ struct Int4Math : HalvedBlocks {
 };
 #elif defined(__ARM_FEATURE_DOTPROD)
 struct Int4Math : HalvedBlocks {
-  static constexpr int32_t kOffset = 8;
-
   template <class Half>
   EC_INLINE static int8x16_t load_b(const char* b, Half half) {
     const uint8x16_t bytes = vld1q_u8(reinterpret_cast<const uint8_t*>(b));
@@ -64,7 +62,6 @@ struct Int4Math : HalvedBlocks {
   using A = int8_t;
   using Acc = Vector<int16_t, kVectorBytes / 2>;
   static constexpr int kParts = 2;
-  static constexpr int32_t kOffset = 8;
   static constexpr bool kLateStart = true;
   static constexpr int kColumns = kFloatLanes;
   static constexpr int kPerVector = 1;
@@ -100,11 +97,13 @@ struct Int4Math : HalvedBlocks {
 };
 #else
 struct Int4Math : HalvedBlocks {
+  static constexpr bool kLateStart = true;
+
   template <class Half>
   EC_INLINE static V load_b(const char* b, Half half) {
     using Bytes = Vector<uint8_t, kVectorBytes / 2>;
     const Bytes bytes = load<Bytes>(reinterpret_cast<const uint8_t*>(b));
-    return convert<V>(half.value == 0 ? bytes & 15 : bytes >> 4) - 8;
+    return convert<V>(half.value == 0 ? bytes & 15 : bytes >> 4);
   }
 };
 #endif
