@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from edgecompile.models.samples import Samples, SampleTexts, draw_samples, text_
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import Precision
+from edgecompile.quantization import files
 from edgecompile.quantization.calibrated import _samples, can_round, round_for
 from edgecompile.quantization.files import load_precision, save_precision
 from edgecompile.quantization.gptq import (
@@ -117,7 +119,7 @@ def test_what_cant_be_rounded_is_left_to_packing(monkeypatch: pytest.MonkeyPatch
     assert told == [1, 2, 3, 4]
 
 
-def test_a_work_folder_keeps_them(tmp_path: Path) -> None:
+def test_a_work_folder_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ones = torch.ones(32, 64)
     origins = {"ecpack_a": hash_matrix(ones)}
     rounded = RoundedWeights({"ecpack_a": ops.pack_weight(ones, "int8")}, origins, "texts")
@@ -142,6 +144,11 @@ def test_a_work_folder_keeps_them(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=r"rounded\.npz can't be read"):
         load_precision(tmp_path)
     rounded.save(tmp_path / "rounded.npz")
+    save_precision(tmp_path, precision)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk is full"):
+        patch.setattr(files, "write_json", Mock(side_effect=OSError("the disk is full")))
+        save_precision(tmp_path, Precision("bf16"))
+    assert load_precision(tmp_path) == precision  # what was not replaced is still whole
     save_precision(tmp_path, Precision("bf16"))
     assert load_precision(tmp_path) == Precision("bf16")
     assert not (tmp_path / "rounded.npz").exists()
