@@ -24,6 +24,7 @@ from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import Precision
 from edgecompile.quantization import files
+from edgecompile.quantization import program as program_module
 from edgecompile.quantization.calibrated import _samples, can_round, round_for
 from edgecompile.quantization.files import load_precision, save_precision
 from edgecompile.quantization.gptq import (
@@ -196,6 +197,28 @@ def test_a_programs_products_are_rounded_for_its_inputs(tmp_path: Path) -> None:
     # What was tried before doesn't linger, whichever comes first.
     assert program.deviation(plain) == nearest
     assert program.deviation(better) == found
+
+
+def test_packed_weights_go_as_they_are_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules: list[torch.fx.GraphModule] = []
+    left: list[int] = []
+    lower, unpack = program_module.lower_graph, ops.unpack_weight
+
+    def lower_and_note(module: torch.fx.GraphModule) -> object:
+        modules.append(module)
+        return lower(module)
+
+    def unpack_and_count(packed: Tensor, n: int, k: int) -> Tensor:
+        left.append(sum(name.startswith("ecpack_") for name, _ in modules[0].named_buffers()))
+        return unpack(packed, n, k)
+
+    monkeypatch.setattr(program_module, "lower_graph", lower_and_note)
+    monkeypatch.setattr(ops, "unpack_weight", unpack_and_count)
+    model = load_model("tests.factories.tiny_models:masked_mlp")
+    program = narrowed_program(model, tmp_path, draw_samples(model, LENGTHS, 16), 16)
+    assert left == list(reversed(range(len(program.groups)))) and len(left) > 1
 
 
 def test_rows_count_what_their_sample_does(tmp_path: Path) -> None:
