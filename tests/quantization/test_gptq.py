@@ -99,6 +99,18 @@ def test_each_product_has_its_own_precision() -> None:
     assert rounded.take("a", weights["a"], "int4") is rounded.packed["a"]
 
 
+def test_scales_beyond_half_precision_are_left_to_packing() -> None:
+    """Which makes the results of such a block NaN, and of no other one."""
+    weights = {name: torch.ones(32, 128) for name in ("good", "large")}
+    weights["large"][3, 40] = 1e6
+    moments = dict.fromkeys(weights, torch.eye(128, dtype=torch.float64))
+    of = dict.fromkeys(weights, "int4")
+    rounded = round_products(weights, lambda names: moments, precisions=of)
+    assert list(rounded.packed) == ["good"]
+    kept = ops.unpack_weight(ops.pack_weight(weights["large"], "int4"), 32, 128)
+    assert int(kept.isnan().sum()) == 32 and bool(kept[3, 32:64].isnan().all())
+
+
 def test_what_cant_be_rounded_is_left_to_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgecompile.quantization.gptq._MOMENTS_BYTES", 8 * 64 * 64)
     weights = {name: torch.ones(32, 64) for name in ("good", "inputs", "weights", "of no rows")}
