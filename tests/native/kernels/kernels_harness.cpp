@@ -2,6 +2,9 @@
 #include <atomic>
 #include <thread>
 #include <vector>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #include "base/export.h"
 #include "kernels/attention/attention.h"
@@ -78,6 +81,16 @@ EC_API void t_packed_row_int8(const int8_t* packed, int64_t panel, int64_t k, in
 EC_API void t_packed_row_int4(const uint8_t* packed, int64_t panel, int64_t k, int64_t n,
                               float* out) {
   packed_row_int4(packed, panel, k, n, out);
+}
+// Lets this thread take denormal floats for zeros, as hosts may; false: the CPU has no such mode.
+EC_API bool t_flush_denormals([[maybe_unused]] bool on) {
+#if defined(__SSE2__)
+  constexpr unsigned kFlushAndZero = 0x8040;
+  _mm_setcsr(on ? _mm_getcsr() | kFlushAndZero : _mm_getcsr() & ~kFlushAndZero);
+  return true;
+#else
+  return false;
+#endif
 }
 EC_API bool t_is_int8_panel(int64_t k, int64_t bytes) { return is_int8_panel(k, bytes); }
 EC_API bool t_is_int4_panel(int64_t k, int64_t bytes) { return is_int4_panel(k, bytes); }

@@ -16,6 +16,8 @@ from edgecompile.backends.operators.ops import (
     unpack_weight,
 )
 from tests.native.guarded import guarded
+from tests.native.kernels.test_gemm import Epilogue
+from tests.native.kernels.test_gemm_packed import Weights, run
 
 SHAPES = [(1, 1), (31, 7), (32, 64), (33, 65), (70, 130), (96, 128), (40, 63)]
 DTYPES = {"fp32": torch.float32, "bf16": torch.uint16, "int8": torch.int8, "int4": torch.uint8}
@@ -94,3 +96,22 @@ def test_rows_of_every_form(kernels: ctypes.CDLL, n: int, k: int) -> None:
     ):
         got = read_rows(kernels, packed, precision, n, k)
         np.testing.assert_array_equal(got, unpack_weight(packed, n, k).numpy())
+
+
+def test_denormal_scales_count_where_the_host_flushes_denormal_floats(kernels: ctypes.CDLL) -> None:
+    n, k = 33, 70
+    values = torch.full((n, k), 7, dtype=torch.int8)
+    scales = torch.full((n, 3), 0x234 * 2.0**-24, dtype=torch.float16)
+    packed = pack_int4(values, scales)
+    x, out = np.ones((1, k), np.float32), np.zeros((1, n), np.float32)
+    weights = Weights("int4", packed.numpy(), np.zeros((k, n)))
+    kernels.t_flush_denormals.restype = ctypes.c_bool
+    if not kernels.t_flush_denormals(True):
+        pytest.skip("the CPU has no such mode")
+    try:
+        rows = read_rows(kernels, packed, "int4", n, k)
+        run(kernels, weights, x, out, Epilogue())
+    finally:
+        kernels.t_flush_denormals(False)
+    np.testing.assert_array_equal(rows, np.float32(7 * 0x234 * 2.0**-24))
+    np.testing.assert_allclose(out, np.float32(70 * 7 * 0x234 * 2.0**-24), rtol=1e-6)

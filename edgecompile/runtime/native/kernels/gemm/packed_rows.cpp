@@ -17,19 +17,19 @@ int64_t place(int64_t n, int64_t j) {
   return (j / kGroup * kPanel + n % kPanel) * kGroup + j % kGroup;
 }
 
-// A number in half precision.
+// A number in half precision. Denormal ones are read as integers: the CPU may be set to take
+// denormal floats for zeros.
 float half_at(const uint8_t* p) {
   uint16_t half;
   std::memcpy(&half, p, sizeof half);
-  const uint32_t magnitude = half & 0x7fff, sign = uint32_t{half} >> 15 << 31;
-  uint32_t bits = magnitude << 13;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  value *= 0x1p112f;
-  std::memcpy(&bits, &value, sizeof bits);
-  bits |= sign | (magnitude >= 0x7c00 ? 0x7f800000 : 0);
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+  const uint32_t magnitude = half & 0x7fff;
+  float value = static_cast<float>(magnitude) * 0x1p-24f;
+  if (magnitude >= 0x400) {
+    const uint32_t finite = (magnitude << 13) + (112 << 23);
+    const uint32_t bits = finite | (magnitude >= 0x7c00 ? 0x7f800000 : 0);
+    std::memcpy(&value, &bits, sizeof value);
+  }
+  return half >> 15 != 0 ? -value : value;
 }
 
 }  // namespace

@@ -19,7 +19,10 @@ EC_INLINE vf32 load_halves(const char* p) {
   using Short = Vector<uint16_t, kFloatLanes>;
   const vi32 word = convert<vi32>(load<Short>(reinterpret_cast<const uint16_t*>(p)));
   const vi32 magnitude = word & 0x7fff;
-  const vf32 finite = bits_as<vf32>(magnitude << 13) * broadcast(0x1p112f);
+  // Denormal ones as integers: the CPU may be set to take denormal floats for zeros.
+  const vf32 denormal = convert<vf32>(magnitude) * broadcast(0x1p-24f);
+  const vf32 normal = bits_as<vf32>((magnitude << 13) + (112 << 23));
+  const vf32 finite = select(magnitude < 0x400, denormal, normal);
   const vi32 not_finite = (magnitude >= 0x7c00) & 0x7f800000;
   return bits_as<vf32>(bits_as<vi32>(finite) | not_finite | (word & 0x8000) << 16);
 #endif
