@@ -15,11 +15,11 @@ _ROUNDED_FILE = "rounded.npz"
 
 def save_precision(folder: Path, precision: Precision) -> None:
     """Leaves a precision in a work folder, for the stages that follow; raises OSError."""
-    if precision.rounded is None:
-        (folder / _ROUNDED_FILE).unlink(missing_ok=True)
-    else:
+    if precision.rounded is not None:
         precision.rounded.save(folder / _ROUNDED_FILE)
     write_json(folder / _PRECISION_FILE, precision.to_json())
+    if precision.rounded is None:  # nothing reads the earlier ones any more
+        (folder / _ROUNDED_FILE).unlink(missing_ok=True)
 
 
 def load_precision(folder: Path) -> Precision:

@@ -267,9 +267,16 @@ _FORMS: Mapping[str, _Form] = {
 
 
 def round_matrix(weight: Tensor, moments: Tensor, precision: str = INT8) -> Tensor:
-    """As :func:`round_to_grid` of a precision's grid, packed."""
+    """As :func:`round_to_grid` of a precision's grid, packed.
+
+    Raises:
+        torch.linalg.LinAlgError: the moments aren't those of any rows.
+        OverflowError: a scale is beyond its type.
+    """
     form = _FORMS[precision]
     rounding = round_to_grid(weight, moments, form.grid)
+    if not bool(rounding.scales.isfinite().all()):
+        raise OverflowError(f"a scale is beyond {form.grid.scale_type}")
     return form.pack(rounding.values, rounding.scales)
 
 
@@ -301,7 +308,7 @@ def round_products(
         for name in names:
             weight = weights[name]
             if bool(weight.isfinite().all()) and bool(sums[name].isfinite().all()):
-                with contextlib.suppress(torch.linalg.LinAlgError):
+                with contextlib.suppress(torch.linalg.LinAlgError, OverflowError):
                     packed[name] = round_matrix(weight, sums[name], of[name])
             done += 1
             tell(done)

@@ -79,37 +79,39 @@ class QuantizedProgram:
         self._moments: dict[str, Tensor] = {}  # of the products whose inputs are to be gathered
         self._share = 1.0  # what a row of the present sample counts in them
         self._rounds_activations = True
+        shapes: dict[str, tuple[int, int]] = {}
         for node in self._module.graph.nodes:
             if node.target is ops.LINEAR:
                 # The weights are looked up by name, unpacked once and not for every run.
                 weight = str(node.args[1].target)
-                packed = self._module.get_buffer(weight)
-                self._exact[weight] = ops.unpack_weight(packed, node.args[4], packed.shape[1])
+                shapes[weight] = node.args[4], self._module.get_buffer(weight).shape[1]
                 node.args = (node.args[0], weight, *node.args[2:])
                 node.target = self._product
             elif node.target is ops.GROUPED_LINEAR:
                 weight = str(node.args[1].target)
-                packed = self._module.get_buffer(weight)
-                k = int(node.args[0].meta["val"].shape[1])
-                self._exact[weight] = torch.stack(
-                    [ops.unpack_weight(matrix, node.args[3], k) for matrix in packed]
-                )
+                shapes[weight] = node.args[3], int(node.args[0].meta["val"].shape[1])
                 node.args = (node.args[0], weight, node.args[2])
                 node.target = self._grouped_product
             elif node.target is ops.PACKED_ROWS:
                 node.args = (str(node.args[0].target), node.args[1])
                 node.target = self._rows
+        graph = self._module.graph
+        graph.eliminate_dead_code()
+        used = {node.target for node in graph.nodes if node.op == "get_attr"}
+        for attr, shape in shapes.items():
+            packed = self._module.get_buffer(attr)
+            if attr not in used:  # so that only one weight is held packed and unpacked at a time
+                delattr(self._module, attr)
+            if packed.dim() == 4:
+                self._exact[attr] = torch.stack([ops.unpack_weight(m, *shape) for m in packed])
+            else:
+                self._exact[attr] = ops.unpack_weight(packed, *shape)
         # What isn't one of these products (a recurrent layer's weight) is never narrowed.
         self._names = {a: tuple(n) for a, n in report.packed.items() if a in self._exact}
         #: Names of the tables of embeddings that are a product's weight, by the packed attribute.
         self.tables: Mapping[str, Sequence[str]] = report.tables
         #: The weights of each product.
         self.groups: tuple[tuple[str, ...], ...] = tuple(self._names.values())
-        graph = self._module.graph
-        graph.eliminate_dead_code()
-        used = {node.target for node in graph.nodes if node.op == "get_attr"}
-        for attr in self._exact.keys() - used:  # nothing reads the packed ones any more
-            delattr(self._module, attr)
         self._module.recompile()
 
     def _product(

@@ -22,12 +22,15 @@ pytestmark = [
 ]
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Of products whose blocks have another form than usual, what is left out.
+FEW_FORMS = "(not (halves or minimums or int4 and (whole or zeros)) or every_activation or forms)"
+
 #: pytest's -k for each file: all seeds and sizes would take a quarter of an hour. A process with
 #: several threads that forks aborts inside qemu-user itself.
 SELECTED = {
     "kernels/test_simd.py": "",
     "kernels/test_gemm.py": "not strided_batches or armv8-a-0",
-    "kernels/test_gemm_packed.py": "not (random_shapes or every_number_of_rows or long_rows) or armv8-a-0 or 2065 or (every_number_of_rows and fp32)",
+    "kernels/test_gemm_packed.py": f"(not (random_shapes or every_number_of_rows or long_rows) or armv8-a-0 or 2065 or (every_number_of_rows and fp32)) and {FEW_FORMS}",
     "kernels/test_convolution_kernels.py": "",
     # Nothing here multiplies pairs of bfloat16: masks with and without permission, not each with both.
     "kernels/test_attention.py": "not (long_sequences and (512 or 1100)) and (not (random_shapes or longer_cache or may_be_rounded) or armv8-a-0) and not (row_for_each_query and (False-False or True-True))",
@@ -36,7 +39,7 @@ SELECTED = {
 }  # fmt: skip
 
 #: What a variant multiplies otherwise, on a CPU that has its instructions.
-DOTPROD = "(int8 or int4) and not (random_shapes or every_number_of_rows or long_rows) or (int8 or int4) and (dotprod-0 or 2065) or half_precision"
+DOTPROD = f"((int8 or int4) and not (random_shapes or every_number_of_rows or long_rows) or (int8 or int4) and (dotprod-0 or 2065) or half_precision or forms) and {FEW_FORMS}"
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from edgecompile.models.samples import Samples, SampleTexts, draw_samples, text_
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import Precision
+from edgecompile.quantization import files
+from edgecompile.quantization import program as program_module
 from edgecompile.quantization.calibrated import _samples, can_round, round_for
 from edgecompile.quantization.files import load_precision, save_precision
 from edgecompile.quantization.gptq import (
@@ -96,6 +99,18 @@ def test_each_product_has_its_own_precision() -> None:
     assert rounded.take("a", weights["a"], "int4") is rounded.packed["a"]
 
 
+def test_scales_beyond_half_precision_are_left_to_packing() -> None:
+    """Which makes the results of such a block NaN, and of no other one."""
+    weights = {name: torch.ones(32, 128) for name in ("good", "large")}
+    weights["large"][3, 40] = 1e6
+    moments = dict.fromkeys(weights, torch.eye(128, dtype=torch.float64))
+    of = dict.fromkeys(weights, "int4")
+    rounded = round_products(weights, lambda names: moments, precisions=of)
+    assert list(rounded.packed) == ["good"]
+    kept = ops.unpack_weight(ops.pack_weight(weights["large"], "int4"), 32, 128)
+    assert int(kept.isnan().sum()) == 32 and bool(kept[3, 32:64].isnan().all())
+
+
 def test_what_cant_be_rounded_is_left_to_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgecompile.quantization.gptq._MOMENTS_BYTES", 8 * 64 * 64)
     weights = {name: torch.ones(32, 64) for name in ("good", "inputs", "weights", "of no rows")}
@@ -117,7 +132,7 @@ def test_what_cant_be_rounded_is_left_to_packing(monkeypatch: pytest.MonkeyPatch
     assert told == [1, 2, 3, 4]
 
 
-def test_a_work_folder_keeps_them(tmp_path: Path) -> None:
+def test_a_work_folder_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ones = torch.ones(32, 64)
     origins = {"ecpack_a": hash_matrix(ones)}
     rounded = RoundedWeights({"ecpack_a": ops.pack_weight(ones, "int8")}, origins, "texts")
@@ -142,6 +157,11 @@ def test_a_work_folder_keeps_them(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=r"rounded\.npz can't be read"):
         load_precision(tmp_path)
     rounded.save(tmp_path / "rounded.npz")
+    save_precision(tmp_path, precision)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk is full"):
+        patch.setattr(files, "write_json", Mock(side_effect=OSError("the disk is full")))
+        save_precision(tmp_path, Precision("bf16"))
+    assert load_precision(tmp_path) == precision  # what was not replaced is still whole
     save_precision(tmp_path, Precision("bf16"))
     assert load_precision(tmp_path) == Precision("bf16")
     assert not (tmp_path / "rounded.npz").exists()
@@ -189,6 +209,28 @@ def test_a_programs_products_are_rounded_for_its_inputs(tmp_path: Path) -> None:
     # What was tried before doesn't linger, whichever comes first.
     assert program.deviation(plain) == nearest
     assert program.deviation(better) == found
+
+
+def test_packed_weights_go_as_they_are_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules: list[torch.fx.GraphModule] = []
+    left: list[int] = []
+    lower, unpack = program_module.lower_graph, ops.unpack_weight
+
+    def lower_and_note(module: torch.fx.GraphModule) -> object:
+        modules.append(module)
+        return lower(module)
+
+    def unpack_and_count(packed: Tensor, n: int, k: int) -> Tensor:
+        left.append(sum(name.startswith("ecpack_") for name, _ in modules[0].named_buffers()))
+        return unpack(packed, n, k)
+
+    monkeypatch.setattr(program_module, "lower_graph", lower_and_note)
+    monkeypatch.setattr(ops, "unpack_weight", unpack_and_count)
+    model = load_model("tests.factories.tiny_models:masked_mlp")
+    program = narrowed_program(model, tmp_path, draw_samples(model, LENGTHS, 16), 16)
+    assert left == list(reversed(range(len(program.groups)))) and len(left) > 1
 
 
 def test_rows_count_what_their_sample_does(tmp_path: Path) -> None:

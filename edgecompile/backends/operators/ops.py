@@ -17,6 +17,11 @@ columns, zero padded. The packed tensor's dtype says how:
   inputs bytes ``[8, 32, 4]``, then float16 scales ``[2, 32]``. The low four bits of a byte are of the first
   32 inputs, the high four of the others: ``W[n, k]`` is about ``scale[k // 32, n]*(q[n, k] - 8)``.
 
+Weights that were rounded elsewhere have further forms, told by their size, whose last block is whole:
+int8 with float32 scales ``[2, 32]``; int4 with scales ``[32]`` for 64 inputs; and int4 with an offset behind
+the scales and of their shape: zeros in uint8, ``scale*(q - zero)``, or, not with 64 inputs, minimums in
+float16, ``scale*q + minimum``.
+
 One layout serves every vector width, so a bundle stores each weight once for all its variants.
 """
 
@@ -38,14 +43,11 @@ from edgecompile.export.operators.linear_scan import LINEAR_SCAN, linear_scan
 
 PANEL = 32
 
-#: The types of packed weights whose single rows the native runtime can read.
-ROW_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-
 #: Inputs of an int8 product that share a scale; of an int4 product those of activations do.
 BLOCK = 64
 #: Inputs whose int4 weights share a scale.
 HALF_BLOCK = 32
-_INT4_BYTES = BLOCK * PANEL // 2 + 2 * PANEL * 2
+_NIBBLES = BLOCK * PANEL // 2
 
 #: A block of activations whose largest value is over this many times its row's root mean square is
 #: rounded more finely: a few channels of a transformer are that large in every row, and the others'
@@ -147,38 +149,83 @@ def _quantise_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def pack_int4(values: Tensor, scales: Tensor) -> Tensor:
+def pack_int4(
+    values: Tensor, scales: Tensor, shifts: Tensor | None = None, *, block: int = HALF_BLOCK
+) -> Tensor:
     """Packs weights that are rounded already.
 
     Args:
         values: int8 ``[N, K]`` in [-8, 7].
-        scales: float16 ``[N, ceil(K/32)]``, what each block's values are multiples of.
+        scales: float16 ``[N, ceil(K/block)]``, what each block's values are multiples of.
+        shifts: numbers of the same shape that values of 0 to 15, 8 more than these, get: zeros in uint8,
+            or minimums in float16.
+        block: inputs that share a scale, 32 or 64; with minimums 32.
     """
     n, k = values.shape
     panels, blocks = -(-n // PANEL), -(-k // BLOCK)
-    more = (0, 0, 0, -n % PANEL)
-    padded = torch.nn.functional.pad(values, (0, -k % BLOCK, *more[2:])) + 8
+    padded = torch.nn.functional.pad(values, (0, -k % BLOCK, 0, -n % PANEL)) + 8
     halves = padded.to(torch.uint8).view(panels, PANEL, blocks, 2, HALF_BLOCK // 4, 4)
     bytes_ = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).permute(0, 2, 3, 1, 4)
-    wide = torch.nn.functional.pad(scales, (0, 2 * blocks - scales.shape[1], *more[2:]))
-    tail = wide.view(panels, PANEL, 2 * blocks).transpose(1, 2).contiguous().view(torch.uint8)
-    parts = [
-        bytes_.reshape(panels, blocks, BLOCK * PANEL // 2),
-        tail.view(panels, blocks, 4 * PANEL),
-    ]
+    parts = [bytes_.reshape(panels, blocks, _NIBBLES)]
+    for numbers in (scales,) if shifts is None else (scales, shifts):
+        parts.append(_pack_block_numbers(numbers, blocks, BLOCK // block))
     return torch.cat(parts, 2).flatten(1)
+
+
+def pack_int8_halves(values: Tensor, scales: Tensor) -> Tensor:
+    """Packs int8 ``[N, K]`` with float32 scales ``[N, ceil(K/32)]``."""
+    n, k = values.shape
+    panels, blocks = -(-n // PANEL), -(-k // BLOCK)
+    padded = torch.nn.functional.pad(values, (0, -k % BLOCK, 0, -n % PANEL))
+    body = padded.view(panels, PANEL, blocks, BLOCK // 4, 4).permute(0, 2, 3, 1, 4)
+    parts = [
+        body.reshape(panels, blocks, BLOCK * PANEL).view(torch.uint8),
+        _pack_block_numbers(scales, blocks, 2),
+    ]
+    return torch.cat(parts, 2).flatten(1).view(torch.int8)
+
+
+def _pack_block_numbers(numbers: Tensor, blocks: int, each: int) -> Tensor:
+    """The bytes of ``each`` numbers of every block, ``[panels, blocks, bytes]``; zeros where there is none."""
+    n, count = numbers.shape
+    panels = -(-n // PANEL)
+    wide = torch.nn.functional.pad(numbers, (0, each * blocks - count, 0, -n % PANEL))
+    columns = wide.view(panels, PANEL, blocks, each).permute(0, 2, 3, 1).contiguous()
+    return columns.view(panels, blocks, each * PANEL).view(torch.uint8)
+
+
+#: Scales of a column in a block, and the type of what is behind them, by the bytes behind the values.
+_INT4_FORMS: Mapping[int, tuple[int, torch.dtype | None]] = {
+    4 * PANEL: (2, None),
+    2 * PANEL: (1, None),
+    6 * PANEL: (2, torch.uint8),
+    3 * PANEL: (1, torch.uint8),
+    8 * PANEL: (2, torch.float16),
+}
 
 
 def _unpack_int4(packed: Tensor, n: int, k: int) -> Tensor:
     """The float32 values ``[n, k]`` that a packed weight stands for."""
     if k == 0:
         return packed.new_zeros((n, 0), dtype=torch.float32)
-    panels, blocks = packed.shape[0], packed.shape[1] // _INT4_BYTES
-    whole = packed.view(panels, blocks, _INT4_BYTES)
-    bytes_ = whole[..., : BLOCK * PANEL // 2].reshape(panels, blocks, 1, HALF_BLOCK // 4, PANEL, 4)
-    values = torch.cat([bytes_ & 15, bytes_ >> 4], 2).to(torch.float32) - 8
-    scales = whole[..., BLOCK * PANEL // 2 :].contiguous().view(torch.float16).to(torch.float32)
-    product = values * scales.view(panels, blocks, 2, 1, PANEL, 1)
+    panels, blocks = packed.shape[0], -(-k // BLOCK)
+    whole = packed.view(panels, blocks, -1)
+    each, shift_type = _INT4_FORMS[whole.shape[2] - _NIBBLES]
+    behind = _NIBBLES + 2 * each * PANEL
+
+    def numbers(begin: int, end: int | None, dtype: torch.dtype) -> Tensor:
+        found = whole[..., begin:end].contiguous().view(dtype).to(torch.float32)
+        return found.view(panels, blocks, each, 1, PANEL, 1)
+
+    bytes_ = whole[..., :_NIBBLES].reshape(panels, blocks, 1, HALF_BLOCK // 4, PANEL, 4)
+    values = torch.cat([bytes_ & 15, bytes_ >> 4], 2).to(torch.float32)
+    scales = numbers(_NIBBLES, behind, torch.float16)
+    if shift_type == torch.float16:
+        product = values * scales + numbers(behind, None, torch.float16)
+    else:
+        product = (
+            values - (8 if shift_type is None else numbers(behind, None, shift_type))
+        ) * scales
     return product.permute(0, 4, 1, 2, 3, 5).reshape(panels * PANEL, -1)[:n, :k].contiguous()
 
 
@@ -187,6 +234,12 @@ def _unpack_int8(packed: Tensor, n: int, k: int) -> Tensor:
     panels, blocks = packed.shape[0], -(-k // BLOCK)
     if k == 0:
         return packed.new_zeros((n, 0), dtype=torch.float32)
+    if packed.shape[1] == blocks * PANEL * (BLOCK + 8):
+        whole = packed.view(panels, blocks, -1)
+        scales = whole[..., BLOCK * PANEL :].contiguous().view(torch.float32)
+        values = whole[..., : BLOCK * PANEL].reshape(panels, blocks, 2, HALF_BLOCK // 4, PANEL, 4)
+        product = values.to(torch.float32) * scales.view(panels, blocks, 2, 1, PANEL, 1)
+        return product.permute(0, 4, 1, 2, 3, 5).reshape(panels * PANEL, -1)[:n, :k].contiguous()
     missing = blocks * 4 * PANEL * (BLOCK // 4 + 1) - packed.shape[1]
     end = packed.shape[1] - 4 * PANEL
     parts = [packed[:, :end], packed.new_zeros(panels, missing), packed[:, end:]]

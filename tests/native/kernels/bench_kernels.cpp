@@ -164,9 +164,11 @@ void bench_gemm(Weights weights, int threads, int64_t m, int64_t n, int64_t k, b
     } else if (weights == Weights::kBfloat16) {
       gemm_bf16(m, n, k, a.data(), k, reinterpret_cast<const uint16_t*>(from), c.data(), n, e);
     } else if (weights == Weights::kInt8) {
-      gemm_int8(m, n, k, a.data(), k, reinterpret_cast<const int8_t*>(from), c.data(), n, e);
+      gemm_int8(m, n, k, a.data(), k, reinterpret_cast<const int8_t*>(from),
+                packed_elements_int8(1, k), c.data(), n, e);
     } else {
-      gemm_int4(m, n, k, a.data(), k, reinterpret_cast<const uint8_t*>(from), c.data(), n, e);
+      gemm_int4(m, n, k, a.data(), k, reinterpret_cast<const uint8_t*>(from),
+                packed_elements_int4(1, k), c.data(), n, e);
     }
   };
   Peak peak(threads);

@@ -38,10 +38,16 @@ void product(const char* kind, int64_t m, int64_t n, int64_t k) {
     counted([&] { gemm_bf16(m, n, k, a.data(), k, packed.data(), c.data(), n, plain); });
   } else if (!std::strcmp(kind, "int4")) {
     const std::vector<uint8_t> packed(static_cast<size_t>(packed_elements_int4(n, k)), 1);
-    counted([&] { gemm_int4(m, n, k, a.data(), k, packed.data(), c.data(), n, plain); });
+    counted([&] {
+      gemm_int4(m, n, k, a.data(), k, packed.data(), packed_elements_int4(1, k), c.data(), n,
+                plain);
+    });
   } else {
     const std::vector<int8_t> packed(static_cast<size_t>(packed_elements_int8(n, k)), 1);
-    counted([&] { gemm_int8(m, n, k, a.data(), k, packed.data(), c.data(), n, plain); });
+    counted([&] {
+      gemm_int8(m, n, k, a.data(), k, packed.data(), packed_elements_int8(1, k), c.data(), n,
+                plain);
+    });
   }
 }
 

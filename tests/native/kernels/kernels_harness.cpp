@@ -2,6 +2,9 @@
 #include <atomic>
 #include <thread>
 #include <vector>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #include "base/export.h"
 #include "kernels/attention/attention.h"
@@ -38,6 +41,9 @@ EC_API void t_gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const
 }
 EC_API int64_t t_packed_elements_bf16(int64_t n, int64_t k) { return packed_elements_bf16(n, k); }
 EC_API int64_t t_packed_elements_int8(int64_t n, int64_t k) { return packed_elements_int8(n, k); }
+EC_API int64_t t_packed_elements_int8_halves(int64_t n, int64_t k) {
+  return packed_elements_int8_halves(n, k);
+}
 EC_API int64_t t_packed_elements_int4(int64_t n, int64_t k) { return packed_elements_int4(n, k); }
 // Whether products may use tiles: 1 or 0, or -1 in builds that have none.
 EC_API int t_amx_permitted() {
@@ -54,13 +60,13 @@ EC_API void t_gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t
 }
 EC_API bool t_int8_rounds_coarsely() { return int8_rounds_coarsely(); }
 EC_API void t_gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
-                        const int8_t* b, float* c, int64_t ldc, const Epilogue* e) {
-  gemm_int8(m, n, k, a, lda, b, c, ldc, *e);
+                        const int8_t* b, int64_t panel, float* c, int64_t ldc, const Epilogue* e) {
+  gemm_int8(m, n, k, a, lda, b, panel, c, ldc, *e);
 }
 EC_API bool t_int4_rounds_coarsely() { return int4_rounds_coarsely(); }
 EC_API void t_gemm_int4(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
-                        const uint8_t* b, float* c, int64_t ldc, const Epilogue* e) {
-  gemm_int4(m, n, k, a, lda, b, c, ldc, *e);
+                        const uint8_t* b, int64_t panel, float* c, int64_t ldc, const Epilogue* e) {
+  gemm_int4(m, n, k, a, lda, b, panel, c, ldc, *e);
 }
 EC_API void t_packed_row_fp32(const float* packed, int64_t k, int64_t n, float* out) {
   packed_row(packed, k, n, out);
@@ -68,9 +74,26 @@ EC_API void t_packed_row_fp32(const float* packed, int64_t k, int64_t n, float* 
 EC_API void t_packed_row_bf16(const uint16_t* packed, int64_t k, int64_t n, float* out) {
   packed_row_bf16(packed, k, n, out);
 }
-EC_API void t_packed_row_int8(const int8_t* packed, int64_t k, int64_t n, float* out) {
-  packed_row_int8(packed, k, n, out);
+EC_API void t_packed_row_int8(const int8_t* packed, int64_t panel, int64_t k, int64_t n,
+                              float* out) {
+  packed_row_int8(packed, panel, k, n, out);
 }
+EC_API void t_packed_row_int4(const uint8_t* packed, int64_t panel, int64_t k, int64_t n,
+                              float* out) {
+  packed_row_int4(packed, panel, k, n, out);
+}
+// Lets this thread take denormal floats for zeros, as hosts may; false: the CPU has no such mode.
+EC_API bool t_flush_denormals([[maybe_unused]] bool on) {
+#if defined(__SSE2__)
+  constexpr unsigned kFlushAndZero = 0x8040;
+  _mm_setcsr(on ? _mm_getcsr() | kFlushAndZero : _mm_getcsr() & ~kFlushAndZero);
+  return true;
+#else
+  return false;
+#endif
+}
+EC_API bool t_is_int8_panel(int64_t k, int64_t bytes) { return is_int8_panel(k, bytes); }
+EC_API bool t_is_int4_panel(int64_t k, int64_t bytes) { return is_int4_panel(k, bytes); }
 EC_API bool t_attention_rounds() {
 #if EC_BF16_PAIRS
   return pairs_pay();

@@ -70,40 +70,98 @@ def column_values(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return q * np.repeat(scales.astype(np.float64), BLOCK, 0)[: len(q)]
 
 
-def pack_int4(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """``q [K, N]`` in [-8, 7] and float16 ``scales [ceil(K/32), N]`` as ``[panels, bytes]`` uint8."""
+def pack_int4(
+    q: np.ndarray,
+    scales: np.ndarray,
+    zeros: np.ndarray | None = None,
+    minimums: np.ndarray | None = None,
+    size: int = HALF,
+) -> np.ndarray:
+    """int4 as ``[panels, bytes]`` uint8.
+
+    Args:
+        q: ``[K, N]`` in [-8, 7], or with zeros or minimums in [0, 15].
+        scales: float16 ``[ceil(K/size), N]``.
+        zeros, minimums: none, or uint8 or float16 shaped as the scales.
+        size: inputs that share a scale, 32 or 64.
+    """
     k, n = q.shape
     count, blocks = -(-n // PANEL), -(-k // BLOCK)
-    padded = np.full((blocks * BLOCK, n), 8, np.uint8)
-    padded[:k] = q + 8
-    wide = np.zeros((2 * blocks, count * PANEL), np.float16)
-    wide[: len(scales), :n] = scales
+    each = BLOCK // size
+    padded = np.full((blocks * BLOCK, count * PANEL), 8, np.uint8)
+    padded[:k, :n] = q + 8 if zeros is None and minimums is None else q
+
+    def of_block(block: int, numbers: np.ndarray) -> np.ndarray:
+        wide = np.zeros((each, count * PANEL), numbers.dtype)
+        own = numbers[each * block : each * (block + 1)]
+        wide[: len(own), :n] = own
+        parts = np.ascontiguousarray(wide.reshape(each, count, PANEL).transpose(1, 0, 2))
+        return parts.reshape(count, each * PANEL).view(np.uint8)
+
     parts = [np.zeros((count, 0), np.uint8)]
     for block in range(blocks):
-        columns = np.full((BLOCK, count * PANEL), 8, np.uint8)
-        columns[:, :n] = padded[block * BLOCK :][:BLOCK]
+        columns = padded[block * BLOCK :][:BLOCK]
         low, high = panels(columns[:HALF], 4), panels(columns[HALF:], 4)
-        own = wide[2 * block : 2 * block + 2].reshape(2, count, PANEL).transpose(1, 0, 2)
         parts += [(low | high << 4).reshape(count, HALF * PANEL)]
-        parts += [np.ascontiguousarray(own).reshape(count, 2 * PANEL).view(np.uint8)]
+        parts += [of_block(block, x) for x in (scales, zeros, minimums) if x is not None]
     return np.concatenate(parts, axis=1)
 
 
-def quantize_halves(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int4 in [-8, 7] and float16 scales for each 32 rows and column of ``[K, N]``."""
+def pack_int8_halves(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """``q [K, N]`` int8 and float32 ``scales [ceil(K/32), N]`` as ``[panels, bytes]`` int8."""
+    k, n = q.shape
+    count, blocks = -(-n // PANEL), -(-k // BLOCK)
+    padded = np.zeros((blocks * BLOCK, n), np.int8)
+    padded[:k] = q
+    wide = np.zeros((2 * blocks, count * PANEL), np.float32)
+    wide[: len(scales), :n] = scales
+    parts = [np.zeros((count, 0), np.int8)]
+    for block in range(blocks):
+        own = wide[2 * block : 2 * block + 2].reshape(2, count, PANEL).transpose(1, 0, 2)
+        parts += [panels(padded[block * BLOCK :][:BLOCK], 4).reshape(count, BLOCK * PANEL)]
+        parts += [np.ascontiguousarray(own).reshape(count, 2 * PANEL).view(np.int8)]
+    return np.concatenate(parts, axis=1)
+
+
+def quantize_halves(
+    b: np.ndarray, size: int = HALF, most: int = 8
+) -> tuple[np.ndarray, np.ndarray]:
+    """int4 in [-8, 7] and float16 scales for each 32 rows and column of ``[K, N]``; ``most`` 128: int8 likewise."""
     q = np.zeros(b.shape, np.int8)
-    scales = np.zeros((len(blocks_of(b.T, HALF)), b.shape[1]), np.float16)
-    for i, block in enumerate(blocks_of(b.T, HALF)):
+    scales = np.zeros((len(blocks_of(b.T, size)), b.shape[1]), np.float16)
+    for i, block in enumerate(blocks_of(b.T, size)):
         part = b[block].astype(np.float64)
-        scales[i] = np.maximum(part.max(0) / 7, part.min(0) / -8)
+        scales[i] = np.maximum(part.max(0) / (most - 1), part.min(0) / -most)
         steps = scales[i].astype(np.float64)
-        q[block] = np.clip(np.rint(part / np.where(steps > 0, steps, 1)), -8, 7)
+        q[block] = np.clip(np.rint(part / np.where(steps > 0, steps, 1)), -most, most - 1)
     return q, scales
 
 
-def half_values(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def half_values(q: np.ndarray, scales: np.ndarray, size: int = HALF) -> np.ndarray:
     """The float64 matrix that they stand for."""
-    return q * np.repeat(scales.astype(np.float64), HALF, 0)[: len(q)]
+    return q * np.repeat(scales.astype(np.float64), size, 0)[: len(q)]
+
+
+def quantize_shifted(
+    b: np.ndarray, size: int, *, zeros: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Values of 0 to 15, float16 scales, and zeros or minimums of each block; then what they stand for."""
+    q = np.zeros(b.shape, np.uint8)
+    shape = (len(blocks_of(b.T, size)), b.shape[1])
+    scales, shifts = np.zeros(shape, np.float16), np.zeros(shape, np.uint8 if zeros else np.float16)
+    values = np.zeros(b.shape)
+    for i, block in enumerate(blocks_of(b.T, size)):
+        part = b[block].astype(np.float64)
+        least = np.minimum(part.min(0), 0) if zeros else part.min(0)
+        scales[i] = (np.maximum(part.max(0), 0 if zeros else -np.inf) - least) / 15
+        steps = np.where(scales[i] > 0, scales[i].astype(np.float64), 1)
+        shifts[i] = np.clip(np.rint(-least / steps), 0, 16) if zeros else least
+        shift, own = shifts[i].astype(np.float64), scales[i].astype(np.float64)
+        q[block] = np.clip(
+            np.rint(part / steps + shift if zeros else (part - shift) / steps), 0, 15
+        )
+        values[block] = own * (q[block] - shift) if zeros else own * q[block] + shift
+    return q, scales, shifts, values
 
 
 def quantize_rows(a: np.ndarray, coarse: bool) -> np.ndarray:

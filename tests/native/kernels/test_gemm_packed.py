@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,11 @@ from tests.native.kernels.narrow import (
     pack_bf16,
     pack_int4,
     pack_int8,
+    pack_int8_halves,
     quantize_columns,
     quantize_halves,
     quantize_rows,
+    quantize_shifted,
 )
 from tests.native.kernels.test_gemm import (
     GELU_ERF,
@@ -45,7 +48,10 @@ from tests.native.kernels.test_gemm import (
 from tests.native.sweep import sweep
 
 I64 = ctypes.c_int64
-ROUNDED = ["int8", "int4"]
+PLAIN = ["int8", "int4"]
+#: Other forms of their blocks.
+FORMS = ["int8-halves", "int4-whole", "int4-zeros", "int4-whole-zeros", "int4-minimums"]
+ROUNDED = PLAIN + FORMS
 NARROW = ["bf16", *ROUNDED]
 FORMATS = ["fp32", *NARROW]
 COARSE_GELU = 2.0**-14.4  # of whole panels
@@ -67,6 +73,7 @@ class Weights:
     kind: str
     packed: np.ndarray
     values: np.ndarray
+    terms: np.ndarray | None = None  # magnitudes of what values are sums of
 
     @classmethod
     def of(cls, kind: str, b: np.ndarray) -> Weights:
@@ -75,28 +82,44 @@ class Weights:
         if kind == "bf16":
             packed, values = pack_bf16(b)
             return cls(kind, guarded(packed), values)
-        if kind == "int4":
-            q, scales = quantize_halves(b)
-            return cls(kind, guarded(pack_int4(q, scales)), half_values(q, scales))
+        size = 64 if "whole" in kind else 32
+        if kind == "int8-halves":
+            q, scales = quantize_halves(b, size, 128)
+            wide = scales.astype(F)
+            return cls(kind, guarded(pack_int8_halves(q, wide)), half_values(q, wide))
+        if kind in ("int4", "int4-whole"):
+            q, scales = quantize_halves(b, size)
+            return cls(kind, guarded(pack_int4(q, scales, size=size)), half_values(q, scales, size))
+        if kind.startswith("int4"):
+            zeros = "zeros" in kind
+            q, scales, shifts, values = quantize_shifted(b, size, zeros=zeros)
+            shift = {"zeros" if zeros else "minimums": shifts}
+            packed = pack_int4(q, scales, **shift, size=size)
+            least = 0 if zeros else np.repeat(shifts.astype(np.float64), size, 0)[: len(b)]
+            return cls(kind, guarded(packed), values, abs(values - least) + abs(least))
         q, scales = quantize_columns(b)
         return cls(kind, guarded(pack_int8(q, scales)), column_values(q, scales))
 
 
 def run(lib: ctypes.CDLL, w: Weights, a: np.ndarray, c: np.ndarray, e: Epilogue) -> None:
     (m, k), n = a.shape, w.values.shape[1]
-    getattr(lib, f"t_gemm_{'packed' if w.kind == 'fp32' else w.kind}")(
+    base = w.kind.partition("-")[0]
+    panel = [I64(w.packed.size // max(1, -(-n // PANEL)))] if base in PLAIN else []
+    getattr(lib, f"t_gemm_{'packed' if w.kind == 'fp32' else base}")(
         I64(m), I64(n), I64(k), ctypes.c_void_p(a.ctypes.data), I64(a.strides[0] // 4),
-        ctypes.c_void_p(w.packed.ctypes.data), ctypes.c_void_p(c.ctypes.data),
+        ctypes.c_void_p(w.packed.ctypes.data), *panel, ctypes.c_void_p(c.ctypes.data),
         I64(c.strides[0] // 4), ctypes.byref(e.native()),
     )  # fmt: skip
 
 
 def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilogue, what: str):
     """bf16: float32's sums, on some CPUs of rounded rows. int8 and int4: exact sums of rounded blocks, added up."""
-    coarse = COARSE_GELU if e.act in (GELU_ERF, GELU_TANH) else 0.0
+    coarse: Any = COARSE_GELU if e.act in (GELU_ERF, GELU_TANH) else 0.0
     if w.kind in ROUNDED:
         roundings = 8 + 2 * len(blocks_of(a, 64 if w.kind == "int8" else 32))
         rows = quantize_rows(a, rounds_coarsely(lib, w.kind))
+        if w.terms is not None:
+            coarse += 2 * roundings * 2.0**-24 * abs(e.alpha) * (abs(rows) @ w.terms)
         check(c, rows, w.values, e, what, roundings * 2.0**-24, coarse)
     elif w.kind == "fp32":
         check(c, a, w.values, e, what)
@@ -108,7 +131,7 @@ def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilog
 
 
 def rounds_coarsely(lib: ctypes.CDLL, kind: str) -> bool:
-    function = getattr(lib, f"t_{kind}_rounds_coarsely")
+    function = getattr(lib, f"t_{kind.partition('-')[0]}_rounds_coarsely")
     function.restype = ctypes.c_bool
     coarsely: bool = function()
     return coarsely
@@ -123,10 +146,24 @@ def product(lib: ctypes.CDLL, w: Weights, a: np.ndarray, e: Epilogue | None = No
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (31, 2), (32, 3), (33, 4), (100, 65), (5, 0), (0, 7)])
 def test_packed_sizes(kernels: ctypes.CDLL, n: int, k: int) -> None:
     b = np.ones((k, n), F)
-    for kind in FORMATS:
-        function = getattr(kernels, f"t_packed_elements_{kind}".removesuffix("_fp32"))
+    for kind in ["fp32", "bf16", "int8", "int8-halves", "int4"]:
+        name = f"t_packed_elements_{kind}".removesuffix("_fp32").replace("-", "_")
+        function = getattr(kernels, name)
         function.restype = I64
         assert function(I64(n), I64(k)) == Weights.of(kind, b).packed.size
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 32), (40, 65), (64, 576)])
+def test_forms_are_told_by_their_bytes(kernels: ctypes.CDLL, n: int, k: int) -> None:
+    b, seen = np.ones((k, n), F), set()
+    for kind in ROUNDED:
+        base = kind.partition("-")[0]
+        is_panel = getattr(kernels, f"t_is_{base}_panel")
+        is_panel.restype = ctypes.c_bool
+        panel = Weights.of(kind, b).packed.size // -(-n // PANEL)
+        assert is_panel(I64(k), I64(panel)) and (base, panel) not in seen
+        assert not any(is_panel(I64(k), I64(panel + more)) for more in (-1, 1))
+        seen.add((base, panel))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -270,7 +307,7 @@ def test_row_of_the_smallest_numbers(kernels: ctypes.CDLL, kind: str) -> None:
         assert (np.abs(c - exact) <= 16 * 2.0**-126).all()
 
 
-@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize("k", [1, 3, 384, 2064, 4128, 8192])
 def test_largest_sums_are_exact(kernels: ctypes.CDLL, k: int, kind: str) -> None:
     """Every factor at its limit: the integers hold the sum, of either sign."""
@@ -283,6 +320,60 @@ def test_largest_sums_are_exact(kernels: ctypes.CDLL, k: int, kind: str) -> None
     a = np.full((7, k), 3.0, F)
     a[1] = -3.0
     np.testing.assert_allclose(product(kernels, w, a), a.astype(np.float64) @ w.values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 32, 70, 4128])
+def test_largest_sums_of_other_forms_are_exact(kernels: ctypes.CDLL, k: int) -> None:
+    """With outliers as well, whose blocks are rounded more finely."""
+    rng, n = np.random.default_rng(k), 40
+    halves, wholes = -(-k // 32), -(-k // 64)
+    q = rng.choice(np.array([0, 15], np.uint8), (k, n))
+    q[:, 0], q[:, 1] = 0, 15
+    a = np.full((7, k), 3.0, F)
+    a[1], a[2], a[3, 0], a[4, k // 2] = -3.0, rng.choice([-3.0, 3.0], k), 1e4, -1e4
+    for blocks, size in ((halves, 32), (wholes, 64)):
+        scales = np.full((blocks, n), 0.5, np.float16)
+        zeros = rng.choice(np.array([0, 16], np.uint8), (blocks, n))
+        values = 0.5 * (q - np.repeat(zeros.astype(np.float64), size, 0)[:k])
+        w = Weights("int4-zeros", guarded(pack_int4(q, scales, zeros, size=size)), values)
+        verify(kernels, w, product(kernels, w, a), a, Epilogue(), f"{k=} {size=}")
+    scales = np.full((halves, n), 0.5, np.float16)
+    minimums = rng.choice(np.array([-65504, -7.5, 0, 65504], np.float16), (halves, n))
+    values = 0.5 * q + np.repeat(minimums.astype(np.float64), 32, 0)[:k]
+    w = Weights("int4-minimums", guarded(pack_int4(q, scales, None, minimums)), values)
+    got, want = product(kernels, w, a), quantize_rows(a, rounds_coarsely(kernels, "int4")) @ values
+    size = np.abs(a) @ (0.5 * q + np.abs(values - 0.5 * q))
+    assert (np.abs(got - want) <= (8 + 4 * halves) * 2.0**-24 * size).all()
+    signed = rng.choice(np.array([-128, 127], np.int8), (k, n))
+    w = Weights("int8-halves", guarded(pack_int8_halves(signed, scales.astype(F))), 0.5 * signed)
+    verify(kernels, w, product(kernels, w, a), a, Epilogue(), f"{k=} int8")
+
+
+def test_forms_of_the_same_numbers_give_the_same_results(kernels: ctypes.CDLL) -> None:
+    """Bit for bit: zeros of 8 are those of the plain form, and one scale is two equal ones."""
+    rng = np.random.default_rng(21)
+    for n, k in ((40, 33), (33, 64), (70, 1500)):
+        halves, wholes = -(-k // 32), -(-k // 64)
+        q = rng.integers(-8, 8, (k, n)).astype(np.int8)
+        whole = rng.random((wholes, n)).astype(np.float16)
+        half = np.repeat(whole, 2, 0)[:halves]
+        up, eight = (q + 8).astype(np.uint8), np.full((halves, n), 8, np.uint8)
+        packed = [
+            pack_int4(q, half),
+            pack_int4(q, whole, size=64),
+            pack_int4(up, half, eight),
+            pack_int4(up, whole, eight[:wholes], size=64),
+        ]
+        assert len({memory.size for memory in packed}) == 4
+        for rows in (1, 5, 13):
+            a = random_floats(rng, rows, k)
+            a[0, k // 3] = 1e5
+            results = [
+                product(kernels, Weights("int4", guarded(memory), half_values(q, half)), a)
+                for memory in packed
+            ]
+            for other in results[1:]:
+                np.testing.assert_array_equal(other, results[0])
 
 
 def test_every_scale_in_half_precision(kernels: ctypes.CDLL) -> None:
@@ -315,7 +406,7 @@ def test_rounded_rows_add_no_more_than_the_weights_error(kernels: ctypes.CDLL, k
     exact = a.astype(np.float64) @ b
     of_weights = np.sqrt(np.mean((a @ w.values - exact) ** 2))
     both = np.sqrt(np.mean((product(kernels, w, a) - exact) ** 2))
-    coarse = 1.5 if kind == "int8" and rounds_coarsely(kernels, kind) else 1.01
+    coarse = 1.5 if kind.startswith("int8") and rounds_coarsely(kernels, kind) else 1.01
     assert both < coarse * of_weights
 
 
@@ -361,7 +452,7 @@ def test_nothing_is_read_beside_the_panels(kernels: ctypes.CDLL, kind: str) -> N
         w = Weights.of(kind, random_floats(rng, k, PANEL + 1))
         a = random_floats(rng, 50, k)
         for at_end in (False, True):
-            moved = Weights(kind, guarded(w.packed, at_end=at_end), w.values)
+            moved = replace(w, packed=guarded(w.packed, at_end=at_end))
             verify(kernels, moved, product(kernels, moved, a), a, Epilogue(), f"{k=} {at_end=}")
 
 

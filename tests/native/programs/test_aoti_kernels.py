@@ -14,6 +14,7 @@ from tests.native.kernels.narrow import (
     pack_bf16,
     pack_int4,
     pack_int8,
+    pack_int8_halves,
     quantize_columns,
     quantize_halves,
     quantize_rows,
@@ -185,6 +186,33 @@ def test_linear(shim, dtype: str, seed: int):
     wanted = np.maximum(wanted, 0) + (0 if residual is None else residual)
     given = None if dtype == "float32" else dtype
     close(linear(shim, x, packed, bias, residual, n, "relu", given), wanted, k)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 64), (64, 200)])
+def test_linear_tells_the_forms_of_packed_weights_by_their_size(shim, n: int, k: int):
+    rng = np.random.default_rng(n)
+    q = rng.integers(0, 16, (k, n)).astype(np.uint8)
+    scales, zeros = (
+        np.full((-(-k // 32), n), 0.5, np.float16),
+        np.full((-(-k // 32), n), 3, np.uint8),
+    )
+    wholes = -(-k // 64)
+    signed = q.astype(np.int8) - 8
+    x = rng.standard_normal((3, k)).astype(np.float32)
+    for packed, values in (
+        (pack_int4(signed, scales), 0.5 * signed),
+        (pack_int4(signed, scales[:wholes], size=64), 0.5 * signed),
+        (pack_int4(q, scales, zeros), 0.5 * q - 1.5),
+        (pack_int4(q, scales[:wholes], zeros[:wholes], size=64), 0.5 * q - 1.5),
+        (pack_int4(q, scales, minimums=-scales), 0.5 * q - 0.5),
+        (pack_int8_halves(signed, scales.astype(np.float32)), 0.5 * signed),
+    ):
+        rows = quantize_rows(x, coarse=packed.dtype == np.uint8)
+        close(linear(shim, x, packed, None, None, n), matmul(rows, values), k)
+        with pytest.raises(ShimError, match="w_packed has"):
+            linear(shim, x, packed[:, :-1].copy(), None, None, n)
+        with pytest.raises(ShimError, match="w_packed has"):
+            linear(shim, x, packed, None, None, n + 64)
 
 
 @pytest.mark.parametrize("act", sorted(ACTIVATIONS))

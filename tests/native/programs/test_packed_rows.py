@@ -12,7 +12,7 @@ import torch
 from edgecompile.backends.operators.ops import pack_weight, unpack_weight
 from tests.native.programs.aoti import ShimError
 
-PRECISIONS = ("fp32", "bf16", "int8")
+PRECISIONS = ("fp32", "bf16", "int8", "int4")
 
 
 def rows(shim: Any, packed: torch.Tensor, indices: np.ndarray, n: int, k: int) -> np.ndarray:

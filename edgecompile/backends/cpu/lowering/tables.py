@@ -70,7 +70,7 @@ def _keeps_caches(gm: GraphModule) -> bool:
 def _find_packed(low: Lowering, table: Tensor) -> str | None:
     """The packed weight that holds this matrix and nothing else."""
     for attr, names in low.report.packed.items():
-        if len(names) != 1 or low.gm.get_buffer(attr).dtype not in ops.ROW_DTYPES:
+        if len(names) != 1:
             continue
         value: Any = low.gm
         for part in names[0].split("."):

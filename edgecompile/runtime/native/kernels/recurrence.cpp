@@ -71,7 +71,8 @@ void run_recurrence(const RecurrenceSteps& s) {
       epilogue.residual = x;
       epilogue.ld_residual = width;
     }
-    gemm_weight(*s.w_packed, 0, s.batch, width, s.hidden, h, s.hidden, z, width, epilogue);
+    gemm_weight(*s.w_packed, s.w_packed->numel(), 0, s.batch, width, s.hidden, h, s.hidden, z,
+                width, epilogue);
     float* const y = s.y + t * state;
     const auto row = [&](int64_t b) {
       step_row(s.kind, s.hidden, x + b * width, z + b * width, h + b * s.hidden, s.c + b * s.hidden,

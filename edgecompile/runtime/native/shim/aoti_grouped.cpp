@@ -80,11 +80,10 @@ EC_API int32_t ec_aoti_torch_cpu_ec_grouped_linear(AtenTensorHandle x, AtenTenso
     const int64_t each = require_packed(packed, n, k, packed.sizes[0]);
     const int64_t bytes = packed.numel() * element_size(packed.dtype) + 4 * rows.rows() * (n + k);
     const WorkTimer timer(Work::kLinear, product_size(rows.rows(), n, k, packed.dtype, bytes));
-    *ret =
-        wrap(new_grouped(rows, n, *unwrap(offs), packed.sizes[0],
-                         [&](int64_t e, const float* a, int64_t m, float* c) {
-                           gemm_weight(packed, e * each, m, n, k, a, rows.row_stride(), c, n, {});
-                         }));
+    *ret = wrap(new_grouped(rows, n, *unwrap(offs), packed.sizes[0],
+                            [&](int64_t e, const float* a, int64_t m, float* c) {
+                              gemm_weight(packed, each, e, m, n, k, a, rows.row_stride(), c, n, {});
+                            }));
   });
 }
 

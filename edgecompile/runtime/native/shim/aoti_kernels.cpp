@@ -99,8 +99,8 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
     epilogue.residual = row_major(*residual_broadcast, &residual_copy).as<float>();
     epilogue.ld_residual = rows.rows() == 1 ? 0 : n;
   }
-  gemm_weight(packed, 0, rows.rows(), n, k, rows.data(), rows.row_stride(), result->as<float>(), n,
-              epilogue);
+  gemm_weight(packed, count, 0, rows.rows(), n, k, rows.data(), rows.row_stride(),
+              result->as<float>(), n, epilogue);
   *ret = wrap(result.release());
 }
 

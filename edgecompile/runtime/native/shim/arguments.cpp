@@ -26,7 +26,7 @@ Activation activation_of(int64_t number) {
 }
 
 int64_t require_packed(const Tensor& packed, int64_t n, int64_t k, int64_t count) {
-  const int64_t each = packed_count(packed, n, k);
+  const int64_t each = packed_count(packed, n, k, count);
   if (packed.numel() != count * each || !is_contiguous(packed)) {
     fail("w_packed has %ld elements, %s packed [%ld, %ld] of %s has %ld", packed.numel(),
          count == 1 ? "a" : "each", n, k, dtype_name(packed.dtype), each);

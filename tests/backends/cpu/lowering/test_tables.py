@@ -76,7 +76,7 @@ def holds_table(graph: torch.fx.GraphModule) -> bool:
     return any(tensor.shape == (70, 40) and tensor.dtype == torch.float32 for tensor in tensors)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
 def test_rows_come_from_the_packed_head(precision: str) -> None:
     module = Step()
     graph, report = lowered(module, precision)

@@ -6,12 +6,14 @@
 
 namespace ec {
 
-// Elements of one [n, k] weight that is packed with this tensor's dtype. Throws Error for a dtype
-// that no product reads.
-int64_t packed_count(const Tensor& packed, int64_t n, int64_t k);
+// Elements of one of `count` [n, k] weights that this tensor holds one behind the other, if their
+// number is that of one of the forms of its dtype; else that of its first form. Throws Error for a
+// dtype that no product reads.
+int64_t packed_count(const Tensor& packed, int64_t n, int64_t k, int64_t count = 1);
 
-// C[m×n] from A[m×k] with contiguous rows, and the weight `offset` elements into `packed`.
-void gemm_weight(const Tensor& packed, int64_t offset, int64_t m, int64_t n, int64_t k,
+// C[m×n] from A[m×k] with contiguous rows, and the index-th weight in `packed`, each of `each`
+// elements.
+void gemm_weight(const Tensor& packed, int64_t each, int64_t index, int64_t m, int64_t n, int64_t k,
                  const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue);
 
 }  // namespace ec

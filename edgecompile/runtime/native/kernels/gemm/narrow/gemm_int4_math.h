@@ -19,7 +19,10 @@ EC_INLINE vf32 load_halves(const char* p) {
   using Short = Vector<uint16_t, kFloatLanes>;
   const vi32 word = convert<vi32>(load<Short>(reinterpret_cast<const uint16_t*>(p)));
   const vi32 magnitude = word & 0x7fff;
-  const vf32 finite = bits_as<vf32>(magnitude << 13) * broadcast(0x1p112f);
+  // Denormal ones as integers: the CPU may be set to take denormal floats for zeros.
+  const vf32 denormal = convert<vf32>(magnitude) * broadcast(0x1p-24f);
+  const vf32 normal = bits_as<vf32>((magnitude << 13) + (112 << 23));
+  const vf32 finite = select(magnitude < 0x400, denormal, normal);
   const vi32 not_finite = (magnitude >= 0x7c00) & 0x7f800000;
   return bits_as<vf32>(bits_as<vi32>(finite) | not_finite | (word & 0x8000) << 16);
 #endif
@@ -28,6 +31,8 @@ EC_INLINE vf32 load_halves(const char* p) {
 // What all of int4's have.
 struct HalvedBlocks : Int8Math {
   static constexpr int kHalves = 2;
+  static constexpr bool kShared = true;
+  static constexpr int32_t kOffset = 8;
   static constexpr int kScaleBytes = 2;
   EC_INLINE static vf32 load_scales(const char* p) { return load_halves(p); }
   // The low or the high four bits of bytes.
@@ -39,8 +44,6 @@ struct HalvedBlocks : Int8Math {
 
 #if defined(__AVX512VNNI__)
 struct Int4Math : HalvedBlocks {
-  static constexpr int32_t kOffset = 8;
-
   template <class Half>
   EC_INLINE static vi32 load_b(const char* b, Half half) {
     return nibbles(load<vi32>(reinterpret_cast<const int32_t*>(b)), half);
@@ -48,8 +51,6 @@ struct Int4Math : HalvedBlocks {
 };
 #elif defined(__ARM_FEATURE_DOTPROD)
 struct Int4Math : HalvedBlocks {
-  static constexpr int32_t kOffset = 8;
-
   template <class Half>
   EC_INLINE static int8x16_t load_b(const char* b, Half half) {
     const uint8x16_t bytes = vld1q_u8(reinterpret_cast<const uint8_t*>(b));
@@ -64,7 +65,6 @@ struct Int4Math : HalvedBlocks {
   using A = int8_t;
   using Acc = Vector<int16_t, kVectorBytes / 2>;
   static constexpr int kParts = 2;
-  static constexpr int32_t kOffset = 8;
   static constexpr bool kLateStart = true;
   static constexpr int kColumns = kFloatLanes;
   static constexpr int kPerVector = 1;
@@ -100,11 +100,13 @@ struct Int4Math : HalvedBlocks {
 };
 #else
 struct Int4Math : HalvedBlocks {
+  static constexpr bool kLateStart = true;
+
   template <class Half>
   EC_INLINE static V load_b(const char* b, Half half) {
     using Bytes = Vector<uint8_t, kVectorBytes / 2>;
     const Bytes bytes = load<Bytes>(reinterpret_cast<const uint8_t*>(b));
-    return convert<V>(half.value == 0 ? bytes & 15 : bytes >> 4) - 8;
+    return convert<V>(half.value == 0 ? bytes & 15 : bytes >> 4);
   }
 };
 #endif

@@ -12,10 +12,22 @@ int64_t packed_elements_int8(int64_t n, int64_t k) {
   return (n + kPanel - 1) / kPanel * ((k + 3) / 4 * kGroupBytes + rounded_blocks(k) * kPanel * 4);
 }
 
+int64_t packed_elements_int8_halves(int64_t n, int64_t k) {
+  return (n + kPanel - 1) / kPanel * rounded_blocks(k) * kBlockBytes<Int8HalvesMath>;
+}
+
+bool is_int8_panel(int64_t k, int64_t bytes) {
+  return bytes == packed_elements_int8(1, k) || bytes == packed_elements_int8_halves(1, k);
+}
+
 void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const int8_t* b_packed,
-               float* c, int64_t ldc, const Epilogue& epilogue) {
-  const char* const b = reinterpret_cast<const char*>(b_packed);
-  run_rounded<Int8Math>(m, n, k, a, lda, b, packed_elements_int8(1, k), c, ldc, epilogue);
+               int64_t panel_bytes, float* c, int64_t ldc, const Epilogue& epilogue) {
+  const RoundedWeight b{reinterpret_cast<const char*>(b_packed), panel_bytes};
+  if (panel_bytes == packed_elements_int8(1, k)) {
+    run_rounded<Int8Math>(m, n, k, a, lda, b, c, ldc, epilogue);
+  } else {
+    run_rounded<Int8HalvesMath>(m, n, k, a, lda, b, c, ldc, epilogue);
+  }
 }
 
 }  // namespace ec

@@ -21,6 +21,7 @@ using SecondHalf = std::integral_constant<int, 1>;
 // What all of int8's have.
 struct WholeBlocks {
   static constexpr int kHalves = 1;
+  static constexpr bool kShared = false;
   static constexpr bool kLateStart = false;
   static constexpr int kScaleBytes = 4;
   EC_INLINE static vf32 load_scales(const char* p) {
@@ -32,7 +33,8 @@ struct WholeBlocks {
 //   A                elements of a row of activations as prepared
 //   kParts           1; or 2, where they are int8
 //   kOffset          what add_products adds to each weight
-//   kHalves          how many parts of a block have scales of their own
+//   kHalves          how many parts of a block may have scales of their own
+//   kShared          whether a byte of B holds a weight of each half
 //   kLateStart       whether sums start from 0, and what they should start from is added later
 //   Acc              partial sums of kColumns columns, kPerVector of them for a vector of columns
 //   kSpare           registers needed beside the sums and a row of B
@@ -173,5 +175,15 @@ struct Int8Math : WholeBlocks {
   }
 };
 #endif
+
+// A scale for each half of a block, one behind the other.
+struct Int8HalvesMath : Int8Math {
+  static constexpr int kHalves = 2;
+
+  template <class Half>
+  EC_INLINE static auto load_b(const char* b, Half) {
+    return Int8Math::load_b(b);
+  }
+};
 
 }  // namespace ec

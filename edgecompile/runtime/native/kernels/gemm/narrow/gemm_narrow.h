@@ -22,11 +22,28 @@ constexpr int64_t kRoundedBlock = 64;
 // K, fewer groups of 4 in the last block if K ends there, then 32 float scales: B[k, c] =
 // scale[block][c]·q[k, c]. In bytes.
 int64_t packed_elements_int8(int64_t n, int64_t k);
+// A scale for every 32 k instead: blocks are always whole, and end with [2][32] float scales.
+int64_t packed_elements_int8_halves(int64_t n, int64_t k);
 
 // For each panel and block, always whole, [8][32 columns][4 k] bytes: the first 32 k in the low
 // four bits, the others in the high ones, each of 0 to 15, and 8 beyond N and K. Then [2][32]
 // scales in half precision: B[k, c] = scale[block][half][c]·(q[k, c] - 8). In bytes.
 int64_t packed_elements_int4(int64_t n, int64_t k);
+
+// Bytes of a block of int4, which tell its form.
+enum Int4Block : int64_t {
+  kInt4Halves = 1024 + 2 * 64,
+  kInt4Whole = 1024 + 64,  // one scale for all 64 k
+  // With zeros behind the scales, shaped as these, of 0 to 16 in a byte: scale·(q - zero).
+  kInt4HalvesZeros = kInt4Halves + 2 * 32,
+  kInt4WholeZeros = kInt4Whole + 32,
+  // With minimums behind the scales, shaped as these, in half precision: scale·q + minimum.
+  kInt4HalvesMinimums = kInt4Halves + 2 * 64,
+};
+
+// Whether panels of a weight in int8, or int4, with K inputs may have so many bytes.
+bool is_int8_panel(int64_t k, int64_t bytes);
+bool is_int4_panel(int64_t k, int64_t bytes);
 
 // Whether rows of A are rounded to bfloat16, too: on AMX tiles and by vdpbf16ps.
 bool bf16_rounds_a();
@@ -46,11 +63,12 @@ bool int4_rounds_coarsely();
 // range of single precision. Sums within a block are exact. A row with a NaN or an infinity gives
 // NaN.
 void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const int8_t* b_packed,
-               float* c, int64_t ldc, const Epilogue& epilogue);
+               int64_t panel_bytes, float* c, int64_t ldc, const Epilogue& epilogue);
 
 // Likewise. x86-64 without an instruction for four pairs has one for two, which int4 is narrow
 // enough for.
 void gemm_int4(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
-               const uint8_t* b_packed, float* c, int64_t ldc, const Epilogue& epilogue);
+               const uint8_t* b_packed, int64_t panel_bytes, float* c, int64_t ldc,
+               const Epilogue& epilogue);
 
 }  // namespace ec

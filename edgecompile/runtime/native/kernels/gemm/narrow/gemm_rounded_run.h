@@ -159,6 +159,14 @@ class RowQuantizer {
   RoundedRow<Math> row_;
 };
 
+// A packed weight and the form of its blocks.
+struct RoundedWeight {
+  const char* panels;
+  int64_t panel_bytes;
+  bool one_scale = false;  // for both halves of a block
+  Shift shift = Shift::kNone;
+};
+
 // Rows of any bytes, sums in single precision with all scales in them.
 template <class Math>
 struct RoundedSums {
@@ -170,19 +178,17 @@ struct RoundedSums {
 template <class Math>
 using RoundedProduct = NarrowProduct<RoundedSums<Math>>;
 
-// C[m0:m1, panels p0:p1].
+// C[m0:m1, panels p0:p1]; `t` has the form of the weight's blocks.
 template <class Math>
-void run_rounded_block(const RoundedProduct<Math>& p, int64_t m0, int64_t m1, int64_t p0,
-                       int64_t p1) {
-  constexpr auto& kTiles = kRoundedTiles<Math>;
+void run_rounded_block(const RoundedProduct<Math>& p, const RoundedTiles& table, RoundedTile t,
+                       int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
   const TileRows tiles(m1 - m0, kRoundedRows);
   const PanelWalk walk(p.n, p0, p1);
-  const int64_t calls = tiles.tiles * (kPanel / kTiles.columns[tiles.highest() - 1]);
+  const int64_t calls = tiles.tiles * (kPanel / table.columns[tiles.highest() - 1]);
   alignas(64) float sums[kRoundedRows * kPanel];
-  RoundedTile t{};
   t.k = p.k;
   t.lda = p.lda;
-  t.prefetch_lines = static_cast<int>((kBlockBytes<Math> / 64 + calls - 1) / calls);
+  t.prefetch_lines = static_cast<int>((t.block_bytes / 64 + calls - 1) / calls);
   const int64_t part = rounded_blocks(p.k) * t.prefetch_lines * 64;  // that one tile prefetches
   for (int64_t i = 0; i < walk.count(); ++i) {
     const int64_t panel = walk.panel(i), next_panel = walk.after(i).panel;
@@ -192,9 +198,9 @@ void run_rounded_block(const RoundedProduct<Math>& p, int64_t m0, int64_t m1, in
     const NarrowColumns columns(p, panel);
     tiles.each([&](int64_t r0, int64_t count) {
       t.a = p.a + (m0 + r0) * p.lda;
-      for (t.column = 0; t.column < columns.count; t.column += kTiles.columns[count - 1]) {
+      for (t.column = 0; t.column < columns.count; t.column += table.columns[count - 1]) {
         t.sums = sums + t.column;
-        kTiles.run[count - 1](t);
+        table.run[count - 1](t);
         prefetch_next_part(&t.prefetch, next, part, p.panel_bytes);
       }
       finish_narrow(p, m0 + r0, count, panel * kPanel, columns, sums);
@@ -203,11 +209,16 @@ void run_rounded_block(const RoundedProduct<Math>& p, int64_t m0, int64_t m1, in
 }
 
 template <class Math>
-void run_rounded(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const char* b,
-                 int64_t panel_bytes, float* c, int64_t ldc, const Epilogue& epilogue) {
+void run_rounded(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                 const RoundedWeight& b, float* c, int64_t ldc, const Epilogue& epilogue) {
   using Sums = RoundedSums<Math>;
   const RowQuantizer<Math> quantize(k);
-  RoundedProduct<Math> p{m, n, k, nullptr, 0, b, panel_bytes, c, ldc, epilogue};
+  RoundedProduct<Math> p{m, n, k, nullptr, 0, b.panels, b.panel_bytes, c, ldc, epilogue};
+  RoundedTile form{};
+  form.block_bytes =
+      Math::kHalves == 2 && k > 0 ? b.panel_bytes / rounded_blocks(k) : kBlockBytes<Math>;
+  form.next_scales = b.one_scale ? 0 : kPanel * Math::kScaleBytes;
+  const RoundedTiles& table = rounded_tiles<Math>(b.shift);
   // A task's rows: half of a second-level cache of 512 KiB.
   const GridLimits limits{
       .most_rows = std::max<int64_t>(kNarrowBlockBytes / (quantize.row_bytes() + 1), 2 * kTileRows),
@@ -222,7 +233,9 @@ void run_rounded(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, c
         for (int64_t r = 0; r < rows; ++r) quantize(a + (r0 + r) * lda, to + r * ld, most);
       },
       [&](const RoundedProduct<Math>& part) {
-        divide_narrow(part, limits, run_rounded_block<Math>);
+        divide_narrow(part, limits,
+                      [&](const RoundedProduct<Math>& task, int64_t m0, int64_t m1, int64_t p0,
+                          int64_t p1) { run_rounded_block(task, table, form, m0, m1, p0, p1); });
       });
 }
 

@@ -20,11 +20,16 @@ template <class Math>
 constexpr int64_t kBlockGroups = kRoundedBlock / 4 / Math::kHalves;
 template <class Math>
 constexpr int64_t kHalfInputs = kRoundedBlock / Math::kHalves;
-// A whole block of a panel: the weights, those of two halves in the same bytes, then for each half
-// a scale for each column.
+// Of a whole block of a panel: the weights, those of two halves in the same bytes or behind each
+// other, and with a scale for each half and column.
 template <class Math>
-constexpr int64_t kBlockBytes =
-    kBlockGroups<Math> * kGroupBytes + Math::kHalves * kPanel * Math::kScaleBytes;
+constexpr int64_t kWeightBytes =
+    kBlockGroups<Math> * kGroupBytes * (Math::kShared ? 1 : Math::kHalves);
+template <class Math>
+constexpr int64_t kBlockBytes = kWeightBytes<Math> + Math::kHalves * kPanel * Math::kScaleBytes;
+
+// What a block holds beside weights and scales, shaped as the scales; gemm_narrow.h has the forms.
+enum class Shift { kNone, kZeros, kMinimums };
 
 // A prepared row of activations: `kParts` times a record for each block. It holds kRoundedBlock
 // elements, zeros beyond K; then as a float what these are multiples of, 0 in a part that isn't
@@ -49,11 +54,13 @@ constexpr int kRoundedRows = 6;
 
 struct RoundedTile {
   int64_t k;
-  const char* a;         // prepared rows
-  int64_t lda;           // bytes
-  const char* b;         // a panel
-  int64_t column;        // the tile's first one
-  float* sums;           // rows that lie kPanel apart
+  int64_t block_bytes;
+  int64_t next_scales;  // bytes from the first half's scales to the second's; 0: these are the same
+  const char* a;        // prepared rows
+  int64_t lda;          // bytes
+  const char* b;        // a panel
+  int64_t column;       // the tile's first one
+  float* sums;          // rows that lie kPanel apart
   const char* prefetch;  // memory soon needed, or null
   int prefetch_lines;    // of 64 bytes, for each block
 };
@@ -75,7 +82,7 @@ constexpr int rounded_vectors() {
   return vectors;
 }
 
-template <class Math, int Rows>
+template <class Math, Shift kShift, int Rows>
 inline void run_rounded_tile(const RoundedTile& t) {
   using A = typename Math::A;
   using Acc = typename Math::Acc;
@@ -95,8 +102,9 @@ inline void run_rounded_tile(const RoundedTile& t) {
                             int64_t groups) __attribute__((always_inline)) {
     // Read now: behind the block's products they would be waited for.
     vf32 weight_scales[Vectors];
-    const char* const scales = b + groups * kGroupBytes + t.column * (Math::kScaleBytes - 4) +
-                               half.value * kPanel * Math::kScaleBytes;
+    const int64_t weights = Math::kHalves == 1 ? groups * kGroupBytes : kWeightBytes<Math>;
+    const char* const scales =
+        b + weights + t.column * (Math::kScaleBytes - 4) + half.value * t.next_scales;
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) {
       weight_scales[v] = Math::load_scales(scales + v * kL * Math::kScaleBytes);
@@ -107,7 +115,7 @@ inline void run_rounded_tile(const RoundedTile& t) {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
       int32_t start = 0;
-      if constexpr (Math::kOffset != 0 && !Math::kLateStart) {
+      if constexpr (Math::kOffset != 0 && !Math::kLateStart && kShift == Shift::kNone) {
         std::memcpy(&start, a[r] + part + Row::kStartAt + 4 * half.value, 4);
       }
 #pragma GCC unroll 16
@@ -117,7 +125,8 @@ inline void run_rounded_tile(const RoundedTile& t) {
       }
     }
     const auto step = [&](int64_t g) __attribute__((always_inline)) {
-      const char* const from = b + g * kGroupBytes;
+      const char* const from =
+          b + ((Math::kShared ? 0 : half.value * kBlockGroups<Math>)+g) * kGroupBytes;
       decltype(Math::load_b(from, half)) bv[Accs];
 #pragma GCC unroll 16
       for (int v = 0; v < Accs; ++v) bv[v] = Math::load_b(from + v * Math::kColumns * 4, half);
@@ -139,21 +148,48 @@ inline void run_rounded_tile(const RoundedTile& t) {
     } else {
       for (int64_t g = 0; g < groups; ++g) step(g);
     }
+    // An eighth of each: starts are activations times -8.
+    [[maybe_unused]] vf32 shifts[Vectors];
+    if constexpr (kShift != Shift::kNone) {
+      const char* const first =
+          b - t.column * 4 + weights + kPanel * Math::kScaleBytes + t.next_scales;
+#pragma GCC unroll 8
+      for (int v = 0; v < Vectors; ++v) {
+        const int64_t column = t.column + v * kL;
+        if constexpr (kShift == Shift::kZeros) {
+          const char* const zeros = first + half.value * t.next_scales / 2 + column;
+          using Bytes = Vector<uint8_t, kL>;
+          const Bytes bytes = load<Bytes>(reinterpret_cast<const uint8_t*>(zeros));
+          shifts[v] = convert<vf32>(convert<vi32>(bytes)) * broadcast(0.125f);
+        } else {
+          const char* const minimums = first + half.value * t.next_scales + 2 * column;
+          shifts[v] = Math::load_scales(minimums) * broadcast(-0.125f);
+        }
+      }
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
       const vf32 scale = broadcast_from<vf32>(a[r] + part + Row::kScaleAt);
+      const auto start = [&]() __attribute__((always_inline)) {
+        return broadcast_from<vi32>(a[r] + part + Row::kStartAt + 4 * half.value);
+      };
 #pragma GCC unroll 16
       for (int v = 0; v < Vectors; ++v) {
         vi32 whole = Math::total(acc[r][v]);
-        if constexpr (Math::kLateStart) {
-          whole += broadcast_from<vi32>(a[r] + part + Row::kStartAt + 4 * half.value);
+        if constexpr (Math::kLateStart && kShift == Shift::kNone) whole += start();
+        vf32 exact = convert<vf32>(whole);
+        // All of these are whole numbers below 2^24.
+        if constexpr (kShift == Shift::kZeros)
+          exact = fma(convert<vf32>(start()), shifts[v], exact);
+        sums[r][v] = fma(exact, scale * weight_scales[v], sums[r][v]);
+        if constexpr (kShift == Shift::kMinimums) {
+          sums[r][v] = fma(convert<vf32>(start()) * scale, shifts[v], sums[r][v]);
         }
-        sums[r][v] = fma(convert<vf32>(whole), scale * weight_scales[v], sums[r][v]);
       }
     }
   };
   [[maybe_unused]] uint64_t wanted = 0;  // a bit for each of 64 blocks
-  for (int64_t block = 0; block < row.blocks; ++block, b += kBlockBytes<Math>) {
+  for (int64_t block = 0; block < row.blocks; ++block, b += t.block_bytes) {
     // A block of one half may end with K.
     const int64_t groups =
         Math::kHalves == 2 ? kBlockGroups<Math>
@@ -188,13 +224,23 @@ inline void run_rounded_tile(const RoundedTile& t) {
   }
 }
 
-template <class Math, int... R>
-constexpr TileTable<RoundedTile, kRoundedRows> make_rounded_tiles(
-    std::integer_sequence<int, R...>) {
-  return {{run_rounded_tile<Math, R + 1>...}, {rounded_vectors<Math, R + 1>() * kFloatLanes...}};
+using RoundedTiles = TileTable<RoundedTile, kRoundedRows>;
+template <class Math, Shift kShift, int... R>
+constexpr RoundedTiles make_rounded_tiles(std::integer_sequence<int, R...>) {
+  return {{run_rounded_tile<Math, kShift, R + 1>...},
+          {rounded_vectors<Math, R + 1>() * kFloatLanes...}};
 }
+template <class Math, Shift kShift>
+inline constexpr RoundedTiles kRoundedTiles =
+    make_rounded_tiles<Math, kShift>(std::make_integer_sequence<int, kRoundedRows>{});
+
 template <class Math>
-inline constexpr auto kRoundedTiles =
-    make_rounded_tiles<Math>(std::make_integer_sequence<int, kRoundedRows>{});
+const RoundedTiles& rounded_tiles(Shift shift) {
+  if constexpr (Math::kShared) {
+    if (shift == Shift::kZeros) return kRoundedTiles<Math, Shift::kZeros>;
+    if (shift == Shift::kMinimums) return kRoundedTiles<Math, Shift::kMinimums>;
+  }
+  return kRoundedTiles<Math, Shift::kNone>;
+}
 
 }  // namespace ec
