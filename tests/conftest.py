@@ -176,6 +176,31 @@ def rows_bundle(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def stateful_bundle(shared_folder: Path) -> Path:
+    """tests/factories/stateful.py in two buckets, for chunks of 1 to 24 frames."""
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.pipeline.build import build
+    from edgecompile.pipeline.request import BuildRequest
+    from edgecompile.planning.request import PlanRequest
+    from tests.plans import exact_plan
+
+    output = shared_folder / "stateful.ecb"
+    with one_at_a_time(shared_folder / "stateful.lock"):
+        if not output.exists():
+            lengths = LengthDistribution.from_samples([3, 8, 24])
+            build(
+                BuildRequest(
+                    model=f"{FACTORIES / 'stateful.py'}:make",
+                    target="cpu-x86-64-v3",
+                    plan=PlanRequest(lengths, plan=exact_plan(7, 24)),
+                    output=output,
+                    work_dir=shared_folder / "stateful.work",
+                )
+            )
+    return output
+
+
+@pytest.fixture(scope="session")
 def decoder_bundle(shared_folder: Path) -> Path:
     """A small decoder with rotary positions and grouped heads as a generative bundle."""
     from tests.generative import build_decoder

@@ -270,9 +270,12 @@ def _eager_cases(
 ) -> tuple[list[Case], bytes | None]:
     from edgecompile.bundle.cases import length_cases, make_cases
     from edgecompile.bundle.margins import allow_rounding, widest_share
+    from edgecompile.bundle.steps import step_cases
 
     if model.generation is None:
-        cases = list(make_cases(model, buckets, seed=seed, rtol=manifest.tolerance.rtol))
+        rtol = manifest.tolerance.rtol
+        cases = list(make_cases(model, buckets, seed=seed, rtol=rtol))
+        cases += step_cases(model, buckets, seed=seed, rtol=rtol)
         if manifest.precision == "fp32":
             cases += length_cases(model, buckets, seed=seed)
         return allow_rounding(cases), None

@@ -155,7 +155,9 @@ def rows_cases(
             sizes[model.length_axis] = bucket.lo
         if sizes[axis] < 2 * extent.lo or _held(model, sizes) > ROWS_BYTES:
             continue
-        inputs = _draw(model, sizes, int(np.random.default_rng([seed, index, 2]).integers(1 << 31)))
+        inputs = draw_arrays(
+            model, sizes, int(np.random.default_rng([seed, index, 2]).integers(1 << 31))
+        )
         try:
             if all(
                 agreement.ok
@@ -165,7 +167,7 @@ def rows_cases(
                     TOLERANCES["fp32"],
                 ).values()
             ):
-                yield _case_of(index, ROWS, inputs, references.find(inputs, always=True))
+                yield make_case(index, ROWS, inputs, references.find(inputs, always=True))
         except ModelError:  # eager takes no such batch, or no single row
             continue
 
@@ -318,7 +320,7 @@ def _drawn(
         kind = ""
     if references.spent and not always:
         kind = ""
-    inputs = _draw(model, sizes, seed, kind)
+    inputs = draw_arrays(model, sizes, seed, kind)
     try:
         reference = references.find(inputs, always=always)
     except ModelError:
@@ -331,10 +333,11 @@ def _drawn(
         )
         if reference.skipped or not independent.problem:
             return independent
-    return _case_of(index, name, inputs, reference)
+    return make_case(index, name, inputs, reference)
 
 
-def _case_of(index: int, name: str, inputs: Arrays, reference: Reference) -> Case:
+def make_case(index: int, name: str, inputs: Arrays, reference: Reference) -> Case:
+    """The case of a bucket's inputs with eager's answer to them."""
     return Case(
         index,
         name,
@@ -360,7 +363,7 @@ def sample_cases(
         for index, bucket in enumerate(buckets):
             others = all(e.lo <= model.axes[name].lo <= e.hi for name, e in bucket.other_axes)
             if length in bucket.axes[0][1] and others:
-                yield _case_of(index, f"text{number}", inputs, references.find(inputs))
+                yield make_case(index, f"text{number}", inputs, references.find(inputs))
                 break
 
 
@@ -389,16 +392,16 @@ def _padded_cases(
     length = own.below(min(bucket.hint, bucket.hi - own.step))
     sizes = _sizes(model, bucket, length, random)
     seed = int(random.integers(1 << 31))
-    short = _draw(model, sizes, seed)
+    short = draw_arrays(model, sizes, seed)
     for width in sorted({length + own.step, bucket.hi}):
-        wide = _draw(model, {**sizes, axis: width}, seed)
+        wide = draw_arrays(model, {**sizes, axis: width}, seed)
         masks = {
             spec.name: pad_array(short[spec.name], spec.shape, {axis: width}, spec.pad)
             for spec in model.inputs
             if spec.is_mask
         }
         inputs = {**wide, **masks}
-        yield _case_of(index, f"padded{width}", inputs, references.find(inputs))
+        yield make_case(index, f"padded{width}", inputs, references.find(inputs))
 
 
 def _sizes(
@@ -435,7 +438,8 @@ def pad_array(
     return np.pad(array, widths, constant_values=0 if value is None else value)
 
 
-def _draw(model: LoadedModel, sizes: Mapping[str, int], seed: int, kind: str = "") -> Arrays:
+def draw_arrays(model: LoadedModel, sizes: Mapping[str, int], seed: int, kind: str = "") -> Arrays:
+    """Inputs of these sizes; see :func:`edgecompile.models.prompts.draw_inputs`."""
     from edgecompile.models.prompts import draw_inputs
 
     return to_numpy(draw_inputs(model, sizes, seed, kind))

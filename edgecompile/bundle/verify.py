@@ -31,6 +31,7 @@ from edgecompile.runtime.call.rows import ROWS
 from edgecompile.runtime.cpu.loaders import PACKAGES
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, Manifest, Tolerance, Variant
+from edgecompile.runtime.model.steps import STEP
 
 
 def verify_bundle(
@@ -129,10 +130,9 @@ def _emulated(
     golden = cases / "golden"
     golden.mkdir(exist_ok=True)
     for path in cases.glob("*.npz"):
-        if (
-            path.stem.partition("-")[2] in (*GOLDEN_CASES, ROWS)
-            and not (golden / path.name).exists()
-        ):
+        name = path.stem.partition("-")[2]
+        travels = name in (*GOLDEN_CASES, ROWS) or name.startswith(STEP)
+        if travels and not (golden / path.name).exists():
             os.link(path, golden / path.name)
     try:
         with EmulatedModel(bundle, variant.name, emulator) as model:

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/text.h"
 #include "call/model.h"
+#include "call/stream.h"
 
 namespace {
 
@@ -19,39 +20,50 @@ using ecr::fail;
 using ecr::guarded;
 using ecr::Model;
 using ecr::Outputs;
+using ecr::Stream;
 
-class OpenModels {
+// What handles of one kind stand for.
+template <class Handle, class Object>
+class Table {
  public:
-  ecr_model* add(std::shared_ptr<Model> model) {
+  explicit Table(const char* missing) : missing_(missing) {}
+  Handle* add(std::shared_ptr<Object> object) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++next_;
-    models_.emplace(next_, std::move(model));
-    return reinterpret_cast<ecr_model*>(next_);
+    objects_.emplace(next_, std::move(object));
+    return reinterpret_cast<Handle*>(next_);
   }
-  std::shared_ptr<Model> find(const ecr_model* handle) {
+  std::shared_ptr<Object> find(const Handle* handle) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = models_.find(reinterpret_cast<uintptr_t>(handle));
-    if (found == models_.end())
-      fail(ECR_CLOSED, "the model is closed, or the handle was never one");
+    const auto found = objects_.find(reinterpret_cast<uintptr_t>(handle));
+    if (found == objects_.end()) fail(ECR_CLOSED, missing_);
     return found->second;
   }
   // Null where there is none.
-  std::shared_ptr<Model> remove(const ecr_model* handle) {
+  std::shared_ptr<Object> remove(const Handle* handle) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto removed = models_.extract(reinterpret_cast<uintptr_t>(handle));
+    const auto removed = objects_.extract(reinterpret_cast<uintptr_t>(handle));
     return removed.empty() ? nullptr : removed.mapped();
   }
 
  private:
+  const char* const missing_;
   std::mutex mutex_;
   uintptr_t next_ = 0;
-  std::map<uintptr_t, std::shared_ptr<Model>> models_;
+  std::map<uintptr_t, std::shared_ptr<Object>> objects_;
 };
 
-OpenModels& open_models() {
-  // Never destroyed: other threads may still run when a process ends.
-  static OpenModels& models = *new OpenModels;
+// Never destroyed: other threads may still run when a process ends.
+Table<ecr_model, Model>& open_models() {
+  static auto& models =
+      *new Table<ecr_model, Model>("the model is closed, or the handle was never one");
   return models;
+}
+
+Table<ecr_stream, Stream>& open_streams() {
+  static auto& streams =
+      *new Table<ecr_stream, Stream>("the stream is closed, or the handle was never one");
+  return streams;
 }
 
 void check_pointer(const void* pointer, const char* name) {
@@ -120,6 +132,30 @@ int32_t ecr_run_bucket(ecr_model* model, int32_t bucket, const ecr_tensor* input
 }
 
 void ecr_outputs_free(ecr_outputs* outputs) { delete static_cast<Outputs*>(outputs); }
+
+int32_t ecr_stream_open(ecr_model* model, ecr_stream** stream) {
+  return guarded([&] {
+    check_pointer(stream, "stream");
+    auto opened = std::make_shared<Stream>(open_models().find(model));
+    *stream = open_streams().add(std::move(opened));
+  });
+}
+
+int32_t ecr_stream_run(ecr_stream* stream, const ecr_tensor* inputs, int64_t n_inputs,
+                       ecr_outputs** outputs) {
+  return guarded([&] {
+    check_pointer(outputs, "outputs");
+    *outputs = open_streams().find(stream)->run(inputs, n_inputs).release();
+  });
+}
+
+int32_t ecr_stream_reset(ecr_stream* stream) {
+  return guarded([&] { open_streams().find(stream)->reset(); });
+}
+
+void ecr_stream_close(ecr_stream* stream) {
+  guarded([&] { open_streams().remove(stream); });
+}
 
 void ecr_close(ecr_model* model) {
   guarded([&] {

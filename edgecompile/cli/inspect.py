@@ -95,6 +95,7 @@ def _table(document: dict[str, Any]) -> RenderableType:
         ("size", format_bytes(document["bytes"])),
         ("on the device", "–" if device is None else format_bytes(device["total"])),
         *_padding_line(manifest),
+        *_state_line(manifest),
         *_quality_line(manifest),
         *_gpu_line(manifest),
         ("golden", f"{len(manifest['golden'])} vectors"),
@@ -134,6 +135,12 @@ def _table(document: dict[str, Any]) -> RenderableType:
         *_target_lines(document["target"]),
         *_audit_lines(document["audit"]),
     )
+
+
+def _state_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """The outputs that are inputs of a stream's next run."""
+    pairs = [f"{item['output']} → {item['input']}" for item in manifest.get("state", ())]
+    return [("state", ", ".join(pairs))] if pairs else []
 
 
 _PADDING = {

@@ -20,6 +20,7 @@ from edgecompile.checks import MOST
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import plain_name
 from edgecompile.loaders.input_specs import check_kinds, describe_inputs, read_sum
+from edgecompile.loaders.state_specs import check_state, find_states
 from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import NamedModule, describe_error
 from edgecompile.models.options import LoadOptions
@@ -63,6 +64,7 @@ def build_model(
         source=source,
         tokenizer=None if spec.tokenizer is None else Path(spec.tokenizer),
         notes=(*checked.notes, *copied),
+        state=find_states(source.spec, spec.state, spec.start, inputs, outputs),
     )
 
 
@@ -97,6 +99,7 @@ class _Checked:
             masks=spec.masks,
             problems=self.problems,
         )
+        check_state(spec.state, spec.start, self.examples, shapes, self.problems)
 
     def _module(self) -> nn.Module | None:
         module: Any = self.spec.module
@@ -445,6 +448,9 @@ class ModelSpec:
         masks: inputs that are 1 at real positions and 0 at padding; default: those of integer or
             bool type whose name ends in ``mask``.
         outputs: names for what ``forward`` returns as a tensor or a tuple.
+        state: by input name, the output that is this input in the next run of a stream
+            (``Model.stream``). Both have the same fixed sizes.
+        start: values of such inputs in the first run, by input name: a number, or an array. Default: zeros.
         name: the name of the model.
         tokenizer: path of its ``tokenizer.json``.
     """
@@ -459,5 +465,7 @@ class ModelSpec:
     bounds: Mapping[str, tuple[Bound, Bound]] = field(default_factory=dict)
     masks: Sequence[str] | None = None
     outputs: Sequence[str] | None = None
+    state: Mapping[str, str] = field(default_factory=dict)
+    start: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
     tokenizer: str | Path | None = None

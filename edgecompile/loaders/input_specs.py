@@ -23,6 +23,8 @@ _SIGN = re.compile(r"\s*([-+*])\s*")
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "pad": ((Mapping,), "a dict by input name"),
     "bounds": ((Mapping,), "a dict by input name"),
+    "state": ((Mapping,), "a dict by input name"),
+    "start": ((Mapping,), "a dict by input name"),
     "masks": ((list, tuple, set, frozenset), "a list of names"),
     "outputs": ((list, tuple), "a list of names"),
     "length_axis": ((str,), "the name of an axis"),
@@ -110,12 +112,16 @@ def with_one_size(loaded: LoadedModel) -> LoadedModel:
 
     That axis has one size: ``batch`` where it is 1, else ``rows``. One size is a plan, too.
     """
-    size = next((spec.shape[0] for spec in loaded.inputs if spec.shape), None)
+    states = {item.input for item in loaded.state}  # which have fixed sizes
+    free = [spec for spec in loaded.inputs if spec.name not in states]
+    size = next((spec.shape[0] for spec in free if spec.shape), None)
     if loaded.axes or not isinstance(size, int):
         return loaded
     axis = "batch" if size == 1 else "rows"
     inputs = tuple(
-        replace(spec, shape=(axis, *spec.shape[1:])) if spec.shape[:1] == (size,) else spec
+        replace(spec, shape=(axis, *spec.shape[1:]))
+        if spec in free and spec.shape[:1] == (size,)
+        else spec
         for spec in loaded.inputs
     )
     limits = {axis: AxisLimits(size, size)}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec, tied_sizes
-from edgecompile.runtime.format.schema import GenerationSpec
+from edgecompile.runtime.format.schema import GenerationSpec, StateSpec
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +88,7 @@ class LoadedModel:
         labels: names of the classes by output, whose last dimension they count.
         load: the options that shaped it, as :meth:`LoadOptions.to_json` has them.
         generation: the settings of generation; None: it doesn't generate.
+        state: the outputs that are inputs of the next run of a stream.
     """
 
     name: str
@@ -102,6 +103,7 @@ class LoadedModel:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     load: Mapping[str, Any] = field(default_factory=dict)
     generation: Generation | None = None
+    state: tuple[StateSpec, ...] = ()
 
     @property
     def encoder(self) -> LoadedModel | None:

@@ -25,6 +25,7 @@ from edgecompile.bundle.generation import golden_texts, prefix_caches
 from edgecompile.bundle.margins import allow_rounding, widest_share
 from edgecompile.bundle.parts import Parts
 from edgecompile.bundle.staging import Staging
+from edgecompile.bundle.steps import step_cases
 from edgecompile.bundle.verdict import VerifyReport, check_report
 from edgecompile.bundle.verify import verify_bundle
 from edgecompile.bundle.writer import BundleWriter
@@ -46,7 +47,6 @@ from edgecompile.quantization.reference import RoundedCases, round_cases
 from edgecompile.quantization.rounded_model import ReferenceModel, find_reference_model
 from edgecompile.quantization.trials import PrecisionChoice
 from edgecompile.report.pages import build_header, build_page
-from edgecompile.runtime.call.rows import ROWS
 from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest, Tolerance
 from edgecompile.runtime.format.text import CHAT_FILE
@@ -196,6 +196,7 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
         },
         expected=_expected(plan),
         labels=model.labels,
+        state=model.state,
     )
     notes: tuple[str, ...] = ()
     if contents.tokenizer:
@@ -218,13 +219,16 @@ def _cases(contents: Contents, tolerance: Tolerance, seed: int) -> tuple[list[Ca
     narrower = [parts.precision for parts in contents.parts]
     rtol = max([tolerance.rtol, *(TOLERANCES[name].rtol for name in narrower)])
     model, compiled, buckets = contents.model, contents.compiled, contents.plan.buckets
-    always = (*GOLDEN_CASES, ROWS) if model.generation is None else GOLDEN_CASES[1:2]
-    rows = list(rows_cases(model, buckets, seed=seed, rtol=rtol))
+    runs = list(rows_cases(model, buckets, seed=seed, rtol=rtol))
+    runs += step_cases(model, buckets, seed=seed, rtol=rtol)
+    always = (*GOLDEN_CASES, *{case.name for case in runs})
+    if model.generation is not None:
+        always = GOLDEN_CASES[1:2]
     if architecture(platform.machine()) not in {variant.arch for variant in compiled.variants}:
         # An emulator repeats the golden vectors, and nothing runs the rest.
-        golden = [*make_cases(model, buckets, seed=seed, golden=True, rtol=rtol), *rows]
+        golden = [*make_cases(model, buckets, seed=seed, golden=True, rtol=rtol), *runs]
         return allow_rounding(golden), always
-    cases = [*make_cases(model, buckets, seed=seed, rtol=rtol), *rows]
+    cases = [*make_cases(model, buckets, seed=seed, rtol=rtol), *runs]
     # Of narrower weights the bounds are those of the usual cases; places in a cache are drawn
     # for the usual lengths.
     sweep = compiled.precision == FP32 and model.generation is None

@@ -27,6 +27,7 @@ from edgecompile.models.prompts import draw_inputs
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
+from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.factories.silero import CONTEXT, FRAME, frames_of, scripted_silero, silero
 from tests.needs import lack, need_variable
 
@@ -105,6 +106,11 @@ def test_silero_vad_is_compiled_and_hears_what_its_package_hears(
         for frame in frames:
             heard, state = scripted(frame[None], state)
             expected.append(heard[0])
-        torch.testing.assert_close(module(frames), torch.stack(expected), rtol=1e-4, atol=1e-6)
+        whole, _, _ = module(frames, torch.zeros(1, 1, 128), torch.zeros(1, 1, 128))
+        torch.testing.assert_close(whole, torch.stack(expected), rtol=1e-4, atol=1e-6)
     assert frames.shape == (8, FRAME + CONTEXT)
     check(verified(made, tmp_path))
+    with open_bundle(tmp_path / "made.ecb") as model:
+        stream = model.stream()
+        parts = [stream({"frames": part.numpy()})["speech"] for part in frames.split([1, 1, 4, 2])]
+    np.testing.assert_allclose(np.concatenate(parts), torch.stack(expected), rtol=1e-4, atol=1e-6)

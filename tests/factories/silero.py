@@ -14,7 +14,10 @@ FRAME, CONTEXT = 512, 64
 
 
 class Silero(nn.Module):
-    """Frames [frames, 576] of one recording to the probability of speech in each: [frames, 1]."""
+    """Frames [frames, 576] of one recording to the probability of speech in each: [frames, 1].
+
+    ``h`` and ``c`` are the LSTM's state behind the frames before these.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,12 +29,12 @@ class Silero(nn.Module):
         self.lstm = nn.LSTM(128, 128, batch_first=True)
         self.final_conv = nn.Conv1d(128, 1, 1)
 
-    def forward(self, frames: Tensor) -> Tensor:
+    def forward(self, frames: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x = self.stft_conv(F.pad(frames[:, None], (0, CONTEXT), "reflect"))
         x = (x[:, :129] ** 2 + x[:, 129:] ** 2).sqrt()
         x = F.relu(self.conv4(F.relu(self.conv3(F.relu(self.conv2(F.relu(self.conv1(x))))))))
-        x = F.relu(self.lstm(x[:, :, 0][None])[0])
-        return torch.sigmoid(self.final_conv(x[0][..., None]))[:, :, 0]
+        x, (h, c) = self.lstm(x[:, :, 0][None], (h, c))
+        return torch.sigmoid(self.final_conv(F.relu(x[0])[..., None]))[:, :, 0], h, c
 
 
 def frames_of(sound: Tensor) -> Tensor:
@@ -62,7 +65,13 @@ def silero(package: Path) -> dict[str, Any]:
     model.load_state_dict(weights)
     return {
         "module": model,
-        "inputs": {"frames": torch.randn(5, FRAME + CONTEXT) * 0.1},
+        "inputs": {
+            "frames": torch.randn(5, FRAME + CONTEXT) * 0.1,
+            "h": torch.zeros(1, 1, 128),
+            "c": torch.zeros(1, 1, 128),
+        },
         "axes": {"frames": {0: "length"}},
         "max_length": 64,
+        "outputs": ("speech", "h_next", "c_next"),
+        "state": {"h": "h_next", "c": "c_next"},
     }

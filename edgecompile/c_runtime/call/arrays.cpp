@@ -97,6 +97,16 @@ Sizes row_major(const Sizes& sizes) {
 
 std::string sizes_text(const Sizes& sizes) { return cat("[", join(sizes), "]"); }
 
+ecr_tensor view_of(const Array& array) {
+  ecr_tensor tensor = {};
+  tensor.data = array.data;
+  tensor.nbytes = count_elements(array.sizes) * array.type->size;
+  tensor.dtype = array.type->code;
+  tensor.ndim = static_cast<int32_t>(array.sizes.size());
+  std::copy(array.sizes.begin(), array.sizes.end(), tensor.sizes);
+  return tensor;
+}
+
 void fill(Array* array, const Number& value) {
   uint8_t element[8] = {};
   encode(*array->type, value, element);

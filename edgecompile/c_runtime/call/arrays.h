@@ -47,6 +47,8 @@ std::vector<Sizes> shapes_of(const std::vector<TensorSpec>& specs, const Sizes& 
 Sizes row_major(const Sizes& sizes);
 std::string sizes_text(const Sizes& sizes);  // "[1, 7]"
 
+// The array as the interface has it, without a name.
+ecr_tensor view_of(const Array& array);
 // Fills an array with one value, which its type holds.
 void fill(Array* array, const Number& value);
 // Copies a box of `sizes` between arrays whose strides (in elements) are given.

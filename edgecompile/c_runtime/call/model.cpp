@@ -279,15 +279,8 @@ std::unique_ptr<Outputs> Model::run(const ecr_tensor* inputs, int64_t count,
   }
   for (const TensorSpec& spec : manifest.outputs) result->names.push_back(spec.name);
   for (size_t i = 0; i < result->arrays.size(); ++i) {
-    const Array& array = result->arrays[i];
-    ecr_tensor tensor = {};
-    tensor.name = result->names[i].c_str();
-    tensor.data = array.data;
-    tensor.nbytes = count_elements(array.sizes) * array.type->size;
-    tensor.dtype = array.type->code;
-    tensor.ndim = static_cast<int32_t>(array.sizes.size());
-    std::copy(array.sizes.begin(), array.sizes.end(), tensor.sizes);
-    result->views.push_back(tensor);
+    result->views.push_back(view_of(result->arrays[i]));
+    result->views.back().name = result->names[i].c_str();
   }
   result->count = static_cast<int64_t>(result->views.size());
   result->tensors = result->views.data();

@@ -23,6 +23,7 @@ class Model : Fixed {
   // With the program of `bucket`, or of the one that fits. Throws Error.
   std::unique_ptr<Outputs> run(const ecr_tensor* inputs, int64_t count,
                                std::optional<int32_t> bucket);
+  const Manifest& manifest() const { return folder_.manifest(); }
   std::string describe();
   ecr_signature signature();
   // Waits for calls under way; later ones are refused. A second call does nothing.

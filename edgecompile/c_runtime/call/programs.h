@@ -17,6 +17,7 @@ struct Outputs : ecr_outputs {
   std::vector<Array> arrays;
   std::vector<std::string> names;
   std::unique_ptr<ProgramOutputs> native;  // whose memory arrays may borrow
+  std::shared_ptr<const Outputs> kept;     // whose memory views borrow, of a stream's run
 };
 
 // One program for each bucket. Every method may be called from several threads; whoever destroys it

@@ -63,6 +63,7 @@ class ManifestReader {
     for (const Field& entry : document_.at("variants").list(1, 64)) read_variant(entry);
     manifest_.tolerance = read_tolerance(document_.at("tolerance"));
     if (document_.has("generation")) read_generation(document_.at("generation"), &manifest_);
+    if (document_.has("state")) read_state(document_.at("state"), &manifest_);
     return std::move(manifest_);
   }
 

@@ -108,6 +108,13 @@ struct Generation {
   bool is_cache(const std::string& name) const;
 };
 
+// An output that is an input of a stream's next run, by their positions.
+struct StateSpec {
+  size_t output = 0;
+  size_t input = 0;
+  std::vector<Number> start;  // of the first run: one for all elements, or one for each
+};
+
 struct Manifest {
   Value document;  // all of it
   std::string name;
@@ -123,6 +130,7 @@ struct Manifest {
   Tolerance tolerance;
   std::map<std::string, FileEntry> files;
   std::optional<Generation> generation;
+  std::vector<StateSpec> states;
 
   std::optional<size_t> find_axis(const std::string& key) const;
   std::optional<size_t> find_input(const std::string& key) const;
@@ -143,6 +151,9 @@ int64_t context_rows(const Manifest& manifest);
 
 // The manifest's "generation", once the rest has been read.
 void read_generation(const Field& entry, Manifest* manifest);
+
+// The manifest's "state", once the rest has been read.
+void read_state(const Field& entries, Manifest* manifest);
 
 // "1..64", or "7" where both ends are one, or "1..63 in steps of 2".
 std::string extent_text(const Extent& extent);

@@ -79,6 +79,9 @@ enum {
 /* An open bundle; opaque. */
 typedef struct ecr_model ecr_model;
 
+/* A stream of runs of a model with state; opaque. */
+typedef struct ecr_stream ecr_stream;
+
 /* A row-major array without gaps. */
 typedef struct {
   const char* name; /* of the input or output, UTF-8 */
@@ -193,6 +196,21 @@ ECR_API int32_t ecr_run(ecr_model* model, const ecr_tensor* inputs, int64_t n_in
 ECR_API int32_t ecr_run_bucket(ecr_model* model, int32_t bucket, const ecr_tensor* inputs,
                                int64_t n_inputs, ecr_outputs** outputs);
 ECR_API void ecr_outputs_free(ecr_outputs* outputs); /* null is allowed */
+
+/* Begins a stream of runs: outputs that are the state (ecr_describe: "state") are inputs of the
+ * next run, without a copy, on a GPU through the host's memory. A model may have any number of
+ * streams; each is one thread's at a time, and a second one is refused with ECR_INPUT. Close the
+ * stream with ecr_stream_close, before or after the model. */
+ECR_API int32_t ecr_stream_open(ecr_model* model, ecr_stream** stream);
+
+/* As ecr_run, with all inputs but the state, and all outputs but the state. After an error the
+ * state is what it was before. */
+ECR_API int32_t ecr_stream_run(ecr_stream* stream, const ecr_tensor* inputs, int64_t n_inputs,
+                               ecr_outputs** outputs);
+
+/* Sets the state back to what it was at first. */
+ECR_API int32_t ecr_stream_reset(ecr_stream* stream);
+ECR_API void ecr_stream_close(ecr_stream* stream); /* null and closed ones are allowed */
 
 /* Waits for calls under way and frees the model. Null and closed models are allowed. */
 ECR_API void ecr_close(ecr_model* model);

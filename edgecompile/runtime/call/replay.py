@@ -84,16 +84,17 @@ def run_cases(
     ``info["run_threads"]`` is true.
     """
     results = []
-    for number, (bucket, name, load) in enumerate(_cases(model, cases)):
+    for number, (bucket, name, load) in enumerate(find_cases(model, cases)):
         count = threads[number % len(threads)] if threads else 0
         run: Any = model.run_bucket
         if count:
             run = partial(model.with_threads, count, run)  # type: ignore[attr-defined]
-        results.append({**_run_case(model, run, bucket, name, load), "threads": count})
+        results.append({**run_case(model, run, bucket, name, load), "threads": count})
     return results
 
 
-def _cases(model: Runner, cases: Optional[str]) -> List[Tuple[int, str, _Loader]]:
+def find_cases(model: Runner, cases: Optional[str]) -> List[Tuple[int, str, _Loader]]:
+    """(bucket, name, what reads it) of each golden vector, or of each in the folder ``cases``."""
     manifest = model.manifest
     if cases is not None:
         return [
@@ -144,9 +145,18 @@ def new_result(bucket: int, name: str) -> Dict[str, Any]:
     }
 
 
-def _run_case(
-    model: Runner, run: Callable[..., Any], bucket: int, name: str, load: _Loader
+def run_case(
+    model: Runner,
+    run: Callable[..., Any],
+    bucket: int,
+    name: str,
+    load: _Loader,
+    tolerance: Optional[Tolerance] = None,
 ) -> Dict[str, Any]:
+    """The result of one case under a name; ``tolerance`` instead of the model's own, if given.
+
+    ``run`` takes the bucket and the inputs.
+    """
     result = new_result(bucket, name)
     try:
         case = load()
@@ -161,7 +171,7 @@ def _run_case(
     except OSError as error:
         result["error"] = "can't be read: {}".format(error.strerror)
         return result
-    agreements = compare_case(outputs, case, model.tolerance, model.min_cosine)
+    agreements = compare_case(outputs, case, tolerance or model.tolerance, model.min_cosine)
     reasons = note_agreements(result, agreements)
     cosines = [item.cosine for item in agreements.values() if item.cosine is not None]
     result["cosine"] = min(cosines, default=None)

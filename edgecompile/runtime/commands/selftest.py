@@ -1,4 +1,4 @@
-"""Repeats on this machine what the build host verified: hashes, golden vectors, rows together and alone."""
+"""Repeats on this machine what the build host verified: hashes, golden vectors, rows, streams with state."""
 
 import sys
 import time
@@ -9,6 +9,7 @@ from ..call.rows import check_rows
 from ..format.schema import plain
 from ..generation.golden import format_generations, replay_generations
 from ..model.open_bundle import open_bundle
+from ..model.steps import check_steps
 
 #: The numbers of threads that given cases are run with in turn, 0 as the bundle is opened.
 _THREADS = (0, 1, 2, 4)
@@ -52,6 +53,7 @@ def run_selftest(
         results = run_cases(model, cases, threads)
         if cases is None:
             results += check_rows(model)
+        results += check_steps(model, cases)
         covered = {item["bucket"] for item in results}
         generated = replay_generations(model, cases)
         inner = [] if cases or model.encoder is None else run_cases(model.encoder)

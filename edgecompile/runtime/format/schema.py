@@ -339,10 +339,30 @@ class TextSpec(NamedTuple):
     default_prompt: Optional[str] = None
 
 
+class StateSpec(NamedTuple):
+    """An output that is an input of the next run of a stream.
+
+    ``start`` are the input's values in the first run, in row-major order; one stands for all of them, and
+    None for zeros.
+    """
+
+    output: str
+    input: str
+    start: Optional[Tuple[Number, ...]] = None
+
+    def to_json(self) -> Dict[str, Any]:
+        """The manifest's entry, with a ``start`` if any."""
+        entry: Dict[str, Any] = {"output": self.output, "input": self.input}
+        if self.start is not None:
+            entry["start"] = list(self.start)
+        return entry
+
+
 class Manifest(NamedTuple):
     """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects.
 
-    ``generation`` is None where the model is no language model.
+    ``generation`` is None where the model is no language model, ``state`` empty where no output is the next
+    run's input.
     """
 
     name: str
@@ -365,6 +385,7 @@ class Manifest(NamedTuple):
     format_version: int = FORMAT_VERSION
     text: Optional[TextSpec] = None
     labels: Mapping[str, Tuple[str, ...]] = NOTHING
+    state: Tuple[StateSpec, ...] = ()
 
     def padded_axes(self) -> Tuple[str, ...]:
         """The axes that any bucket pads, in the order of ``axes``."""
@@ -409,6 +430,7 @@ class Manifest(NamedTuple):
             **generation,
             **({} if self.text is None else {"text": plain(self.text)}),
             **({"labels": plain(self.labels)} if self.labels else {}),
+            **({"state": plain(self.state)} if self.state else {}),
             "files": plain(dict(sorted(self.files.items()))),
         }
 

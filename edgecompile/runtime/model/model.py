@@ -1,6 +1,6 @@
 """A bundle opened for running: ``Model.run(inputs) -> outputs``."""
 
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Union
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Union, overload
 
 from ..cpu.host import Host
 from ..format.folder import BundleFolder
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..text.grammar import GrammarConstraint
     from ..text.prompts import Prompts
     from ..text.session import TextSession
+    from .state_stream import StateStream
 
 
 class Model(OpenBundle, TextGenerator):
@@ -87,6 +88,29 @@ class Model(OpenBundle, TextGenerator):
 
         settings = make_checkpoint_settings(checkpoint_every, checkpoint_bytes)
         return open_text_session(self, self._prompts, settings, load)
+
+    @overload
+    def stream(self) -> "StateStream": ...
+    @overload
+    def stream(
+        self, input_ids: Any, *, decoder_input_ids: Any = None, **options: Any
+    ) -> "TokenStream": ...
+    def stream(
+        self, input_ids: Any = None, *, decoder_input_ids: Any = None, **options: Any
+    ) -> "Union[StateStream, TokenStream]":
+        """The tokens of a language model, one by one as they are made; see ``generate``.
+
+        Without arguments, of a model with state: runs that keep the state, such as those of chunks of a recording.
+        The state was named where the bundle was built (``state`` of a factory).
+
+        Raises:
+            InputError: without arguments, the model has no state.
+        """
+        if input_ids is None and self.manifest.generation is None:
+            from .state_stream import StateStream
+
+            return StateStream(self)
+        return super().stream(input_ids, decoder_input_ids=decoder_input_ids, **options)
 
     def make_constraint(
         self,

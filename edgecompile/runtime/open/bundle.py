@@ -149,6 +149,8 @@ class OpenBundle(Unique):
             result["text"] = plain(manifest.text)
         if manifest.labels:
             result["labels"] = whole["labels"]
+        if manifest.state:
+            result["state"] = whole["state"]
         result.update(self._programs.describe())
         return result
 

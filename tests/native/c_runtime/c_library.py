@@ -240,6 +240,12 @@ class CLibrary:
                 status,
                 [handle, status, pointer(Tensor), ctypes.c_int64, pointer(pointer(Outputs))],
             ),
+            "stream_open": (status, [handle, pointer(handle)]),
+            "stream_run": (
+                status, [handle, pointer(Tensor), ctypes.c_int64, pointer(pointer(Outputs))],
+            ),
+            "stream_reset": (status, [handle]),
+            "stream_close": (None, [handle]),
             "outputs_free": (None, [pointer(Outputs)]),
             "close": (None, [handle]),
         }  # fmt: skip
@@ -304,6 +310,36 @@ class CModel:
             status = self.library.c.ecr_run_bucket(self.handle, bucket, *rest)
         self.library.check(status)
         return outputs
+
+
+class CStream:
+    """An ecr_stream, with arrays instead of tensors."""
+
+    def __init__(self, model: CModel) -> None:
+        self.library = model.library
+        self.handle = ctypes.c_void_p()
+        status = self.library.c.ecr_stream_open(model.handle, ctypes.byref(self.handle))
+        self.library.check(status)
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        outputs = self.run_kept(inputs)
+        try:
+            return {name: array.copy() for name, array in read_outputs(outputs).items()}
+        finally:
+            self.library.c.ecr_outputs_free(outputs)
+
+    def run_kept(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """The outputs, which the caller frees."""
+        outputs = ctypes.POINTER(Outputs)()
+        rest = (make_tensors(inputs), len(inputs), ctypes.byref(outputs))
+        self.library.check(self.library.c.ecr_stream_run(self.handle, *rest))
+        return outputs
+
+    def reset(self) -> None:
+        self.library.check(self.library.c.ecr_stream_reset(self.handle))
+
+    def close(self) -> None:
+        self.library.c.ecr_stream_close(self.handle)
 
 
 def make_tensors(inputs: Mapping[str, npt.NDArray[Any]]) -> Any:

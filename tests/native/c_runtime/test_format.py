@@ -26,7 +26,7 @@ from tests.native.c_runtime.agreement import (  # noqa: F401
     take_machine,
 )
 from tests.native.c_runtime.c_library import MACHINES, NATIVE_ARCH, Machine
-from tests.runtime.bundles import put
+from tests.runtime.bundles import DummyBundle, put
 from tests.runtime.format.test_format import (
     HOSTILE_BYTES,
     HOSTILE_FOLDERS,
@@ -44,6 +44,7 @@ from tests.runtime.generations import (
     make_seq2seq,
     make_states_alone,
 )
+from tests.runtime.states import HOSTILE_STREAMS, add_state
 from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 
 pytestmark = pytest.mark.slow
@@ -80,10 +81,10 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
 
         return write
 
-    def text_value(path: str, new: Any) -> Write:
+    def with_more(path: str, new: Any, add: Callable[[DummyBundle], None]) -> Write:
         def write(folder: Path, machine: Machine, compile_c: Compile) -> None:
             bundle = dummy(folder, machine, compile_c)
-            add_texts(bundle)
+            add(bundle)
             bundle.document = bundle.listed()
             put(bundle.document, path, new)
             bundle.write()
@@ -133,7 +134,9 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
     for i, (rule, path, new, _) in enumerate(HOSTILE_SOURCES):
         yield f"source-{rule}-{i}", generation(path, new, make_seq2seq)
     for i, (rule, path, new, _) in enumerate(HOSTILE_TEXTS):
-        yield f"text-{rule}-{i}", text_value(path, new)
+        yield f"text-{rule}-{i}", with_more(path, new, add_texts)
+    for i, (rule, path, new, _) in enumerate(HOSTILE_STREAMS):
+        yield f"stream-{rule}-{i}", with_more(path, new, add_state)
     for i, (rule, change) in enumerate(HOSTILE_BYTES):
         yield f"bytes-{rule}-{i}", change_bytes(change)
     for i, (rule, _, change_it) in enumerate(HOSTILE_FOLDERS):

@@ -38,6 +38,7 @@ from tests.runtime.generations import (
     HOSTILE_STATES_ALONE,
 )
 from tests.runtime.recipes import HOSTILE_RECIPES
+from tests.runtime.states import HOSTILE_STREAMS
 from tests.runtime.texts import HOSTILE_TEXTS
 
 FORMAT = Path(edgecompile.runtime.__file__).with_name("FORMAT.md").read_text()
@@ -325,6 +326,7 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
         HOSTILE_SOURCES,
         HOSTILE_STATES,
         HOSTILE_STATES_ALONE,
+        HOSTILE_STREAMS,
         HOSTILE_GOLDEN_SOURCES,
     ]
     broken = {item[0] for table in tables for item in table}

@@ -30,6 +30,7 @@ from tests.runtime.generations import (
     put_generations,
 )
 from tests.runtime.recipes import HOSTILE_RECIPES
+from tests.runtime.states import HOSTILE_STREAMS, add_state
 from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 
 # --- The manifest: (rule, key path, value that breaks the rule, text of the error). DELETE removes.
@@ -289,6 +290,22 @@ def test_hostile_text(bundle: DummyBundle, rule: str, path: str, value: Any, tex
     add_texts(bundle)
     bundle.document = bundle.listed()
     read_everything(bundle.write())
+    put(bundle.document, path, value)
+    refused(bundle, rule, text)
+
+
+def test_a_state_is_read_and_written(bundle: DummyBundle) -> None:
+    add_state(bundle)
+    document = bundle.listed()
+    manifest = parse_manifest(json.dumps(document).encode())
+    assert manifest.to_json()["state"] == document["state"]
+    read_everything(bundle.write())
+
+
+@each_rule("rule, path, value, text", HOSTILE_STREAMS)
+def test_hostile_state(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    add_state(bundle)
+    bundle.document = bundle.listed()
     put(bundle.document, path, value)
     refused(bundle, rule, text)
 
