@@ -240,6 +240,21 @@ def hybrid_bundle(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def halves_bundle(shared_folder: Path) -> Path:
+    """One of another such family, with keys and values in bfloat16."""
+    pytest.importorskip("transformers")
+    from tests.zoo.generation_bundles import build_family
+    from tests.zoo.generation_families import load_family
+
+    output = shared_folder / "halves.ecb"
+    with one_at_a_time(shared_folder / "halves.lock"):
+        if not output.exists():
+            loaded = load_family("lfm2", cache_precision="bf16")
+            build_family(loaded, output, shared_folder / "halves.work")
+    return output
+
+
+@pytest.fixture(scope="session")
 def fake_cudart_path(shared_folder: Path) -> Path:
     """A fake of libcudart, which is no GPU; see tests/fake_gpu/fake_cudart.c."""
     with one_at_a_time(shared_folder / "fake-cudart.lock"):

@@ -206,9 +206,11 @@ class Eager:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         import torch
 
+        from edgecompile.models.arrays import to_tensors
+
         # no_grad, not inference_mode: Inductor freezes weights under the former only.
         with torch.no_grad():
-            outputs = self.module(**{k: torch.from_numpy(v) for k, v in inputs.items()})
+            outputs = self.module(**to_tensors(inputs))
         return {name: tensor.numpy() for name, tensor in outputs.items()}
 
 

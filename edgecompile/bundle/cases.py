@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.buckets.ranges import Bucket
-from edgecompile.bundle.reference import Arrays, Reference, References, run_eager, to_numpy
+from edgecompile.bundle.reference import Arrays, Reference, References, run_eager
 from edgecompile.errors import CostError, ModelError
 from edgecompile.models.kinds import turn
 from edgecompile.models.loaded import LoadedModel
@@ -176,7 +176,7 @@ def _held(model: LoadedModel, sizes: Mapping[str, int]) -> int:
     """Bytes of a case's inputs and outputs."""
     specs: list[InputSpec | OutputSpec] = [*model.inputs, *model.outputs]
     return sum(
-        np.dtype(spec.dtype).itemsize * math.prod([size_of(dim, sizes) for dim in spec.shape])
+        BY_NAME[spec.dtype].size * math.prod([size_of(dim, sizes) for dim in spec.shape])
         for spec in specs
     )
 
@@ -440,6 +440,7 @@ def pad_array(
 
 def draw_arrays(model: LoadedModel, sizes: Mapping[str, int], seed: int, kind: str = "") -> Arrays:
     """Inputs of these sizes; see :func:`edgecompile.models.prompts.draw_inputs`."""
+    from edgecompile.models.arrays import to_numpy
     from edgecompile.models.prompts import draw_inputs
 
     return to_numpy(draw_inputs(model, sizes, seed, kind))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from edgecompile.errors import ModelError
+from edgecompile.models.arrays import to_numpy
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import run_module
 
@@ -82,16 +83,14 @@ def prefix_caches(model: LoadedModel) -> bytes:
     for item in model.inputs:
         if item.name in spec.caches:
             shape = [count if size == spec.context_axis else int(size) for size in item.shape]
-            inputs[item.name] = torch.zeros(shape)
+            inputs[item.name] = torch.zeros(shape, dtype=getattr(torch, item.dtype))
     run_module(model.module, inputs, model.name)  # changes the caches in place
     growing = {item.name for item in model.inputs if item.shape[:1] == (spec.context_axis,)}
     ordered = sorted(spec.caches, key=lambda name: name not in growing)
-    arrays = [inputs[name].numpy() for name in ordered]
-    if not all(np.isfinite(array).all() for array in arrays):
+    if not all(inputs[name].isfinite().all() for name in ordered):
         raise ModelError(f"{model.name} leaves NaN or infinity behind the prefix")
-    return b"".join(
-        [np.array(made.prefix, "<i8").tobytes(), *(x.astype("<f4").tobytes() for x in arrays)]
-    )
+    arrays = to_numpy({name: inputs[name] for name in ordered}).values()
+    return b"".join([np.array(made.prefix, "<i8").tobytes(), *(x.tobytes() for x in arrays)])
 
 
 def _source_sizes(encoder: LoadedModel, source: str) -> list[int]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -130,11 +130,12 @@ def _compare(model: LoadedModel, inputs: Arrays, narrow: Arrays, most: float) ->
     """Runs a model in float64 and compares its own outputs with that."""
     import torch
 
+    from edgecompile.models.arrays import to_tensors
     from edgecompile.models.double import run_in_float64
     from edgecompile.models.modules import describe_error
     from edgecompile.models.rounding import measure
 
-    tensors = model.fresh({name: torch.from_numpy(a) for name, a in inputs.items()})
+    tensors = model.fresh(to_tensors(inputs))
     try:
         with redirect_stdout(sys.stderr):
             wide = run_in_float64(model.module, tensors)
@@ -161,11 +162,10 @@ def _compare(model: LoadedModel, inputs: Arrays, narrow: Arrays, most: float) ->
 
 
 def _run_with_ties(model: LoadedModel, inputs: Arrays, rtol: float) -> tuple[Arrays, Ties | None]:
-    import torch
-
+    from edgecompile.models.arrays import to_numpy, to_tensors
     from edgecompile.models.choices import Choices
 
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    tensors = to_tensors(inputs)
     try:
         with Choices() as choices:
             outputs = model.run(tensors)
@@ -176,11 +176,6 @@ def _run_with_ties(model: LoadedModel, inputs: Arrays, rtol: float) -> tuple[Arr
 
 def run_eager(model: LoadedModel, inputs: Arrays) -> Arrays:
     """The model's own outputs of one run in float32, by name."""
-    import torch
+    from edgecompile.models.arrays import to_numpy, to_tensors
 
-    return to_numpy(model.run({name: torch.from_numpy(a) for name, a in inputs.items()}))
-
-
-def to_numpy(tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
-    """Tensors as arrays."""
-    return {name: t.detach().cpu().contiguous().numpy() for name, t in tensors.items()}
+    return to_numpy(model.run(to_tensors(inputs)))

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from edgecompile.errors import NativeError, ToolchainError, UnsupportedHostError
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.dtypes import BY_CODE, BY_NAME
+from edgecompile.runtime.format.dtypes import BY_CODE, BY_NUMPY
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import MANIFEST_NAME, Manifest, Tolerance, Variant
 from edgecompile.targets.profile import VariantSpec
@@ -284,7 +284,7 @@ def _link(toolchain: Toolchain, objects: list[Path], program: Path) -> None:
 
 def _write_tensor(pipe: IO[bytes], name: str, array: npt.NDArray[Any]) -> None:
     encoded = name.encode()
-    code = BY_NAME[array.dtype.name].code
+    code = BY_NUMPY[array.dtype.name].code
     pipe.write(struct.pack("<i", len(encoded)) + encoded)
     sizes = struct.pack(f"<{array.ndim}q", *array.shape)
     pipe.write(struct.pack("<ii", code, array.ndim) + sizes + struct.pack("<q", array.nbytes))

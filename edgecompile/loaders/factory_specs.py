@@ -23,7 +23,7 @@ from edgecompile.loaders.input_specs import check_kinds, describe_inputs, read_s
 from edgecompile.loaders.state_specs import check_state, find_states
 from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import NamedModule, describe_error
-from edgecompile.models.options import LoadOptions
+from edgecompile.models.options import FOR_GENERATION, LoadOptions
 from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import BATCH, AxisLimits, Bound, axis_sizes, batch_problem
 from edgecompile.runtime.format.dtypes import INPUT_NAMES, Number
@@ -257,8 +257,9 @@ class _Checked:
         return name or (LENGTH if LENGTH in others else next(iter([*others, *self.axes]), None))
 
     def _limit_length(self) -> None:
-        if self.options.max_context is not None:
-            self.problems.append("`max_context` is for language models that generate")
+        for name in FOR_GENERATION:
+            if getattr(self.options, name) is not None:
+                self.problems.append(f"`{name}` is for language models that generate")
         for value in (self.spec.max_length, self.options.max_length):
             if value is None:
                 continue

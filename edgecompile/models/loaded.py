@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,7 @@ class Generation:
         logits: a function from a whole text, int64 [1, length], to the logits behind each of its
             tokens, [length, vocabulary], by that library. None: there is none, as behind a source.
         prefix: tokens of a prompt that the bundle will hold the caches of.
+        storing: makes a context in which ``logits`` computes with keys and values as the caches store them.
     """
 
     spec: GenerationSpec
@@ -70,6 +72,7 @@ class Generation:
     encoder: LoadedModel | None = None
     logits: Callable[[torch.Tensor], torch.Tensor] | None = None
     prefix: tuple[int, ...] = ()
+    storing: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ from edgecompile.errors import UsageError
 from edgecompile.models.tasks import TASK_NAMES
 from edgecompile.runtime.format.dtypes import Number
 
+#: Types of keys and values in caches.
+CACHE_PRECISIONS = ("fp32", "bf16")
+#: Options of language models that generate, and of no others.
+FOR_GENERATION = ("max_context", "cache_precision")
 #: How token embeddings become one, in the order in which sentence-transformers concatenates several.
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
@@ -37,6 +41,8 @@ class LoadOptions:
         image_size: height and width, each one size or (smallest, largest); None: what the folder says.
         max_context: tokens that a prompt and what follows it may have together, for generation;
             None: the model's limit, at most 2048.
+        cache_precision: the type of keys and values in the caches of a language model on a CPU, fp32 or
+            bf16; None: fp32.
 
     Raises:
         UsageError: a value is of the wrong type or out of its range.
@@ -53,6 +59,7 @@ class LoadOptions:
     softmax: bool = False
     image_size: tuple[tuple[int, int], tuple[int, int]] | None = None
     max_context: int | None = None
+    cache_precision: str | None = None
 
     def __post_init__(self) -> None:
         checks.settle(
@@ -68,6 +75,7 @@ class LoadOptions:
             softmax=checks.flag,
             image_size=_image_size,
             max_context=checks.whole,
+            cache_precision=partial(checks.choice, choices=(None, *CACHE_PRECISIONS)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -116,5 +124,5 @@ def _image_size(name: str, value: Any) -> tuple[Any, ...] | None:
 
 #: Options that change what is computed.
 _SHAPING = (
-    "task", "pooling", "normalize", "softmax", "token_type_ids", "image_size", "max_context",
+    "task", "pooling", "normalize", "softmax", "token_type_ids", "image_size", *FOR_GENERATION,
 )  # fmt: skip

@@ -167,10 +167,11 @@ def _drawn(
     model: LoadedModel, length: int, seed: int, kind: str = ""
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Drawn inputs of a length, at the smallest size of every other axis."""
+    from edgecompile.models.arrays import to_numpy
     from edgecompile.models.prompts import draw_inputs
 
     sizes = {name: length if name == model.length_axis else e.lo for name, e in model.axes.items()}
-    return {name: t.numpy() for name, t in draw_inputs(model, sizes, seed, kind).items()}
+    return to_numpy(draw_inputs(model, sizes, seed, kind))
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:

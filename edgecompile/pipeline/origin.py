@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.compilation import CompiledModel, CompileOptions, compile_buckets
@@ -29,6 +28,7 @@ from edgecompile.bundle.verdict import CaseResult, VerifyReport
 from edgecompile.bundle.verify import run_selftest
 from edgecompile.bundle.writer import save_case
 from edgecompile.export.store import export_bucket
+from edgecompile.models.arrays import to_tensors
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import named_forward, run_module
 from edgecompile.models.probing import probe_model
@@ -136,7 +136,7 @@ def _layers(model: LoadedModel, inputs: Mapping[str, Any]) -> list[_Layer]:
     order: dict[str, _Layer] = {}
     parts = {path: part for path, part in model.module.named_modules() if path}
     with _watching(model, list(parts), order):
-        run_module(model.module, model.fresh(_tensors(inputs)), model.name)
+        run_module(model.module, model.fresh(to_tensors(inputs)), model.name)
     return list(order.values())
 
 
@@ -231,7 +231,3 @@ def _first_tensor(value: Any) -> Tensor | None:
     if isinstance(value, (tuple, list)) and value:
         value = value[0]
     return value if isinstance(value, Tensor) else None
-
-
-def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}

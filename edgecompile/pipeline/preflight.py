@@ -21,6 +21,7 @@ from edgecompile.errors import (
     EdgecompileError,
     ModelError,
     PlanError,
+    UsageError,
 )
 from edgecompile.hosts.detection import runnable_variants
 from edgecompile.hosts.emulator import emulator_for
@@ -245,6 +246,13 @@ def _check_model(preflight: Preflight, request: BuildRequest, profile: TargetPro
     """That a model is there, and that a folder has what it needs and takes the lengths; gives the
     number of its weights, 0 for other forms of models."""
     model, load = request.model, request.load
+    if profile.gpu is not None and load.cache_precision == "bf16":
+        preflight.problems.append(
+            UsageError(
+                f"Target {profile.name} has a GPU: `cache_precision` is for caches on CPUs",
+                hint="leave it out",
+            )
+        )
     _check_generation(preflight, request, profile, load.task)
     if isinstance(model, str | Path):
         with preflight.finding():

@@ -22,6 +22,7 @@ from edgecompile.quantization.gptq import RoundedWeights, round_products
 from edgecompile.quantization.program import QuantizedProgram
 from edgecompile.quantization.quality import Judge, Quality
 from edgecompile.quantization.stand_ins import StandIns
+from edgecompile.runtime.format.dtypes import BFLOAT16
 
 #: Of texts that rank layers.
 _FEW, _SHORT = 4, 64
@@ -32,6 +33,31 @@ _MOST_WIDE = 1 << 28
 def is_judged(model: LoadedModel) -> bool:
     """Whether a model's narrow weights are judged by next tokens: a language model without sources."""
     return model.generation is not None and model.generation.logits is not None
+
+
+def stores_rounded(model: LoadedModel) -> bool:
+    """Whether a language model's keys and values are rounded where they are stored."""
+    return any(spec.dtype == BFLOAT16 for spec in model.inputs)
+
+
+def cache_quality(model: LoadedModel, texts: LanguageTexts) -> Quality:
+    """The figures of a language model whose caches alone round, on the texts that judge.
+
+    Raises:
+        ModelError: the model fails on them.
+    """
+    made, judge = model.generation, _judge_of(model, texts)
+    assert made is not None
+    with made.storing():
+        return judge.quality()
+
+
+def _judge_of(model: LoadedModel, texts: LanguageTexts) -> Judge:
+    made = model.generation
+    assert made is not None and made.logits is not None
+    numbers = sum(weight.numel() for weight in model.module.parameters())
+    large = numbers > _MOST_WIDE
+    return Judge(made.logits, texts.judging, texts.source, texts.real, narrow=large)
 
 
 class JudgedModel:
@@ -47,10 +73,8 @@ class JudgedModel:
         made = model.generation
         assert made is not None and made.logits is not None
         self._model = model
-        self._logits = made.logits
+        self._logits, self._storing = made.logits, made.storing
         self.texts = texts
-        numbers = sum(weight.numel() for weight in model.module.parameters())
-        self._large = numbers > _MOST_WIDE
         self.program = QuantizedProgram(model, exported, (), ())
         self._places = StandIns(model.module, self.program)
 
@@ -80,8 +104,7 @@ class JudgedModel:
 
     @cached_property
     def _judge(self) -> Judge:
-        texts = self.texts
-        return Judge(self._logits, texts.judging, texts.source, texts.real, narrow=self._large)
+        return _judge_of(self._model, self.texts)
 
     @cached_property
     def _quick_judge(self) -> Judge:
@@ -90,13 +113,13 @@ class JudgedModel:
         return Judge(self._logits, few, texts.source, texts.real, narrow=True)
 
     def quality(self, precision: Precision) -> Quality:
-        """The figures of a precision on the texts that judge.
+        """The figures of a precision, and of the caches' own, on the texts that judge.
 
         Raises:
             ModelError: the model fails on them.
         """
         _ = self._judge  # the original's answers, before its weights are replaced
-        with self.narrowed(precision):
+        with self.narrowed(precision), self._storing():
             return self._judge.quality()
 
     def rank(

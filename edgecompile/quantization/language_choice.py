@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from edgecompile.bundle.reference import run_eager
 from edgecompile.errors import UsageError, VerificationError
-from edgecompile.models.language_texts import language_texts
+from edgecompile.models.language_texts import LanguageTexts, language_texts
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import draw_samples
 from edgecompile.planning.request import AUTO_PRECISION
 from edgecompile.planning.subject import Subject
@@ -24,13 +25,19 @@ from edgecompile.quantization.choice import (
     require_runnable,
     resolve_precision,
 )
-from edgecompile.quantization.judged import JudgedModel, is_judged
+from edgecompile.quantization.judged import (
+    JudgedModel,
+    cache_quality,
+    is_judged,
+    stores_rounded,
+)
 from edgecompile.quantization.program import Deviation, fewest_kept
 from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, Quality, check_quality
 from edgecompile.quantization.trials import PrecisionChoice, Trial
 
 #: Of ``auto``, whatever it chooses.
 _AUTO_RATIO = MAX_PERPLEXITY_RATIOS[INT8]
+_CACHES = "keys and values in bf16"
 
 
 def resolve(
@@ -54,7 +61,8 @@ def resolve(
             hint="give `max_perplexity_ratio`",
         )
     name = request.precision_for(subject.profile)
-    if name == FP32.name:
+    rounded_caches = stores_rounded(model)
+    if name == FP32.name and not rounded_caches:
         return ResolvedPrecision(FP32)
     auto = name == AUTO_PRECISION
     if auto:
@@ -62,6 +70,10 @@ def resolve(
     bucket = subject.serving.bucket
     step.update(text="reading texts" if request.texts else "writing texts")
     texts = language_texts(model, request.texts, seed=request.seed)
+    if rounded_caches and (auto or name == FP32.name):
+        subject.notes.add(check_caches(model, texts).describe(_CACHES))
+        if not auto:
+            return ResolvedPrecision(FP32)
     judged = JudgedModel(model, subject.exports.get(bucket), texts)
     if judged.problem and name == INT4:
         raise _refuse_int4(f"of {model.name} {judged.problem}, so no text can judge it")
@@ -75,6 +87,8 @@ def resolve(
         subject.notes.add(f"narrow weights aren't judged by texts: {judged.problem}")
         if auto:
             return ResolvedPrecision(FP32)
+        if rounded_caches:
+            subject.notes.add(check_caches(model, texts).describe(_CACHES))
         subject.notes.add(*rounding_notes(precision))
         return ResolvedPrecision(precision)
     if auto:
@@ -86,6 +100,21 @@ def resolve(
     quality = check_quality(judged.quality(precision), name, bound)
     subject.notes.add(quality.describe(name), *rounding_notes(precision))
     return ResolvedPrecision(precision, quality=quality)
+
+
+def check_caches(model: LoadedModel, texts: LanguageTexts) -> Quality:
+    """The figures of caches in bfloat16 alone; a narrow weight is judged together with them.
+
+    Raises:
+        VerificationError: they are beyond the bound of weights in bfloat16.
+    """
+    quality, bound = cache_quality(model, texts), MAX_PERPLEXITY_RATIOS["bf16"]
+    if quality.within(bound):
+        return replace(quality, bound=bound)
+    raise VerificationError(
+        f"{_CACHES} change what the model says by more than is allowed: {quality.describe(_CACHES)}",
+        hint="leave `cache_precision` out",
+    )
 
 
 def _refuse_int4(reason: str) -> UsageError:

@@ -21,6 +21,7 @@ from edgecompile.backends.operators import ops
 from edgecompile.bundle.cases import pad_array
 from edgecompile.bundle.reference import Arrays
 from edgecompile.export.program import ExportedModel
+from edgecompile.models.arrays import to_tensors
 from edgecompile.models.definite import definite
 from edgecompile.models.double import run_in_float64
 from edgecompile.models.loaded import LoadedModel
@@ -272,7 +273,7 @@ class QuantizedProgram:
             spec.name: pad_array(inputs[spec.name], spec.shape, sizes, spec.pad)
             for spec in self._model.inputs
         }
-        return {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
+        return to_tensors({name: np.ascontiguousarray(a) for name, a in arrays.items()})
 
 
 def _narrowed(attr: str, exact: Tensor, name: str, rounded: Rounded | None) -> Tensor:

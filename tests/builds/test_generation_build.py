@@ -86,12 +86,14 @@ def test_only_the_new_rows_of_a_cache_change(model: Model, gemma: LoadedModel) -
             assert changed == list(range(position, position + last + 1))
 
 
-def test_no_program_allocates_anything_of_the_context(gemma: LoadedModel) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_no_program_allocates_anything_of_the_context(precision: str) -> None:
     """In the generated code: what is as long as the context are the inputs alone."""
     from edgecompile.backends.cpu.lowering.lower import lower_graph
     from edgecompile.backends.inductor.compat import GENERATING, generate_cpp
     from edgecompile.export.export import export_model
 
+    gemma = load_family("gemma2", cache_precision=precision)
     for length in ((1, 1), (2, 24)):
         exported = export_model(gemma, {"length": length, "context": (64, 128)})
         program = exported.program

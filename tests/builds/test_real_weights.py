@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from edgecompile.bundle.reference import find_reference, to_numpy
+from edgecompile.bundle.reference import find_reference
 from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
+from edgecompile.models.arrays import to_numpy
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.prompts import draw_inputs
 from edgecompile.pipeline.build import build

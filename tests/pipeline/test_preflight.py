@@ -358,10 +358,10 @@ def test_a_probe_that_fails_hides_no_other_problem(
 
 
 def test_what_cannot_generate_on_a_gpu_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    def refusal(model: Path, target: str, backend: str, task: str | None) -> str:
+    def refusal(model: Path, target: str, backend: str, task: str | None, **more: str) -> str:
         preflight = Preflight()
         plan = PlanRequest(SHORT, backend=backend)
-        load = LoadOptions(task=task)
+        load = LoadOptions(task=task, **more)  # type: ignore[arg-type]
         request = BuildRequest(str(model), target, plan, load=load, output=tmp_path / "x.ecb")
         _check_model(preflight, request, load_target(target))
         return " ".join(f"{problem.message} {problem.hint}" for problem in preflight.problems)
@@ -376,6 +376,10 @@ def test_what_cannot_generate_on_a_gpu_is_refused(tiny_model: Path, tmp_path: Pa
         assert "which TensorRT can't run" in text and '`backend="triton"`' in text
         assert refusal(model, "cuda-sm90", "triton", task) == ""
     assert refusal(decoder, "jetson-orin-nano", "auto", "logits") == ""
+    halves = {"cache_precision": "bf16"}
+    text = refusal(decoder, "cuda-sm90", "triton", None, **halves)
+    assert "cuda-sm90 has a GPU: `cache_precision` is for caches on CPUs" in text
+    assert refusal(decoder, "cpu-x86-64", "auto", None, **halves) == ""
     assert "no backend for GPUs generates by two parts" in refusal(
         tiny_model, "cuda-sm90", "triton", "seq2seq-lm"
     )

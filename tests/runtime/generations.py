@@ -19,6 +19,8 @@ INPUTS: list[dict[str, Any]] = [
     {"name": "key", "dtype": "float32", "shape": ["context", 2, 3], "pad": 0, "bounds": None},
     {"name": "value", "dtype": "float32", "shape": ["context", 2, 4], "pad": 0.5, "bounds": None},
 ]
+#: The first of the caches in bfloat16.
+HALF: dict[str, Any] = {**INPUTS[3], "dtype": "bfloat16", "pad": None}
 GENERATION: dict[str, Any] = {
     "kind": "causal-lm",
     "input": "input_ids",
@@ -79,6 +81,13 @@ def put_golden_runs(bundle: DummyBundle, **beside: np.ndarray | None) -> None:
         inputs = {name: array for name, array in inputs.items() if array is not None}
         outputs = {"logits": np.zeros((1, 100), np.float32)}
         bundle.files[f"golden/{index}-hint.npz"] = write_case(inputs, outputs)
+
+
+def make_halves(bundle: DummyBundle) -> None:
+    """Turns the dummy bundle into a generative one, one of whose caches is bfloat16."""
+    make_generative(bundle)
+    bundle.document["inputs"][3] = copy.deepcopy(HALF)
+    put_golden_runs(bundle, key=np.full((40, 2, 3), 0x3F80, np.uint16))
 
 
 STATE: dict[str, Any] = {
@@ -191,6 +200,12 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("generation-shape", "inputs.1.shape", [], "'position' must be int64[1]"),
     ("generation-shape", "inputs.2.dtype", "int32", "'last' must be int64[1]"),
     ("generation-shape", "inputs.3.dtype", "float16", "'key' must be float32[context, 2, 3]"),
+    ("generation-shape", "inputs.2.dtype", "bfloat16", "'last' must be int64[1]"),
+    ("dtype-known", "outputs.0.dtype", "bfloat16", "outputs[0].dtype: 'bfloat16'"),
+    ("dtype-cache", "inputs.3.dtype", "bfloat16", "inputs[3].pad: must be null, as it is bfloat16"),
+    ("dtype-cache", "inputs.3", {**HALF, "bounds": [0, 1]}, "inputs[3].bounds: must be null"),
+    ("dtype-cache", "inputs.3", {**HALF, "default": 0}, "inputs[3].default: must be null"),
+    ("generation-shape", "inputs.3", {**HALF, "shape": [2, 3]}, "'key' must be bfloat16[context"),
     ("generation-shape", "inputs.3.shape", [2, "context"], "fixed sizes behind it"),
     ("generation-shape", "inputs.3.shape", [2, 3], "'key' must be float32[context, 3]"),
     ("generation-shape", "inputs.4.shape", ["context"], "'value' must have the context's axis"),
@@ -222,6 +237,7 @@ HOSTILE_STATES: list[tuple[str, str, Any, str]] = [
     ("generation-shape", "generation.kind", "causal-lm", "'state' must be float32[context, 5]"),
     ("generation-shape", "generation.context_axis", None, "'key' must be float32 of fixed sizes"),
     ("generation-shape", "inputs.5.dtype", "float64", "'state' must be float32 of fixed sizes"),
+    ("generation-shape", "inputs.5.dtype", "bfloat16", "'state' must be float32 of fixed sizes"),
     ("generation-shape", "inputs.5.shape", [], "'state' must be float32 of fixed sizes"),
     ("generation-shape", "inputs.5.shape", [4, "context"], "'state' must be float32 of fixed"),
     ("generation-shape", "inputs.3.shape", ["context"], "'key' must have the context's axis first"),
@@ -262,6 +278,12 @@ HOSTILE_SOURCES: list[tuple[str, str, Any, str]] = [
     ("generation-tokens", "generation.suppress", [-1], "generation.suppress: -1 isn't a token"),
     ("generation-tokens", "generation.suppress_first", [100], "suppress_first: 100 isn't a token"),
     ("generation-shape", "inputs.5.dtype", "float64", "must be float32[source, 2, 3]"),
+    (
+        "generation-shape",
+        "inputs.5",
+        {**CROSS[0], "dtype": "bfloat16", "pad": None},
+        "must be float32[source, 2, 3]",
+    ),
     ("generation-shape", "inputs.6.shape", [8, 2, 3], "must be float32[source, 2, 3]"),
     ("generation-shape", "inputs.6.shape", ["source", "source"], "fixed sizes behind it"),
     ("generation-shape", "inputs.5.shape", ["context", 2, 3], "can't have the size 'context'"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 __all__ = [
@@ -469,8 +469,8 @@ def _spread(name: str, path: str) -> float:
     return 0.05 if any(part in path for part in ("embed_tokens", "shared")) else 0.4
 
 
-def load_family(name: str) -> Any:
-    """The family's model, to generate with.
+def load_family(name: str, **changes: Any) -> Any:
+    """The family's model, to generate with; ``changes`` are fields of ``LoadOptions``.
 
     Raises:
         ModelError: it can't.
@@ -483,5 +483,6 @@ def load_family(name: str) -> Any:
     if name in SOURCES:
         fixed = name == "whisper"
         options = LoadOptions(max_length=None if fixed else LONGEST_SOURCE, max_context=POSITIONS)
+    options = replace(options, **changes)
     task, source = options.task or "seq2seq-lm", ModelSource("object", name)
     return GeneratorMaker(task, make_family(name), options, name=name, source=source).make()

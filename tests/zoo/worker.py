@@ -21,7 +21,7 @@ from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.cases import Case
 from edgecompile.bundle.margins import allow_rounding
-from edgecompile.bundle.reference import find_reference, to_numpy
+from edgecompile.bundle.reference import find_reference
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.verify import verify_bundle
@@ -31,6 +31,7 @@ from edgecompile.export.store import ExportStore
 from edgecompile.hosts.detection import runnable_variants
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
+from edgecompile.models.arrays import to_numpy
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.rounding import FACTOR
 from edgecompile.pipeline.packing import Contents, pack_bundle

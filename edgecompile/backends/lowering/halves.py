@@ -25,11 +25,14 @@ from edgecompile.backends.lowering.constants import (
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering
 from edgecompile.export.halves import is_half
+from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
 from edgecompile.models.double import HALVES
 
 aten = torch.ops.aten
 
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+#: What moves numbers as they are, or reads them so: the keys and values of a language model's caches.
+_AS_THEY_ARE = (aten.index_copy_.default, CACHED_ATTENTION)
 #: What only converts.
 _CONVERSIONS = (aten._to_copy.default, aten.copy_.default)
 _TO = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
@@ -233,8 +236,9 @@ def _casts(node: Node) -> tuple[dict[Node, torch.dtype], bool]:
 
 
 def _is_operator(node: Node) -> bool:
-    """Whether a node calls an operator of torch's that does more than convert."""
-    return hasattr(node.target, "_schema") and node.target not in _CONVERSIONS
+    """Whether a node calls an operator of torch's that does more than convert or move."""
+    known = (*_CONVERSIONS, *_AS_THEY_ARE)
+    return hasattr(node.target, "_schema") and node.target not in known
 
 
 def _is_view(node: Node) -> bool:

@@ -20,8 +20,8 @@ constexpr ElementType kTypes[] = {
     {"float32", ECR_FLOAT32, "F32", Kind::kFloat, 4},
     {"float64", ECR_FLOAT64, "F64", Kind::kFloat, 8},
     {"bool", ECR_BOOL, "BOOL", Kind::kBoolean, 1},
-    // Weights only: the manifest can't name them.
-    {nullptr, 15, "BF16", Kind::kFloat, 2},
+    {"bfloat16", ECR_BFLOAT16, "BF16", Kind::kFloat, 2},
+    // Weights only: the manifest can't name it.
     {nullptr, 24, "F8_E4M3", Kind::kFloat, 1},
 };
 
@@ -65,6 +65,12 @@ void encode(const ElementType& type, const Number& number, void* out) {
   const auto size = static_cast<size_t>(type.size);
   const auto store = [out, size](auto value) { std::memcpy(out, &value, size); };
   if (type.kind != Kind::kFloat) return store(static_cast<int64_t>(number.value));
+  if (type.code == ECR_BFLOAT16) {  // of no bounds, only of what warms up
+    const auto value = static_cast<float>(number.value);
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    return store(static_cast<uint16_t>(bits >> 16));
+  }
   if (size == 2) return store(to_half(static_cast<double>(number.value)));
   size == 4 ? store(static_cast<float>(number.value)) : store(static_cast<double>(number.value));
 }

@@ -19,7 +19,8 @@ struct ElementType {
   int64_t size;  // bytes
 };
 
-// Null where there is none. What inputs and outputs may have is everything but bfloat16 and float8.
+// Null where there is none. What inputs and outputs may have is everything but float8; of these
+// only caches may be bfloat16.
 const ElementType* find_type(const std::string& name);
 const ElementType* find_type(int32_t code);
 const ElementType* find_container(const std::string& container);

@@ -50,27 +50,35 @@ void read_generation(const Field& entry, Manifest* manifest) {
     }
   }
 
-  const auto check_input = [&](const Field& name, int32_t dtype, const auto& has_shape) {
+  const auto check_input = [&](const Field& name, const auto& fits) {
     const std::optional<size_t> input = manifest->find_input(name.string());
     if (!input) name.refuse("generation-inputs", quoted(name.string()) + " isn't an input");
     const TensorSpec& item = manifest->inputs[*input];
-    if (item.type->code != dtype || !has_shape(item.shape)) {
+    if (!fits(item.type->code, item.shape)) {
       name.refuse("generation-shape", quoted(name.string()) + " has another type or shape");
     }
   };
   for (const Field& number : {position, last}) {
-    check_input(number, ECR_INT64, [](const std::vector<Dim>& shape) {
-      return shape.size() == 1 && is_fixed(shape[0]) && shape[0].size == 1;
+    check_input(number, [](int32_t dtype, const std::vector<Dim>& shape) {
+      return dtype == ECR_INT64 && shape.size() == 1 && is_fixed(shape[0]) && shape[0].size == 1;
     });
   }
   for (const Field& cache : caches) {
-    check_input(cache, ECR_FLOAT32, [&](const std::vector<Dim>& shape) {
+    check_input(cache, [&](int32_t dtype, const std::vector<Dim>& shape) {
       const bool is_state = is_recurrent && !shape.empty() && is_fixed(shape[0]);
       spec.has_states = spec.has_states || is_state;
       const bool grows = shape.size() >= 2 && shape[0].kind == Dim::Kind::kAxis && spec.context &&
                          shape[0].axis == *spec.context;
-      return (is_state || grows) && std::all_of(shape.begin() + 1, shape.end(), is_fixed);
+      const bool is_known = dtype == ECR_FLOAT32 || (grows && dtype == ECR_BFLOAT16);
+      return is_known && (is_state || grows) &&
+             std::all_of(shape.begin() + 1, shape.end(), is_fixed);
     });
+  }
+  for (const TensorSpec& item : manifest->inputs) {
+    if (item.type->code == ECR_BFLOAT16 &&
+        std::find(spec.caches.begin(), spec.caches.end(), item.name) == spec.caches.end()) {
+      entry.refuse("generation-shape", quoted(item.name) + " is no cache, and bfloat16");
+    }
   }
   if (is_recurrent && !spec.has_states) {
     entry.at("caches").refuse("generation-states", "all have the context's axis");

@@ -72,11 +72,17 @@ class SignatureReader {
       }
       const Field dtype = entry.at("dtype");
       spec.type = find_type(dtype.string());
-      if (spec.type == nullptr) {
+      const bool is_half = spec.type != nullptr && spec.type->code == ECR_BFLOAT16;
+      if (spec.type == nullptr || (is_half && !(is_input && document_.has("generation")))) {
         dtype.refuse("dtype-known", quoted(dtype.string()) + " isn't a type of inputs or outputs");
       }
       spec.shape = read_shape(entry.at("shape"), is_input);
       check_bytes(entry, spec);
+      for (const char* const key : {"pad", "bounds", "default"}) {
+        if (const auto value = entry.find(key); is_half && value) {
+          value->refuse("dtype-cache", "must be null, as it is bfloat16");
+        }
+      }
       if (is_input) read_values(entry, &spec);
       tensors->push_back(std::move(spec));
     }

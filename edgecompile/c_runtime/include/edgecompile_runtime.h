@@ -66,7 +66,8 @@ enum {
   ECR_FLOAT16 = 5,
   ECR_FLOAT32 = 6,
   ECR_FLOAT64 = 7,
-  ECR_BOOL = 11, /* one byte, 0 or 1 */
+  ECR_BOOL = 11,     /* one byte, 0 or 1 */
+  ECR_BFLOAT16 = 15, /* of a language model's caches alone */
 };
 
 /* Which files are hashed before they are used; code always is. */

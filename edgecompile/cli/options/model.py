@@ -108,4 +108,10 @@ model_options = add_options(
         help="Limit a prompt and its new tokens together to N. --max-length then limits one run, and "
         "longer prompts take several runs.  [default: the model's limit, at most 2048]",
     ),
+    click.option(
+        "--cache-precision",
+        type=click.Choice(["fp32", "bf16"]),
+        help="Set the data type of a language model's keys and values in its caches: bf16 halves them. States of "
+        "a fixed size stay fp32.  [default: fp32]",
+    ),
 )

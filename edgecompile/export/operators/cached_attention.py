@@ -23,6 +23,7 @@ def cached_attention(
     q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int, scale: float, softcap: float
 ) -> Tensor:
     """Computes the operator with torch's own ones; see :data:`CACHED_ATTENTION`."""
+    k, v = k.to(q.dtype), v.to(q.dtype)
     rows = position.reshape(1, 1) + torch.arange(q.shape[2])[:, None]
     keys = torch.arange(k.shape[2])[None]
     seen = keys <= rows
@@ -39,8 +40,8 @@ def cached_attention(
     return per_token(q, v).copy_(weights @ v)
 
 
-#: ``q`` [1, heads, new, dim], ``k`` and ``v`` [1, key heads, context, dim], ``position`` int64 [1]:
-#: the place of the first new token. Token i sees key j if ``j <= position + i`` and, with a
+#: ``q`` [1, heads, new, dim], ``k`` and ``v`` [1, key heads, context, dim], both of its type or bfloat16,
+#: ``position`` int64 [1]: the place of the first new token. Token i sees key j if ``j <= position + i`` and, with a
 #: ``window`` above 0, ``j > position + i - window``. Query head h reads key head
 #: ``h // (heads // key heads)``. With a ``softcap`` above 0 a score s becomes
 #: ``softcap * tanh(s / softcap)``. Gives [1, heads, new, dim] over memory in the order of tokens.

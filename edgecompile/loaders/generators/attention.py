@@ -8,7 +8,7 @@ that transformers makes. Models that have attention code of their own keep it, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -202,10 +202,13 @@ AttentionInterface.register(MASKED, _attend_masked)
 AttentionMaskInterface.register(MASKED, sdpa_mask)
 
 
-def greedy_of(model: Any, spec: GenerationSpec) -> Callable[..., list[int]]:
+def greedy_of(
+    model: Any, spec: GenerationSpec, storing: Callable[[], AbstractContextManager[None]]
+) -> Callable[..., list[int]]:
     """The function ``greedy`` of a :class:`edgecompile.models.loaded.Generation`.
 
-    It generates by transformers and the attention that the model came with.
+    It generates by transformers and the attention that the model came with, ``storing`` keys and values
+    as the caches do.
     """
 
     def greedy(
@@ -235,7 +238,8 @@ def greedy_of(model: Any, spec: GenerationSpec) -> Callable[..., list[int]]:
         # Whisper's own method is about recordings of any length; this is what it calls.
         generate = transformers.GenerationMixin.generate
         try:
-            with quiet(transformers), attending(model, own_attention(model)), torch.no_grad():
+            own = own_attention(model)
+            with quiet(transformers), attending(model, own), storing(), torch.no_grad():
                 text = generate(model, **inputs, generation_config=plain)
         finally:
             model.generation_config = before

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from edgecompile.loaders.generators.storage import to_bfloat16
+
 KEY, VALUE, CONV, RECURRENT = "key", "value", "conv", "recurrent"
 
 #: Attributes of a layer with a tensor that isn't a state: a window's size, which is a constant.
@@ -134,10 +136,11 @@ class WrittenCache(Cache):
 
     Args:
         kept: the tensors that the layers keep.
-        tensors: the memory of each: float32 [context, heads, width] of keys and values, else float32
-            of the state's shape.
+        tensors: the memory of each: [context, heads, width] of keys and values, else float32 of the
+            state's shape.
         place: the places of this run's tokens.
         context: rows of the context.
+        halves: whether keys and values are stored in bfloat16, else in float32.
 
     Attributes:
         last: int64 [1], the number of the run's last real token.
@@ -147,9 +150,16 @@ class WrittenCache(Cache):
     asked: Tensor
 
     def __init__(
-        self, kept: Sequence[Kept], tensors: Sequence[Tensor], place: Place, context: Any
+        self,
+        kept: Sequence[Kept],
+        tensors: Sequence[Tensor],
+        place: Place,
+        context: Any,
+        *,
+        halves: bool = False,
     ) -> None:
         super().__init__(layers=[])
+        self._halves = halves
         self._place, self._context, self.last = place, context, place.last
         self._rows: dict[int, list[Tensor]] = {}
         self._memory: dict[tuple[int, str, int], Tensor] = {}
@@ -172,8 +182,9 @@ class WrittenCache(Cache):
             rows = states[0].transpose(0, 1)
             if self._place.real is not None:
                 rows = rows[self._place.real]
-            buffer.index_copy_(0, self._place.rows, rows)
-            buffers.append(buffer.transpose(0, 1)[None])
+            buffer.index_copy_(0, self._place.rows, to_bfloat16(rows) if self._halves else rows)
+            whole = buffer.transpose(0, 1)[None]
+            buffers.append(whole.to(states.dtype) if self._halves else whole)
         return buffers[0], buffers[1]
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:

@@ -18,6 +18,7 @@ from edgecompile.loaders.generators.step import (
     GenerationStep,
     refuse_caches,
 )
+from edgecompile.loaders.generators.storage import rounds_caches
 from edgecompile.models.double import unchanged
 from edgecompile.models.modules import describe_error
 from edgecompile.models.rounding import find_margins
@@ -94,7 +95,9 @@ def whole_model(
 
     def run(tokens: Tensor) -> Tensor:
         with unchanged(model), attending(model, attention):
-            logits: Tensor = model(**{name: tokens}, **(more or {}), use_cache=False).logits
+            # Without a cache nothing would be rounded.
+            inputs, cached = {name: tokens, **(more or {})}, rounds_caches()
+            logits: Tensor = model(**inputs, use_cache=cached).logits
             return logits[0]
 
     return run

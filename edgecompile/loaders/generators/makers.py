@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from edgecompile.loaders.generators.settings import (
     context_limit,
     generation_setting,
     pad_token,
+    refuse_halves,
     refuse_unused,
     sampling_defaults,
     step_inputs,
@@ -61,6 +63,7 @@ from edgecompile.loaders.generators.step import (
     GenerationStep,
     find_caches,
 )
+from edgecompile.loaders.generators.storage import rounding_caches
 from edgecompile.loaders.generators.text_part import text_part
 from edgecompile.models.examples import make_example
 from edgecompile.models.loaded import ENCODER, Generation, LoadedModel, ModelSource, least_context
@@ -116,8 +119,11 @@ class GeneratorMaker:
         notes: Sequence[str] = (),
     ) -> None:
         self.behind_sources, text = task == SEQ2SEQ_LM, model
+        self.halves = options.cache_precision == "bf16"
         if self.behind_sources:
             refuse_unused(options, "sources", without="seq2seq-encoder")
+            if self.halves:
+                raise refuse_halves(f"{type(model).__name__} has an encoder")
             if not getattr(model.config, "is_encoder_decoder", False):
                 raise ModelError(
                     f"{type(model).__name__} has no encoder of its own",
@@ -201,8 +207,19 @@ class GeneratorMaker:
             tokenizer=self.tokenizer if encoder is None else None,
             notes=tuple(self.notes),
             load=self.load,
-            generation=Generation(spec, greedy_of(self.model, spec), encoder, logits),
+            generation=Generation(
+                spec,
+                greedy_of(self.model, spec, self.storing),
+                encoder,
+                logits,
+                storing=self.storing,
+            ),
         )
+
+    @property
+    def storing(self) -> Callable[[], AbstractContextManager[None]]:
+        """Lets transformers' caches store what the model's do."""
+        return rounding_caches if self.halves else nullcontext
 
     def _causal(self) -> LoadedModel:
         model, most = self.model, self.max_context
@@ -224,6 +241,9 @@ class GeneratorMaker:
                     generated=generated,
                 )
             attend_always(model, step.way.attention or self.own)
+        if self.halves and not step.has_rows:
+            raise refuse_halves(f"{type(model).__name__} keeps no keys and values")
+        step.halves = self.halves
         axes = {LENGTH: AxisLimits(1, most)}
         if step.has_rows:
             axes[CONTEXT] = AxisLimits(most, most)

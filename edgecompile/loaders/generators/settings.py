@@ -7,7 +7,7 @@ from typing import Any
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.generators.step import INPUT, LAST, POSITION, GenerationStep
-from edgecompile.models.options import LoadOptions
+from edgecompile.models.options import FOR_GENERATION, LoadOptions
 from edgecompile.models.specs import InputSpec
 
 LENGTH, CONTEXT = "length", "context"
@@ -53,7 +53,7 @@ def refuse_unused(options: LoadOptions, served: str, *, without: str) -> None:
     Raises:
         ModelError: lists all of them.
     """
-    names = [name for name in options.to_json() if name not in ("task", "max_context")]
+    names = [name for name in options.to_json() if name not in ("task", *FOR_GENERATION)]
     problems = [f"`{name}`" for name in names if getattr(options, name)]
     problems += [f"a pad value for {name}" for name in options.pad if name != INPUT]
     wrong, hints = [], []
@@ -68,6 +68,14 @@ def refuse_unused(options: LoadOptions, served: str, *, without: str) -> None:
         hints.append(f"leave `batch` out: {served} are served one after another")
     if wrong:
         raise ModelError("; ".join(wrong), hint="; ".join(hints))
+
+
+def refuse_halves(problem: str) -> ModelError:
+    """The error for a model whose caches can't be bfloat16."""
+    return ModelError(
+        f'`cache_precision="bf16"` is for the keys and values of a decoder alone: {problem}',
+        hint="leave it out",
+    )
 
 
 def context_limit(own: int | None, max_context: int | None, notes: list[str]) -> int:
@@ -118,7 +126,7 @@ def step_inputs(
         *(
             InputSpec(
                 item.name,
-                "float32",
+                "bfloat16" if item.grows and step.halves else "float32",
                 (CONTEXT, *item.shape) if item.grows else item.shape,
                 in_place=True,
             )

@@ -97,7 +97,7 @@ class GenerationStep(nn.Module):
     ``forward`` takes ``input_ids`` int64 [1, length], ``position`` int64 [1] (the place of the
     first token), ``last`` int64 [1] (which token's logits are wanted: the last real one) and the
     caches, which it changes: for each layer that attends ``cache_N_key`` and ``cache_N_value``,
-    float32 [context, heads, width], of which it writes the rows of the run; for each layer with a
+    float32 or bfloat16 [context, heads, width], of which it writes the rows of the run; for each layer with a
     state of a fixed size ``cache_N_conv`` or ``cache_N_recurrent``, float32 of the model's shape without
     the batch, which it replaces. At position 0 such a state counts as zeros. A decoder behind a source
     takes ``cross_N_key`` and ``cross_N_value``, float32 [source, heads, width], for each layer as well,
@@ -110,7 +110,12 @@ class GenerationStep(nn.Module):
         max_context: tokens of the longest text.
         past: the model's argument that takes a cache.
         source: the number of layers that read a source; 0: there is none.
+
+    Attributes:
+        halves: whether keys and values are bfloat16.
     """
+
+    halves = False
 
     def __init__(
         self,
@@ -150,7 +155,7 @@ class GenerationStep(nn.Module):
         rows = [t.shape[0] for item, t in zip(self.kept, tensors, strict=True) if item.grows]
         context = rows[0] if rows else self.max_context
         place = find_place(tokens.shape[1], context, inputs[POSITION], inputs[LAST])
-        written = WrittenCache(self.kept, tensors, place, context)
+        written = WrittenCache(self.kept, tensors, place, context, halves=self.halves)
         cache: Any = written
         kind = "decoder_" if source else ""
         optional: dict[str, Any] = {

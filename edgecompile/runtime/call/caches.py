@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Sequence
 
 import numpy as np
 
+from ..format.dtypes import array_type
 from ..format.schema import GenerationSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ def _cache_misfit(
 ) -> Optional[str]:
     if type(value) is not np.ndarray:
         return "is a {}, must be an array".format(type(value).__name__)
-    if value.dtype != np.dtype(spec.dtype) or not value.dtype.isnative:
-        return "has dtype {}, must be {}".format(value.dtype, spec.dtype)
+    if value.dtype != np.dtype(array_type(spec.dtype)) or not value.dtype.isnative:
+        return "has dtype {}, must be {}".format(value.dtype, array_type(spec.dtype))
     if not value.flags.writeable:
         return "is read-only"
     if not value.flags.c_contiguous:

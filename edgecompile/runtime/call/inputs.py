@@ -22,7 +22,7 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..format.document import shorten
-from ..format.dtypes import BY_NAME, Number
+from ..format.dtypes import BFLOAT16, BY_NAME, Number, array_type
 from ..format.schema import GenerationSpec, Manifest, TensorSpec
 from ..format.sums import axes_of, find_givers, size_of, take_sizes
 
@@ -47,7 +47,7 @@ class InputChecker:
         self._specs = manifest.inputs
         self._caches = None if manifest.generation is None else _cache_rules(manifest.generation)
         self._names = frozenset(item.name for item in manifest.inputs)
-        self._dtypes = [np.dtype(item.dtype) for item in manifest.inputs]
+        self._dtypes = [np.dtype(array_type(item.dtype)) for item in manifest.inputs]
         # Sizes that follow from axes are compared once the sizes of the axes are known.
         dims = [dim for item in manifest.inputs for dim in item.shape if isinstance(dim, str)]
         self._sums = tuple(sorted(set(dims) - set(manifest.axes)))
@@ -415,7 +415,8 @@ def make_inputs(
         if spec.name in first:
             result[spec.name] = np.zeros(shape, dtype=spec.dtype)
             continue
-        array = np.full(shape, value, dtype=spec.dtype)
+        is_bfloat16 = spec.dtype == BFLOAT16
+        array = np.full(shape, value, dtype="float32" if is_bfloat16 else spec.dtype)
         if rng is not None:
             kind = BY_NAME[spec.dtype].kind
             if kind in "iu" and high - low > 1:
@@ -423,5 +424,7 @@ def make_inputs(
                 array[...] = rng.randint(int(low), end, shape, dtype=np.int64)
             elif kind == "f" and spec.bounds is None:
                 array[...] = rng.standard_normal(shape)
+        if is_bfloat16:
+            array = (array.view(np.uint32) >> 16).astype(np.uint16)
         result[spec.name] = array
     return result

@@ -10,6 +10,7 @@ import numpy as np
 from ..base.errors import InputError
 from ..base.limits import memory_for
 from ..format.document import shorten
+from ..format.dtypes import array_type
 from ..format.output import check_output, write_output
 from ..model.open_bundle import open_bundle
 
@@ -77,7 +78,7 @@ def read_inputs(path: str, manifest: "Manifest") -> "Arrays":
         InputError: the file can't be read, or isn't of a form that is known here.
         MemoryLimitError: its arrays take more memory than there is, or its header says so.
     """
-    specs = {item.name: np.dtype(item.dtype) for item in manifest.inputs}
+    specs = {item.name: np.dtype(array_type(item.dtype)) for item in manifest.inputs}
     needed = [item.name for item in manifest.inputs if item.default is None] or list(specs)
     shown = shorten(path, 1024)
     try:

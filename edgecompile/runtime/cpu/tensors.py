@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..format.dtypes import BY_CODE, BY_NAME, INPUT_NAMES, ElementType
+from ..format.dtypes import BY_CODE, BY_NUMPY, ElementType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,9 +39,9 @@ assert _PLACE.size + _LAYOUT.size == ctypes.sizeof(NativeTensor)
 
 # By numpy's own characters, of which some types have two: C's long and long long may be alike.
 _CODES = {
-    char: BY_NAME[np.dtype(char).name].code
+    char: BY_NUMPY[np.dtype(char).name].code
     for char in "?bBhHiIlLqQefd"
-    if np.dtype(char).name in INPUT_NAMES
+    if np.dtype(char).name in BY_NUMPY
 }
 _layouts: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], bytes] = {}
 _MOST_LAYOUTS = 4096

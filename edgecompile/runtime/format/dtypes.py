@@ -2,6 +2,7 @@
 
 ``code`` is the number that the native ABI uses (c10::ScalarType); ``container`` is the name in a
 safetensors header. bfloat16 and float8 have no numpy type: weights may have them, inputs and outputs may not.
+But caches may be bfloat16: numpy has its bits as uint16, which nothing else is.
 """
 
 from typing import Dict, NamedTuple, Optional, Tuple, Union
@@ -30,7 +31,7 @@ _TABLE = (
     ElementType("float32", 6, "F32", "float32", "f", 4),
     ElementType("float64", 7, "F64", "float64", "f", 8),
     ElementType("bool", 11, "BOOL", "bool", "b", 1),
-    ElementType("bfloat16", 15, "BF16", None, "f", 2),
+    ElementType("bfloat16", 15, "BF16", "uint16", "f", 2),
     ElementType("float8_e4m3fn", 24, "F8_E4M3", None, "f", 1),
 )
 
@@ -38,10 +39,22 @@ BY_NAME: Dict[str, ElementType] = {item.name: item for item in _TABLE}
 BY_CODE: Dict[int, ElementType] = {item.code: item for item in _TABLE}
 BY_CONTAINER: Dict[str, ElementType] = {item.container: item for item in _TABLE}
 
-# What an input or output may be: whatever numpy can hold.
-INPUT_NAMES: Tuple[str, ...] = tuple(item.name for item in _TABLE if item.numpy is not None)
+BY_NUMPY: Dict[str, ElementType] = {item.numpy: item for item in _TABLE if item.numpy is not None}
+
+BFLOAT16 = "bfloat16"
+# What an input or output may be: whatever numpy has under its own name.
+INPUT_NAMES: Tuple[str, ...] = tuple(item.name for item in _TABLE if item.numpy == item.name)
+# The same of an input of a generative program.
+CACHE_NAMES: Tuple[str, ...] = (*INPUT_NAMES, BFLOAT16)
 
 _FLOAT_MAX = {"float16": 65504.0, "float32": 3.4028234663852886e38}
+
+
+def array_type(dtype: str) -> str:
+    """The name in numpy of the arrays that have ``dtype``."""
+    numpy = BY_NAME[dtype].numpy
+    assert numpy is not None
+    return numpy
 
 
 def value_range(dtype: str) -> Tuple[Number, Number]:

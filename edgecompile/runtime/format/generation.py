@@ -8,6 +8,7 @@ every token that logits can name may be given back to the model.
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from .document import Field, shorten
+from .dtypes import BFLOAT16
 from .schema import (
     CAUSAL_LM,
     MANIFEST_NAME,
@@ -20,6 +21,8 @@ from .schema import (
 )
 from .signature import MAX_SIZE, Signature
 
+#: Types of caches with a row for each token.
+CACHES = ("float32", BFLOAT16)
 MAX_CACHES = 509
 MAX_CROSS = 508
 MAX_EOS = 64
@@ -157,7 +160,7 @@ class _GenerationReader:
         caches: Sequence[TensorSpec] = [inputs[name] for name in spec.caches]
         if spec.kind == RECURRENT_LM:
             caches = self._check_states(spec, caches)
-        self._check_rows("caches", caches, spec.context_axis, "the context's axis")
+        self._check_rows("caches", caches, spec.context_axis, "the context's axis", CACHES)
         if spec.kind == SEQ2SEQ:
             self._check_source(spec, inputs, signature)
         self._check_tokens(spec, inputs[spec.input], vocabulary)
@@ -228,15 +231,23 @@ class _GenerationReader:
                 self.add("generation-shape", "caches", text.format(item.name))
         return rows
 
-    def _check_rows(self, key: str, items: Sequence[TensorSpec], rows: Dim, what: str) -> None:
-        """Each item must be float32 of ``rows`` by fixed sizes."""
+    def _check_rows(
+        self,
+        key: str,
+        items: Sequence[TensorSpec],
+        rows: Dim,
+        what: str,
+        dtypes: Sequence[str] = ("float32",),
+    ) -> None:
+        """Each item must be of ``dtypes`` and ``rows`` by fixed sizes."""
         for item in items:
             fixed = item.shape[1:]
             if not fixed or any(not isinstance(dim, int) for dim in fixed):
                 text = "{!r} must have {} first and fixed sizes behind it"
                 self.add("generation-shape", key, text.format(item.name, what))
                 continue
-            self._check_shape(key, item, "float32", (rows, *fixed))
+            dtype = item.dtype if item.dtype in dtypes else dtypes[0]
+            self._check_shape(key, item, dtype, (rows, *fixed))
 
     def _check_shape(self, key: str, item: TensorSpec, dtype: str, shape: Tuple[Dim, ...]) -> None:
         if (item.dtype, item.shape) != (dtype, shape):

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..base.errors import BundleError
 from .document import Problems, shorten
+from .dtypes import array_type
 from .schema import NOTHING, Manifest, TensorSpec
 from .ties import SPECS, Ties, ties_of
 
@@ -151,7 +152,7 @@ def _read_array(stream: "IO[bytes]", spec: TensorSpec, most: int) -> "NDArray[An
     if match is None:
         raise ValueError("has the header {!r}".format(shorten(text, 100)))
     descr, order, sizes = (item.decode("ascii") for item in match.groups())
-    dtype = np.dtype(spec.dtype).newbyteorder("<")
+    dtype = np.dtype(array_type(spec.dtype)).newbyteorder("<")
     shape = tuple(int(size) for size in sizes.replace(",", " ").split())
     if descr != dtype.str or len(shape) != len(spec.shape):
         message = "is {} with {} dimensions, must be {} with {}"

@@ -4,7 +4,7 @@ import math
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from .document import Field, shorten
-from .dtypes import BY_NAME, INPUT_NAMES, Number, holds
+from .dtypes import BFLOAT16, BY_NAME, CACHE_NAMES, INPUT_NAMES, Number, holds
 from .schema import MODES, STEPPED, BucketSpec, Dim, Extent, TensorSpec
 from .sums import axes_of, find_givers, size_span
 
@@ -86,16 +86,21 @@ class SignatureReader:
         used: Set[Dim] = set()
         most = MAX_INPUTS if is_input else MAX_OUTPUTS
         names: Set[str] = set()
+        known = CACHE_NAMES if is_input and self.document.find("generation") else INPUT_NAMES
         for entry in self.document.at(key).objects(1, most):
             name = entry.at("name").name()
             if name is not None and name in names:
                 entry.find("name").refuse("name-unique", "{!r} occurs twice".format(name))
             names.add(name or "")
-            dtype = entry.at("dtype").choice(INPUT_NAMES, "dtype-known")
+            dtype = entry.at("dtype").choice(known, "dtype-known")
             shape = self._shape(entry.at("shape"), is_input)
             pad = bounds = default = None
             reach: Reach = (None, None)
-            if is_input:
+            if dtype == BFLOAT16:
+                for value in ("pad", "bounds", "default"):
+                    if entry.find(value).given:
+                        entry.find(value).refuse("dtype-cache", "must be null, as it is bfloat16")
+            elif is_input:
                 pad, bounds, reach = self._values(entry, dtype)
                 default = self._default(entry.find("default"), dtype, bounds, reach)
             used.update(shape)

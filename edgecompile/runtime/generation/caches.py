@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping,
 import numpy as np
 
 from ..base.errors import UnsupportedHostError
+from ..format.dtypes import array_type
 from ..format.schema import GenerationSpec, Manifest
 from ..format.sums import size_of
 from ..open.bundle import OpenBundle
@@ -25,13 +26,14 @@ class Caches(Protocol):
     Attributes:
         manifest: the buckets that its runs are chosen from.
         rows_step: the number of rows by which a program's view of the caches grows.
-        arrays: the memory of each, with the rows of the whole context; none on a GPU.
+        arrays: the memory of each, with the rows of the whole context; none on a GPU. Float32, or the bits of
+            bfloat16 as uint16.
         growing: the names of those with a row for each token.
     """
 
     manifest: Manifest
     rows_step: int
-    arrays: "Dict[str, NDArray[np.float32]]"
+    arrays: "Dict[str, NDArray[Any]]"
     growing: FrozenSet[str]
 
     def bind(
@@ -43,7 +45,7 @@ class Caches(Protocol):
 
 def rows_and_states(
     caches: Caches, spec: GenerationSpec
-) -> "Tuple[List[NDArray[np.float32]], List[NDArray[np.float32]]]":
+) -> "Tuple[List[NDArray[Any]], List[NDArray[np.float32]]]":
     """The memory of the caches with a row for each token, and of those of a fixed size, in the manifest's order."""
     rows = [caches.arrays[name] for name in spec.caches if name in caches.growing]
     return rows, [caches.arrays[name] for name in spec.caches if name not in caches.growing]
@@ -70,11 +72,14 @@ class _HostCaches:
         items = [item for item in self.manifest.inputs if item.name in spec.caches]
         self.growing = frozenset(item.name for item in items if spec.has_rows(item))
         sizes = {} if spec.context_axis is None else {spec.context_axis: spec.max_context}
-        shapes = {item.name: [size_of(dim, sizes) for dim in item.shape] for item in items}
+        kinds = {
+            item.name: ([size_of(dim, sizes) for dim in item.shape], array_type(item.dtype))
+            for item in items
+        }
         try:
             # Zeros, not whatever was there: a NaN in a row that isn't seen yet would spread, as
             # it is multiplied by its weight of 0. The system makes pages when they are written.
-            self.arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+            self.arrays = {name: np.zeros(*kind) for name, kind in kinds.items()}
         except MemoryError:
             raise UnsupportedHostError(
                 "no memory for the caches of {} rows".format(spec.max_context),
@@ -96,7 +101,7 @@ class _GpuCaches:
 
     def __init__(self, bundle: OpenBundle, spec: GenerationSpec) -> None:
         self.rows_step = spec.max_context
-        self.arrays: Dict[str, NDArray[np.float32]] = {}
+        self.arrays: Dict[str, NDArray[Any]] = {}
         self.growing = frozenset(spec.caches)
         self._bundle = bundle
         self.manifest = bundle.gpu.manifest

@@ -1,7 +1,7 @@
 """A prompt that a bundle was built with: its tokens, and the caches that the model leaves behind them.
 
-The file is little-endian: the tokens as int64; of each cache with rows those of the tokens; and each state; all
-float32, in the order of the manifest's ``caches``. The number of tokens follows from its size.
+The file is little-endian: the tokens as int64; of each cache with rows those of the tokens, and each state, as the
+manifest has them, in the order of its ``caches``. The number of tokens follows from its size.
 """
 
 import mmap
@@ -38,7 +38,7 @@ class Prefix(NamedTuple):
     """
 
     tokens: List[int]
-    rows: "List[NDArray[np.float32]]"
+    rows: "List[NDArray[Any]]"
     states: "List[NDArray[np.float32]]"
 
     def count_usable(self, prompt: Sequence[int]) -> int:
@@ -97,8 +97,8 @@ def _read(bundle: "OpenBundle", spec: GenerationSpec, caches: Caches) -> Prefix:
     assert bounds is not None
     if not bounds[0] <= tokens.min() <= tokens.max() <= bounds[1]:
         raise _damaged("one of its tokens isn't one of the model's")
-    rows = [take((count, *array.shape[1:]), "<f4") for array in growing]
-    states = [take(array.shape, "<f4") for array in fixed]
+    rows = [take((count, *array.shape[1:]), array.dtype.str) for array in growing]
+    states = [take(array.shape, array.dtype.str) for array in fixed]
     if not all(map(is_finite, (*rows, *states))):
         raise _damaged("it holds NaN or infinity")
     return Prefix(tokens.tolist(), rows, states)

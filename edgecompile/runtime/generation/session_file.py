@@ -2,7 +2,7 @@
 
 The file is ``MAGIC``; the length of a header as 8 bytes, little-endian; the header, a JSON object; the tokens as
 int64; of each cache with rows those of the tokens, and of each checkpoint the states, and the logits if it has
-them, all float32, in the order of the manifest; and the SHA-256 of all before. No sizes of arrays are in it: they
+them, in the order and the types of the manifest; and the SHA-256 of all before. No sizes of arrays are in it: they
 follow from the manifest. A reader copies everything before it judges, so that a later change of the file is
 harmless, and uses nothing unless all of it is sound.
 """
@@ -182,7 +182,7 @@ class SessionFile:
         if not isinstance(marks, list):
             raise reader.refuse("checkpoints must be a list")
         pairs: List[Tuple[int, bool]] = []
-        size = 8 * count + 4 * sum(array[0].size * count for array in self._rows)
+        size = 8 * count + sum(array[0].nbytes * count for array in self._rows)
         states = 4 * sum(array.size for array in self._states)
         for mark in marks:
             before = pairs[-1][0] if pairs else 0
@@ -268,12 +268,13 @@ class _Reader:
 
 
 def is_finite(array: "NDArray[Any]") -> bool:
-    """Whether no number is NaN or infinite."""
+    """Whether no number is NaN or infinite; uint16 is bfloat16, whose exponent is then all ones."""
     # By parts: the answers for a whole cache would be a quarter of its size.
     flat = array.reshape(-1)
-    return all(
-        bool(np.isfinite(flat[at : at + (1 << 20)]).all()) for at in range(0, flat.size, 1 << 20)
-    )
+    parts = (flat[at : at + (1 << 20)] for at in range(0, flat.size, 1 << 20))
+    if array.dtype == np.uint16:
+        return all(bool(((part & 0x7F80) != 0x7F80).all()) for part in parts)
+    return all(bool(np.isfinite(part).all()) for part in parts)
 
 
 def _bytes_of(array: "NDArray[Any]") -> memoryview:

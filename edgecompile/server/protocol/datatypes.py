@@ -22,6 +22,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 NAMES: dict[str, str] = {dtype.name: name for name, dtype in DTYPES.items()}
+# A language model's caches are given as the runtime has them.
+NAMES["bfloat16"] = NAMES["uint16"]
 #: By numpy's dtype, for arrays: its name is put together each time.
 DATATYPES: dict[np.dtype[Any], str] = {
     dtype.newbyteorder("="): name for name, dtype in DTYPES.items()

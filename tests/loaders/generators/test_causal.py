@@ -312,6 +312,8 @@ def test_a_folder_generates_by_default(tmp_path: Path) -> None:
     assert both.value.hint is not None and '`task="logits"`; leave `batch` out' in both.value.hint
     with pytest.raises(ModelError, match=r"`max_context`: for language models that generate"):
         load_model(folder, task="logits", max_context=32)
+    with pytest.raises(ModelError, match=r"`cache_precision`: for language models that generate"):
+        load_model(folder, task="logits", cache_precision="bf16")
 
 
 def test_what_is_asked_for_and_not_done_is_said() -> None:

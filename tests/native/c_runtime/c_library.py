@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.runtime.format.dtypes import BY_CODE, BY_NAME
+from edgecompile.runtime.format.dtypes import BY_CODE, BY_NUMPY
 from edgecompile.toolchain.compilers import Toolchain, compile_object, find_toolchain
 from edgecompile.toolchain.native import headers_id
 from tests.conftest import one_at_a_time
@@ -350,7 +350,7 @@ def make_tensors(inputs: Mapping[str, npt.NDArray[Any]]) -> Any:
         tensor.name = name.encode()
         tensor.data = array.ctypes.data
         tensor.nbytes = array.nbytes
-        tensor.dtype = BY_NAME[array.dtype.name].code
+        tensor.dtype = BY_NUMPY[array.dtype.name].code
         tensor.ndim = array.ndim
         tensor.sizes[: array.ndim] = array.shape
     return tensors

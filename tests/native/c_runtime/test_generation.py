@@ -58,6 +58,32 @@ def test_caches_are_changed_in_place(model: CModel, python_model: Any, length: i
         assert ours[name].tobytes() == theirs[name].tobytes() != fresh[name].tobytes()
 
 
+def test_caches_in_bfloat16_are_changed_in_place(library: CLibrary, halves_bundle: Path) -> None:
+    random = np.random.RandomState(6)
+    with (
+        library.open(halves_bundle, threads=1) as model,
+        open_bundle(halves_bundle, threads=1, warmup=False) as python_model,
+    ):
+        made: dict[str, Any] = {
+            "input_ids": random.randint(3, 97, (1, 5)),
+            "position": np.array([30]),
+            "last": np.array([4]),
+        }
+        for item in python_model.manifest.inputs[3:]:
+            shape = [64 if size == "context" else size for size in item.shape]
+            values = random.standard_normal(shape).astype(np.float32)
+            halves = (values.view(np.uint32) >> 16).astype(np.uint16)
+            made[item.name] = halves if item.dtype == "bfloat16" else values
+        ours, theirs = ({n: x.copy() for n, x in made.items()} for _ in range(2))
+        got, want = model.run(ours), python_model.run(theirs)
+        assert got["logits"].tobytes() == want["logits"].tobytes()
+        for name in python_model.manifest.generation.caches:
+            assert ours[name].tobytes() == theirs[name].tobytes() != made[name].tobytes()
+        floats = {n: x.astype(np.float32) if x.dtype == np.uint16 else x for n, x in made.items()}
+        with pytest.raises(CLibraryError, match="has dtype float32, must be bfloat16"):
+            model.run(floats)
+
+
 @pytest.mark.parametrize(
     ("length", "position", "last"),
     [(1, 64, 0), (1, -1, 0), (5, 49, 0), (16, 49, 0), (17, 48, 0), (5, 0, 5), (5, 0, -1), (1, 63, 0),

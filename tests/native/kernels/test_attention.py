@@ -25,14 +25,14 @@ class CArgs(ctypes.Structure):
         ("k_strides", I64 * 3), ("v_strides", I64 * 3), ("out_strides", I64 * 3),
         ("mask", ctypes.c_void_p), ("mask_kind", ctypes.c_int), ("mask_strides", I64 * 4),
         ("causal", ctypes.c_bool), ("scale", ctypes.c_float), ("offset", I64), ("window", I64),
-        ("softcap", ctypes.c_float), ("narrow", ctypes.c_bool),
+        ("softcap", ctypes.c_float), ("narrow", ctypes.c_bool), ("halves", ctypes.c_bool),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
     q: np.ndarray  # [B, H, L, D], last axis contiguous
-    k: np.ndarray
+    k: np.ndarray  # as q, or uint16 that are bfloat16
     v: np.ndarray
     mask: np.ndarray | None = None  # bool or float32, broadcast to [B, H, Lq, Lk]
     causal: bool = False
@@ -53,10 +53,11 @@ def run(lib: ctypes.CDLL, case: Case, out: np.ndarray) -> None:
         batch=q.shape[0], heads_q=q.shape[1], heads_kv=k.shape[1], len_q=q.shape[2],
         len_k=k.shape[2], dim=q.shape[3], dim_v=v.shape[3], causal=case.causal, scale=case.scale,
         offset=case.offset, window=case.window, softcap=case.softcap, narrow=case.narrow,
+        halves=k.dtype == np.uint16,
     )  # fmt: skip
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
-        assert x.size == 0 or x.shape[3] == 1 or x.strides[3] == 4
-        setattr(args, f"{name}_strides", (I64 * 3)(*(s // 4 for s in x.strides[:3])))
+        assert x.size == 0 or x.shape[3] == 1 or x.strides[3] == x.itemsize
+        setattr(args, f"{name}_strides", (I64 * 3)(*(s // x.itemsize for s in x.strides[:3])))
     if case.mask is not None:
         shape = (*q.shape[:3], k.shape[2])
         mask = np.broadcast_to(case.mask, shape)

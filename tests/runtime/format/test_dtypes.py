@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgecompile.runtime.format.dtypes import BY_NAME, INPUT_NAMES, holds, value_range
+from edgecompile.runtime.format.dtypes import (
+    BFLOAT16,
+    BY_NAME,
+    INPUT_NAMES,
+    array_type,
+    holds,
+    value_range,
+)
+from edgecompile.runtime.generation.session_file import is_finite
 
 
 @pytest.mark.parametrize("name", INPUT_NAMES)
@@ -29,3 +37,11 @@ def test_what_a_dtype_holds() -> None:
     assert holds("float32", 1) and holds("float32", 0.5) and not holds("float16", 1e5)
     assert holds("bool", 1) and not holds("bool", 2)
     assert not holds("float32", float("nan"))
+
+
+def test_bfloat16_is_the_upper_half_of_float32() -> None:
+    assert array_type("int8") == "int8" and BFLOAT16 not in INPUT_NAMES
+    floats = np.array([0, -0.0, 1.5, -3e38, 1e-40, np.inf, -np.inf, np.nan], np.float32)
+    bits = (floats.view(np.uint32) >> 16).astype(array_type(BFLOAT16))
+    assert [is_finite(bits[i : i + 1]) for i in range(len(bits))] == np.isfinite(floats).tolist()
+    assert is_finite(bits[:5]) and not is_finite(bits) and is_finite(bits[:0])

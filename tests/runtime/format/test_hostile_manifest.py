@@ -24,6 +24,7 @@ from tests.runtime.generations import (
     HOSTILE_STATES,
     HOSTILE_STATES_ALONE,
     make_generative,
+    make_halves,
     make_recurrent,
     make_seq2seq,
     make_states_alone,
@@ -321,8 +322,9 @@ def test_hostile_recipe(bundle: DummyBundle, rule: str, path: str, value: Any, t
 
 
 def test_the_generative_fixture_itself_is_valid(bundle: DummyBundle) -> None:
-    make_generative(bundle)
-    read_everything(bundle.write())
+    for make in (make_generative, make_halves):
+        make(bundle)
+        read_everything(bundle.write())
 
 
 @each_rule("rule, path, value, text", HOSTILE_GENERATIONS)

@@ -17,10 +17,10 @@ PROMPT = [9, 20, 31, 42, 53, 10, 21, 32]
 NEW = {"max_new_tokens": 6, "do_sample": False, "eos": ()}
 
 
-@pytest.fixture(params=["decoder_bundle", "hybrid_bundle"])
+@pytest.fixture(params=["decoder_bundle", "hybrid_bundle", "halves_bundle"])
 def whole(request: pytest.FixtureRequest) -> Path:
     """A bundle without a prompt."""
-    if request.param == "hybrid_bundle":
+    if request.param != "decoder_bundle":
         pytest.importorskip("transformers")
     found: Path = request.getfixturevalue(request.param)
     return found

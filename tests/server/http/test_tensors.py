@@ -11,15 +11,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from edgecompile.runtime.format.dtypes import CACHE_NAMES, array_type
 from edgecompile.server.errors import BadRequest, ServerError, TooLarge, Unprocessable
 from edgecompile.server.protocol import v2
-from edgecompile.server.protocol.datatypes import DTYPES
+from edgecompile.server.protocol.datatypes import DTYPES, NAMES
 from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
 from edgecompile.server.protocol.v2 import format_answer, read_request
 
 MOST = 10_000
 #: A machine may be slow at any time.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.mark.parametrize("dtype", CACHE_NAMES)
+def test_inputs_have_the_datatype_of_their_arrays(dtype: str) -> None:
+    assert DTYPES[NAMES[dtype]] == np.dtype(array_type(dtype))
 
 
 @st.composite

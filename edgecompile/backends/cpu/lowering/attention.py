@@ -8,11 +8,19 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.lowering.constants import value_of
-from edgecompile.backends.lowering.in_place import ChangesInPlace
+from edgecompile.backends.lowering.in_place import (
+    ChangesInPlace,
+    changed_memory,
+    changes_in_place,
+    memory_of,
+)
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, is_float32, replace
 from edgecompile.backends.operators import ops
+from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
 
 aten = torch.ops.aten
+
+_CONVERSIONS = (aten.to.dtype, aten._to_copy.default)
 
 
 def lower_attention(low: Lowering, narrow: bool) -> None:
@@ -36,6 +44,30 @@ def lower_attention(low: Lowering, narrow: bool) -> None:
         return True
 
     low.each("attentions", {aten.scaled_dot_product_attention.default}, lower)
+
+
+def read_halves(gm: GraphModule) -> None:
+    """Lets attention read caches in bfloat16 as they are, without a copy of the context in float32."""
+    order = {node: index for index, node in enumerate(gm.graph.nodes)}
+    changes = changes_in_place(gm)
+
+    def stored(node: Node, reader: Node) -> Node:
+        source = node.args[0] if node.target in _CONVERSIONS and node.args else None
+        if (
+            not isinstance(source, Node)
+            or getattr(value_of(source), "dtype", None) != torch.bfloat16
+        ):
+            return node
+        between = [x for x in changes if order[node] < order[x] < order[reader]]
+        return node if memory_of(source) in changed_memory(between) else source
+
+    for node in gm.graph.nodes:
+        if node.target is CACHED_ATTENTION:
+            query, *operands = node.args
+            read = [stored(operand, node) for operand in operands[:2]]
+            # Either both or none: the kernel takes no mixture.
+            if all(new is not old for new, old in zip(read, operands, strict=False)):
+                node.args = (query, *read, *operands[2:])
 
 
 def _attention_obstacle(bound: dict[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.cpu.lowering.activations import activation_of
-from edgecompile.backends.cpu.lowering.attention import lower_attention
+from edgecompile.backends.cpu.lowering.attention import lower_attention, read_halves
 from edgecompile.backends.cpu.lowering.grouped import lower_grouped
 from edgecompile.backends.cpu.lowering.norms import lower_norms
 from edgecompile.backends.cpu.lowering.residuals import fuse_residuals, lower_layer_norms
@@ -87,6 +87,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     lower_layer_norms(low)
     lower_norms(low)
     lower_attention(low, precision.name != "fp32")
+    read_halves(gm)
     _let_views_copy(gm)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)

@@ -24,14 +24,15 @@ void set_strides(const Tensor& tensor, int64_t* strides) {
 }
 
 void prepare(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor* mask,
-             bool causal, double scale, Prepared* prepared) {
+             bool causal, double scale, Prepared* prepared, bool may_be_halves = false) {
+  AttentionArgs& args = prepared->args;
+  args.halves = may_be_halves && key.dtype == kBFloat16 && value.dtype == kBFloat16;
   const Tensor* operands[] = {&query, &key, &value};
   const char* roles[] = {"query", "key", "value"};
   for (int i = 0; i < 3; ++i) {
-    require_float32(*operands[i], roles[i]);
+    if (i == 0 || !args.halves) require_float32(*operands[i], roles[i]);
     require_dims(*operands[i], 4, roles[i]);
   }
-  AttentionArgs& args = prepared->args;
   args.batch = query.sizes[0];
   args.heads_q = query.sizes[1];
   args.heads_kv = key.sizes[1];
@@ -52,8 +53,8 @@ void prepare(const Tensor& query, const Tensor& key, const Tensor& value, const 
   const Tensor& k = with_contiguous_last(key, &prepared->k);
   const Tensor& v = with_contiguous_last(value, &prepared->v);
   args.q = q.as<float>();
-  args.k = k.as<float>();
-  args.v = v.as<float>();
+  args.k = k.data;
+  args.v = v.data;
   set_strides(q, args.q_strides);
   set_strides(k, args.k_strides);
   set_strides(v, args.v_strides);
@@ -85,10 +86,11 @@ Tensor* new_attention(Prepared* prepared) {
   const int64_t pairs =
       args.causal ? args.len_q * (args.offset + keys) / 2 : args.len_q * args.len_k;
   const int64_t width = args.dim + args.dim_v;
-  const WorkTimer timer(
-      Work::kAttention,
-      {.flops = 2 * args.batch * args.heads_q * pairs * width,
-       .bytes = 4 * args.batch * width * (args.heads_q * args.len_q + args.heads_kv * args.len_k)});
+  const WorkTimer timer(Work::kAttention,
+                        {.flops = 2 * args.batch * args.heads_q * pairs * width,
+                         .bytes = args.batch * width *
+                                  (4 * args.heads_q * args.len_q +
+                                   (args.halves ? 2 : 4) * args.heads_kv * args.len_k)});
   OwnedTensor result(new_heads_last(args.batch, args.heads_q, args.len_q, args.dim_v));
   args.out = result->as<float>();
   set_strides(*result, args.out_strides);
@@ -135,7 +137,8 @@ void fill_logsumexp(const AttentionArgs& args, Tensor* lse) {
     const int64_t batch = index / args.len_q / args.heads_q;
     const float* q =
         args.q + batch * args.q_strides[0] + head * args.q_strides[1] + row * args.q_strides[2];
-    const float* k = args.k + batch * args.k_strides[0] + head / group * args.k_strides[1];
+    const float* k = static_cast<const float*>(args.k) + batch * args.k_strides[0] +
+                     head / group * args.k_strides[1];
     const int64_t mask_row =
         batch * args.mask_strides[0] + head * args.mask_strides[1] + row * args.mask_strides[2];
     const int64_t keys = args.causal ? std::min(row + 1, args.len_k) : args.len_k;
@@ -209,7 +212,7 @@ EC_API int32_t ec_aoti_torch_cpu_ec_cached_attention(AtenTensorHandle q, AtenTen
     const Tensor& place = *unwrap(position);
     if (place.dtype != kInt64 || place.numel() != 1) fail("position is no single int64");
     Prepared prepared;
-    prepare(*unwrap(q), *unwrap(k), *unwrap(v), nullptr, true, scale, &prepared);
+    prepare(*unwrap(q), *unwrap(k), *unwrap(v), nullptr, true, scale, &prepared, true);
     AttentionArgs& args = prepared.args;
     args.offset = *place.as<int64_t>();
     args.window = window;

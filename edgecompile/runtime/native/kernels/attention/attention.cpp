@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "base/scratch.h"
+#include "kernels/attention/attention_cache.h"
 #include "kernels/attention/attention_parts.h"
 #include "kernels/attention/attention_products.h"
 #include "kernels/attention/attention_softmax.h"
@@ -42,7 +43,8 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // One head of one batch entry.
 struct Head {
-  const float *q, *k, *v;
+  const float* q;
+  const void *k, *v;
   float* out;
   const uint8_t* bool_mask;
   const float* float_mask;
@@ -64,9 +66,12 @@ struct Sight {
 
 Head head_of(const AttentionArgs& a, int64_t b, int64_t h) {
   const int64_t h_kv = h / (a.heads_q / a.heads_kv);
+  const int64_t size = a.halves ? sizeof(uint16_t) : sizeof(float);
+  const auto* const k = static_cast<const char*>(a.k);
+  const auto* const v = static_cast<const char*>(a.v);
   Head head{a.q + b * a.q_strides[0] + h * a.q_strides[1],
-            a.k + b * a.k_strides[0] + h_kv * a.k_strides[1],
-            a.v + b * a.v_strides[0] + h_kv * a.v_strides[1],
+            k + (b * a.k_strides[0] + h_kv * a.k_strides[1]) * size,
+            v + (b * a.v_strides[0] + h_kv * a.v_strides[1]) * size,
             a.out + b * a.out_strides[0] + h * a.out_strides[1],
             nullptr,
             nullptr};
@@ -147,7 +152,8 @@ EC_INLINE void merge_panel(const float* sums, int64_t rows, int64_t columns, boo
 }
 
 // q·kᵀ·scale of a few queries by dot products, without copying the keys.
-void dot_scores(const AttentionArgs& a, const float* q, int64_t rows, const float* k, int64_t keys,
+template <class Number>
+void dot_scores(const AttentionArgs& a, const float* q, int64_t rows, const Number* k, int64_t keys,
                 float* scores, int64_t ld) {
   for (int64_t j = 0; j < keys; ++j, k += a.k_strides[2]) {
     for (int64_t r = 0; r < rows; ++r) {
@@ -155,11 +161,11 @@ void dot_scores(const AttentionArgs& a, const float* q, int64_t rows, const floa
       vf32 sum0{}, sum1{};
       int64_t d = 0;
       for (; d + 2 * kL <= a.dim; d += 2 * kL) {
-        sum0 = fma(load(query + d), load(k + d), sum0);
-        sum1 = fma(load(query + d + kL), load(k + d + kL), sum1);
+        sum0 = fma(load(query + d), load_floats(k + d), sum0);
+        sum1 = fma(load(query + d + kL), load_floats(k + d + kL), sum1);
       }
       for (; d < a.dim; d += kL) {
-        sum0 = fma(load_partial(query + d, a.dim - d), load_partial(k + d, a.dim - d), sum0);
+        sum0 = fma(load_partial(query + d, a.dim - d), load_floats(k + d, a.dim - d), sum0);
       }
       scores[r * ld + j] = reduce_add(sum0 + sum1) * a.scale;
     }
@@ -167,24 +173,25 @@ void dot_scores(const AttentionArgs& a, const float* q, int64_t rows, const floa
 }
 
 // out[rows, columns] = weights · values of a few queries, without copying the values.
-EC_INLINE void weigh_values(const float* weights, int64_t ld, int64_t rows, const float* v,
+template <class Number>
+EC_INLINE void weigh_values(const float* weights, int64_t ld, int64_t rows, const Number* v,
                             int64_t v_stride, int64_t keys, int64_t columns, float* sums) {
   constexpr int kParts = kPanel / kL;
   for (int64_t r = 0; r < rows; ++r) {
     vf32 sum[kParts] = {};
     const float* const w = weights + r * ld;
-    const float* row = v;
+    const Number* row = v;
     if (columns == kPanel) {
       for (int64_t j = 0; j < keys; ++j, row += v_stride) {
         const vf32 weight = broadcast(w[j]);
-        for (int p = 0; p < kParts; ++p) sum[p] = fma(weight, load(row + p * kL), sum[p]);
+        for (int p = 0; p < kParts; ++p) sum[p] = fma(weight, load_floats(row + p * kL), sum[p]);
       }
     } else {
       for (int64_t j = 0; j < keys; ++j, row += v_stride) {
         const vf32 weight = broadcast(w[j]);
         for (int p = 0; p < kParts; ++p) {
           const int64_t left = std::min<int64_t>(kL, columns - p * kL);
-          if (left > 0) sum[p] = fma(weight, load_partial(row + p * kL, left), sum[p]);
+          if (left > 0) sum[p] = fma(weight, load_floats(row + p * kL, left), sum[p]);
         }
       }
     }
@@ -207,8 +214,8 @@ int64_t most_keys(const AttentionArgs& a) {
 
 // Queries [q0, q1) of one head over the keys [first_key, last_key). With `partial` these are a
 // block's at most, `head.out` gets sums that aren't divided, and `partial` what they are relative
-// to.
-template <class Products>
+// to. `Number` is what keys and values are stored in.
+template <class Products, class Number>
 void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, int64_t q0,
                  int64_t q1, int64_t first_key, int64_t last_key, RowState* partial = nullptr) {
   const int64_t queries = q1 - q0;
@@ -222,9 +229,11 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
   const int64_t state_floats = round_up(queries * 3, 16);
   const int64_t k_floats = few ? 0 : block * a.dim;
   const int64_t v_floats = few ? 0 : block * v_panels * kPanel;
+  const int64_t row_floats = few ? 0 : Products::row_floats(a.dim, block);
+  Widened<Number> widened(a, block);
   float* const scratch =
-      t_scratch.get(state_floats + k_floats + v_floats + (kTileRows + 1) * block +
-                    (few ? 0 : Products::row_floats(a.dim, block)));
+      t_scratch.get(state_floats + k_floats + v_floats + (kTileRows + 1) * block + row_floats +
+                    (few ? 0 : widened.floats()));
   static_assert(sizeof(RowState) == 3 * sizeof(float));
   RowState* const state = reinterpret_cast<RowState*>(scratch);
   float* const k_panels = scratch + state_floats;
@@ -232,21 +241,25 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
   float* const scores = v_copy + v_floats;
   float* const bias_row = scores + kTileRows * block;
   float* const rows_copy = bias_row + block;
+  widened.use(rows_copy + row_floats);
   std::fill_n(state, queries, RowState{kMinusInfinity, 0.0f, 0.0f});
   const bool masked = head.bool_mask != nullptr || head.float_mask != nullptr;
 
   for (int64_t k0 = first_key; k0 == first_key || k0 < last_key; k0 += block) {
     const int64_t block_keys = std::max<int64_t>(0, std::min(block, last_key - k0));
     const bool first = k0 == first_key, last = partial == nullptr && k0 + block >= last_key;
-    const float* const k = head.k + k0 * a.k_strides[2];
-    const float* const v = head.v + k0 * a.v_strides[2];
+    const Number* const k = static_cast<const Number*>(head.k) + k0 * a.k_strides[2];
+    const Number* const v = static_cast<const Number*>(head.v) + k0 * a.v_strides[2];
     for (int64_t j = 0; !few && j < block_keys; j += kPanel) {
-      Products::pack_keys(a, k + j * a.k_strides[2], std::min(kPanel, block_keys - j), rows_copy,
-                          k_panels + j * a.dim);
+      const int64_t keys = std::min(kPanel, block_keys - j);
+      Products::pack_keys(widened.args(), widened.keys(k + j * a.k_strides[2], keys), keys,
+                          rows_copy, k_panels + j * a.dim);
     }
     for (int64_t p = 0; !few && p < v_panels; ++p) {
-      Products::pack_values(v + p * kPanel, a.v_strides[2], block_keys,
-                            std::min(kPanel, a.dim_v - p * kPanel), v_copy + p * block * kPanel);
+      const int64_t columns = std::min(kPanel, a.dim_v - p * kPanel);
+      Products::pack_values(widened.values(v + p * kPanel, block_keys, columns),
+                            widened.args().v_strides[2], block_keys, columns,
+                            v_copy + p * block * kPanel);
     }
     bool biased = masked;
     if (masked && a.mask_strides[2] == 0) {
@@ -313,6 +326,8 @@ void run_parts(const AttentionArgs& a, const Sight& sight, int64_t part, int64_t
                     a.dim_v, at_once);
   AttentionArgs one = a;
   one.out_strides[2] = partials.ld();
+  const auto run =
+      a.halves ? run_queries<FloatProducts, uint16_t> : run_queries<FloatProducts, float>;
   const auto each = [&](int64_t n, const auto& task) {
     if (!alone) return parallel_for(n, task);
     for (int64_t i = 0; i < n; ++i) task(i);
@@ -323,8 +338,8 @@ void run_parts(const AttentionArgs& a, const Sight& sight, int64_t part, int64_t
       const int64_t h = i / parts, p = i % parts, k0 = (p0 + p) * part;
       Head head = head_of(a, h / a.heads_q, h % a.heads_q);
       head.out = partials.sums(h, p);
-      run_queries<FloatProducts>(one, head, sight, 0, a.len_q, std::max(k0, sight.begin(0)),
-                                 std::min(k0 + part, sight.end(a.len_q - 1)), partials.rows(h, p));
+      run(one, head, sight, 0, a.len_q, std::max(k0, sight.begin(0)),
+          std::min(k0 + part, sight.end(a.len_q - 1)), partials.rows(h, p));
     });
     each(heads, [&](int64_t h) {
       partials.merge(h, parts, p0 == first, p0 + parts == end,
@@ -372,9 +387,11 @@ void attention(const AttentionArgs& given) {
     // Every chunk copies the keys and values, so it should have a few tiles of queries.
     chunks = std::clamp<int64_t>(3 * threads / heads, 1, (a.len_q + 31) / 32);
   }
-  auto run = run_queries<FloatProducts>;
+  auto run = a.halves ? run_queries<FloatProducts, uint16_t> : run_queries<FloatProducts, float>;
 #if EC_BF16_PAIRS
-  if (a.narrow && given.len_q >= kPairQueries && pairs_pay()) run = run_queries<PairProducts>;
+  if (a.narrow && !a.halves && given.len_q >= kPairQueries && pairs_pay()) {
+    run = run_queries<PairProducts, float>;
+  }
 #endif
   const auto task = [&](int64_t i) {
     const int64_t head = i / chunks, chunk = i % chunks;

@@ -13,7 +13,8 @@ enum class MaskKind : int32_t { kNone = 0, kBool = 1 /* true: attend */, kFloat 
 // one is contiguous. heads_q must be a multiple of heads_kv: query head h reads key head
 // h / (heads_q / heads_kv).
 struct AttentionArgs {
-  const float *q, *k, *v;
+  const float* q;
+  const void *k, *v;  // float, or with `halves` bfloat16
   float* out;
   int64_t batch, heads_q, heads_kv, len_q, len_k, dim, dim_v;
   int64_t q_strides[3], k_strides[3], v_strides[3], out_strides[3];
@@ -26,6 +27,7 @@ struct AttentionArgs {
   int64_t window;  // over 0, of a causal one: only that many keys, up to its own, are seen
   float softcap;   // over 0: a score s becomes softcap * tanh(s / softcap)
   bool narrow;     // operands of the two products may be rounded to bfloat16
+  bool halves;     // k and v are bfloat16, read as the floats that they stand for; not with narrow
 };
 
 // Keys that no query sees aren't read. As torch's eager kernel on the CPU: a row whose keys are all
