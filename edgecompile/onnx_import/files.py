@@ -21,6 +21,7 @@ from edgecompile.onnx_import.elements import (
     tensor_bytes,
 )
 from edgecompile.onnx_import.graph import Graph, Node, Value
+from edgecompile.onnx_import.sizes import is_small, of_tensor
 from edgecompile.onnx_import.table import MICROSOFT, NEWEST
 
 #: Of the largest models that people export, a tenth.
@@ -153,7 +154,8 @@ class _Reader:
 
         kinds = onnx.AttributeProto
         if proto.type == kinds.TENSOR:
-            return self._tensor(proto.t, f"the attribute '{proto.name}' of '{label}'")
+            tensor = self._tensor(proto.t, f"the attribute '{proto.name}' of '{label}'")
+            return of_tensor(tensor) if is_small(tensor) else tensor
         if proto.type == kinds.GRAPH:
             return self._graph(proto.g, outer)
         if proto.type in (kinds.FLOAT, kinds.INT):

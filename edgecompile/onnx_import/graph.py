@@ -33,7 +33,8 @@ class Node:
         opset: the version of the domain's operators.
         label: the node's name, or one made of its place.
         inputs, outputs: the names of values; an empty one stands for an absent value.
-        attributes: the attributes; a tensor is a torch tensor, an inner graph a :class:`Graph`.
+        attributes: the attributes; a tensor is known numbers where it
+            is small, else a torch tensor; an inner graph a :class:`Graph`.
     """
 
     operator: str

@@ -17,10 +17,8 @@ from edgecompile.onnx_import.sizes import (
     Known,
     cast,
     each,
-    is_small,
     known,
     of_shape,
-    of_tensor,
 )
 
 
@@ -82,10 +80,11 @@ def _constant(node: Node) -> Any:
         value = node.get(name)
         if value is None:
             continue
-        if not isinstance(value, torch.Tensor):
-            dtype = torch.int64 if name.startswith("value_int") else torch.float32
-            value = torch.tensor(value, dtype=dtype)
-        return of_tensor(value) if is_small(value) else value
+        if isinstance(value, (Known, torch.Tensor)):
+            return value
+        dtype = torch.int64 if name.startswith("value_int") else torch.float32
+        numbers = value if isinstance(value, list) else [value]
+        return known(numbers, (len(numbers),) if isinstance(value, list) else (), dtype)
     raise ValueError("it has no value")
 
 
@@ -93,8 +92,10 @@ def _cast(node: Node, x: Known) -> Known | None:
     dtype = DTYPES.get(node.get("to"))
     if dtype is None:
         return None
-    if not x.symbolic:  # torch rounds and wraps as tensors do
-        return of_tensor(x.tensor().to(dtype))
+    name = "float32" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+    if not x.symbolic:  # numpy rounds and wraps as tensors do
+        numbers = np.array(x.numbers).astype(name).tolist()
+        return known(numbers, x.array.shape, dtype)
     return Known(each(lambda number: cast(number, dtype), x.array), dtype)
 
 
@@ -178,11 +179,11 @@ def _where(node: Node, condition: Known, a: Known, b: Known) -> Known:
 
 def _filled(node: Node, shape: Known) -> Known | None:
     value = node.get("value")
-    fill = torch.zeros(1) if value is None else value
+    fill = known([0.0], (1,), torch.float32) if value is None else value
     if shape.symbolic or math.prod(shape.numbers) > MOST or shape.array.size > 2:
         return None
     sizes = tuple(int(size) for size in shape.numbers)
-    return known(fill.reshape(-1).tolist() * math.prod(sizes), sizes, fill.dtype)
+    return known(fill.numbers * math.prod(sizes), sizes, fill.dtype)
 
 
 def _range(node: Node, start: Known, limit: Known, delta: Known) -> Known | None:

@@ -45,6 +45,11 @@ class ImportedModule(nn.Module):
                 self._states[name] = self._register(name, value)
         self._last = _last_uses(self._nodes, {*self._outputs, *constants})
 
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that are computed, in order."""
+        return self._nodes
+
     def _register(self, name: str, tensor: torch.Tensor) -> str:
         plain = "w_" + re.sub(r"\W", "_", name)[:80]
         taken, number = plain, 1

@@ -64,7 +64,9 @@ def known(numbers: Iterable[Any], shape: tuple[int, ...], dtype: torch.dtype) ->
 
 def of_tensor(tensor: torch.Tensor) -> Known:
     """A constant tensor's numbers."""
-    return known(tensor.reshape(-1).tolist(), tuple(tensor.shape), tensor.dtype)
+    # torch.export traces Tensor.tolist, even of a constant; numpy it doesn't see.
+    plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return known(plain.numpy().reshape(-1).tolist(), tuple(tensor.shape), tensor.dtype)
 
 
 def is_small(tensor: torch.Tensor) -> bool:

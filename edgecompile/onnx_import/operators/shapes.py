@@ -186,9 +186,7 @@ def _pad_along(x: Tensor, axis: int, before: Any, after: Any, mode: str) -> Tens
 @operator("ConstantOfShape", numbers=(0,))
 def _filled(node: Node, shape: list[Any]) -> Tensor:
     value = node.get("value")
-    fill, dtype = (
-        (0.0, torch.float32) if value is None else (value.reshape(-1)[0].item(), value.dtype)
-    )
+    fill, dtype = (0.0, torch.float32) if value is None else (value.numbers[0], value.dtype)
     return torch.full(_check(node, shape), fill, dtype=dtype)
 
 
