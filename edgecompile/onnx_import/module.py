@@ -43,6 +43,12 @@ class ImportedModule(nn.Module):
         for name, value in constants.items():
             if isinstance(value, torch.Tensor):
                 self._states[name] = self._register(name, value)
+        #: Exports keep torch's recurrent functions whole where a module has this.
+        self.calls_recurrences = any(
+            inner.operator in ("LSTM", "GRU", "RNN")
+            for node in nodes
+            for inner in (node, *_inner(node))
+        )
         self._last = _last_uses(self._nodes, {*self._outputs, *constants})
 
     @property
@@ -150,6 +156,11 @@ def _branch(node: Node, values: Values) -> Sequence[Any]:
     inner.update(graph.tensors)
     run_nodes(graph.nodes, inner)
     return [inner[name] for name in graph.outputs]
+
+
+def _inner(node: Node) -> Iterable[Node]:
+    for graph in node.graphs.values():
+        yield from graph.walk()
 
 
 def _last_uses(nodes: Sequence[Node], kept: set[str]) -> list[list[str]]:

@@ -10,6 +10,7 @@ import torch
 from onnx import TensorProto, helper
 
 from edgecompile.errors import ModelError
+from edgecompile.export.export import export_model
 from edgecompile.loaders import onnx_models
 from edgecompile.loaders.load import load_model
 from edgecompile.models.specs import AxisLimits
@@ -81,6 +82,20 @@ def test_weights_of_float16_become_float32(tmp_path: Path) -> None:
     loaded = load_model(save(_encoder(kind=TensorProto.FLOAT16), tmp_path))
     assert {tensor.dtype for tensor in loaded.module.parameters()} == {torch.float32}
     assert loaded.outputs[0].dtype == "float32"
+
+
+def test_one_program_of_a_recurrent_layer_serves_all_lengths(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    weights = {"w": random.standard_normal((1, 12, 8)), "r": random.standard_normal((1, 12, 3))}
+    tensors = {name: array.astype(np.float32) for name, array in weights.items()}
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=3)
+    proto = model([node], [value("x", ["length", 1, 8])], [value("y", None)], tensors)
+    path = save(proto, tmp_path)
+    program = export_model(load_model(path), {"length": (1, 50)}).program.module()
+    for length in (1, 9, 50):
+        x = torch.randn(length, 1, 8)
+        wanted = run_reference(path, {"x": x.numpy()})[0]
+        np.testing.assert_allclose(program(x=x)["y"].numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_an_import_that_computes_something_else_is_refused(
