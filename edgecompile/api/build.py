@@ -156,7 +156,7 @@ def build(
     Args:
         model: the model:
 
-            - the path of a folder in Hugging Face layout, or of a saved ``.pt2``;
+            - the path of a folder in Hugging Face layout, or of a ``.pt2`` or ``.onnx`` file;
             - a factory, ``"file.py:function"`` or ``"package.module:function"``;
             - an ``nn.Module`` on the CPU, with ``example_inputs`` and ``axes``; it is run in eval mode
               and left as it was;

@@ -17,7 +17,7 @@ from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
 _FORMS = (
-    "a folder's path, 'file.py:factory', 'package.module:factory', a .pt2 file's path, an "
+    "a folder's path, 'file.py:factory', 'package.module:factory', a .pt2 or .onnx file's path, an "
     "nn.Module with example_inputs and axes, or an ExportedProgram"
 )
 _AXES = (

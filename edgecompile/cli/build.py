@@ -143,7 +143,7 @@ def command(
     """Compile MODEL for the lengths of its traffic, verify the result, and pack it.
 
     MODEL is a folder in Hugging Face layout (config.json and safetensors; the pooling of a
-    modules.json is compiled in), FILE.py:FACTORY or PACKAGE.MODULE:FACTORY, or a saved .pt2.
+    modules.json is compiled in), FILE.py:FACTORY or PACKAGE.MODULE:FACTORY, a saved .pt2 or an .onnx file.
     Nothing is ever fetched.
 
     The bundle's path is printed on stdout once it has been verified. If anything fails, nothing is

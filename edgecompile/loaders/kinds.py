@@ -25,7 +25,7 @@ _HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 
 _FORMS = (
     "a model is a folder with config.json and safetensors weights, file.py:factory, "
-    "package.module:factory, or a saved .pt2"
+    "package.module:factory, a saved .pt2 or an .onnx file"
 )
 _FROM_TORCH = (
     "edgecompile starts from the PyTorch model: give its folder, or a factory that builds it"
@@ -49,7 +49,7 @@ _GGUF = (
         '`precision="int8"` makes the bundle small'
     ),
 )
-_ONNX = "an ONNX model", _FROM_TORCH
+_ONNX = "an ONNX model", "give that file itself"
 _TFLITE = "a TensorFlow Lite model", _FROM_TORCH
 _KERAS = "a Keras or TensorFlow model", _FROM_TORCH
 #: What files of other formats are, and what to do, by suffix.
@@ -210,7 +210,7 @@ def _refuse_foreign(names: Iterable[str], start: str) -> None:
 
 
 def _check_file(path: Path) -> None:
-    if path.suffix == ".pt2" or is_program_archive(path):
+    if path.suffix in (".pt2", ".onnx") or is_program_archive(path):
         return
     what, cure = _told_by_content(path) or _FILES.get(path.suffix.lower(), ("", ""))
     if path.suffix == ".safetensors":

@@ -1,4 +1,4 @@
-"""load_model(): a model from a folder, a factory or a saved program."""
+"""load_model(): a model from a folder, a factory, a saved program or an ONNX file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_model(
 
     Args:
         spec: a folder in Hugging Face layout, ``file.py:factory``, ``package.module:factory``, a
-            ``.pt2`` file, a ``torch.export.ExportedProgram``, or what a factory returns
+            ``.pt2`` or ``.onnx`` file, a ``torch.export.ExportedProgram``, or what a factory returns
             (:mod:`edgecompile.loaders.factories`).
         options: how; None: the defaults.
         changes: fields of :class:`LoadOptions` by name, over those of ``options``.
@@ -91,6 +91,10 @@ def _load(spec: str | Path | object, options: LoadOptions) -> LoadedModel:
 
         return load_folder(path, options)
     if path.is_file():
+        if path.suffix == ".onnx":
+            from edgecompile.loaders.onnx_models import load_onnx
+
+            return load_onnx(path, options)
         from edgecompile.loaders.saved_programs import load_saved_program
 
         return load_saved_program(path, options)

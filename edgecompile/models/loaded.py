@@ -1,7 +1,7 @@
 """Model specifications and loaded models: a module with described inputs and outputs.
 
 ``load_model`` takes a folder in Hugging Face layout, ``file.py:factory`` or
-``package.module:factory``, or a saved ``.pt2``. Importing this module loads no framework; loading
+``package.module:factory``, a saved ``.pt2`` or an ``.onnx`` file. Importing this module loads no framework; loading
 a model does.
 """
 
@@ -33,7 +33,7 @@ class ModelSource:
     """The origin of a model.
 
     Attributes:
-        kind: ``folder``, ``factory``, ``pt2`` or ``object``.
+        kind: ``folder``, ``factory``, ``pt2``, ``onnx`` or ``object``.
         spec: the specification that the user wrote.
         sha256: hashes of all files that shape it, by their path in its folder; none of a factory.
         details: facts for people and reports, such as the architecture's name.
@@ -47,7 +47,7 @@ class ModelSource:
     @property
     def lasting(self) -> bool:
         """Whether another process can tell that it loads the same: a factory's code can't be hashed."""
-        return self.kind in ("folder", "pt2")
+        return self.kind in ("folder", "pt2", "onnx")
 
 
 @dataclass(frozen=True)

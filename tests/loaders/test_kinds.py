@@ -57,12 +57,6 @@ BERT = json.dumps({"model_type": "bert"})
 @pytest.mark.parametrize(
     ("name", "make", "message", "hint"),
     [
-        (
-            "m.onnx",
-            text("x"),
-            "cannot read 'm.onnx': it is an ONNX model",
-            "from the PyTorch model",
-        ),
         ("m.gguf", text("x"), "a GGUF file", '`precision="int8"`'),
         ("any", text("GGUF…"), "a GGUF file", '`precision="int8"`'),
         ("m.tflite", text("x"), "a TensorFlow Lite model", "from the PyTorch model"),
@@ -82,7 +76,12 @@ BERT = json.dumps({"model_type": "bert"})
         ("d", holding(model_index__json="{}"), "several models", "one of them"),
         ("d", holding(m__gguf=""), "has no config.json .*m.gguf is a GGUF file", "int8"),
         ("d", holding(notes__txt=""), "has no config.json .*it holds notes.txt", "save_pretrained"),
-        ("d", holding(config__json=BERT, m__onnx=""), "m.onnx is an ONNX model", "PyTorch"),
+        (
+            "d",
+            holding(config__json=BERT, m__onnx=""),
+            "m.onnx is an ONNX model",
+            "that file itself",
+        ),
         ("d", holding(config__json=BERT, m__gguf=""), "m.gguf is a GGUF file", "int8"),
         ("d", holding(config__json=BERT), "has neither model.safetensors", "save_pretrained"),
         ("d", holding(config__json='{"quantization_config": {"bits": 4}}'), "quantized", "int8"),
@@ -138,28 +137,28 @@ def test_a_saved_program_is_known_by_what_it_holds(folder: Path, name: str) -> N
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("build", "m.onnx"),
-        ("build", "m.onnx", "--texts", "log.txt"),
-        ("build", "m.onnx", "--lengths", "nowhere.txt"),
-        ("plan", "nowhere.txt", "--model", "m.onnx"),
-        ("plan", "--texts", "log.txt", "--model", "m.onnx"),
-        ("explain", "m.onnx"),
-        ("export", "m.onnx", "--work-dir", "nowhere"),
-        ("lengths", "--texts", "log.txt", "--model", "m.onnx"),
+        ("build", "m.tflite"),
+        ("build", "m.tflite", "--texts", "log.txt"),
+        ("build", "m.tflite", "--lengths", "nowhere.txt"),
+        ("plan", "nowhere.txt", "--model", "m.tflite"),
+        ("plan", "--texts", "log.txt", "--model", "m.tflite"),
+        ("explain", "m.tflite"),
+        ("export", "m.tflite", "--work-dir", "nowhere"),
+        ("lengths", "--texts", "log.txt", "--model", "m.tflite"),
     ],
 )
 def test_every_command_looks_at_the_model_first(folder: Path, arguments: tuple[str, ...]) -> None:
-    (folder / "m.onnx").write_text("x")
+    (folder / "m.tflite").write_text("x")
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (32, "")
-    assert result.stderr.startswith("error: edgecompile cannot read 'm.onnx'")
+    assert result.stderr.startswith("error: edgecompile cannot read 'm.tflite'")
 
 
 def test_the_first_look_loads_no_framework(folder: Path) -> None:
-    (folder / "m.onnx").write_text("x")
+    (folder / "m.tflite").write_text("x")
     program = (
         "import sys; from edgecompile.cli import cli\n"
-        "try: cli.main(['build', 'm.onnx', '--texts', 'log.txt'])\n"
+        "try: cli.main(['build', 'm.tflite', '--texts', 'log.txt'])\n"
         "except SystemExit: print(sorted({'torch', 'transformers', 'safetensors'} & {*sys.modules}))"
     )
     root = str(Path(__file__).resolve().parents[2])

@@ -165,5 +165,8 @@ class Stack:
 
 
 def has_recurrences(module: nn.Module) -> bool:
-    """Whether a part of the module is one of torch's recurrent layers."""
-    return any(isinstance(part, nn.RNNBase) for part in module.modules())
+    """Whether a part of the module is one of torch's recurrent layers, or says that it calls their functions."""
+    return any(
+        isinstance(part, nn.RNNBase) or getattr(part, "calls_recurrences", False)
+        for part in module.modules()
+    )

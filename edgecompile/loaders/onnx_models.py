@@ -1,0 +1,247 @@
+"""ONNX files as models: named dimensions are axes, and ONNX Runtime checks what was imported.
+
+Builds compare a bundle with the imported module, in eager mode. That this module computes what the file
+says is checked here, at several sizes, where onnxruntime is installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from edgecompile.errors import ModelError
+from edgecompile.files import file_sha256
+from edgecompile.loaders.factory_specs import ModelSpec, build_model
+from edgecompile.loaders.input_specs import read_sum
+from edgecompile.models.loaded import LoadedModel, ModelSource
+from edgecompile.models.modules import NamedModule, describe_error
+from edgecompile.models.options import LoadOptions
+from edgecompile.models.specs import BATCH
+from edgecompile.onnx_import.graph import Value
+from edgecompile.onnx_import.importer import Imported, import_onnx, plain_names
+from edgecompile.onnx_import.reference import difference, open_reference
+
+# Names that converters make up where the model's author gave none.
+_MADE_UP = re.compile(r"unk__\d+|p2o\.DynamicDimension\.\d+|\w*_dim_\d+|[ds]\d+")
+_BATCH_NAMES = ("N", "n", "B", "b", "bs")
+_LENGTH_NAMES = re.compile(r"length|seq|time|frame|width|len", re.IGNORECASE)
+#: Sizes at which a model may run, the likely ones first: strides ask for multiples of powers of two.
+_SIZES = (16, 64, 32, 128, 48, 11, 256, 512, 576, 640, 1)
+#: Bytes, or at least truth values.
+_FREE = (255, 1)
+_MORE = (1.0, 0.5, 2.0, 3.0)
+#: Differences that rounding explains, as parts of an output's largest number.
+_TOLERANCE, _ROUNDED = 3e-2, 0.1
+
+
+def load_onnx(path: Path, options: LoadOptions) -> LoadedModel:
+    """An ONNX file as a model.
+
+    Raises:
+        ModelError: the file is broken, has operators that aren't taken, runs at no size that was tried, or
+            computes something else than ONNX Runtime does.
+        MissingDependencyError: the package onnx isn't installed.
+    """
+    imported = import_onnx(path)
+    notes: list[str] = []
+    names = plain_names(value.name for value in imported.inputs)
+    shapes = _name_axes(imported.inputs, names, notes)
+    bounds = {names[name]: (0, rows - 1) for name, rows in imported.rows.items()}
+    inputs, sizes, free = _example(imported, names, shapes, bounds, path)
+    _compare(path, imported, names, shapes, bounds, sizes, free, notes)
+    outputs = list(plain_names(imported.outputs).values())
+    module = NamedModule(
+        imported.module, list(names.values()), output_names=outputs, positional=len(names)
+    )
+    spec = ModelSpec(
+        module=module,
+        inputs=inputs,
+        axes={n: {d: a for d, a in enumerate(s) if isinstance(a, str)} for n, s in shapes.items()},
+        length_axis=_length_axis(sizes, notes),
+        pad=dict.fromkeys(bounds, 0),
+        bounds=bounds,
+    )
+    files = (path.name, *imported.files)
+    source = ModelSource("onnx", str(path), {n: file_sha256(path.parent / n) for n in files})
+    loaded = build_model(spec, source, path.stem, options)
+    return _with_notes(loaded, notes)
+
+
+def _with_notes(loaded: LoadedModel, notes: Sequence[str]) -> LoadedModel:
+    return replace(loaded, notes=(*notes, *loaded.notes))
+
+
+def _name_axes(
+    inputs: Sequence[Value], names: Mapping[str, str], notes: list[str]
+) -> dict[str, list[int | str]]:
+    """The inputs' shapes, with names for all that varies; ``notes`` gets what was made up."""
+    given = [d for value in inputs for d in value.shape if isinstance(d, str)]
+    axes = plain_names(d for d in dict.fromkeys(given) if "+" not in d and "-" not in d)
+    batches = [
+        name
+        for value in inputs
+        for dim, name in enumerate(value.shape)
+        if isinstance(name, str) and _is_batch(name, dim, len(value.shape))
+    ]
+    if batches:
+        axes[batches[0]] = BATCH
+    result: dict[str, list[int | str]] = {}
+    for value in inputs:
+        own = names[value.name]
+        shape: list[int | str] = []
+        for dim, size in enumerate(value.shape):
+            if isinstance(size, int):
+                shape.append(size)
+            elif size is None:
+                first = dim == 0 and len(value.shape) > 1
+                shape.append(BATCH if first else f"{own}_{dim}")
+                notes.append(f"dimension {dim} of '{own}' has no name; it is called {shape[-1]}")
+            else:
+                found = axes.get(size)
+                shape.append(size if found is None and read_sum(size) else found or f"{own}_{dim}")
+        result[own] = shape
+    notes += [f"the axis '{n}' is called {a}" for n, a in axes.items() if n != a]
+    return result
+
+
+def _is_batch(name: str, dim: int, rank: int) -> bool:
+    if "batch" in name.lower() or name in _BATCH_NAMES:
+        return "+" not in name
+    return dim == 0 and rank > 1 and _MADE_UP.fullmatch(name) is not None
+
+
+def _length_axis(sizes: Mapping[str, int], notes: list[str]) -> str | None:
+    others = [axis for axis in sizes if axis != BATCH]
+    if len(others) < 2:
+        return None
+    likely = [axis for axis in others if _LENGTH_NAMES.search(axis)]
+    chosen = (likely or others)[0]
+    notes.append(f"lengths count {chosen}, one of the axes {', '.join(others)}")
+    return chosen
+
+
+def _draw(
+    imported: Imported,
+    names: Mapping[str, str],
+    shapes: Mapping[str, Sequence[int | str]],
+    bounds: Mapping[str, tuple[int, int]],
+    sizes: Mapping[str, int],
+    free: int,
+) -> dict[str, torch.Tensor]:
+    """Random inputs of these sizes; whole numbers of which no table says more are at most ``free``."""
+    source = torch.Generator().manual_seed(sum(sizes.values()))
+    result = {}
+    for value in imported.inputs:
+        name = names[value.name]
+        shape = [size if isinstance(size, int) else _size(size, sizes) for size in shapes[name]]
+        if value.dtype.is_floating_point:
+            result[name] = torch.randn(shape, generator=source).to(value.dtype)
+        elif name.endswith("mask"):
+            result[name] = torch.ones(shape, dtype=value.dtype)
+        else:
+            top = bounds.get(name, (0, free if shape else 1))[1]
+            drawn = torch.randint(0, top + 1, shape, generator=source)
+            result[name] = drawn.to(value.dtype)
+    return result
+
+
+def _size(text: str, sizes: Mapping[str, int]) -> int:
+    found = read_sum(text)
+    assert found is not None  # its name was made so
+    return sum(sizes[axis] * factor for axis, factor in found.terms) + found.constant
+
+
+def _axes(shapes: Mapping[str, Sequence[int | str]]) -> Iterator[str]:
+    for shape in shapes.values():
+        for size in shape:
+            found = read_sum(size) if isinstance(size, str) else None
+            yield from (axis for axis, _ in found.terms) if found else ()
+
+
+def _example(
+    imported: Imported,
+    names: Mapping[str, str],
+    shapes: Mapping[str, Sequence[int | str]],
+    bounds: Mapping[str, tuple[int, int]],
+    path: Path,
+) -> tuple[dict[str, torch.Tensor], dict[str, int], int]:
+    """Inputs with which the module runs, the sizes of the axes, and the largest of unbounded numbers.
+
+    Raises:
+        ModelError: it runs at none of the sizes that are tried; says what the first one gave.
+    """
+    axes = list(dict.fromkeys(_axes(shapes)))
+    first: Exception | None = None
+    for size in _SIZES if set(axes) - {BATCH} else (1,):
+        sizes = {axis: 1 if axis == BATCH else size for axis in axes}
+        for free in _FREE:
+            inputs = _draw(imported, names, shapes, bounds, sizes, free)
+            try:
+                with torch.no_grad():
+                    imported.module(*inputs.values())
+                return inputs, sizes, free
+            except Exception as error:
+                first = first or error
+    assert first is not None
+    if isinstance(first, ModelError):
+        raise first
+    raise ModelError(f"'{path}' runs at no size that was tried: {describe_error(first)}") from first
+
+
+def _compare(
+    path: Path,
+    imported: Imported,
+    names: Mapping[str, str],
+    shapes: Mapping[str, Sequence[int | str]],
+    bounds: Mapping[str, tuple[int, int]],
+    sizes: Mapping[str, int],
+    free: int,
+    notes: list[str],
+) -> None:
+    """Compares the module with ONNX Runtime at several sizes; a note says what was compared.
+
+    Raises:
+        ModelError: they differ.
+    """
+    reference = open_reference(path, imported.inputs)
+    if reference is None:
+        notes.append(
+            "ONNX Runtime isn't here, or doesn't run this file: the import isn't checked against it"
+        )
+        return
+    quantized = any("Quantize" in node.operator for node in imported.module.nodes)
+    compared, worst = [], 0.0
+    for factor in _MORE if sizes else (1.0,):
+        tried = {axis: max(1, int(size * factor)) for axis, size in sizes.items()}
+        inputs = _draw(imported, names, shapes, bounds, tried, free)
+        given = {value.name: inputs[names[value.name]] for value in imported.inputs}
+        try:
+            wanted = reference.run(given)
+            with torch.no_grad():
+                results = imported.module(*inputs.values())
+        except Exception:  # a size that the model can't have
+            continue
+        text = ", ".join(f"{axis} {size}" for axis, size in tried.items()) or "its one size"
+        for name, a, b in zip(imported.outputs, results, wanted, strict=True):
+            apart = difference(a, b)
+            worst = max(worst, apart)
+            if apart > (_ROUNDED if quantized else _TOLERANCE):
+                raise ModelError(
+                    f"'{path}': the imported output '{name}' differs from ONNX Runtime's by {apart:.3g} of its "
+                    f"largest number, with {text}",
+                    hint="this is a defect of edgecompile; please report it with the model",
+                )
+        compared.append(text)
+    if not compared:
+        notes.append(
+            "ONNX Runtime runs at no size that was tried: the import isn't checked against it"
+        )
+        return
+    notes.append(
+        f"the import was compared with ONNX Runtime {reference.version} ({'; '.join(compared)}): the largest "
+        f"difference is {worst:.1e} of an output's largest number"
+    )

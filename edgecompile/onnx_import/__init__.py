@@ -1,0 +1,1 @@
+"""Reads ONNX files as torch modules whose sizes stay symbolic."""

@@ -1,0 +1,158 @@
+"""Computes what a graph knows already, takes the branches that are settled, and rearranges weights."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from edgecompile.onnx_import import table
+from edgecompile.onnx_import.graph import Graph, Node
+from edgecompile.onnx_import.module import as_tensor, run_node
+from edgecompile.onnx_import.operators import fused, linear, recurrent
+from edgecompile.onnx_import.sizes import MOST, Known, is_small, of_tensor
+from edgecompile.onnx_import.table import MICROSOFT, OWN
+
+Constants = dict[str, Known | torch.Tensor]
+
+#: What may give far more than it takes.
+_GROWING = ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Upsample", "OneHot")
+_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli")
+#: Numbers that all inputs' sizes multiplied may reach: as many as any broadcast gives.
+_MOST_PRODUCT = 1 << 24
+#: Nodes whose constant weights are stored in another order.
+_PREPARED: Mapping[tuple[str, str], Callable[[Node, list[Any]], Any]] = {
+    ("", "MatMul"): linear.as_linear,
+    ("", "Gemm"): linear.as_linear,
+    ("", "LSTM"): recurrent.as_prepared,
+    ("", "GRU"): recurrent.as_prepared,
+    ("", "RNN"): recurrent.as_prepared,
+    (MICROSOFT, "MatMulNBits"): fused.as_linear,
+}
+
+
+def fold(graph: Graph) -> tuple[list[Node], Constants]:
+    """The nodes that are left to compute, and the constants that they and the outputs take."""
+    constants: Constants = {name: _stored(tensor) for name, tensor in graph.tensors.items()}
+    kept: list[Node] = []
+    shared: dict[tuple[str, str], str] = {}
+    waiting = deque(graph.nodes)
+    while waiting:
+        node = waiting.popleft()
+        if node.operator == "If" and not node.domain:
+            condition = constants.get(node.inputs[0])
+            if condition is not None:
+                number = bool(as_tensor(condition).reshape(-1)[0])
+                name = "then_branch" if number else "else_branch"
+                waiting.extendleft(reversed(_inline(node, node.graphs[name], constants)))
+                continue
+        elif _foldable(node, constants):
+            values: dict[str, Any] = {n: constants[n] for n in node.inputs if n}
+            with torch.no_grad():
+                run_node(node, values)
+            for name in filter(None, node.outputs):
+                constants[name] = _stored(values[name])
+            continue
+        kept.append(_prepare(node, constants, shared))
+    outputs = set(graph.outputs)
+    used = outputs.union(*(_taken(node) for node in kept))
+    return kept, {name: value for name, value in constants.items() if name in used}
+
+
+def _stored(value: Known | torch.Tensor) -> Known | torch.Tensor:
+    if isinstance(value, torch.Tensor) and is_small(value):
+        return of_tensor(value)
+    return value
+
+
+def _taken(node: Node) -> set[str]:
+    names = set(node.inputs)
+    for inner in node.graphs.values():
+        names |= inner.taken
+    return names
+
+
+def _foldable(node: Node, constants: Mapping[str, Any]) -> bool:
+    names = [name for name in node.inputs if name]
+    if node.operator in _RANDOM or any(name not in constants for name in names):
+        return False
+    if node.graphs or (node.domain in ("", MICROSOFT) and node.operator == "DequantizeLinear"):
+        return not node.graphs
+    tensors = [constants[n] for n in names if isinstance(constants[n], torch.Tensor)]
+    if node.operator in _GROWING and not all(_few(constants[name]) for name in names):
+        return False
+    sizes = [tensor.numel() for tensor in tensors]
+    return (len(tensors) <= 1 and node.operator not in _GROWING) or math.prod(
+        sizes
+    ) <= _MOST_PRODUCT
+
+
+def _few(value: Known | torch.Tensor) -> bool:
+    """Whether a value, taken as a shape, stands for few elements."""
+    if isinstance(value, torch.Tensor):
+        return False
+    return bool(math.prod(abs(number) + 1 for number in value.numbers) <= _MOST_PRODUCT)
+
+
+def _inline(node: Node, graph: Graph, constants: Constants) -> list[Node]:
+    """The nodes of a branch, under names of their own, and the results under the node's names."""
+    names = {name: f"{node.label}/{name}" for name in graph.tensors}
+    for inner in graph.nodes:
+        names.update((name, f"{node.label}/{name}") for name in inner.outputs if name)
+    constants.update((names[name], _stored(tensor)) for name, tensor in graph.tensors.items())
+    result = [_renamed(inner, names) for inner in graph.nodes]
+    for name, output in zip(graph.outputs, node.outputs, strict=True):
+        label = f"{node.label}/{output}"
+        source = (names.get(name, name),)
+        result.append(Node("Identity", "", node.opset, label, source, (output,), {}))
+    return result
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    attributes = {
+        key: _renamed_graph(value, names) if isinstance(value, Graph) else value
+        for key, value in node.attributes.items()
+    }
+    inputs = tuple(names.get(name, name) for name in node.inputs)
+    outputs = tuple(names.get(name, name) for name in node.outputs)
+    return replace(node, inputs=inputs, outputs=outputs, attributes=attributes)
+
+
+def _renamed_graph(graph: Graph, names: Mapping[str, str]) -> Graph:
+    own = set(graph.tensors).union(*(node.outputs for node in graph.nodes))
+    outer = {name: new for name, new in names.items() if name not in own}
+    nodes = tuple(_renamed(node, outer) for node in graph.nodes)
+    return replace(graph, nodes=nodes, outputs=tuple(outer.get(n, n) for n in graph.outputs))
+
+
+def _prepare(node: Node, constants: Constants, shared: dict[tuple[str, str], str]) -> Node:
+    entry = table.find(node)
+    for place in () if entry is None else entry.numbers:
+        value = constants.get(node.inputs[place]) if place < len(node.inputs) else None
+        if isinstance(value, torch.Tensor) and value.numel() <= MOST:
+            constants[node.inputs[place]] = of_tensor(value)
+    prepare = _PREPARED.get((node.domain, node.operator))
+    if prepare is None or entry is None:
+        return node
+    given = [as_tensor(constants[name]) if name in constants else None for name in node.inputs]
+    made = prepare(node, given)
+    if made is None:
+        return node
+    operator, parts = made
+    inputs = []
+    for place, part in enumerate(parts):
+        if not isinstance(part, torch.Tensor):
+            inputs.append("" if part is None else node.inputs[part])
+            continue
+        # Nodes that share their weights share the rearranged ones.
+        key = (f"{operator}/{place}/{node.get('transB', 0)}", "/".join(node.inputs[1:4]))
+        name = shared.setdefault(key, f"{node.label}/{place}")
+        while name in constants and constants[name] is not part and key not in shared:
+            name += "'"
+        constants.setdefault(name, part)
+        inputs.append(name)
+    return replace(node, operator=operator, domain=OWN, inputs=tuple(inputs))

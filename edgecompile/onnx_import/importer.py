@@ -1,0 +1,137 @@
+"""An ONNX file as a module: reads it, says what isn't taken, and names what varies."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgecompile.errors import ModelError
+from edgecompile.onnx_import import table
+from edgecompile.onnx_import.files import read_graph
+from edgecompile.onnx_import.folding import Constants, fold
+from edgecompile.onnx_import.graph import Graph, Node, Value
+from edgecompile.onnx_import.module import ImportedModule
+from edgecompile.onnx_import.sizes import Known
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An imported model.
+
+    Attributes:
+        module: takes the inputs in order, gives a tuple of the outputs.
+        inputs: the inputs, with the file's names.
+        outputs: the outputs' names.
+        rows: the number of rows of the tables of which an input has the row numbers, by input.
+        files: names of the files of weights beside the model.
+    """
+
+    module: ImportedModule
+    inputs: tuple[Value, ...]
+    outputs: tuple[str, ...]
+    rows: dict[str, int]
+    files: tuple[str, ...]
+
+
+def import_onnx(path: Path, *, plain: bool = True) -> Imported:
+    """Imports a file.
+
+    Args:
+        path: the file.
+        plain: every type of floating-point numbers becomes float32, as builds start from.
+
+    Raises:
+        ModelError: the file is broken, or has what isn't taken; lists all of it.
+        MissingDependencyError: the package onnx isn't installed.
+    """
+    graph = read_graph(path, plain=plain)
+    _refuse(path, graph.nodes)
+    nodes, constants = fold(graph)
+    _refuse(path, (node for top in nodes for node in _with_inner(top)))
+    _check_scales(path, nodes, constants)
+    names = [value.name for value in graph.inputs]
+    module = ImportedModule(names, graph.outputs, nodes, constants)
+    rows = _rows(graph, nodes, constants)
+    return Imported(module, graph.inputs, graph.outputs, rows, graph.folder_files)
+
+
+def _with_inner(node: Node) -> Iterable[Node]:
+    yield node
+    for inner in node.graphs.values():
+        yield from inner.walk()
+
+
+def _refuse(path: Path, nodes: Iterable[Node]) -> None:
+    """Refuses operators that aren't taken, all in one list."""
+    missing: dict[str, list[str]] = {}
+    for node in nodes:
+        if (node.operator == "If" and not node.domain) or table.find(node) is not None:
+            continue
+        missing.setdefault(f"{node.kind} (opset {node.opset})", []).append(node.label)
+    if missing:
+        lines = []
+        for kind, labels in sorted(missing.items()):
+            more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+            lines.append(f"{kind}: {', '.join(labels[:_SHOWN])}{more}")
+        raise ModelError(
+            f"'{path}' has operators that aren't taken, by nodes: " + "; ".join(lines),
+            hint="export the model with other operators, or start from the PyTorch model",
+        )
+
+
+_SCALES = {"QuantizeLinear": 1, "DequantizeLinear": 1, "Resize": 2, "Upsample": 1}
+
+
+def _check_scales(path: Path, nodes: Iterable[Node], constants: Constants) -> None:
+    for node in nodes:
+        place = _SCALES.get(node.operator)
+        if place is None or place >= len(node.inputs):
+            continue
+        value = constants.get(node.inputs[place])
+        numbers = value.numbers if isinstance(value, Known) else []
+        if isinstance(value, torch.Tensor):
+            numbers = value.reshape(-1).tolist()
+        if any(not math.isfinite(n) or n <= 0 for n in numbers if isinstance(n, (int, float))):
+            raise ModelError(f"'{path}': the node {node} has a scale that isn't a number above 0")
+
+
+def _rows(graph: Graph, nodes: Iterable[Node], constants: Constants) -> dict[str, int]:
+    """The rows of tables that inputs' values count, through casts."""
+    origin = {value.name: value.name for value in graph.inputs}
+    rows: dict[str, int] = {}
+    for node in nodes:
+        if node.operator in ("Cast", "Identity") and node.inputs[0] in origin:
+            origin[node.outputs[0]] = origin[node.inputs[0]]
+        pairs = [(0, 1)] if node.operator == "Gather" and not node.get("axis", 0) else []
+        if node.operator == "EmbedLayerNormalization":
+            pairs = [(2, 0), (4, 1), (3, 8)]
+        for table_place, place in pairs:
+            if max(table_place, place) >= len(node.inputs):
+                continue
+            source = origin.get(node.inputs[place])
+            tensor = constants.get(node.inputs[table_place])
+            if source is None or not isinstance(tensor, torch.Tensor):
+                continue
+            rows[source] = min(rows.get(source, tensor.shape[0]), int(tensor.shape[0]))
+    return rows
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """A name for each that Python and a manifest take; names stay where they can."""
+    result: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")[:80] or "value"
+        plain = f"x_{plain}" if plain[0].isdigit() else plain
+        unique, number = plain, 1
+        while unique in result.values():
+            number += 1
+            unique = f"{plain}_{number}"
+        result[name] = unique
+    return result

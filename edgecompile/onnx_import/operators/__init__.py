@@ -1,0 +1,1 @@
+"""The functions that compute the operators, by topic."""

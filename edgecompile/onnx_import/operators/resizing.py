@@ -1,0 +1,139 @@
+"""Resize and Upsample, by ONNX's own formulas along one dimension after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgecompile.onnx_import.graph import Node
+from edgecompile.onnx_import.table import operator
+
+
+@operator("Upsample", since=7, until=8)
+def _upsample_fixed(node: Node, x: Tensor) -> Tensor:
+    return _resize_by(node, x, node.get("scales"))
+
+
+@operator("Upsample", "Resize", since=9, until=10, numbers=(1,))
+def _resize_by(node: Node, x: Tensor, scales: list[float]) -> Tensor:
+    return _resize(node, x, None, list(scales))
+
+
+@operator("Resize", since=11, numbers=(2, 3))
+def _resize(
+    node: Node,
+    x: Tensor,
+    roi: Any,
+    scales: list[float] | None = None,
+    sizes: list[Any] | None = None,
+) -> Tensor:
+    if (
+        node.get("antialias", 0)
+        or node.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    ):
+        raise ValueError("antialias and tf_crop_and_resize aren't supported")
+    if node.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise ValueError("keep_aspect_ratio_policy isn't supported")
+    axes = [axis % x.dim() for axis in node.get("axes") or range(x.dim())]
+    for place, axis in enumerate(axes):
+        size = x.shape[axis]
+        if scales:
+            factor: Any = scales[place]
+            wanted = _scaled(size, factor)
+        else:
+            assert sizes is not None
+            wanted = sizes[place]
+            factor = None
+        if (factor is not None and factor == 1) or (factor is None and _same(wanted, size)):
+            continue
+        x = _along(node, x, axis, wanted, wanted / size if factor is None else factor)
+    return x
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a == b
+
+
+def _scaled(size: Any, factor: Any) -> Any:
+    """A size times a factor, rounded down; whole factors and parts keep it a plain expression."""
+    if isinstance(factor, float) and factor == int(factor):
+        return size * int(factor)
+    if isinstance(factor, float) and factor < 1 and 1 / factor == round(1 / factor):
+        return size // round(1 / factor)
+    return math.floor(size * factor)
+
+
+def _along(node: Node, x: Tensor, axis: int, wanted: Any, scale: Any) -> Tensor:
+    mode, size = node.get("mode", "nearest"), x.shape[axis]
+    places = _coordinates(node, size, wanted, scale)
+    if mode == "nearest":
+        return x.index_select(axis, _nearest(node, places).clamp(0, size - 1))
+    if mode not in ("linear", "cubic"):
+        raise ValueError(f"the mode {mode} isn't supported")
+    below = torch.floor(places)
+    part = places - below
+    first = below.to(torch.int64)
+    if mode == "linear":
+        taps = [(0, 1 - part), (1, part)]
+    else:
+        taps = [
+            (step, _cubic(part - step, node.get("cubic_coeff_a", -0.75))) for step in (-1, 0, 1, 2)
+        ]
+    if node.get("exclude_outside", 0):
+        taps = [
+            (step, torch.where((first + step >= 0) & (first + step < size), weight, 0))
+            for step, weight in taps
+        ]
+        total = sum((weight for _, weight in taps), torch.zeros_like(part))
+        taps = [(step, weight / total) for step, weight in taps]
+    shape = [-1 if dim == axis else 1 for dim in range(x.dim())]
+    result: Any = None
+    for step, weight in taps:
+        picked = x.index_select(axis, (first + step).clamp(0, size - 1))
+        term = picked * weight.reshape(shape).to(x.dtype)
+        result = term if result is None else result + term
+    return result
+
+
+def _coordinates(node: Node, size: Any, wanted: Any, scale: Any) -> Tensor:
+    """The place in the input of each element of the output."""
+    places = torch.arange(wanted).to(torch.float32)
+    usual = "asymmetric" if node.operator == "Upsample" or node.opset < 11 else "half_pixel"
+    how = node.get("coordinate_transformation_mode", usual)
+    if how == "asymmetric":
+        return places / scale
+    if how == "align_corners":
+        return places * ((size - 1) / torch.sym_max(wanted - 1, 1))
+    if how == "pytorch_half_pixel" and isinstance(wanted, int) and wanted <= 1:
+        return torch.zeros_like(places)
+    if how == "half_pixel_symmetric":
+        whole = wanted / scale / size if not isinstance(scale, float) else wanted / (scale * size)
+        centre = size / 2
+        return centre * (1 - whole) + (places + 0.5) / scale - 0.5
+    if how not in ("half_pixel", "pytorch_half_pixel"):
+        raise ValueError(f"the coordinate_transformation_mode {how} isn't supported")
+    return (places + 0.5) / scale - 0.5
+
+
+_ROUND: dict[str, Callable[[Tensor], Tensor]] = {
+    "round_prefer_floor": lambda x: torch.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: torch.floor(x + 0.5),
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+}
+
+
+def _nearest(node: Node, places: Tensor) -> Tensor:
+    usual = "floor" if node.opset < 11 else "round_prefer_floor"
+    return _ROUND[node.get("nearest_mode", usual)](places).to(torch.int64)
+
+
+def _cubic(distance: Tensor, a: float) -> Tensor:
+    d = distance.abs()
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return torch.where(d <= 1, near, torch.where(d < 2, far, 0))

@@ -1,0 +1,65 @@
+"""What ONNX Runtime computes for a file, where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgecompile.onnx_import.graph import Value
+
+_NAMES = {"tensor(float16)": torch.float16, "tensor(double)": torch.float64}
+
+
+class Reference:
+    """ONNX Runtime with one file.
+
+    Attributes:
+        version: its version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        self.version: str = onnxruntime.__version__
+        self._session: Any = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+        self._dtypes = {item.name: item.type for item in self._session.get_inputs()}
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs in the file's order."""
+        feeds = {}
+        for name, tensor in inputs.items():
+            dtype = _NAMES.get(self._dtypes[name], tensor.dtype)
+            feeds[name] = tensor.to(dtype).numpy()
+        return [torch.from_numpy(result) for result in self._session.run(None, feeds)]
+
+
+def open_reference(path: Path, inputs: tuple[Value, ...]) -> Reference | None:
+    """ONNX Runtime with a file; None: it isn't installed, or doesn't run this file on a CPU."""
+    try:
+        made = Reference(path)
+    except Exception:  # its errors share no class; a file that it can't run has no reference
+        return None
+    return made if {value.name for value in inputs} == set(made._dtypes) else None
+
+
+def difference(given: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference of two results, as a part of the largest number; infinite where NaNs or
+    infinities differ."""
+    if given.shape != wanted.shape:
+        return float("inf")
+    a, b = given.double(), wanted.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    if bool(same.all()):
+        return 0.0
+    top = b[b.isfinite()].abs().max() if bool(b.isfinite().any()) else torch.tensor(1.0)
+    apart = torch.where(same, 0.0, (a - b).abs())
+    # Results near 0, as of a sigmoid, are as good as absolute ones.
+    found = float((apart / top.clamp_min(1e-2)).max())
+    return found if found == found else float("inf")

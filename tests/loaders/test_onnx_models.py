@@ -1,0 +1,119 @@
+"""ONNX files as models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from edgecompile.errors import ModelError
+from edgecompile.export.export import export_model
+from edgecompile.loaders import onnx_models
+from edgecompile.loaders.load import load_model
+from edgecompile.models.specs import AxisLimits
+from tests.onnx_import.graphs import FLOAT, INT, model, run_reference, save, value
+
+_TABLE = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+
+
+def _encoder(ids=("batch_size", "seq len"), kind=FLOAT):
+    """A table, a mask, and a mean over real positions, with shapes calculated as exporters do."""
+    nodes = [
+        helper.make_node("Gather", ["table", "input.ids"], ["h"]),
+        helper.make_node("Shape", ["h"], ["shape"]),
+        helper.make_node("Cast", ["attention_mask"], ["m"], to=kind),
+        helper.make_node("Unsqueeze", ["m", "last"], ["u"]),
+        helper.make_node("Expand", ["u", "shape"], ["e"]),
+        helper.make_node("Mul", ["h", "e"], ["p"]),
+        helper.make_node("ReduceSum", ["p", "one"], ["s"], keepdims=0),
+        helper.make_node("ReduceSum", ["e", "one"], ["c"], keepdims=0),
+        helper.make_node("Div", ["s", "c"], ["pooled:0"]),
+    ]
+    dtype = np.float16 if kind == TensorProto.FLOAT16 else np.float32
+    tensors = {"table": _TABLE.astype(dtype), "last": np.array([-1]), "one": np.array([1])}
+    inputs = [value("input.ids", list(ids), INT), value("attention_mask", list(ids), INT)]
+    return model(nodes, inputs, [value("pooled:0", [ids[0], 8], kind)], tensors)
+
+
+def test_named_dimensions_are_axes(tmp_path: Path) -> None:
+    path = save(_encoder(), tmp_path, "encoder.onnx")
+    loaded = load_model(path, batch=(1, 4), max_length=40)
+    assert (loaded.name, loaded.source.kind, loaded.source.lasting) == ("encoder", "onnx", True)
+    assert set(loaded.source.sha256) == {"encoder.onnx"}
+    assert loaded.axes == {"batch": AxisLimits(1, 4), "seq_len": AxisLimits(1, 40)}
+    ids, mask = loaded.inputs
+    assert (ids.name, ids.shape, ids.bounds, ids.pad) == (
+        "input_ids",
+        ("batch", "seq_len"),
+        (0, 49),
+        0,
+    )
+    assert mask.is_mask and loaded.paddable
+    assert [(item.name, item.shape) for item in loaded.outputs] == [("pooled_0", ("batch", 8))]
+    notes = "\n".join(loaded.notes)
+    assert "the axis 'batch_size' is called batch" in notes
+    assert "compared with ONNX Runtime" in notes and "seq_len 32" in notes
+
+
+def test_equals_onnx_runtime_at_many_sizes(tmp_path: Path) -> None:
+    path = save(_encoder(), tmp_path)
+    module = load_model(path, batch=(1, 4)).module
+    for length in range(1, 41, 2):
+        ids = torch.arange(2 * length).reshape(2, length) % 50
+        mask = torch.ones_like(ids)
+        mask[0, length // 2 + 1 :] = 0
+        result = module(input_ids=ids, attention_mask=mask)["pooled_0"]
+        wanted = run_reference(path, {"input.ids": ids.numpy(), "attention_mask": mask.numpy()})
+        np.testing.assert_allclose(result.numpy(), wanted[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dims", [(None, None), ("?", "?")])
+def test_dimensions_without_names_get_some(tmp_path: Path, dims: tuple[str | None, ...]) -> None:
+    loaded = load_model(save(_encoder(dims), tmp_path))
+    # Two inputs' unnamed dimensions needn't be equal: the mask's is an axis of its own.
+    assert loaded.inputs[0].shape == ("batch", "input_ids_1")
+    assert "dimension 1 of 'input_ids' has no name; it is called input_ids_1" in loaded.notes
+
+
+def test_weights_of_float16_become_float32(tmp_path: Path) -> None:
+    loaded = load_model(save(_encoder(kind=TensorProto.FLOAT16), tmp_path))
+    assert {tensor.dtype for tensor in loaded.module.parameters()} == {torch.float32}
+    assert loaded.outputs[0].dtype == "float32"
+
+
+def test_one_program_of_a_recurrent_layer_serves_all_lengths(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    weights = {"w": random.standard_normal((1, 12, 8)), "r": random.standard_normal((1, 12, 3))}
+    tensors = {name: array.astype(np.float32) for name, array in weights.items()}
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=3)
+    proto = model([node], [value("x", ["length", 1, 8])], [value("y", None)], tensors)
+    path = save(proto, tmp_path)
+    program = export_model(load_model(path), {"length": (1, 50)}).program.module()
+    for length in (1, 9, 50):
+        x = torch.randn(length, 1, 8)
+        wanted = run_reference(path, {"x": x.numpy()})[0]
+        np.testing.assert_allclose(program(x=x)["y"].numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_an_import_that_computes_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(_encoder(), tmp_path)
+    monkeypatch.setattr(onnx_models, "difference", lambda a, b: 0.5)
+    with pytest.raises(ModelError, match=r"'pooled:0' differs from ONNX Runtime's by 0\.5"):
+        load_model(path)
+
+
+def test_says_that_nothing_was_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_models, "open_reference", lambda *_: None)
+    loaded = load_model(save(_encoder(), tmp_path))
+    assert any("isn't checked against it" in note for note in loaded.notes)
+
+
+def test_options_of_folders_are_refused(tmp_path: Path) -> None:
+    path = save(_encoder(), tmp_path)
+    with pytest.raises(Exception, match="for folders in Hugging Face layout"):
+        load_model(path, pooling="mean")
