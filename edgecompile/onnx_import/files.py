@@ -48,7 +48,7 @@ def read_graph(path: Path, *, plain: bool = False) -> Graph:
     except ImportError as error:
         raise MissingDependencyError(
             "ONNX files need the package onnx, which can't be imported here",
-            hint="pip install 'edgecompile[jetson]', or onnx alone",
+            hint="pip install 'edgecompile[onnx]'",
         ) from error
     model = onnx.ModelProto()
     try:
