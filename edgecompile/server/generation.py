@@ -1,11 +1,10 @@
-"""New tokens of texts: several texts side by side, one step of each after the other."""
+"""New tokens of texts: several texts side by side, a step of each in turn."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from edgecompile.server.grammar_thread import GrammarThread
 from edgecompile.server.journal import Journal, digest
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.schedule.threads import Threads
+from edgecompile.server.schedule.turns import Turns
 
 #: Prompts of so many characters are tokenized on the event loop: a thread costs more.
 _SHORT = 2000
@@ -94,6 +94,10 @@ class Generation:
         return () if self.tools is None else self.tools.described
 
 
+class _More:
+    """A step's result where its prompt has more chunks."""
+
+
 @dataclass(eq=False)
 class _Step:
     """The next token of a text; the future gets it, or None where the text has ended."""
@@ -102,11 +106,21 @@ class _Step:
     key: bytes
     token: asyncio.Future[int | None]
 
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for the token."""
+        return not self.token.done()
+
+    def run(self) -> int | _More | None:
+        """Runs one chunk of what the token needs; the token, where no more is left."""
+        return _More() if self.stream.run() else next(self.stream, None)
+
 
 class Generator:
     """Generates with one language model. One thread makes the tokens of all texts, in turns.
 
-    A token is a run like any other: it has those of the model's threads for which CPUs are free.
+    Between two chunks of a prompt the other texts get a token each. A token is a run like any other: it
+    has those of the model's threads for which CPUs are free.
 
     Args:
         model: an open bundle.
@@ -147,7 +161,7 @@ class Generator:
         enough = cores is not None and cores.count >= self._fewest
         self._cores = cores if cores is not None and enough else Cores(self._cpus)
         self._cores.share(self._begin)
-        self._steps: deque[_Step] = deque()
+        self._turns = Turns[_Step]()
         self._busy = False
         self._thread = Threads(1)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
@@ -325,43 +339,46 @@ class Generator:
     def _next(self, stream: TokenStream, key: bytes) -> asyncio.Future[int | None]:
         """The text's next token, once it has its turn and CPUs; None: it has ended."""
         step = _Step(stream, key, asyncio.get_running_loop().create_future())
-        self._steps.append(step)
+        self._turns.add(step, chunk=not stream.tokens)
         self._begin()
         return step.token
 
     def _begin(self) -> None:
         """Begins the next step, if one can begin."""
-        while self._steps and self._steps[0].token.cancelled():
-            self._steps.popleft()
-        if self._steps and not self._busy and self._cores.free >= self._fewest:
-            step, threads = self._steps.popleft(), min(self._cores.free, self._cpus)
+        if self._busy or self._cores.free < self._fewest:
+            return
+        step = self._turns.next()
+        if step is not None:
+            threads = min(self._cores.free, self._cpus)
             self._cores.free -= threads
             self._busy = True
             self._thread.run(
                 partial(self._run_step, step, threads), partial(self._end, step, threads)
             )
 
-    def _run_step(self, step: _Step, threads: int) -> int | Exception | None:
+    def _run_step(self, step: _Step, threads: int) -> int | _More | Exception | None:
         self.running_since = self._clock()
         try:
             with self._journal.running([step.key], self._model):
                 if threads == self._cpus:
-                    return next(step.stream, None)
-                token: int | None = self._model.with_threads(threads, next, step.stream, None)
-                return token
+                    return step.run()
+                result: int | _More | None = self._model.with_threads(threads, step.run)
+                return result
         except Exception as error:
             return error
         finally:
             self.running_since = None
 
-    def _end(self, step: _Step, threads: int, token: int | Exception | None) -> None:
+    def _end(self, step: _Step, threads: int, result: int | _More | Exception | None) -> None:
         self._busy = False
         self._cores.free += threads
-        if not step.token.done():
-            if isinstance(token, Exception):
-                step.token.set_exception(token)
+        if step.wanted:
+            if isinstance(result, _More):
+                self._turns.add(step, chunk=True)
+            elif isinstance(result, Exception):
+                step.token.set_exception(result)
             else:
-                step.token.set_result(token)
+                step.token.set_result(result)
         self._cores.freed(self._begin)
 
     def close(self) -> None:

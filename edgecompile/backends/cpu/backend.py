@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from edgecompile.backends.inductor.source import (
     KERNEL_INCLUDES,
     computes_in_vectors,
     split_interface,
+    sum_serially,
 )
 from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.buckets.ranges import Bucket
@@ -204,6 +205,10 @@ class InductorCpuBackend:
             sizes = hinted_sizes(task.bucket, ranges)
             example = exported.example(sizes)
             generated = generate_cpp(module, example, variant, shared=own | packed)
+            if any(spec.in_place for spec in exported.inputs):
+                # Of programs that write a text's caches sums are of single tokens, and short: the text
+                # keeps its bits on any number of threads.
+                generated = replace(generated, kernels=sum_serially(generated.kernels))
         if native is not None:
             refuse_missing_kernels(generated.wrapper, modules, native.exports, dtypes)
         with _timed(seconds, "compile"):

@@ -96,6 +96,11 @@ def mark_reductions(kernels: str) -> str:
     return _REDUCTION.sub(r"\1 proc_bind(close)\n", kernels)
 
 
+def sum_serially(kernels: str) -> str:
+    """Lets one thread sum up what ``mark_reductions`` marks: sums depend on no number of threads then."""
+    return kernels.replace("parallel proc_bind(close)\n", "parallel num_threads(1)\n")
+
+
 _KERNEL = re.compile(r'^extern "C"', re.MULTILINE)
 _VECTOR = re.compile(r"\bauto (tmp\d+) = at::vec::Vectorized<float>|\b(tmp_acc\w*_vec)\b")
 #: Sums of whole numbers look like those of floats.

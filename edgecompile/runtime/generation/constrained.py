@@ -34,11 +34,52 @@ class ConstrainedStream(TokenStream):
         self._ahead: List[int] = []
         self._run: Optional[int] = None
 
+    def run(self) -> bool:
+        if self.finish_reason is not None or self._logits is not None:
+            return False
+        if self._runs is None:
+            if self._run is not None:
+                self._check_turn()
+            if self._is_known():
+                return False
+            self._begin_runs()
+        if self._runs is not None and self._run_chunk(self._runs):
+            return True
+        self._run = len(self.tokens)
+        self.reused = min(self.reused, len(self._request.prompt))
+        return False
+
+    def _is_known(self) -> bool:
+        """Whether nothing needs to run: the constraint forces the next token, or the text is complete."""
+        tokens, constraint = self.tokens, self._constraint
+        try:
+            if not self._ahead:
+                if not tokens and constraint.ended():
+                    return True
+                left = self._request.max_new_tokens - len(tokens)
+                self._ahead = constraint.forced()[:left]
+        except ConstraintError:
+            self.close()
+            raise
+        return bool(self._ahead)
+
+    def _begin_runs(self) -> None:
+        """Begins to run what hasn't been; a single token at once."""
+        tokens, request, session = self.tokens, self._request, self._session
+        if self._run is None:
+            marks = (*request.marks, len(request.prompt)) if tokens else request.marks
+            prompt = [*request.prompt, *tokens]
+            self._runs = session.begin(self, request._replace(prompt=prompt, marks=marks))
+        elif self._run == len(tokens) - 1:
+            self._logits = session.advance(self, tokens[-1])
+        else:
+            self._runs = session.advance_by(self, tokens[self._run :])
+
     def __next__(self) -> int:
         if self.finish_reason is not None:
             raise StopIteration
-        if self._run is not None:
-            self._check_turn()
+        while self.run():
+            pass
         try:
             token = self._take()
         except ConstraintError:
@@ -52,15 +93,13 @@ class ConstrainedStream(TokenStream):
     def _take(self) -> Optional[int]:
         """The next token, which the constraint knows then; None: the text is complete without any."""
         tokens, request, constraint = self.tokens, self._request, self._constraint
-        if not self._ahead:
-            if not tokens and constraint.ended():
-                return None
-            self._ahead = constraint.forced()[: request.max_new_tokens - len(tokens)]
-        if self._ahead:
+        if self._logits is not None:
+            token = self._choose_token(self._logits)
+        elif self._ahead:
             token = self._ahead.pop(0)
             self._sampler.add(token)
         else:
-            token = self._choose_token()
+            return None
         constraint.accept(token)
         tokens.append(token)
         if token in request.eos:
@@ -73,28 +112,13 @@ class ConstrainedStream(TokenStream):
             self.finish_reason = "length"
         return token
 
-    def _choose_token(self) -> int:
-        logits = self._run_tokens()
+    def _choose_token(self, logits: "NDArray[np.float32]") -> int:
         allowed = self._constraint.mask()
         banned = (self._never, None if self.tokens else self._not_first)
         token = self._choose(choose_allowed(logits, allowed, banned))
+        self._logits = None
         self._check_turn()
         return token
-
-    def _run_tokens(self) -> "NDArray[np.float32]":
-        """Runs what hasn't been; the logits [vocabulary] behind the last token."""
-        tokens, request, session = self.tokens, self._request, self._session
-        if self._run is None:
-            marks = (*request.marks, len(request.prompt)) if tokens else request.marks
-            prompt = [*request.prompt, *tokens]
-            logits = session.begin(self, request._replace(prompt=prompt, marks=marks))
-            self.reused = min(self.reused, len(request.prompt))
-        elif self._run == len(tokens) - 1:
-            logits = session.advance(self, tokens[-1])
-        elif self._run < len(tokens):
-            logits = session.advance_by(self, tokens[self._run :])
-        self._run = len(tokens)
-        return logits
 
     def _check_turn(self) -> None:
         """Raises InputError where another text of the session has begun meanwhile."""

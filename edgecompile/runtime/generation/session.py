@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..format.output import Path
+    from .stream import Runs
 
 _Session = TypeVar("_Session", bound="Session")
 #: Tokens that must be run again to make it worth a run of its own to keep the states where two texts part.
@@ -188,29 +189,52 @@ class Session(Unique, Generator):
         request = make_generation_request(bundle.manifest, text, options)
         return request._replace(source=read_source(spec, bundle.encoder, input_ids))
 
-    def begin(self, stream: TokenStream, request: GenerationRequest) -> "NDArray[np.float32]":
+    def begin(self, stream: TokenStream, request: GenerationRequest) -> "Runs":
         """Takes the text ``request.prompt`` over from the last one, and runs what is new of it.
 
         Returns:
-            The logits [vocabulary] behind its last token, valid until the next call.
+            Its runs, a chunk at each step; in the end the logits [vocabulary] behind its last token,
+            valid until the next call.
         """
         with self._lock:
-            self._turn = weakref.ref(stream)
-            if request.source is not None:
-                self._read(request.source)
-            prompt = request.prompt
-            self._take_prefix(prompt)
-            common = count_common(prompt, self._tokens)
-            if self._states is not None:
-                return self._begin_from_states(self._states, stream, request, common)
-            prefix = min(common, len(prompt) - 1)
-            del self._tokens[prefix:]
-            stream.reused = prefix
-            return self._extend(prompt[prefix:])
+            self._turn = turn = weakref.ref(stream)
+        return self._in_turn(turn, self._begin(request))
+
+    def _in_turn(self, turn: "weakref.ReferenceType[TokenStream]", runs: "Runs") -> "Runs":
+        """Each step of ``runs`` by itself, as long as the text is still this stream's."""
+        # No reference to the stream lies here: it refers to these runs itself.
+        while True:
+            with self._lock:
+                if self._turn is not turn:
+                    raise turn_lost()
+                try:
+                    next(runs)
+                except StopIteration as end:
+                    logits: NDArray[np.float32] = end.value
+                    return logits
+            yield
+
+    def _begin(self, request: GenerationRequest) -> "Runs":
+        if request.source is not None:
+            self._read(request.source)
+        prompt = request.prompt
+        self._take_prefix(prompt)
+        common = count_common(prompt, self._tokens)
+        if self._states is not None:
+            return (yield from self._begin_from_states(self._states, request, common))
+        prefix = min(common, len(prompt) - 1)
+        del self._tokens[prefix:]
+        self._note_reused(prefix)
+        return (yield from self._extend(prompt[prefix:]))
+
+    def _note_reused(self, count: int) -> None:
+        stream = None if self._turn is None else self._turn()
+        if stream is not None:
+            stream.reused = count
 
     def _begin_from_states(
-        self, states: Checkpoints, stream: TokenStream, request: GenerationRequest, common: int
-    ) -> "NDArray[np.float32]":
+        self, states: Checkpoints, request: GenerationRequest, common: int
+    ) -> "Runs":
         """``begin`` where states of a fixed size have to be put behind what isn't run."""
         prompt, length = request.prompt, len(request.prompt)
         prefix, found = self._find_states(states, common, length)
@@ -222,7 +246,7 @@ class Session(Unique, Generator):
         if prefix > 0:
             states.take(prefix)  # the end of an answer
         del self._tokens[prefix:]
-        stream.reused = prefix
+        self._note_reused(prefix)
         if prefix == length:
             assert found is not None
             assert found.logits is not None
@@ -234,10 +258,11 @@ class Session(Unique, Generator):
         if self._every:
             stops.update(range(self._every, length, self._every))
         for stop in sorted(stop for stop in stops if prefix < stop < length):
-            self._extend(prompt[prefix:stop])
+            yield from self._extend(prompt[prefix:stop])
             states.take(stop)
             prefix = stop
-        logits = self._extend(prompt[prefix:])
+            yield
+        logits = yield from self._extend(prompt[prefix:])
         states.take(length, logits)
         return logits
 
@@ -325,30 +350,31 @@ class Session(Unique, Generator):
                 self._states.take(self._behind)
             return self._row
 
-    def advance_by(self, stream: TokenStream, tokens: List[int]) -> "NDArray[np.float32]":
-        """Runs several tokens behind the text, as a prompt's; else as ``advance``."""
-        with self._lock:
-            if not self.has_turn(stream):
-                raise turn_lost()
-            begin = len(self._tokens)
-            if self._spec.kind == RECURRENT_LM and begin != self._behind:
-                raise _states_lost()
-            if self._states is not None:
-                return self._extend_states(self._states, tokens)
-            try:
-                return self._extend(tokens)
-            except BaseException:
-                del self._tokens[begin:]  # all of them can be run again
-                raise
+    def advance_by(self, stream: TokenStream, tokens: List[int]) -> "Runs":
+        """Runs several tokens behind the text, as a prompt's."""
+        return self._in_turn(weakref.ref(stream), self._advance_by(tokens))
 
-    def _extend_states(self, states: Checkpoints, tokens: Sequence[int]) -> "NDArray[np.float32]":
+    def _advance_by(self, tokens: List[int]) -> "Runs":
+        begin = len(self._tokens)
+        if self._spec.kind == RECURRENT_LM and begin != self._behind:
+            raise _states_lost()
+        if self._states is not None:
+            return (yield from self._extend_states(self._states, tokens))
+        try:
+            return (yield from self._extend(tokens))
+        except (Exception, KeyboardInterrupt):
+            del self._tokens[begin:]  # all of them can be run again
+            raise
+
+    def _extend_states(self, states: Checkpoints, tokens: Sequence[int]) -> "Runs":
         """Runs tokens behind the text, and keeps states at every so many tokens."""
         begin, every = len(self._tokens), self._every
         end = begin + len(tokens)
         for stop in range(begin + every - begin % every, end, every) if every else ():
-            self._extend(tokens[len(self._tokens) - begin : stop - begin])
+            yield from self._extend(tokens[len(self._tokens) - begin : stop - begin])
             states.take(stop)
-        logits = self._extend(tokens[len(self._tokens) - begin :])
+            yield
+        logits = yield from self._extend(tokens[len(self._tokens) - begin :])
         if every and end % every == 0:
             states.take(end)
         return logits
@@ -357,9 +383,11 @@ class Session(Unique, Generator):
         """Whether the text is still this stream's, and so the logits that it got."""
         return self._turn is not None and self._turn() is stream
 
-    def _extend(self, tokens: Sequence[int]) -> "NDArray[np.float32]":
+    def _extend(self, tokens: Sequence[int]) -> "Runs":
         done = 0
         while done < len(tokens):
+            if done:
+                yield
             row = len(self._tokens)
             chunk = self._planner.next_chunk(row, len(tokens) - done)
             ids = np.full((1, chunk.length), self._spec.pad, np.int64)

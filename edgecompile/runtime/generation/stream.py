@@ -7,6 +7,7 @@ from typing import (
     Callable,
     Dict,
     FrozenSet,
+    Generator,
     List,
     NamedTuple,
     Optional,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Choose = Callable[[NDArray[np.float32]], int]
+    #: Runs of chunks, one at each step; in the end the logits [vocabulary] behind the last one.
+    Runs = Generator[None, None, NDArray[np.float32]]
 
 #: Without a default of the bundle.
 DEFAULT_NEW_TOKENS = 20
@@ -128,16 +131,16 @@ class Text(Protocol):
     #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
     suppressed: "Tuple[Optional[NDArray[np.int64]], Optional[NDArray[np.int64]]]"
 
-    def begin(self, stream: "TokenStream", request: GenerationRequest) -> "NDArray[np.float32]":
-        """Runs the prompt; the logits [vocabulary] behind it."""
+    def begin(self, stream: "TokenStream", request: GenerationRequest) -> "Runs":
+        """Makes the text that of ``stream``; the runs of its prompt."""
         ...
 
     def advance(self, stream: "TokenStream", token: int) -> "NDArray[np.float32]":
         """Runs one token; the logits [vocabulary] behind it."""
         ...
 
-    def advance_by(self, stream: "TokenStream", tokens: List[int]) -> "NDArray[np.float32]":
-        """Runs several tokens; the logits [vocabulary] behind the last one."""
+    def advance_by(self, stream: "TokenStream", tokens: List[int]) -> "Runs":
+        """The runs of several tokens."""
         ...
 
     def has_turn(self, stream: "TokenStream") -> bool:
@@ -167,6 +170,9 @@ class TokenStream(Unique):
         self._request = request
         self._choose = choose
         self._never, self._not_first = session.suppressed
+        self._runs: Optional[Runs] = None
+        # The logits that the next token is chosen from, once they are there.
+        self._logits: Optional[NDArray[np.float32]] = None
 
     @property
     def prompt(self) -> List[int]:
@@ -186,20 +192,45 @@ class TokenStream(Unique):
     def __iter__(self) -> "TokenStream":
         return self
 
+    def run(self) -> bool:
+        """Runs one chunk of what the next token needs; whether more chunks are left.
+
+        ``next`` runs them all. Who calls this can let other texts run between two chunks.
+        """
+        if self.finish_reason is not None or self._logits is not None:
+            return False
+        if self._runs is None:
+            if self.tokens:
+                self._logits = self._session.advance(self, self.tokens[-1])
+                return False
+            self._runs = self._session.begin(self, self._request)
+        return self._run_chunk(self._runs)
+
+    def _run_chunk(self, runs: "Runs") -> bool:
+        try:
+            next(runs)
+            return True
+        except StopIteration as end:
+            self._logits, self._runs = end.value, None
+            return False
+        except BaseException:
+            self._runs = None
+            raise
+
     def __next__(self) -> int:
         if self.finish_reason is not None:
             raise StopIteration
-        tokens, request = self.tokens, self._request
-        if tokens:
-            logits = self._session.advance(self, tokens[-1])
-        else:
-            logits = self._session.begin(self, request)
+        while self.run():
+            pass
+        tokens, request, logits = self.tokens, self._request, self._logits
+        assert logits is not None
         if self._never is not None or (self._not_first is not None and not tokens):
             logits = logits.copy()
             for banned in (self._never, None if tokens else self._not_first):
                 if banned is not None:
                     logits[banned] = -np.inf
         token = self._choose(logits)
+        self._logits = None
         # The logits are the session's. A text that began meanwhile, in another thread, has written
         # its own there.
         if not self._session.has_turn(self):

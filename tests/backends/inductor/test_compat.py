@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
 from edgecompile.backends.inductor.compat import GeneratedCpp, generate_cpp, vector_isa
-from edgecompile.backends.inductor.source import computes_in_vectors, split_interface, split_source
+from edgecompile.backends.inductor.source import (
+    computes_in_vectors,
+    split_interface,
+    split_source,
+    sum_serially,
+)
 from edgecompile.errors import CompileError
 from edgecompile.targets.profile import VariantSpec, load_variant
 
@@ -271,3 +276,15 @@ def test_a_stored_program_keeps_a_batch_of_one_or_two(tmp_path: Path) -> None:
         shared=(),
     )
     assert made.assumed == ()
+
+
+def test_sums_of_shares_can_be_left_to_one_thread() -> None:
+    """Those alone: what threads compute side by side stays with them."""
+    shares = "int most = omp_get_max_threads();\n#pragma omp parallel\n{ add(); }\n"
+    others = "#pragma omp parallel num_threads(2)\n{ multiply(); }\n"
+    marker = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
+    kernels = split_source("a\n" + marker + shares + others)[1]
+    serial = sum_serially(kernels)
+    assert "parallel proc_bind(close)\n{ add" in kernels
+    assert "parallel num_threads(1)\n{ add" in serial and "num_threads(2)\n{ multiply" in serial
+    assert "proc_bind" not in serial

@@ -72,7 +72,10 @@ def best(model: Model, text: list[int], allowed: Any) -> int:
     """The likeliest allowed token behind a text, which is read anew."""
     session = model.session()
     stream = session.stream(text, max_new_tokens=1)
-    logits = session.begin(stream, stream._request).copy()
+    while stream.run():
+        pass
+    assert stream._logits is not None
+    logits = stream._logits.copy()
     logits[~allowed] = -np.inf
     return int(logits.argmax())
 
@@ -271,7 +274,7 @@ def test_logits_that_are_no_numbers_are_told(model: Model, monkeypatch: pytest.M
     begin = session.begin
 
     def broken(*given: Any) -> Any:
-        logits = begin(*given).copy()
+        logits = (yield from begin(*given)).copy()
         logits[5] = np.nan
         return logits
 

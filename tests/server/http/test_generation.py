@@ -307,7 +307,7 @@ def test_a_full_house_says_when_a_text_ends(speaking_bundle: Path) -> None:
 
         async def wait_for_room() -> str:
             task = asyncio.create_task(call(app, "POST", "/v1/completions", body()))
-            while not generator._steps and not generator._busy:
+            while not generator._turns and not generator._busy:
                 await asyncio.sleep(0)
             reply = await call(app, "POST", "/v1/completions", body())
             assert reply.status == 429 and "1 texts are generated or wait" in reply.error
@@ -347,7 +347,7 @@ def test_tokens_take_their_turn_on_the_cpus(
         monkeypatch.setattr(model.model, "with_threads", with_threads)
         cores.free = 0  # other models run
         task = asyncio.create_task(call(app, "POST", "/v1/completions", body()))
-        while not generator._steps:
+        while not generator._turns:
             await asyncio.sleep(0)
         assert not free
         for count in (1, 2):
