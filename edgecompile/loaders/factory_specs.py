@@ -254,8 +254,9 @@ class _Checked:
         return name or (LENGTH if LENGTH in others else next(iter([*others, *self.axes]), None))
 
     def _limit_length(self) -> None:
-        if self.options.max_context is not None:
-            self.problems.append("`max_context` is for language models that generate")
+        for name in ("max_context", "lookup"):
+            if getattr(self.options, name) is not None:
+                self.problems.append(f"`{name}` is for language models that generate")
         for value in (self.spec.max_length, self.options.max_length):
             if value is None:
                 continue

@@ -14,6 +14,9 @@ from edgecompile.models.specs import batch_problem
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
+#: Options for language models that generate.
+_GENERATING = ("max_context", "lookup")
+
 
 def load_model(
     spec: str | Path | object, options: LoadOptions | None = None, **changes: Any
@@ -39,7 +42,7 @@ def load_model(
         # Only the last stage of a build reads it.
         raise ModelError(f"{loaded.name}: there is no tokenizer '{loaded.tokenizer}'")
     if loaded.generation is None:
-        names = ["`max_context`"] if options.max_context is not None else []
+        names = [f"`{name}`" for name in _GENERATING if getattr(options, name) is not None]
         names += [f'`task="{options.task}"`'] if options.task in (CAUSAL_LM, SEQ2SEQ_LM) else []
         if names:
             raise ModelError(
@@ -68,7 +71,7 @@ def check_model(spec: str | Path | object, options: LoadOptions) -> None:
     if isinstance(spec, (str, Path)):
         check_form(spec)
         named, folder = f"'{spec}'", Path(spec).expanduser().is_dir()
-    arguments = [name for name in options.to_json() if name != "max_context"]
+    arguments = [name for name in options.to_json() if name not in _GENERATING]
     generates = arguments == ["task"] and options.task in (CAUSAL_LM, SEQ2SEQ_LM)
     if arguments and not folder and not generates:
         raise UsageError(

@@ -13,6 +13,7 @@ from edgecompile import checks
 from edgecompile.errors import UsageError
 from edgecompile.models.tasks import TASK_NAMES
 from edgecompile.runtime.format.dtypes import Number
+from edgecompile.runtime.format.schema import MAX_LOOKUP
 
 #: How token embeddings become one, in the order in which sentence-transformers concatenates several.
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -37,6 +38,8 @@ class LoadOptions:
         image_size: height and width, each one size or (smallest, largest); None: what the folder says.
         max_context: tokens that a prompt and what follows it may have together, for generation;
             None: the model's limit, at most 2048.
+        lookup: tokens of the longest run that gives logits behind each of its tokens, by which the
+            device tries tokens that it found in the text so far; None: there is no such run.
 
     Raises:
         UsageError: a value is of the wrong type or out of its range.
@@ -53,6 +56,7 @@ class LoadOptions:
     softmax: bool = False
     image_size: tuple[tuple[int, int], tuple[int, int]] | None = None
     max_context: int | None = None
+    lookup: int | None = None
 
     def __post_init__(self) -> None:
         checks.settle(
@@ -68,6 +72,7 @@ class LoadOptions:
             softmax=checks.flag,
             image_size=_image_size,
             max_context=checks.whole,
+            lookup=_lookup,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -103,6 +108,13 @@ def _pads(name: str, value: Any) -> Mapping[str, Number]:
     return pads
 
 
+def _lookup(name: str, value: Any) -> int | None:
+    value = checks.whole(name, value)
+    if value is None or 2 <= value <= MAX_LOOKUP:
+        return value
+    raise UsageError(f"`{name}` is {value}, must be 2 to {MAX_LOOKUP}")
+
+
 def _image_size(name: str, value: Any) -> tuple[Any, ...] | None:
     if value is None:
         return None
@@ -117,4 +129,5 @@ def _image_size(name: str, value: Any) -> tuple[Any, ...] | None:
 #: Options that change what is computed.
 _SHAPING = (
     "task", "pooling", "normalize", "softmax", "token_type_ids", "image_size", "max_context",
+    "lookup",
 )  # fmt: skip

@@ -469,7 +469,7 @@ def _spread(name: str, path: str) -> float:
     return 0.05 if any(part in path for part in ("embed_tokens", "shared")) else 0.4
 
 
-def load_family(name: str) -> Any:
+def load_family(name: str, lookup: int | None = None) -> Any:
     """The family's model, to generate with.
 
     Raises:
@@ -479,7 +479,9 @@ def load_family(name: str) -> Any:
     from edgecompile.models.loaded import ModelSource
     from edgecompile.models.options import LoadOptions
 
-    options = LoadOptions(max_length=LONGEST_RUN, max_context=POSITIONS, task="causal-lm")
+    options = LoadOptions(
+        max_length=LONGEST_RUN, max_context=POSITIONS, task="causal-lm", lookup=lookup
+    )
     if name in SOURCES:
         fixed = name == "whisper"
         options = LoadOptions(max_length=None if fixed else LONGEST_SOURCE, max_context=POSITIONS)

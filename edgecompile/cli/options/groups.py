@@ -30,6 +30,7 @@ _MODEL = (
     "--token-type-ids",
     "--image-size",
     "--max-context",
+    "--lookup",
 )
 _COMMON = ("--json", "--quiet", "--debug", "--help")
 

@@ -108,4 +108,10 @@ model_options = add_options(
         help="Limit a prompt and its new tokens together to N. --max-length then limits one run, and "
         "longer prompts take several runs.  [default: the model's limit, at most 2048]",
     ),
+    number_option(
+        "--lookup",
+        least=2,
+        help="Add a program for runs of up to N tokens, at most 8, that the device finds in the text so "
+        "far, for `generate --lookup`.  [default: none]",
+    ),
 )

@@ -53,7 +53,7 @@ def refuse_unused(options: LoadOptions, served: str, *, without: str) -> None:
     Raises:
         ModelError: lists all of them.
     """
-    names = [name for name in options.to_json() if name not in ("task", "max_context")]
+    names = [name for name in options.to_json() if name not in ("task", "max_context", "lookup")]
     problems = [f"`{name}`" for name in names if getattr(options, name)]
     problems += [f"a pad value for {name}" for name in options.pad if name != INPUT]
     wrong, hints = [], []

@@ -80,6 +80,10 @@ def make_generation_request(
     if options.constraint is not None and not is_constraint(options.constraint):
         name = type(options.constraint).__name__
         problems.append("constraint is a {}, must have methods mask and accept".format(name))
+    if options.lookup and spec.lookup == 1:
+        problems.append(
+            "lookup was asked for, but the bundle has no program for it; build it with --lookup 8"
+        )
     if problems:
         raise InputError("\n  ".join(["the generation can't be run:", *problems]))
     room = spec.max_context - len(prompt)
@@ -186,14 +190,15 @@ class TokenStream(Unique):
     def __iter__(self) -> "TokenStream":
         return self
 
+    def _advance(self) -> "NDArray[np.float32]":
+        """The logits [vocabulary] behind the last token."""
+        return self._session.advance(self, self.tokens[-1])
+
     def __next__(self) -> int:
         if self.finish_reason is not None:
             raise StopIteration
         tokens, request = self.tokens, self._request
-        if tokens:
-            logits = self._session.advance(self, tokens[-1])
-        else:
-            logits = self._session.begin(self, request)
+        logits = self._advance() if tokens else self._session.begin(self, request)
         if self._never is not None or (self._not_first is not None and not tokens):
             logits = logits.copy()
             for banned in (self._never, None if tokens else self._not_first):
