@@ -109,9 +109,9 @@ def _pads(name: str, value: Any) -> Mapping[str, Number]:
 
 
 def _lookup(name: str, value: Any) -> int | None:
-    value = checks.whole(name, value)
-    if value is None or 2 <= value <= MAX_LOOKUP:
-        return value
+    lookup: int | None = checks.whole(name, value)
+    if lookup is None or 2 <= lookup <= MAX_LOOKUP:
+        return lookup
     raise UsageError(f"`{name}` is {value}, must be 2 to {MAX_LOOKUP}")
 
 

@@ -219,7 +219,10 @@ def _compare_rows(
             rows = [session.advance(stream, token)]
         for index, (row, single) in enumerate(zip(rows, want[made + 1 :]), made + 1):
             if row.tobytes() != single.tobytes():
-                text = "token {}: a run of {} tokens gives other logits than runs of single ones"
+                text = (
+                    "token {}: a run of {} tokens gives other logits than runs of single ones; "
+                    "build it without lookup"
+                )
                 return text.format(index, len(part))
     return None
 

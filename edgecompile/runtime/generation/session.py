@@ -101,8 +101,7 @@ class Session(Unique, Generator):
             self._states, self._every = Checkpoints(states, checkpoints), checkpoints.every
         self._prefix = find_prefix(bundle, spec, caches) if caches.arrays else None
         self.notes: Any = None
-        # Runs of several tokens that may not be the text's: their tokens as far as nobody confirmed them, and the
-        # states before the run.
+        # Runs of tokens that may not be the text's: those that nobody confirmed, and the states before.
         self._rows: Optional[RowRuns] = None
         if spec.lookup > 1:
             self._rows = RowRuns(bundle, spec, caches, self._planner)
@@ -328,7 +327,8 @@ class Session(Unique, Generator):
             if self._spec.kind == RECURRENT_LM and row != self._behind:
                 if not 0 <= self._behind < row:
                     raise _states_lost()
-                return self._try([token])[0]  # after what was taken back
+                self._row[...] = self._try([token])[0]  # after what was taken back
+                return self._row
             step = self._step
             if step is None or row >= self._step_chunk.rows:
                 step = self._bind_step(row)
