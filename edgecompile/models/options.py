@@ -13,11 +13,12 @@ from edgecompile import checks
 from edgecompile.errors import UsageError
 from edgecompile.models.tasks import TASK_NAMES
 from edgecompile.runtime.format.dtypes import Number
+from edgecompile.runtime.format.schema import MAX_LOOKUP
 
 #: Types of keys and values in caches.
 CACHE_PRECISIONS = ("fp32", "bf16")
 #: Options of language models that generate, and of no others.
-FOR_GENERATION = ("max_context", "cache_precision")
+FOR_GENERATION = ("max_context", "cache_precision", "lookup")
 #: How token embeddings become one, in the order in which sentence-transformers concatenates several.
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
@@ -43,6 +44,8 @@ class LoadOptions:
             None: the model's limit, at most 2048.
         cache_precision: the type of keys and values in the caches of a language model on a CPU, fp32 or
             bf16; None: fp32.
+        lookup: tokens of the longest run that gives logits behind each of its tokens, by which the
+            device tries tokens that it found in the text so far; None: there is no such run.
 
     Raises:
         UsageError: a value is of the wrong type or out of its range.
@@ -60,6 +63,7 @@ class LoadOptions:
     image_size: tuple[tuple[int, int], tuple[int, int]] | None = None
     max_context: int | None = None
     cache_precision: str | None = None
+    lookup: int | None = None
 
     def __post_init__(self) -> None:
         checks.settle(
@@ -76,6 +80,7 @@ class LoadOptions:
             image_size=_image_size,
             max_context=checks.whole,
             cache_precision=partial(checks.choice, choices=(None, *CACHE_PRECISIONS)),
+            lookup=_lookup,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -109,6 +114,13 @@ def _pads(name: str, value: Any) -> Mapping[str, Number]:
                 f"`{name}` is {value!r}", hint='give numbers by input name, such as {"ids": 0}'
             )
     return pads
+
+
+def _lookup(name: str, value: Any) -> int | None:
+    lookup: int | None = checks.whole(name, value)
+    if lookup is None or 2 <= lookup <= MAX_LOOKUP:
+        return lookup
+    raise UsageError(f"`{name}` is {value}, must be 2 to {MAX_LOOKUP}")
 
 
 def _image_size(name: str, value: Any) -> tuple[Any, ...] | None:

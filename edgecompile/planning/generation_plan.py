@@ -41,6 +41,11 @@ def require_generation(model: LoadedModel, backend: str) -> None:
         )
     if model.generation.spec.kind == RECURRENT_LM:
         refuse_states(model.name)
+    if model.generation.spec.lookup > 1:
+        raise ModelError(
+            f"{model.name} was loaded with `lookup`, which no backend for GPUs has",
+            hint='leave it out, or build it for a CPU with `backend="cpu"`',
+        )
 
 
 def refuse_generation(name: str, what: str) -> NoReturn:
@@ -83,13 +88,14 @@ def refuse_sources(model: LoadedModel) -> None:
 
 
 def prompts_only(exports: ExportStore, request: PlanRequest) -> tuple[ExportStore, PlanRequest]:
-    """The model and the traffic as far as prompts go: runs of 2 tokens and more."""
+    """The model and the traffic as far as prompts are planned: runs that give the last token's logits alone."""
     model = exports.model
     assert model.length_axis is not None
     limits = model.axes[model.length_axis]
     assert limits.hi is not None
-    axes = {**model.axes, model.length_axis: AxisLimits(2, limits.hi)}
-    lengths = prompt_lengths(request.traffic, limits.hi)
+    least = _least_prompt(model)
+    axes = {**model.axes, model.length_axis: AxisLimits(least, limits.hi)}
+    lengths = prompt_lengths(request.traffic, limits.hi, least)
     return exports.of(replace(model, axes=axes)), replace(request, lengths=lengths)
 
 
@@ -106,15 +112,21 @@ def refused_prompts(model: LoadedModel, request: PlanRequest) -> list[str]:
     ]
 
 
-def prompt_lengths(prompts: LengthDistribution, longest: int) -> LengthDistribution:
-    """The lengths of the runs that prompts take, each of 2 to ``longest`` tokens."""
+def _least_prompt(model: LoadedModel) -> int:
+    """Tokens of the shortest run that gives the last token's logits alone, but for single tokens."""
+    assert model.generation is not None
+    return model.generation.spec.lookup + 1
+
+
+def prompt_lengths(prompts: LengthDistribution, longest: int, least: int = 2) -> LengthDistribution:
+    """The lengths of the runs that prompts take, each of ``least`` to ``longest`` tokens; shorter ones count as that."""
     counts: Counter[int] = Counter()
     for length, count in zip(prompts.lengths, prompts.counts, strict=True):
         whole, rest = divmod(length, longest)
         if whole:
             counts[longest] += whole * count
         if rest:
-            counts[max(2, rest)] += count
+            counts[max(least, rest)] += count
     return LengthDistribution.from_counts(counts, prompts.source)
 
 
@@ -138,10 +150,15 @@ def decoder_buckets(model: LoadedModel) -> BucketPlan:
 
 
 def with_decode(plan: BucketPlan, model: LoadedModel) -> BucketPlan:
-    """The plan with the program of single tokens in front."""
+    """The plan with the program of single tokens in front, and that of runs for lookup."""
     assert model.generation is not None
+    lookup = model.generation.spec.lookup
     first = plan.buckets[0]
     others = tuple((name, AxisRange(r.lo, r.hi, r.lo)) for name, r in first.other_axes)
-    decode = Bucket("exact", ((plan.length_axis, AxisRange(1, 1, 1)), *others))
-    note = "single tokens have a program of their own; costs are those of prompts"
-    return replace(plan, buckets=(decode, *plan.buckets), notes=(*plan.notes, note))
+    runs = [AxisRange(1, 1, 1)]
+    if lookup > 1:
+        runs.append(AxisRange(2, lookup, min(lookup, 4)))
+    own = [Bucket("exact", ((plan.length_axis, run), *others)) for run in runs]
+    names = "single tokens" if lookup == 1 else f"single tokens, and 2 to {lookup},"
+    note = f"{names} have a program of their own; costs are those of prompts"
+    return replace(plan, buckets=(*own, *plan.buckets), notes=(*plan.notes, note))

@@ -75,6 +75,9 @@ def _size_problems(plan: BucketPlan, model: LoadedModel, request: PlanRequest) -
         problems.append(f"`max_length` is {longest}, it serves up to {plan.max_length}")
     if model.generation is not None and plan.min_length > 1:
         problems.append("it has no program for single tokens")
+    lookup = 1 if model.generation is None else model.generation.spec.lookup
+    if any(bucket.lo <= lookup < bucket.hi for bucket in plan.buckets if bucket.lo > 1):
+        problems.append(f"it has no program for 2 to {lookup} tokens alone, which `lookup` needs")
     short = 1 - request.traffic.share_over(plan.min_length - 1)
     if short > 0 and model.generation is None:
         problems.append(f"{format_share(short)} of the lengths are under {plan.min_length}")

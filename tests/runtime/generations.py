@@ -90,6 +90,25 @@ def make_halves(bundle: DummyBundle) -> None:
     put_golden_runs(bundle, key=np.full((40, 2, 3), 0x3F80, np.uint16))
 
 
+def make_lookup(bundle: DummyBundle) -> None:
+    """Turns the dummy bundle into a generative one with runs that give several rows of logits."""
+    make_generative(bundle)
+    document = bundle.document
+    document["outputs"][0]["shape"] = [None, 100]
+    document["axes"]["length"]["hi"] = 8
+    document["buckets"] = [bucket("exact", 1, 1), bucket("exact", 2, 8)]
+    document["generation"]["lookup"] = 8
+    outputs = {"logits": np.zeros((5, 100), np.float32)}
+    inputs = {
+        "input_ids": np.ones((1, 5), np.int64),
+        "position": np.array([3]),
+        "last": np.array([0]),
+        "key": np.zeros((40, 2, 3), np.float32),
+        "value": np.zeros((40, 2, 4), np.float32),
+    }
+    bundle.files["golden/1-hint.npz"] = write_case(inputs, outputs)
+
+
 STATE: dict[str, Any] = {
     "name": "state", "dtype": "float32", "shape": [4, 5], "pad": None, "bounds": None,
 }  # fmt: skip
@@ -229,6 +248,23 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("generation-buckets", "buckets.1.axes.context.hint", 15, "hint 15 is less than 16 tokens"),
     ("generation-buckets", "buckets.1", NARROW, "takes more tokens, 16, than context, 12"),
     ("generation-buckets", "buckets.1.pad_axes", ["length", "context"], "pads the context"),
+]
+
+STEPPED = {
+    "mode": "stepped",
+    "axes": {"length": {"lo": 2, "hi": 8, "hint": 8, "step": 2}, "context": dict(CONTEXT)},
+}
+
+#: The same of a bundle with runs that give several rows of logits.
+HOSTILE_LOOKUPS: list[tuple[str, str, Any, str]] = [
+    ("key-type", "generation.lookup", "8", "generation.lookup: must be an integer, not string"),
+    ("generation-lookup", "generation.lookup", 1, "generation.lookup: 1 isn't within 2..8"),
+    ("generation-lookup", "generation.lookup", 9, "generation.lookup: 9 isn't within 2..8"),
+    ("generation-lookup", "generation.lookup", 7, "no bucket takes 2 to 7 tokens"),
+    ("generation-lookup", "generation.lookup", 7, "bucket 1 takes 2 to 8 tokens"),
+    ("generation-lookup", "buckets.1", STEPPED, "no bucket takes 2 to 8 tokens"),
+    ("generation-shape", "outputs.0.shape", [1, 100], "'logits' must be float32[null, 100]"),
+    ("generation-shape", "generation.lookup", DELETE, "'logits' must be float32[1, 100]"),
 ]
 
 #: The same of a bundle with a state of a fixed size.

@@ -33,7 +33,10 @@ def build_family(
     def bucket(mode: Any, lo: int, hi: int) -> Bucket:
         return Bucket(mode, (("length", AxisRange(lo, hi, hi)), *context))
 
-    prompts = [bucket("exact", 2, LONGEST_RUN)]
+    lookup = loaded.generation.spec.lookup
+    prompts = [bucket("exact", lookup + 1, LONGEST_RUN)]
+    if lookup > 1:
+        prompts.insert(0, bucket("exact", 2, lookup))
     if padded:
         prompts = [bucket("pad", 2, 12), bucket("exact", 13, LONGEST_RUN)]
     return _build(loaded, (bucket("exact", 1, 1), *prompts), output, work, step)

@@ -189,6 +189,31 @@ def _exact_sums(served: Mapping[Any, Any]) -> Iterator[None]:
         yield
 
 
+#: Terms up to which a sum takes no longer than threads take to begin and end it.
+_TERMS_OF_ONE_THREAD = 1 << 15
+
+
+def _sums_of_one_thread() -> AbstractContextManager[None]:
+    """Leaves a sum of few terms, of which a kernel has only one, to one thread.
+
+    Inductor divides it among all, in a program for one row. Its result then depends on their number, and isn't
+    that of the same row in a program for several.
+    """
+    module: Any = inductor_cpp
+    nest = module.LoopNest
+    original = nest.max_parallel_depth
+
+    def max_parallel_depth(self: Any) -> Any:
+        most = original(self)
+        if not most.parallel_depth or not self.loops[most.start_depth].is_reduction:
+            return most
+        terms = sympy.prod(loop.size for loop in self.loops if loop.is_reduction)
+        few = terms.is_Integer and terms <= _TERMS_OF_ONE_THREAD
+        return module.ParallelDepth(parallel_depth=0, start_depth=0) if few else most
+
+    return patch.multiple(nest, max_parallel_depth=max_parallel_depth)
+
+
 def _ordered_writes() -> AbstractContextManager[None]:
     """Leaves writes at indices that may collide to the runtime, which writes in the order of the indices.
 
@@ -281,6 +306,7 @@ def generate_cpp(
         _forced_isa(isa),
         _ordered_sums(),
         _exact_sums(served),
+        _sums_of_one_thread(),
         _ordered_writes(),
         temporary_folder() as folder,
         # A shared cache can hand back C++ of another instruction set.

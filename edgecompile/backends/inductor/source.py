@@ -29,8 +29,11 @@ _TO_BE_QUOTED = re.compile(r"""[\s'"\\]""")
 #: the model's wrapper (tensor handles, calls); everything after it is kernels alone.
 _KERNEL_MARKER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 
-#: What kernels begin with: Inductor's types, and the sums that we make of some (inductor/compat.py).
-KERNEL_INCLUDES = f'{_KERNEL_MARKER}\n#include "generated/sums.h"\n'
+#: What kernels begin with: Inductor's types, the sums that we make of some (inductor/compat.py), and functions of
+#: single numbers.
+KERNEL_INCLUDES = (
+    f'{_KERNEL_MARKER}\n#include "generated/sums.h"\n#include "generated/one_lane.h"\n'
+)
 
 #: Inductor appends its own compile commands, with this machine's paths, as comments.
 _TRAILER_MARKER = "// Compile cmd"
@@ -54,7 +57,16 @@ def split_source(source: str) -> tuple[str, str]:
             "Inductor's generated file has model code after its kernels",
             hint=USE_TESTED,
         )
-    return head.rstrip() + "\n", mark_reductions(KERNEL_INCLUDES + tail)
+    return head.rstrip() + "\n", KERNEL_INCLUDES + take_lanes(mark_reductions(tail))
+
+
+#: Calls for single numbers of which vectors have their own.
+_SINGLE = re.compile(r"\bstd::(cos|sin|exp|log|log1p|tanh|erf|atan)\(")
+
+
+def take_lanes(kernels: str) -> str:
+    """Lets functions of single numbers be those of vectors, a lane of them (``native/generated/one_lane.h``)."""
+    return _SINGLE.sub(r"ec::one_\1(", kernels)
 
 
 #: Where the C interface begins that Inductor copies before each model, and the last of its functions.

@@ -31,6 +31,7 @@ _MODEL = (
     "--image-size",
     "--max-context",
     "--cache-precision",
+    "--lookup",
 )
 _COMMON = ("--json", "--quiet", "--debug", "--help")
 

@@ -114,4 +114,10 @@ model_options = add_options(
         help="Set the data type of a language model's keys and values in its caches: bf16 halves them. States of "
         "a fixed size stay fp32.  [default: fp32]",
     ),
+    number_option(
+        "--lookup",
+        least=2,
+        help="Add a program for runs of up to N tokens, at most 8, that the device finds in the text so "
+        "far, for `generate --lookup`.  [default: none]",
+    ),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from edgecompile.loaders.folders.inputs import audio_inputs, limit_length
 from edgecompile.loaders.folders.position_limits import max_positions
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.generators.attention import (
+    PLACED,
     SOURCE_WAYS,
     WAYS,
     attend_always,
@@ -124,6 +126,11 @@ class GeneratorMaker:
             refuse_unused(options, "sources", without="seq2seq-encoder")
             if self.halves:
                 raise refuse_halves(f"{type(model).__name__} has an encoder")
+            if options.lookup is not None:
+                raise ModelError(
+                    f"{type(model).__name__} has an encoder, and `lookup` is for models without one",
+                    hint="leave `lookup` out",
+                )
             if not getattr(model.config, "is_encoder_decoder", False):
                 raise ModelError(
                     f"{type(model).__name__} has no encoder of its own",
@@ -178,6 +185,8 @@ class GeneratorMaker:
         own = step_inputs(self.vocabulary, self.pad, self.max_context, longest, step)
         inputs = (*own, *cross)
         outputs, _ = probe_model(step, inputs, axes, self.name)
+        if step.lookup > 1:
+            outputs = (replace(outputs[0], shape=(None, outputs[0].shape[1])),)
         settings.setdefault("defaults", sampling_defaults(self.model))
         spec = GenerationSpec(
             kind=SEQ2SEQ if encoder else RECURRENT_LM if step.has_states else CAUSAL_LM,
@@ -189,6 +198,7 @@ class GeneratorMaker:
             length_axis=LENGTH,
             context_axis=CONTEXT if step.has_rows else None,
             max_context=self.max_context,
+            lookup=step.lookup,
             caches=step.caches,
             cross=step.cross,
             eos=tokens_of(self.model, "eos_token_id", self.vocabulary),
@@ -244,11 +254,31 @@ class GeneratorMaker:
         if self.halves and not step.has_rows:
             raise refuse_halves(f"{type(model).__name__} keeps no keys and values")
         step.halves = self.halves
+        step.lookup = self._lookup(step)
         axes = {LENGTH: AxisLimits(1, most)}
         if step.has_rows:
             axes[CONTEXT] = AxisLimits(most, most)
         made = self._made(step, axes, logits=whole)
         return made.with_longest(self.options.max_length or min(DEFAULT_LENGTH, most))
+
+    def _lookup(self, step: GenerationStep) -> int:
+        """Tokens of the longest run that gives logits behind each of its tokens."""
+        lookup = self.options.lookup or 1
+        longest = self.options.max_length or min(DEFAULT_LENGTH, self.max_context)
+        if lookup == 1:
+            return lookup
+        if step.way.attention != PLACED:
+            raise ModelError(
+                f"{type(self.model).__name__} attends by masks, so a run of several tokens isn't "
+                "bit-equal to single ones",
+                hint="leave `lookup` out",
+            )
+        if lookup >= longest:
+            raise ModelError(
+                f"`lookup` is {lookup}, but a run has {longest} tokens at most",
+                hint="`lookup` has to be less than `max_length`",
+            )
+        return lookup
 
     def _seq2seq(self) -> LoadedModel:
         model, own, tokens, vocabulary = self.model, self.own, self.tokens, self.vocabulary

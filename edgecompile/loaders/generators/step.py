@@ -101,7 +101,8 @@ class GenerationStep(nn.Module):
     state of a fixed size ``cache_N_conv`` or ``cache_N_recurrent``, float32 of the model's shape without
     the batch, which it replaces. At position 0 such a state counts as zeros. A decoder behind a source
     takes ``cross_N_key`` and ``cross_N_value``, float32 [source, heads, width], for each layer as well,
-    which it only reads. Gives ``logits`` float32 [1, vocabulary].
+    which it only reads. Gives ``logits`` float32 [1, vocabulary]; a run of at most ``lookup`` tokens
+    those behind each of them, [length, vocabulary].
 
     Args:
         model: a transformers model.
@@ -110,6 +111,7 @@ class GenerationStep(nn.Module):
         max_context: tokens of the longest text.
         past: the model's argument that takes a cache.
         source: the number of layers that read a source; 0: there is none.
+        lookup: tokens of the longest run that gives logits behind each of its tokens.
 
     Attributes:
         halves: whether keys and values are bfloat16.
@@ -126,6 +128,7 @@ class GenerationStep(nn.Module):
         *,
         past: str = PAST,
         source: int = 0,
+        lookup: int = 1,
     ) -> None:
         super().__init__()
         self.model = model
@@ -133,6 +136,7 @@ class GenerationStep(nn.Module):
         self.way = way
         self.max_context = max_context
         self.past = past
+        self.lookup = lookup
         self.caches = tuple(item.name for item in kept)
         self.cross = pair_names("cross", source)
         self.names = (INPUT, POSITION, LAST, *self.caches, *self.cross)
@@ -157,11 +161,11 @@ class GenerationStep(nn.Module):
         place = find_place(tokens.shape[1], context, inputs[POSITION], inputs[LAST])
         written = WrittenCache(self.kept, tensors, place, context, halves=self.halves)
         cache: Any = written
-        kind = "decoder_" if source else ""
+        kind, all_rows = "decoder_" if source else "", 1 < tokens.shape[1] <= self.lookup
         optional: dict[str, Any] = {
             f"{kind}position_ids": place.rows[None],
             "cache_position": place.rows,
-            "logits_to_keep": place.last,
+            "logits_to_keep": 0 if all_rows else place.last,
             "return_dict": True,
         }
         if self.way.mask:
@@ -179,6 +183,8 @@ class GenerationStep(nn.Module):
         with placed(place, source=bool(source)), scanning(self.model, written):
             outputs = self.model(use_cache=True, **arguments)
         written.write_states()
+        if all_rows:
+            return {"logits": outputs.logits[0]}
         logits = outputs.logits if "logits_to_keep" in arguments else outputs.logits[:, place.last]
         return {"logits": logits[:, 0]}
 

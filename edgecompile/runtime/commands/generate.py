@@ -77,6 +77,11 @@ def add_sampling_options(command: argparse.ArgumentParser) -> None:
     )
     add("--greedy", action="store_true", help="take the likeliest token each time")
     add(
+        "--lookup",
+        action="store_true",
+        help="try tokens that followed the same ones before; no token changes. For bundles built with --lookup",
+    )
+    add(
         "--json-schema",
         metavar="FILE",
         help="make JSON that fits the JSON schema in FILE; needs the Python package llguidance",
@@ -92,7 +97,11 @@ def read_sampling(options: argparse.Namespace) -> Dict[str, Any]:
     """The arguments of ``Model.generate`` that ``add_sampling_options`` adds options for."""
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
     sampling = {name: getattr(options, name) for name in names}
-    return {**sampling, "do_sample": False if options.greedy else None}
+    return {
+        **sampling,
+        "do_sample": False if options.greedy else None,
+        "lookup": options.lookup,
+    }
 
 
 def read_grammar(options: argparse.Namespace) -> Dict[str, Any]:

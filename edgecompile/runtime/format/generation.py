@@ -12,6 +12,7 @@ from .dtypes import BFLOAT16
 from .schema import (
     CAUSAL_LM,
     MANIFEST_NAME,
+    MAX_LOOKUP,
     RECURRENT_LM,
     SEQ2SEQ,
     BucketSpec,
@@ -80,6 +81,8 @@ class _GenerationReader:
         pad = entry.at("pad").integer()
         defaults = self._defaults()
         more = self._source() if kind == SEQ2SEQ else {}
+        lookup = entry.find("lookup")
+        longest = lookup.within(2, MAX_LOOKUP, "generation-lookup") if lookup.given else 1
         spec = GenerationSpec(
             context_axis=None if states_alone else context.string() or "",
             max_context=most or 0,
@@ -89,6 +92,7 @@ class _GenerationReader:
             bos=bos.integer() if bos.given else None,
             pad=pad or 0,
             defaults=defaults,
+            lookup=longest or 1,
             **names,
             **more,
         )
@@ -156,7 +160,8 @@ class _GenerationReader:
         if not isinstance(vocabulary, int):
             self.add("generation-shape", "logits", "must be float32 of the shape [1, vocabulary]")
             return
-        self._check_shape("logits", logits, "float32", (1, vocabulary))
+        rows = 1 if spec.lookup == 1 else None
+        self._check_shape("logits", logits, "float32", (rows, vocabulary))
         caches: Sequence[TensorSpec] = [inputs[name] for name in spec.caches]
         if spec.kind == RECURRENT_LM:
             caches = self._check_states(spec, caches)
@@ -251,7 +256,9 @@ class _GenerationReader:
 
     def _check_shape(self, key: str, item: TensorSpec, dtype: str, shape: Tuple[Dim, ...]) -> None:
         if (item.dtype, item.shape) != (dtype, shape):
-            expected = "{}[{}]".format(dtype, ", ".join(str(dim) for dim in shape))
+            expected = "{}[{}]".format(
+                dtype, ", ".join("null" if dim is None else str(dim) for dim in shape)
+            )
             self.add("generation-shape", key, "{!r} must be {}".format(item.name, expected))
 
     def _check_tokens(self, spec: GenerationSpec, item: TensorSpec, vocabulary: int) -> None:
@@ -279,6 +286,8 @@ class _GenerationReader:
 
     def _check_buckets(self, spec: GenerationSpec, signature: Signature) -> None:
         length, context = spec.length_axis, spec.context_axis
+        if spec.lookup > 1:
+            self._check_lookup(spec, signature)
         steps = [item for item in signature.buckets if item.axes[length].hi == 1]
         if context is None:
             if not steps:
@@ -304,6 +313,17 @@ class _GenerationReader:
                 text = "bucket {} takes more tokens, {}, than context, {}"
                 text = text.format(index, bucket.axes[length].hi, bucket.axes[context].hi)
                 self.add("generation-buckets", "context_axis", text)
+
+    def _check_lookup(self, spec: GenerationSpec, signature: Signature) -> None:
+        """Runs that give several rows of logits, and others, have buckets of their own."""
+        spans = [bucket.axes[spec.length_axis] for bucket in signature.buckets]
+        if not any((span.lo, span.hi, span.step) == (2, spec.lookup, 1) for span in spans):
+            text = "no bucket takes 2 to {} tokens".format(spec.lookup)
+            self.add("generation-lookup", "lookup", text)
+        for index, span in enumerate(spans):
+            if span.hi > 1 and span.lo <= spec.lookup and (span.lo == 1 or span.hi > spec.lookup):
+                text = "bucket {} takes {} to {} tokens, which give other numbers of logits"
+                self.add("generation-lookup", "lookup", text.format(index, span.lo, span.hi))
 
 
 def _computed_length(bucket: BucketSpec, axis: str) -> int:

@@ -26,6 +26,9 @@ CAUSAL_LM = "causal-lm"
 #: One that keeps states of a fixed size, too.
 RECURRENT_LM = "recurrent-lm"
 SEQ2SEQ = "seq2seq"
+
+#: Tokens of the longest run that gives logits behind each of its tokens.
+MAX_LOOKUP = 8
 #: What of a tokenizer's answer an input may get, and what may be done to a text before.
 TEXT_PARTS = ("ids", "attention_mask", "type_ids")
 TEXT_STEPS = ("strip", "lower")
@@ -284,6 +287,8 @@ class GenerationSpec(NamedTuple):
     Of the kind "recurrent-lm" some ``caches`` are states of a fixed size, and ``context_axis`` is None
     where all of them are.
 
+    Where ``lookup`` isn't 1, runs of 2 to so many tokens give logits behind each of their tokens.
+
     The others are for the kind "seq2seq": ``encoder`` is the folder of the bundle that makes the
     inputs ``cross`` of its input ``source``, ``start`` what every text begins with. Tokens of
     ``suppress`` are never chosen, those of ``suppress_first`` not as the first one.
@@ -308,6 +313,7 @@ class GenerationSpec(NamedTuple):
     start: Tuple[int, ...] = ()
     suppress: Tuple[int, ...] = ()
     suppress_first: Tuple[int, ...] = ()
+    lookup: int = 1
 
     def has_rows(self, item: "TensorSpec") -> bool:
         """Whether one of ``caches`` has a row for each token, so that it isn't a state of a fixed size."""
@@ -319,6 +325,8 @@ class GenerationSpec(NamedTuple):
         if self.kind != SEQ2SEQ:
             for key in ("encoder", "source", "cross", "start", "suppress", "suppress_first"):
                 del whole[key]
+        if self.lookup == 1:
+            del whole["lookup"]
         return whole
 
 

@@ -105,6 +105,10 @@ class Checkpoints:
                 return item
         return None
 
+    def copy(self, length: int) -> Checkpoint:
+        """The states, which stand behind ``length`` tokens, but not as one of the checkpoints."""
+        return Checkpoint(length, [array.copy() for array in self.states])
+
     def restore(self, item: Checkpoint) -> None:
         """Writes the states of a checkpoint over those that programs change."""
         for array, copy in zip(self.states, item.states):

@@ -30,6 +30,7 @@ class Generator:
         stop: Stops = (),
         eos: Optional[Ends] = None,
         constraint: "Optional[Constraint]" = None,
+        lookup: bool = False,
         decoder_input_ids: Any = None,
     ) -> List[int]:
         """New tokens of a text. A model's caches live as long as this call, a session's are kept.
@@ -53,6 +54,8 @@ class Generator:
             eos: tokens that end the text, instead of the bundle's own; (): none does.
             constraint: object that says which tokens may come next, for this text alone; see
                 ``Constraint``, and ``Model.make_constraint`` for JSON and regular expressions.
+            lookup: True tries tokens that followed the same tokens before, several in one run, where
+                that pays; no token changes. For bundles built with ``lookup``; not with a constraint.
             decoder_input_ids: after a source, what the new text goes on from, instead of the
                 bundle's start tokens alone: these go before it unless it begins with them.
 
@@ -79,6 +82,7 @@ class Generator:
             stop,
             eos,
             constraint,
+            lookup,
         )
         stream = self._stream(input_ids, decoder_input_ids, options)
         for token in stream:
@@ -91,6 +95,6 @@ class Generator:
     ) -> "TokenStream":
         """Like ``generate``, as an iterator that makes each token when it is asked for.
 
-        ``options`` are those of ``generate`` from ``max_new_tokens`` to ``constraint``.
+        ``options`` are those of ``generate`` from ``max_new_tokens`` to ``lookup``.
         """
         return self._stream(input_ids, decoder_input_ids, Options(**options))

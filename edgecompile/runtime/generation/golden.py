@@ -18,7 +18,7 @@ from ..format.document import Field, Problems, parse_json
 from ..format.schema import SEQ2SEQ, Manifest, Tolerance
 from .options import Options
 from .session import Session, open_session
-from .stream import TokenStream
+from .stream import GenerationRequest, TokenStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -148,9 +148,13 @@ class _Judge:
         self.made = 0
         self.ties = 0
         self.error: Optional[str] = None
+        #: The logits behind each token, where they are wanted.
+        self.rows: Optional[List[NDArray[np.float32]]] = None
 
     def choose(self, logits: "NDArray[np.float32]") -> int:
         expected, token = self.tokens[self.made], int(logits.argmax())
+        if self.rows is not None:
+            self.rows.append(logits.copy())
         if not math.isfinite(logits[token]):
             # argmax may well name the very token that is wanted, and any gap is within an infinity.
             if self.error is None:
@@ -171,6 +175,8 @@ class _Judge:
 
 def _replay(model: "OpenBundle", index: int, case: GenerationCase) -> Dict[str, Any]:
     judge = _Judge(case.tokens, model.tolerance, case.margin)
+    if model.manifest.generation is not None and model.manifest.generation.lookup > 1:
+        judge.rows = []
     started = time.perf_counter_ns()
     try:
         input_ids: Any = list(case.prompt)
@@ -185,10 +191,40 @@ def _replay(model: "OpenBundle", index: int, case: GenerationCase) -> Dict[str, 
         request = session.request(input_ids, decoder_ids, options)
         for _ in TokenStream(session, request, judge.choose):
             pass
+        taken = time.perf_counter_ns() - started
+        if judge.error is None and judge.rows is not None:
+            assert spec is not None
+            judge.error = _compare_rows(open_session(model, Session), request, judge, spec.lookup)
     except EdgecompileError as error:
         return _result(index, case, error=str(error))
-    ms = (time.perf_counter_ns() - started) / 1e6 / len(case.tokens)
+    ms = taken / 1e6 / len(case.tokens)
     return _result(index, case, judge.ties, ms, judge.error)
+
+
+def _compare_rows(
+    session: Session, request: GenerationRequest, judge: _Judge, most: int
+) -> Optional[str]:
+    """The first difference of a run of several tokens from the runs of single ones, to the last bit."""
+    assert judge.rows is not None
+    want, tokens = judge.rows, judge.tokens
+    stream = TokenStream(session, request, lambda logits: tokens[0])
+    next(stream)
+    # From each token on a run of another number of tokens, of which the first one is kept.
+    for made, token in enumerate(tokens[:-1]):
+        room = min(2 + made % (most - 1), session.most_tried(stream) + 1)
+        part = tokens[made : made + room]
+        if len(part) > 1:
+            rows = list(session.try_tokens(stream, part))
+        else:
+            rows = [session.advance(stream, token)]
+        for index, (row, single) in enumerate(zip(rows, want[made + 1 :]), made + 1):
+            if row.tobytes() != single.tobytes():
+                text = (
+                    "token {}: a run of {} tokens gives other logits than runs of single ones; "
+                    "build it without lookup"
+                )
+                return text.format(index, len(part))
+    return None
 
 
 def _result(

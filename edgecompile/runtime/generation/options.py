@@ -22,3 +22,4 @@ class Options(NamedTuple):
     stop: Stops = ()
     eos: Optional[Ends] = None
     constraint: "Optional[Constraint]" = None
+    lookup: bool = False

@@ -21,8 +21,10 @@ from .chunks import Chunk, ChunkPlanner, chunk_sizes
 from .constrained import ConstrainedStream
 from .constraint import CheckedConstraint
 from .generator import Generator
+from .lookup import LookupStream, Worth
 from .options import Options
 from .prefix import count_common, find_prefix
+from .row_runs import RowRuns
 from .sampling import Sampler
 from .session_file import SessionFile, Snapshot
 from .sources import read_source, run_encoder, same_source
@@ -100,6 +102,13 @@ class Session(Unique, Generator):
             self._states, self._every = Checkpoints(states, checkpoints), checkpoints.every
         self._prefix = find_prefix(bundle, spec, caches) if caches.arrays else None
         self.notes: Any = None
+        # Runs of tokens that may not be the text's: those that nobody confirmed, and the states before.
+        self._rows: Optional[RowRuns] = None
+        if spec.lookup > 1:
+            self._rows = RowRuns(bundle, spec, caches, self._planner)
+        self._tried: List[int] = []
+        self._kept: Optional[Checkpoint] = None
+        self._worth = Worth(spec.lookup)
         vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
         self._ids = np.zeros((1, 1), np.int64)
@@ -139,6 +148,7 @@ class Session(Unique, Generator):
             InputError: it can't be written; the old file is still there. Or the model has an encoder, or runs on a GPU.
         """
         with self._lock:
+            self._retract()
             file = SessionFile(self._bundle, self._spec, self._caches)
             tokens, items = list(self._tokens), []
             if self._states is not None:
@@ -171,6 +181,8 @@ class Session(Unique, Generator):
         if options.constraint is not None:
             constraint = CheckedConstraint(options.constraint, len(self._row))
             return ConstrainedStream(self, request, sampler, constraint)
+        if options.lookup:
+            return LookupStream(self, request, sampler.choose, self._worth)
         return TokenStream(self, request, sampler.choose)
 
     def request(
@@ -215,6 +227,7 @@ class Session(Unique, Generator):
             yield
 
     def _begin(self, request: GenerationRequest) -> "Runs":
+        self._retract()
         if request.source is not None:
             self._read(request.source)
         prompt = request.prompt
@@ -334,9 +347,13 @@ class Session(Unique, Generator):
         with self._lock:
             if not self.has_turn(stream):
                 raise turn_lost()
+            self._retract()
             row = len(self._tokens)
             if self._spec.kind == RECURRENT_LM and row != self._behind:
-                raise _states_lost()
+                if not 0 <= self._behind < row:
+                    raise _states_lost()
+                self._row[...] = self._try([token])[0]  # after what was taken back
+                return self._row
             step = self._step
             if step is None or row >= self._step_chunk.rows:
                 step = self._bind_step(row)
@@ -355,6 +372,7 @@ class Session(Unique, Generator):
         return self._in_turn(weakref.ref(stream), self._advance_by(tokens))
 
     def _advance_by(self, tokens: List[int]) -> "Runs":
+        self._retract()
         begin = len(self._tokens)
         if self._spec.kind == RECURRENT_LM and begin != self._behind:
             raise _states_lost()
@@ -379,6 +397,72 @@ class Session(Unique, Generator):
             states.take(end)
         return logits
 
+    def most_tried(self, stream: TokenStream) -> int:
+        """How many tokens behind the next one can go into its run."""
+        with self._lock:
+            self._retract()
+            begin, end = len(self._tokens), self._spec.max_context
+            if self._states is not None:
+                begin = max(self._behind, 0)
+                if self._every:
+                    end = min(end, begin - begin % self._every + self._every)
+            return min(end, begin + self._spec.lookup) - len(self._tokens) - 1
+
+    def try_tokens(self, stream: TokenStream, tokens: Sequence[int]) -> "NDArray[np.float32]":
+        """Runs a token behind the text, and further ones that may not be the text's; see ``confirm``.
+
+        Returns:
+            The logits [tokens, vocabulary] behind each, valid until the next call.
+
+        Raises:
+            InputError: another generation of this session began meanwhile.
+        """
+        with self._lock:
+            if not self.has_turn(stream):
+                raise turn_lost()
+            return self._try(tokens)
+
+    def confirm(self, stream: TokenStream) -> None:
+        """Takes the first token that was only tried into the text; the others are taken back with the next run."""
+        with self._lock:
+            if not self.has_turn(stream):
+                raise turn_lost()
+            self._tokens.append(self._tried.pop(0))
+            self._stand()
+
+    def _try(self, tokens: Sequence[int]) -> "NDArray[np.float32]":
+        self._retract()
+        begin = len(self._tokens)
+        if self._states is not None:
+            if not 0 <= self._behind <= begin:
+                raise _states_lost()
+            begin = self._behind
+            self._kept = self._states.copy(begin)
+        # What was taken back with a state goes in again.
+        again = self._tokens[begin:]
+        self._behind = -1
+        assert self._rows is not None
+        logits = self._rows.run(begin, [*again, *tokens])
+        self._tokens.append(tokens[0])
+        self._tried = list(tokens[1:])
+        self._stand()
+        return logits[len(again) :]
+
+    def _stand(self) -> None:
+        """Takes the states for the text's, once all that was tried is in it."""
+        if self._tried:
+            return
+        self._kept, self._behind = None, len(self._tokens)
+        if self._every and self._states is not None and self._behind % self._every == 0:
+            self._states.take(self._behind)
+
+    def _retract(self) -> None:
+        """Puts the states back before a run whose tokens aren't all in the text."""
+        if self._kept is not None and self._states is not None:
+            self._states.restore(self._kept)
+            self._behind = self._kept.length
+        self._kept, self._tried = None, []
+
     def has_turn(self, stream: TokenStream) -> bool:
         """Whether the text is still this stream's, and so the logits that it got."""
         return self._turn is not None and self._turn() is stream
@@ -390,6 +474,14 @@ class Session(Unique, Generator):
                 yield
             row = len(self._tokens)
             chunk = self._planner.next_chunk(row, len(tokens) - done)
+            if self._rows is not None and self._rows.takes(chunk.taken):
+                part = tokens[done : done + chunk.taken]
+                self._behind = -1
+                self._row[...] = self._rows.run(row, part)[-1]
+                self._tokens.extend(part)
+                self._behind = len(self._tokens)
+                done += chunk.taken
+                continue
             ids = np.full((1, chunk.length), self._spec.pad, np.int64)
             part = tokens[done : done + chunk.taken]
             ids[0, : chunk.taken] = part

@@ -83,6 +83,10 @@ def make_generation_request(
     if options.constraint is not None and not is_constraint(options.constraint):
         name = type(options.constraint).__name__
         problems.append("constraint is a {}, must have methods mask and accept".format(name))
+    if options.lookup and spec.lookup == 1:
+        problems.append(
+            "lookup was asked for, but the bundle has no program for it; build it with --lookup 8"
+        )
     if problems:
         raise InputError("\n  ".join(["the generation can't be run:", *problems]))
     room = spec.max_context - len(prompt)
@@ -201,7 +205,7 @@ class TokenStream(Unique):
             return False
         if self._runs is None:
             if self.tokens:
-                self._logits = self._session.advance(self, self.tokens[-1])
+                self._logits = self._advance()
                 return False
             self._runs = self._session.begin(self, self._request)
         return self._run_chunk(self._runs)
@@ -216,6 +220,10 @@ class TokenStream(Unique):
         except BaseException:
             self._runs = None
             raise
+
+    def _advance(self) -> "NDArray[np.float32]":
+        """The logits [vocabulary] behind the last token."""
+        return self._session.advance(self, self.tokens[-1])
 
     def __next__(self) -> int:
         if self.finish_reason is not None:

@@ -42,6 +42,13 @@ class Sums(nn.Module):
         return y.sum(), x.norm(), (x * y).sum(0)
 
 
+class OneRow(nn.Module):
+    """A short sum of which there is only one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:1].square().mean(-1)
+
+
 class TimesOne(nn.Module):
     """A linear layer and what the C++ compiler drops."""
 
@@ -127,6 +134,12 @@ def test_code_is_the_same_however_many_threads_torch_has() -> None:
     assert "#pragma omp single" in found[0].kernels
 
 
+def test_a_short_sum_is_one_threads() -> None:
+    """As in a program for several rows, and however many threads there are."""
+    assert "omp_get_max_threads" in generated("x86-64-v3", 256, (), kind=Sums).kernels
+    assert "omp_get_max_threads" not in generated("x86-64-v3", 256, (), kind=OneRow).kernels
+
+
 @needs_aarch64
 def test_code_for_another_architecture() -> None:
     result = generated("armv8-a", 128, arch="aarch64")
@@ -154,7 +167,7 @@ def test_sse_gets_scalar_code_and_says_so() -> None:
     result = generated("x86-64-v2", 128)
     assert cpu_vec_isa.valid_vec_isa_list is before
     assert result.isa == ""
-    assert "std::exp" in result.kernels
+    assert "ec::one_exp" in result.kernels
     assert not computes_in_vectors(result.kernels)
 
 

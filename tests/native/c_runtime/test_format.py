@@ -36,10 +36,12 @@ from tests.runtime.format.test_format import (
 from tests.runtime.format.test_hostile_manifest import HOSTILE_VALUES
 from tests.runtime.generations import (
     HOSTILE_GENERATIONS,
+    HOSTILE_LOOKUPS,
     HOSTILE_SOURCES,
     HOSTILE_STATES,
     HOSTILE_STATES_ALONE,
     make_generative,
+    make_lookup,
     make_recurrent,
     make_seq2seq,
     make_states_alone,
@@ -127,6 +129,8 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
         yield f"value-{rule}-{i}", value(path, new, text)
     for i, (rule, path, new, _) in enumerate(HOSTILE_GENERATIONS):
         yield f"generation-{rule}-{i}", generation(path, new)
+    for i, (rule, path, new, _) in enumerate(HOSTILE_LOOKUPS):
+        yield f"generation-{rule}-lookup-{i}", generation(path, new, make_lookup)
     for i, (rule, path, new, _) in enumerate(HOSTILE_STATES):
         yield f"state-{rule}-{i}", generation(path, new, make_recurrent)
     for i, (rule, path, new, _) in enumerate(HOSTILE_STATES_ALONE):

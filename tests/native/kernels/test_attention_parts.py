@@ -113,13 +113,20 @@ def test_a_nan_or_an_infinity_in_any_part_reaches_the_row(kernels: ctypes.CDLL, 
         assert np.isnan(got[0, 1, 0, 5])
 
 
-def test_few_rows_are_the_rows_that_run_alone(kernels: ctypes.CDLL) -> None:
+@pytest.mark.parametrize(
+    ("group", "window", "softcap"),
+    [(1, 0, 0.0), (3, 0, 0.0), (9, 0, 5.0), (2, 40, 0.0), (6, 300, 5.0)],
+)
+def test_few_rows_are_the_rows_that_run_alone(
+    kernels: ctypes.CDLL, group: int, window: int, softcap: float
+) -> None:
     """Bit for bit, whatever part the rows end in."""
     rng = np.random.default_rng(4)
     part = part_of(64)
     for keys in (part - 1, part + 1, part + 2, 2 * part + 3, 777):
-        for new in (2, 3, 4):
-            case = decode(rng, 2, 1, keys, 64, new=new)
+        for new in (2, 3, 5, 8):
+            case = decode(rng, 2, group, keys, 64, new=new)
+            case = replace(case, window=window, softcap=softcap)
             got = on_threads(kernels, case)
             for row in range(new):
                 alone = replace(case, q=case.q[:, :, row : row + 1], offset=case.offset + row)

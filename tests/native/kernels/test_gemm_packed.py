@@ -34,6 +34,7 @@ from tests.native.kernels.test_gemm import (
     NONE,
     RELU,
     SIGMOID,
+    SILU,
     TANH,
     Epilogue,
     F,
@@ -110,6 +111,27 @@ def run(lib: ctypes.CDLL, w: Weights, a: np.ndarray, c: np.ndarray, e: Epilogue)
         ctypes.c_void_p(w.packed.ctypes.data), *panel, ctypes.c_void_p(c.ctypes.data),
         I64(c.strides[0] // 4), ctypes.byref(e.native()),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("k", [7, 96, 1537])
+def test_few_rows_are_the_rows_that_run_alone(kernels: ctypes.CDLL, kind: str, k: int) -> None:
+    """Bit for bit, for whole panels and others, on any number of threads."""
+    rng = np.random.default_rng(k)
+    for n in (33, 192):
+        w = Weights.of(kind, random_floats(rng, k, n))
+        a = random_floats(rng, 8, k)
+        a[5, k // 2] = 1e3  # an outlier is rounded otherwise than its neighbours
+        e = Epilogue(bias=random_floats(rng, n), act=SILU)
+        alone = np.full((8, n), np.nan, F)
+        for row in range(8):
+            run(kernels, w, a[row : row + 1], alone[row : row + 1], e)
+        for threads in (1, 3):
+            kernels.t_set_num_threads(threads)
+            for count in range(2, 9):
+                got = np.full((count, n), np.nan, F)
+                run(kernels, w, a[8 - count :], got, e)
+                assert got.tobytes() == alone[8 - count :].tobytes(), (n, count)
 
 
 def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilogue, what: str):

@@ -20,11 +20,13 @@ from tests.runtime.generations import (
     HOSTILE_GENERATIONS,
     HOSTILE_GOLDEN_GENERATIONS,
     HOSTILE_GOLDEN_SOURCES,
+    HOSTILE_LOOKUPS,
     HOSTILE_SOURCES,
     HOSTILE_STATES,
     HOSTILE_STATES_ALONE,
     make_generative,
     make_halves,
+    make_lookup,
     make_recurrent,
     make_seq2seq,
     make_states_alone,
@@ -332,6 +334,20 @@ def test_hostile_generation(
     bundle: DummyBundle, rule: str, path: str, value: Any, text: str
 ) -> None:
     make_generative(bundle)
+    put(bundle.document, path, value)
+    refused(bundle, rule, text)
+
+
+def test_the_fixture_with_lookup_is_valid(bundle: DummyBundle) -> None:
+    make_lookup(bundle)
+    spec = parse_manifest(json.dumps(bundle.listed()).encode()).generation
+    assert spec is not None and spec.lookup == 8 and spec.to_json()["lookup"] == 8
+    read_everything(bundle.write())
+
+
+@each_rule("rule, path, value, text", HOSTILE_LOOKUPS)
+def test_hostile_lookup(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    make_lookup(bundle)
     put(bundle.document, path, value)
     refused(bundle, rule, text)
 

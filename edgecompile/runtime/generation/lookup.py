@@ -1,0 +1,160 @@
+"""Runs of several tokens that were found in the text so far: no token changes, some come without a run of their own.
+
+What follows the latest place that reads as the end of the text does is tried: one run gives the logits behind
+each of its tokens, bit for bit those of single steps. As long as the tokens that are chosen from them are those that were
+tried, the next logits are there already.
+"""
+
+import time
+from typing import TYPE_CHECKING, List, Protocol, Sequence, Set
+
+import numpy as np
+
+from .stream import GenerationRequest, Text, TokenStream
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .stream import Choose
+
+#: The share that the latest figure has in a rolling one.
+_LATEST = 0.1
+#: What a refusal leaves of a run's cost: so one that was slow once is tried again.
+_FORGOTTEN = 0.99
+
+
+class TriedText(Text, Protocol):
+    """A text that can run tokens which may turn out not to be its own."""
+
+    def most_tried(self, stream: TokenStream) -> int:
+        """How many tokens behind the next one can go into its run."""
+        ...
+
+    def try_tokens(self, stream: TokenStream, tokens: Sequence[int]) -> "NDArray[np.float32]":
+        """Runs the next token and further ones; the logits [tokens, vocabulary], valid until the next run."""
+        ...
+
+    def confirm(self, stream: TokenStream) -> None:
+        """Takes the first token that was only tried into the text."""
+        ...
+
+
+class Worth:
+    """Whether runs of several tokens pay, by their measured times and by how often a tried token is the next one.
+
+    Nothing here changes a token.
+    """
+
+    def __init__(self, most: int) -> None:
+        """``most`` is the number of tokens of the longest run."""
+        #: Nanoseconds of a run by its number of tokens; 0: it wasn't measured yet.
+        self.costs = [0.0] * (most + 1)
+        #: The share of tried tokens that were right.
+        self.right = 0.5
+        self._run: Set[int] = set()
+
+    def note_run(self, tokens: int, ns: float) -> None:
+        """Takes up the time of a run; not of the first, which loads its program."""
+        if tokens not in self._run:
+            self._run.add(tokens)
+            return
+        cost = self.costs[tokens]
+        self.costs[tokens] = ns if cost == 0 else cost + _LATEST * (ns - cost)
+
+    def note_token(self, right: bool) -> None:
+        """Takes up whether a token was the one that the text would have tried."""
+        self.right += _LATEST * (right - self.right)
+
+    def choose(self, most: int) -> int:
+        """How many tokens, at most ``most``, should be tried behind the next one; 0: none pays."""
+        single = self.costs[1]
+        if single == 0:
+            return 0
+        best, count = single, 0
+        made, chance = 1.0, 1.0
+        for more in range(1, most + 1):
+            chance *= self.right
+            made += chance
+            # What wasn't measured yet counts as a step: it is tried once.
+            cost = (self.costs[more + 1] or single) / made
+            if cost < best:
+                best, count = cost, more
+        for more in range(count + 1, most + 1):
+            self.costs[more + 1] *= _FORGOTTEN
+        return count
+
+
+class Draft:
+    """The tokens of a text, and what may come next by what came before."""
+
+    def __init__(self, prompt: Sequence[int], room: int) -> None:
+        """``room`` is how many tokens can follow the prompt at most."""
+        self._ids = np.empty(len(prompt) + room, np.int64)
+        self._ids[: len(prompt)] = prompt
+        self._prompt = self._count = len(prompt)
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Takes all tokens that follow the prompt so far."""
+        self._ids[self._count : self._prompt + len(tokens)] = tokens[self._count - self._prompt :]
+        self._count = self._prompt + len(tokens)
+
+    def find(self, most: int) -> List[int]:
+        """Up to ``most`` tokens that followed the last two, and if possible the last three, where these stood before."""
+        ids, count = self._ids, self._count
+        if count < 3 or most < 1:
+            return []
+        places = np.flatnonzero(
+            (ids[: count - 2] == ids[count - 2]) & (ids[1 : count - 1] == ids[count - 1])
+        )
+        if not places.size:
+            return []
+        longer = places[(places > 0) & (ids[places - 1] == ids[count - 3])]
+        begin = int((longer if longer.size else places)[-1]) + 2
+        # Behind the end of the text it goes on as it did from there.
+        tokens: List[int] = ids[begin + np.arange(most) % (count - begin)].tolist()
+        return tokens
+
+
+class LookupStream(TokenStream):
+    """New tokens, of which some come from a run of several; see ``TokenStream``."""
+
+    def __init__(
+        self, session: TriedText, request: GenerationRequest, choose: "Choose", worth: Worth
+    ) -> None:
+        """``worth`` says whether a run of several tokens pays; it may know earlier texts."""
+        super().__init__(session, request, choose)
+        self._text = session
+        self._worth = worth
+        self._draft = Draft(request.prompt, request.max_new_tokens)
+        # What was tried and the logits behind it, as far as neither was used; and what may come next.
+        self._tried: List[int] = []
+        self._rows: List[NDArray[np.float32]] = []
+        self._expected: List[int] = []
+
+    def _advance(self) -> "NDArray[np.float32]":
+        token, text, worth = self.tokens[-1], self._text, self._worth
+        self._draft.follow(self.tokens)
+        if self._expected:
+            worth.note_token(token == self._expected.pop(0))
+        if self._tried and self._tried[0] == token:
+            text.confirm(self)
+            del self._tried[0]
+            return self._rows.pop(0)
+        self._tried, self._rows = [], []
+        left = self._request.max_new_tokens - len(self.tokens)
+        # The last token of the text needn't be run.
+        most = min(text.most_tried(self), left - 1)
+        found = self._draft.find(max(most, 0))
+        self._expected = found[:1]
+        count = worth.choose(len(found))
+        started = time.perf_counter_ns()
+        if count == 0:
+            logits = text.advance(self, token)
+            worth.note_run(1, time.perf_counter_ns() - started)
+            return logits
+        tokens = [token, *found[:count]]
+        rows = text.try_tokens(self, tokens)
+        worth.note_run(len(tokens), time.perf_counter_ns() - started)
+        self._tried, self._expected, self._rows = tokens[1:], tokens[1:], list(rows[1:])
+        first: NDArray[np.float32] = rows[0]
+        return first

@@ -1,0 +1,194 @@
+"""Lookup: the tokens of single steps, whatever was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+from edgecompile.runtime import InputError, Model, open_bundle
+from edgecompile.runtime.generation import golden
+from edgecompile.runtime.generation.golden import replay_generations
+from edgecompile.runtime.generation.lookup import Draft, Worth
+from edgecompile.runtime.generation.session import Session
+from tests.conftest import one_at_a_time
+from tests.zoo.generation_bundles import build_family
+from tests.zoo.generation_families import load_family
+
+MOST = 8
+
+
+@pytest.fixture(scope="session")
+def lookup_bundle(shared_folder: Path) -> Path:
+    """A family with rotary positions and grouped heads, with runs that give several rows of logits."""
+    output = shared_folder / "lookup.ecb"
+    with one_at_a_time(shared_folder / "lookup.lock"):
+        if not output.exists():
+            loaded = load_family("llama", lookup=MOST)
+            build_family(loaded, output, shared_folder / "lookup.work")
+    return output
+
+
+@pytest.fixture(scope="module")
+def lookup(lookup_bundle: Path) -> Iterator[Model]:
+    with open_bundle(lookup_bundle, threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Whatever was found is tried, whether it pays or not; the list gets the tokens of each run, and those kept."""
+    runs: list[tuple[int, int]] = []
+    try_tokens, confirm = Session.try_tokens, Session.confirm
+
+    def tried(self: Session, stream: Any, tokens: Any) -> Any:
+        runs.append((len(tokens), 1))
+        return try_tokens(self, stream, tokens)
+
+    def confirmed(self: Session, stream: Any) -> None:
+        runs[-1] = runs[-1][0], runs[-1][1] + 1
+        confirm(self, stream)
+
+    monkeypatch.setattr(Worth, "choose", lambda self, most: most)
+    monkeypatch.setattr(Session, "try_tokens", tried)
+    monkeypatch.setattr(Session, "confirm", confirmed)
+    return runs
+
+
+def draw_prompts(count: int) -> list[list[int]]:
+    """Prompts of which parts come twice, so that something is found in them."""
+    rng, prompts = np.random.default_rng(38), []
+    for _ in range(count):
+        part = rng.integers(3, 97, rng.integers(2, 12)).tolist()
+        prompts.append([*part, *rng.integers(3, 97, rng.integers(0, 5)).tolist(), *part])
+    return prompts
+
+
+def test_200_prompts_give_the_same_tokens(lookup: Model, eager: list[tuple[int, int]]) -> None:
+    plain, trying = lookup.session(), lookup.session()
+    for number, prompt in enumerate(draw_prompts(200)):
+        how: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
+        if number % 2:
+            how = {
+                "max_new_tokens": 16,
+                "temperature": 0.3,
+                "repetition_penalty": 1.1,
+                "seed": number,
+            }
+        assert trying.generate(prompt, lookup=True, **how) == plain.generate(prompt, **how)
+    # Some runs were right to the end, some in part, some not at all.
+    assert any(kept == tried for tried, kept in eager)
+    assert any(1 < kept < tried for tried, kept in eager)
+    assert any(kept == 1 for tried, kept in eager)
+
+
+def test_turns_go_on(lookup: Model, eager: list[tuple[int, int]]) -> None:
+    rng = np.random.default_rng(2)
+    plain, trying = lookup.session(), lookup.session()
+    text = rng.integers(3, 97, 9).tolist() * 2
+    for _ in range(3):
+        text = [*text, *rng.integers(3, 97, 3).tolist()]
+        how: dict[str, Any] = {"max_new_tokens": 9, "seed": 4, "eos": ()}
+        tokens = plain.generate(text, **how)
+        assert trying.generate(text, lookup=True, **how) == tokens
+        assert plain.tokens == trying.tokens
+        text = [*text, *tokens]
+    assert any(kept < tried for tried, kept in eager)
+
+
+def test_a_text_that_ends_early_leaves_a_session_that_can_be_saved(
+    lookup: Model, eager: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Draft, "find", lambda self, most: [5] * most)
+    prompt = [5, 6, 7, 8, 9, 10] * 3
+    session = lookup.session()
+    stream = session.stream(prompt, max_new_tokens=12, do_sample=False, eos=(), lookup=True)
+    first = [next(stream), next(stream)]
+    assert eager  # a run whose other tokens nobody has asked for yet
+    session.save(tmp_path / "text")
+    loaded = lookup.session(load=tmp_path / "text")
+    assert loaded.tokens == session.tokens == [*prompt, first[0]]
+    want = lookup.generate(prompt, max_new_tokens=12, do_sample=False, eos=())
+    again = loaded.generate([*prompt, *first], max_new_tokens=10, do_sample=False, eos=())
+    assert [*first, *again] == want
+    # The stream goes on where its session was saved.
+    assert [*first, *stream] == want
+
+
+def test_another_text_ends_one_that_has_tried_tokens(
+    lookup: Model, eager: list[tuple[int, int]]
+) -> None:
+    prompt, session = [5, 6, 7, 8, 9, 10] * 3, lookup.session()
+    stream = session.stream(prompt, max_new_tokens=12, do_sample=False, eos=(), lookup=True)
+    next(stream), next(stream)
+    next(session.stream([3, 4], max_new_tokens=2))
+    with pytest.raises(InputError, match="another generation of this session began meanwhile"):
+        list(stream)
+
+
+def test_the_self_test_compares_each_number_of_tokens(
+    lookup: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = set()
+    try_tokens = Session.try_tokens
+
+    def noted(self: Session, stream: Any, tokens: Any) -> Any:
+        counts.add(len(tokens))
+        return try_tokens(self, stream, tokens)
+
+    monkeypatch.setattr(Session, "try_tokens", noted)
+    assert all(result["ok"] for result in replay_generations(lookup))
+    assert {2, 3, 4, 5} <= counts
+
+    def off_by_a_bit(self: Session, stream: Any, tokens: Any) -> Any:
+        rows = try_tokens(self, stream, tokens).copy()
+        rows.view(np.uint32)[-1, 0] ^= 1
+        return rows
+
+    monkeypatch.setattr(Session, "try_tokens", off_by_a_bit)
+    errors = [result["error"] for result in golden.replay_generations(lookup)]
+    assert "gives other logits than runs of single ones" in errors[0]
+
+
+def test_a_bundle_without_the_program_says_so(model: Model) -> None:
+    with pytest.raises(InputError, match="lookup was asked for, but the bundle has no program"):
+        model.generate([1, 2], lookup=True)
+
+
+def test_what_followed_the_same_tokens_is_found() -> None:
+    draft = Draft([1, 2, 3, 4, 9, 2, 3], 5)
+    assert draft.find(3) == [4, 9, 2]
+    draft.follow([4])
+    assert draft.find(2) == [9, 2]
+    draft.follow([4, 8])
+    assert draft.find(4) == []  # 4, 8 is new
+    # Three equal tokens go before two, and what repeats itself goes on.
+    assert Draft([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1).find(1) == [5]
+    assert Draft([1, 2, 1, 2, 1, 2], 1).find(4) == [1, 2, 1, 2]
+    assert Draft([1, 2], 1).find(4) == []
+
+
+def test_what_does_not_pay_is_left_out_and_tried_again_later() -> None:
+    worth = Worth(4)
+    assert worth.choose(3) == 0  # a single step has to be measured first
+    for tokens in (1, 2, 3, 4):
+        for ns in (50.0, 1.0):  # the first run loads the program
+            worth.note_run(tokens, ns)
+    for _ in range(50):
+        worth.note_token(True)
+    assert worth.choose(3) == 3
+    for _ in range(50):
+        worth.note_token(False)
+        worth.note_run(4, 9.0)
+        worth.note_run(3, 9.0)
+        worth.note_run(2, 1.5)
+    assert worth.choose(3) == 0
+    for _ in range(50):
+        worth.note_token(True)
+    assert worth.choose(3) == 1
+    assert next(n for n in range(1000) if worth.choose(3) == 3) > 10
