@@ -31,7 +31,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--tiny", action="store_true", help="a tiny model, to try the script")
-    add("--against", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    usual = ["edgecompile", "eager", "onnxruntime", "torch.compile"]
+    add("--against", nargs="+", choices=list(CONTENDERS), default=usual)
+    add(
+        "--path",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("CONTENDER", "PATH"),
+        help="what a contender opens instead of the model: a bundle, a GGUF file, a folder",
+    )
     add("--prompts", nargs="+", type=int, default=[16, 128, 512], help="lengths (16 128 512)")
     add("--tokens", type=int, default=64, help="to generate from each (default 64)")
     add("--rounds", type=int, default=5, help="interleaved (default 5)")
@@ -39,6 +48,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--precision", default="fp32", help="of the bundle (default fp32)")
     add("--model", type=Path, help="a folder, instead of a GPT-2 made here")
     add("--bundle", type=Path, help="of that model, instead of one that is built here")
+    add("--context", type=int, help="rows of caches (default: all that the model takes)")
     add("--device", default="cpu", help="of torch: cpu, or cuda in float16 (default cpu)")
     add("--work", type=Path, default=REPOSITORY / "generation-bench", help="where files are left")
     add("--output", type=Path, help="write the figures here, too, as JSON")
@@ -137,16 +147,19 @@ def main() -> int:
     size = "tiny" if options.tiny else "gpt2-124m"
     options.work.mkdir(parents=True, exist_ok=True)
     model = options.model or make_model(size, options.work / size)
-    bundle = options.bundle or make_bundle(model, options)
+    paths = dict(options.path)
+    if "edgecompile" in options.against:
+        paths.setdefault("edgecompile", options.bundle or make_bundle(model, options))
     config = json.loads((model / "config.json").read_text())
-    context = int(config.get("n_positions") or config["max_position_embeddings"])
+    longest = config.get("n_positions") or config["max_position_embeddings"]
+    context = options.context or int(longest)
     vocabulary = int(config["vocab_size"])
     random = np.random.default_rng(1)
     prompts = [random.integers(3, vocabulary, length).tolist() for length in options.prompts]
     contenders = [
         Contender(
             kind,
-            bundle if kind == "edgecompile" else model,
+            Path(paths.get(kind, model)),
             options.threads,
             context,
             options.device,

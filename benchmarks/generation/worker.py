@@ -18,22 +18,13 @@ from typing import Any
 
 import numpy as np
 
-Generate = Callable[[list[int], int], tuple[list[int], list[float]]]
-
-
-def timed(begin: Callable[[list[int]], int], advance: Callable[[int, int], int]) -> Generate:
-    """Greedy generation from a function that runs a prompt and one that runs a token."""
-
-    def generate(prompt: list[int], count: int) -> tuple[list[int], list[float]]:
-        marks = [time.perf_counter()]
-        tokens = [begin(prompt)]
-        marks.append(time.perf_counter())
-        while len(tokens) < count:
-            tokens.append(advance(tokens[-1], len(prompt) + len(tokens) - 1))
-            marks.append(time.perf_counter())
-        return tokens, [(b - a) * 1e3 for a, b in pairwise(marks)]
-
-    return generate
+from benchmarks.generation.language_runtimes import (
+    Generate,
+    llama_cpp,
+    onnxruntime_genai,
+    openvino_genai,
+    timed,
+)
 
 
 def load(folder: Path, threads: int, device: str = "cpu") -> Any:
@@ -200,7 +191,10 @@ def onnxruntime(folder: Path, threads: int, _: int, device: str) -> Generate:
 CONTENDERS: dict[str, Callable[[Path, int, int, str], Generate]] = {
     "edgecompile": edgecompile,
     "eager": eager,
+    "llama.cpp": llama_cpp,
     "onnxruntime": onnxruntime,
+    "onnxruntime-genai": onnxruntime_genai,
+    "openvino-genai": openvino_genai,
     "torch.compile": compiled,
 }
 
