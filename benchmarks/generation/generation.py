@@ -111,12 +111,14 @@ class Contender:
         self.kind = kind
         count = str(threads)
         script = Path(__file__).with_name("worker.py")
+        # Other runtimes may lie in folders of their own.
+        folders = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, str(script), kind, str(path), count, str(context), device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": count, "PYTHONPATH": str(REPOSITORY)},
+            env={**os.environ, "OMP_NUM_THREADS": count, "PYTHONPATH": os.pathsep.join(folders)},
         )
 
     def generate(self, prompt: list[int], tokens: int) -> dict[str, Any]:
