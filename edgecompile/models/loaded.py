@@ -21,6 +21,8 @@ from edgecompile.runtime.format.schema import GenerationSpec
 if TYPE_CHECKING:
     import torch
 
+    from edgecompile.models.stored import StoredWeights
+
 #: Callers of a model that generates pass whole multiples of so many rows of a cache.
 _CONTEXT_STEP = 64
 #: The folder, in a bundle, of the bundle that reads sources.
@@ -32,7 +34,7 @@ class ModelSource:
     """The origin of a model.
 
     Attributes:
-        kind: ``folder``, ``factory``, ``pt2`` or ``object``.
+        kind: ``folder``, ``gguf``, ``factory``, ``pt2`` or ``object``.
         spec: the specification that the user wrote.
         sha256: hashes of all files that shape it, by their path in its folder; none of a factory.
         details: facts for people and reports, such as the architecture's name.
@@ -46,7 +48,7 @@ class ModelSource:
     @property
     def lasting(self) -> bool:
         """Whether another process can tell that it loads the same: a factory's code can't be hashed."""
-        return self.kind in ("folder", "pt2")
+        return self.kind in ("folder", "gguf", "pt2")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class LoadedModel:
         labels: names of the classes by output, whose last dimension they count.
         load: the options that shaped it, as :meth:`LoadOptions.to_json` has them.
         generation: the settings of generation; None: it doesn't generate.
+        stored: weights as its checkpoint stores them; None: as plain floats.
     """
 
     name: str
@@ -102,6 +105,7 @@ class LoadedModel:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     load: Mapping[str, Any] = field(default_factory=dict)
     generation: Generation | None = None
+    stored: StoredWeights | None = None
 
     @property
     def encoder(self) -> LoadedModel | None:

@@ -12,11 +12,12 @@ from edgecompile.bundle.reference import run_eager
 from edgecompile.errors import UsageError, VerificationError
 from edgecompile.models.language_texts import language_texts
 from edgecompile.models.samples import draw_samples
-from edgecompile.planning.request import AUTO_PRECISION
+from edgecompile.planning.request import AUTO_PRECISION, CHECKPOINT_PRECISION
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, INT4, INT8, ROUNDED_PRODUCTS, Precision, Rounded
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.calibrated import rounding_notes
+from edgecompile.quantization.checkpoint import keep_checkpoint
 from edgecompile.quantization.choice import (
     ResolvedPrecision,
     Trials,
@@ -43,9 +44,14 @@ def resolve(
         VerificationError: narrow weights of a language model are beyond the bound.
         As :func:`edgecompile.models.language_texts.language_texts`.
     """
-    request, model = subject.request, subject.model
+    request, model, name = subject.request, subject.model, subject.precision
+    if name == CHECKPOINT_PRECISION and model.stored is None:
+        raise UsageError(
+            f'`precision="checkpoint"` keeps the numbers of quantized checkpoints, but {model.name} has floats',
+            hint="leave it out",
+        )
     if not is_judged(model):
-        if request.precision_for(subject.profile) == INT4:
+        if name == INT4:
             raise _refuse_int4(f"{model.name} has no next tokens that texts could judge")
         return resolve_precision(subject, rounding=rounding, step=step)
     if request.max_error is not None:
@@ -53,7 +59,10 @@ def resolve(
             f"`max_error` is no bound for {model.name}, which is judged by the perplexity of texts",
             hint="give `max_perplexity_ratio`",
         )
-    name = request.precision_for(subject.profile)
+    if model.stored is not None and name != CHECKPOINT_PRECISION:
+        subject.notes.add(
+            f"the {model.stored.kind} checkpoint's own numbers aren't kept: `precision` is {name}"
+        )
     if name == FP32.name:
         return ResolvedPrecision(FP32)
     auto = name == AUTO_PRECISION
@@ -63,6 +72,8 @@ def resolve(
     step.update(text="reading texts" if request.texts else "writing texts")
     texts = language_texts(model, request.texts, seed=request.seed)
     judged = JudgedModel(model, subject.exports.get(bucket), texts)
+    if name == CHECKPOINT_PRECISION:
+        return _keep_checkpoint(subject, judged, step)
     if judged.problem and name == INT4:
         raise _refuse_int4(f"of {model.name} {judged.problem}, so no text can judge it")
     precision = judged.default_precision(INT8 if auto else name)
@@ -86,6 +97,26 @@ def resolve(
     quality = check_quality(judged.quality(precision), name, bound)
     subject.notes.add(quality.describe(name), *rounding_notes(precision))
     return ResolvedPrecision(precision, quality=quality)
+
+
+def _keep_checkpoint(subject: Subject, judged: JudgedModel, step: StepHandle) -> ResolvedPrecision:
+    """The precision of a quantized checkpoint; its reference is the model of its numbers in float32."""
+    stored, request = subject.model.stored, subject.request
+    assert stored is not None  # resolve() saw to it
+    step.update(text=f"reading the {stored.kind} checkpoint's numbers")
+    found = keep_checkpoint(judged.program, subject.model.module, stored)
+    subject.notes.add(*found.notes)
+    name = found.precision.name
+    if name == FP32.name:
+        return ResolvedPrecision(FP32)
+    if judged.problem:
+        subject.notes.add(f"narrow weights aren't judged by texts: {judged.problem}")
+        return ResolvedPrecision(found.precision)
+    step.update(text=f"running {judged.texts.source}")
+    bound = request.max_perplexity_ratio or MAX_PERPLEXITY_RATIOS[INT8]
+    quality = check_quality(judged.quality(found.precision), name, bound)
+    subject.notes.add(quality.describe(name))
+    return ResolvedPrecision(found.precision, quality=quality)
 
 
 def _refuse_int4(reason: str) -> UsageError:

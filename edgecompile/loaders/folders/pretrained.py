@@ -82,7 +82,7 @@ def load_pretrained(
         except Exception as exc:
             raise _load_error(folder, config, transformers.__version__, exc) from exc
     model = model.eval().float()
-    _check_loading(folder, model, info, task)
+    check_loading(folder, model, info, task)
     generates = task.name == SEQ2SEQ_LM
     if model.config.is_encoder_decoder and not (
         generates or _has_encoder_head(type(model).__name__)
@@ -94,7 +94,7 @@ def load_pretrained(
         if not drop_pooler(model):
             raise ModelError(f"'{folder}': the weights of the pooler are missing")
         notes.append("the weights hold no pooler: there is no pooler_output")
-    _prefer_exportable(model)
+    prefer_exportable(model)
     return model, tuple(notes)
 
 
@@ -150,7 +150,8 @@ def _has_encoder_head(name: str) -> bool:
     return re.search(_ENCODER_HEADS, name) is not None
 
 
-def _check_loading(folder: Path, model: Any, info: Mapping[str, Any], task: Task) -> None:
+def check_loading(folder: Path, model: Any, info: Mapping[str, Any], task: Task) -> None:
+    """Refuses weights that are missing or have another shape, all of them, by transformers' report."""
     missing = sorted(k for k in info["missing_keys"] if "pooler" not in k.split("."))
     mismatched = sorted(str(item[0]) for item in info["mismatched_keys"])
     problems = []
@@ -168,7 +169,7 @@ def _check_loading(folder: Path, model: Any, info: Mapping[str, Any], task: Task
         )
 
 
-def _prefer_exportable(model: Any) -> None:
+def prefer_exportable(model: Any) -> None:
     """Chooses implementations that torch.export can trace, where a model has several."""
     config = model.config
     for flag in ("use_cache", "output_attentions", "output_hidden_states"):

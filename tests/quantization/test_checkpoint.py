@@ -1,0 +1,136 @@
+"""Checkpoints that are quantized already: bundles hold their numbers, and say which they couldn't keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+pytest.importorskip("gguf")
+pytest.importorskip("accelerate")
+
+import gguf
+from safetensors.torch import load_file
+
+from edgecompile.backends.operators import ops
+from edgecompile.errors import UsageError
+from edgecompile.loaders.load import load_model
+from edgecompile.models.language_texts import language_texts
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.options import LoadOptions
+from edgecompile.models.stored import StoredWeights
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.result import BuildResult
+from edgecompile.quantization.checkpoint import CheckpointPrecision, keep_checkpoint
+from edgecompile.quantization.judged import JudgedModel
+from edgecompile.runtime import open_bundle
+from tests.factories.gguf_files import write_gguf
+from tests.quantization.test_quality import CONTEXT, judged_model, request_for, save_llama
+
+FORMS = {
+    **dict.fromkeys(("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"), "Q4_0"),
+    **{"attn_output": "F16", "ffn_down": "BF16", "token_embd": "Q8_0", "output": "Q5_0"},
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, JudgedModel]:
+    folder = tmp_path_factory.mktemp("mixed")
+    file = write_gguf(folder / "mixed.gguf", FORMS.__getitem__)
+    model = load_model(file, LoadOptions(max_context=CONTEXT)).with_longest(16)
+    return model, judged_model(model, language_texts(model, None), folder)
+
+
+@pytest.fixture(scope="module")
+def found(mixed: tuple[LoadedModel, JudgedModel]) -> CheckpointPrecision:
+    model, judged = mixed
+    assert model.stored is not None
+    return keep_checkpoint(judged.program, model.module, model.stored)
+
+
+def test_what_products_can_read_is_kept_and_the_rest_is_said(found: CheckpointPrecision) -> None:
+    assert found.kept == {"Q4_0": 10, "F16": 2, "BF16": 2} and found.rounded == {"Q5_0": 1}
+    kept, rounded = found.notes
+    assert kept.endswith("keep the GGUF checkpoint's numbers: 2 in BF16, 2 in F16, 10 in Q4_0")
+    assert rounded.endswith("rounded to int8 again: 1 in Q5_0")
+    wider = dict(found.precision.kept)
+    assert found.precision.name == "int4"
+    assert {name.split(".")[-2]: of for name, of in wider.items()} == {
+        "o_proj": "fp32", "down_proj": "bf16", "lm_head": "int8",
+    }  # fmt: skip
+
+
+def test_kept_numbers_are_the_models_bit_for_bit(
+    mixed: tuple[LoadedModel, JudgedModel], found: CheckpointPrecision
+) -> None:
+    program = mixed[1].program
+    changed = []
+    for attr, (names, exact) in program.products.items():
+        value = program.kept_value(attr, found.precision)
+        if not torch.equal(value, exact):
+            changed += names
+    assert len(changed) == 1 and "lm_head" in changed[0]
+    assert mixed[1].quality(found.precision).mean_kl < 1e-3
+
+
+def test_a_checkpoint_of_floats_stays_wide(mixed: tuple[LoadedModel, JudgedModel]) -> None:
+    model, judged = mixed
+    assert model.stored is not None
+    floats = [m for m in model.stored.matrices if m.form in ("F16", "BF16")]
+    few = keep_checkpoint(judged.program, model.module, StoredWeights("GGUF", floats))
+    # What isn't found is rounded.
+    assert few.rounded == {"a form that isn't told": 11}
+    assert few.precision.name == "int8" and set(dict(few.precision.kept).values()) == {
+        "bf16",
+        "fp32",
+    }
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BuildResult]:
+    folder = tmp_path_factory.mktemp("built")
+    file = write_gguf(folder / "tiny.gguf")
+    return file, build(request_for(file, folder / "tiny.ecb"))
+
+
+def rows_of(matrix: Tensor) -> set[bytes]:
+    return {(row + 0.0).numpy().tobytes() for row in matrix}
+
+
+def test_a_bundle_holds_the_files_numbers(built: tuple[Path, BuildResult]) -> None:
+    file, result = built
+    assert result.verify is not None and result.verify.ok
+    manifest = json.loads((result.bundle_path / "manifest.json").read_bytes())
+    assert manifest["plan"]["quality"]["bound"] == 1.002
+    stored = set()
+    for tensor in load_file(
+        result.bundle_path / manifest["weights"][manifest["precision"]]
+    ).values():
+        if tensor.dtype == torch.uint8 and tensor.dim() == 2:
+            n, k = 32 * tensor.shape[0], tensor.shape[1] // ops._INT4_BYTES * 64
+            for width in (k, k - 32):  # of 64 and 96 inputs
+                stored |= rows_of(ops.unpack_weight(tensor, n, width))
+    layers = [t for t in gguf.GGUFReader(file).tensors if t.name.startswith("blk.")]
+    matrices = [matrix for matrix in layers if len(matrix.shape) == 2]
+    assert len(matrices) == 14
+    for matrix in matrices:
+        numbers = torch.from_numpy(gguf.quants.dequantize(matrix.data, matrix.tensor_type))
+        assert rows_of(numbers) <= stored, matrix.name
+    assert any("14 in Q4_0" in note for note in result.notes)
+
+
+def test_a_bundle_of_a_file_chats(built: tuple[Path, BuildResult]) -> None:
+    with open_bundle(built[1].bundle_path) as model:
+        assert model.complete("the thin", max_new_tokens=4) is not None
+
+
+def test_another_precision_says_that_the_numbers_change(tmp_path: Path) -> None:
+    save_llama(tmp_path / "floats")
+    request = request_for(tmp_path / "floats", tmp_path / "a.ecb", precision="checkpoint")
+    with pytest.raises(UsageError, match="keeps the numbers of quantized checkpoints") as refused:
+        build(request)
+    assert refused.value.hint == "leave it out"
