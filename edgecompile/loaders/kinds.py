@@ -12,6 +12,7 @@ from typing import Any
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.checkpoints.gguf_header import MAGIC, read_gguf_header
+from edgecompile.loaders.checkpoints.packing import read_packing
 from edgecompile.loaders.folders.files import read_object, weight_files
 
 _FACTORY = re.compile(r"^(?P<where>.+):(?P<factory>[A-Za-z_][\w.]*)$", re.DOTALL)
@@ -137,17 +138,12 @@ def is_program_archive(path: Path) -> bool:
 
 
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuses a parsed config.json that names no kind of model, or quantized weights.
+    """Refuses a parsed config.json that names no kind of model, or weights of a kind that isn't read.
 
     Raises:
         ModelError: lists what is wrong.
     """
-    if config.get("quantization_config"):
-        raise ModelError(
-            f"'{folder}': the weights are quantized already, which isn't supported",
-            hint='start from the folder with the plain float weights; `precision="int8"` then '
-            "quantizes them",
-        )
+    read_packing(folder, config)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(
             f"'{folder}': config.json has no model_type",

@@ -42,33 +42,6 @@ class GridValues:
         least = None if self.minimums is None else self.minimums[rows]
         return GridValues(self.values[rows], self.scales[rows], self.block, zeros, least)
 
-    @classmethod
-    def join(cls, parts: Sequence[GridValues]) -> GridValues | None:
-        """The rows of several, one after another; None where their grids are unlike."""
-        kinds = {
-            (part.values.dtype, part.block, part.zeros is None, part.minimums is None)
-            for part in parts
-        }
-        if len(kinds) != 1:
-            return None
-        zeros = [part.zeros for part in parts if part.zeros is not None]
-        least = [part.minimums for part in parts if part.minimums is not None]
-        return cls(
-            torch.cat([part.values for part in parts]),
-            torch.cat([part.scales for part in parts]),
-            parts[0].block,
-            torch.cat(zeros) if zeros else None,
-            torch.cat(least) if least else None,
-        )
-
-    def widen(self) -> GridValues:
-        """The same numbers with int8 values; as they are where that isn't so simple."""
-        if self.values.dtype == torch.int8 or self.minimums is not None:
-            return self
-        zeros = torch.full_like(self.scales, 8) if self.zeros is None else self.zeros
-        spread = zeros.repeat_interleave(self.block, 1).to(torch.int8)
-        return GridValues(self.values.to(torch.int8) - spread, self.scales, self.block)
-
     def numbers(self) -> Tensor:
         """The float32 numbers ``[N, K]``, each rounded as the checkpoint's own library does."""
         n = len(self.values)

@@ -6,7 +6,7 @@ Other matrices are rounded anew or stay wider, and the notes count them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from edgecompile.errors import CompileError
 from edgecompile.models.stored import Found, GridValues, StoredWeights
 from edgecompile.precision import FP32, INT4, INT8, Precision, widest
 from edgecompile.quantization.gptq import RoundedWeights, hash_matrix
-from edgecompile.quantization.kept_grids import KeptGrid
+from edgecompile.quantization.kept_grids import KeptGrid, keep_grids
 from edgecompile.quantization.program import QuantizedProgram
 
 #: The precision that holds the numbers of a form as they are.
@@ -61,16 +61,18 @@ class CheckpointPrecision:
 
 
 def keep_checkpoint(
-    program: QuantizedProgram, module: nn.Module, stored: StoredWeights
+    program: QuantizedProgram,
+    module: nn.Module,
+    stored: StoredWeights,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> CheckpointPrecision:
     """The precision that keeps as many of a checkpoint's numbers as products can read.
-
-    A table of tokens that is the head as well is read from packed int8: its 4-bit numbers are kept there.
 
     Args:
         program: a program of the model.
         module: the model that the program was exported from.
         stored: the checkpoint.
+        tell: a function that gets the number of products that are done.
     """
     held = dict(module.named_parameters(remove_duplicate=False))
     by_weight: dict[str, str] = {}
@@ -78,9 +80,9 @@ def keep_checkpoint(
     origins: dict[str, str] = {}
     kept: Counter[str] = Counter()
     rounded: Counter[str] = Counter()
-    for attr, (names, exact) in program.products.items():
+    for done, (attr, (names, exact)) in enumerate(program.products.items(), 1):
         found = [_find(held, name, stored) for name in names]
-        own = _pack(found, exact, wide=attr in program.tables)
+        own = _pack(attr, names, exact, found)
         if own is not None:
             packed[attr], origins[attr] = own, hash_matrix(exact)
             chosen = _PRECISION_OF[own.dtype]
@@ -89,6 +91,7 @@ def keep_checkpoint(
         counts = kept if own is not None or chosen != _ROUNDED else rounded
         counts.update(map(_form, found))
         by_weight.update(dict.fromkeys(names, chosen))
+        tell(done)
     used = set(by_weight.values())
     base = INT4 if INT4 in used else INT8
     if not used & {INT4, INT8}:
@@ -111,25 +114,26 @@ def _form(found: Found | None) -> str:
     return _UNKNOWN if found is None else found.form
 
 
-def _pack(found: list[Found | None], exact: Tensor, *, wide: bool) -> Tensor | None:
+def _pack(
+    attr: str, names: tuple[str, ...], exact: Tensor, found: list[Found | None]
+) -> Tensor | None:
     """The packed weight of a product with its weights' own numbers; None where products read no such grid."""
-    rows = [one.rows for one in found if one is not None and one.rows is not None]
-    if exact.dim() != 2 or not rows or len(rows) < len(found):
-        return None
-    if wide:
-        rows = [part.widen() for part in rows]
-    joined = GridValues.join(rows)
+    grids = {
+        name: _kept_grid(one.rows)
+        for name, one in zip(names, found, strict=True)
+        if one is not None and one.rows is not None
+    }
     try:
-        packed = torch.cat([_kept_grid(part).pack() for part in ([joined] if joined else rows)])
-    except (CompileError, RuntimeError):  # of unlike layouts
+        return keep_grids({attr: (names, exact)}, grids).packed.get(attr)
+    except CompileError:
         return None
-    # Each of unlike matrices begins with a panel of its own.
-    same = torch.equal(ops.unpack_weight(packed, *exact.shape), exact)
-    return packed if same else None
 
 
 def _kept_grid(rows: GridValues) -> KeptGrid:
-    return KeptGrid(rows.values, rows.scales, rows.block, rows.zeros)
+    # One group of all inputs may be no multiple of what products read at once.
+    whole = rows.scales.shape[1] == 1
+    block = -(-rows.block // ops.HALF_BLOCK) * ops.HALF_BLOCK if whole else rows.block
+    return KeptGrid(rows.values, rows.scales, block, rows.zeros, rows.minimums)
 
 
 def _list(counts: Mapping[str, int]) -> str:

@@ -103,8 +103,13 @@ def _keep_checkpoint(subject: Subject, judged: JudgedModel, step: StepHandle) ->
     """The precision of a quantized checkpoint; its reference is the model of its numbers in float32."""
     stored, request = subject.model.stored, subject.request
     assert stored is not None  # resolve() saw to it
-    step.update(text=f"reading the {stored.kind} checkpoint's numbers")
-    found = keep_checkpoint(judged.program, subject.model.module, stored)
+    count, said = len(judged.program.groups), f"reading the {stored.kind} checkpoint's numbers"
+    found = keep_checkpoint(
+        judged.program,
+        subject.model.module,
+        stored,
+        lambda done: step.update(done, count, f"{said}, {done} of {count} products"),
+    )
     subject.notes.add(*found.notes)
     name = found.precision.name
     if name == FP32.name:

@@ -85,7 +85,7 @@ BERT = json.dumps({"model_type": "bert"})
         ("d", holding(config__json=BERT, m__onnx=""), "m.onnx is an ONNX model", "PyTorch"),
         ("d", holding(config__json=BERT, m__gguf=""), "'d/m.gguf' is no valid", "fetch it again"),
         ("d", holding(config__json=BERT), "has neither model.safetensors", "save_pretrained"),
-        ("d", holding(config__json='{"quantization_config": {"bits": 4}}'), "quantized", "int8"),
+        ("d", holding(config__json='{"quantization_config": {"bits": 4}}'), "quantized", "float"),
     ],
 )
 def test_other_formats_have_a_sentence_and_a_cure_of_their_own(

@@ -29,10 +29,11 @@ from edgecompile.quantization.checkpoint import CheckpointPrecision, keep_checkp
 from edgecompile.quantization.judged import JudgedModel
 from edgecompile.runtime import open_bundle
 from tests.factories.gguf_files import write_gguf
+from tests.factories.packed_folders import pack_awq, pack_compressed, pack_folder, pack_gptq
 from tests.quantization.test_quality import CONTEXT, judged_model, request_for, save_llama
 
 FORMS = {
-    **dict.fromkeys(("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"), "Q4_0"),
+    **{"attn_q": "Q4_0", "attn_k": "Q4_0", "attn_v": "Q8_0", "ffn_gate": "Q4_1", "ffn_up": "Q4_1"},
     **{"attn_output": "F16", "ffn_down": "BF16", "token_embd": "Q8_0", "output": "Q5_0"},
 }
 
@@ -53,14 +54,17 @@ def found(mixed: tuple[LoadedModel, JudgedModel]) -> CheckpointPrecision:
 
 
 def test_what_products_can_read_is_kept_and_the_rest_is_said(found: CheckpointPrecision) -> None:
-    assert found.kept == {"Q4_0": 10, "F16": 2, "BF16": 2} and found.rounded == {"Q5_0": 1}
+    assert found.kept == {"Q4_0": 4, "Q4_1": 4, "Q8_0": 2, "F16": 2, "BF16": 2}
+    assert found.rounded == {"Q5_0": 1}
     kept, rounded = found.notes
-    assert kept.endswith("keep the GGUF checkpoint's numbers: 2 in BF16, 2 in F16, 10 in Q4_0")
+    assert kept.endswith(
+        "keep the GGUF checkpoint's numbers: 2 in BF16, 2 in F16, 4 in Q4_0, 4 in Q4_1, 2 in Q8_0"
+    )
     assert rounded.endswith("rounded to int8 again: 1 in Q5_0")
     wider = dict(found.precision.kept)
     assert found.precision.name == "int4"
     assert {name.split(".")[-2]: of for name, of in wider.items()} == {
-        "o_proj": "fp32", "down_proj": "bf16", "lm_head": "int8",
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "lm_head"), "int8"), "o_proj": "fp32", "down_proj": "bf16",
     }  # fmt: skip
 
 
@@ -90,10 +94,27 @@ def test_a_checkpoint_of_floats_stays_wide(mixed: tuple[LoadedModel, JudgedModel
     }
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+def test_packed_folders_keep_their_numbers(tmp_path: Path, method: str) -> None:
+    pack = {"gptq": pack_gptq, "awq": pack_awq, "compressed-tensors": pack_compressed}[method]
+    save_llama(tmp_path / "model", outliers=False)
+    pack_folder(tmp_path / "model", method, lambda weight: pack(weight, 32))
+    model = load_model(tmp_path / "model", LoadOptions(max_context=CONTEXT)).with_longest(16)
+    judged = judged_model(model, language_texts(model, None), tmp_path)
+    assert model.stored is not None
+    found = keep_checkpoint(judged.program, model.module, model.stored)
+    assert found.kept == {"4 bits": 14, "F16": 1} and not found.rounded
+    assert found.precision.name == "int4"
+    assert set(dict(found.precision.kept).values()) == {"fp32"}
+    for attr, (_, exact) in judged.program.products.items():
+        assert torch.equal(judged.program.kept_value(attr, found.precision), exact)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BuildResult]:
     folder = tmp_path_factory.mktemp("built")
-    file = write_gguf(folder / "tiny.gguf")
+    forms = {"ffn_down": "Q4_1", "token_embd": "Q8_0", "output": ""}
+    file = write_gguf(folder / "tiny.gguf", lambda name: forms.get(name, "Q4_0"))
     return file, build(request_for(file, folder / "tiny.ecb"))
 
 
@@ -107,20 +128,21 @@ def test_a_bundle_holds_the_files_numbers(built: tuple[Path, BuildResult]) -> No
     manifest = json.loads((result.bundle_path / "manifest.json").read_bytes())
     assert manifest["plan"]["quality"]["bound"] == 1.002
     stored = set()
-    for tensor in load_file(
-        result.bundle_path / manifest["weights"][manifest["precision"]]
-    ).values():
-        if tensor.dtype == torch.uint8 and tensor.dim() == 2:
-            n, k = 32 * tensor.shape[0], tensor.shape[1] // ops._INT4_BYTES * 64
-            for width in (k, k - 32):  # of 64 and 96 inputs
-                stored |= rows_of(ops.unpack_weight(tensor, n, width))
-    layers = [t for t in gguf.GGUFReader(file).tensors if t.name.startswith("blk.")]
-    matrices = [matrix for matrix in layers if len(matrix.shape) == 2]
-    assert len(matrices) == 14
+    weights = load_file(result.bundle_path / manifest["weights"][manifest["precision"]])
+    for name, tensor in weights.items():
+        if tensor.dtype in (torch.uint8, torch.int8) and tensor.dim() == 2:
+            k = 96 if "down_proj" in name else 64
+            stored |= rows_of(ops.unpack_weight(tensor, 32 * tensor.shape[0], k))
+    # The table of tokens is the head's packed weight.
+    assert not any(
+        tensor.dtype == torch.float32 and tensor.dim() > 1 for tensor in weights.values()
+    )
+    matrices = [t for t in gguf.GGUFReader(file).tensors if len(t.shape) == 2]
+    assert len(matrices) == 15
     for matrix in matrices:
         numbers = torch.from_numpy(gguf.quants.dequantize(matrix.data, matrix.tensor_type))
         assert rows_of(numbers) <= stored, matrix.name
-    assert any("14 in Q4_0" in note for note in result.notes)
+    assert any("12 in Q4_0, 2 in Q4_1, 1 in Q8_0" in note for note in result.notes)
 
 
 def test_a_bundle_of_a_file_chats(built: tuple[Path, BuildResult]) -> None:
