@@ -114,8 +114,9 @@ def test_packed_folders_keep_their_numbers(tmp_path: Path, method: str) -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BuildResult]:
     folder = tmp_path_factory.mktemp("built")
     forms = {"ffn_down": "Q4_1", "token_embd": "Q8_0", "output": ""}
-    file = write_gguf(folder / "tiny.gguf", lambda name: forms.get(name, "Q4_0"))
-    return file, build(request_for(file, folder / "tiny.ecb"))
+    (folder / "model").mkdir()
+    file = write_gguf(folder / "model" / "tiny.gguf", lambda name: forms.get(name, "Q4_0"))
+    return file, build(request_for(file.parent, folder / "tiny.ecb"))
 
 
 def rows_of(matrix: Tensor) -> set[bytes]:

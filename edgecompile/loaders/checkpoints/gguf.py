@@ -28,6 +28,7 @@ from edgecompile.loaders.folders.files import plain_name
 from edgecompile.loaders.folders.pretrained import (
     check_loading,
     import_transformers,
+    in_float32,
     prefer_exportable,
     quiet,
 )
@@ -131,7 +132,7 @@ def _load(header: GgufHeader) -> Any:
             str(path.parent),
             **known,
             **more,
-            dtype=torch.float32,
+            **in_float32(transformers),
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # they are reported instead, all of them
             output_loading_info=True,

@@ -115,7 +115,13 @@ def _plain_config(transformers: Any, folder: Path, state: Mapping[str, Any]) -> 
     )
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    return {"config": config, "state_dict": state, "dtype": torch.float32}
+    return {"config": config, "state_dict": state, **in_float32(transformers)}
+
+
+def in_float32(transformers: Any) -> dict[str, Any]:
+    """The argument by which from_pretrained leaves float32 weights as they are."""
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    return {"dtype" if version >= (4, 56) else "torch_dtype": torch.float32}
 
 
 def drop_pooler(model: Any) -> bool:
