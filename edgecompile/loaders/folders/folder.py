@@ -70,7 +70,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         stored = None if packed is None else packed.stored()
         if stored is not None:
             chosen = (*chosen, f"a folder of {stored.kind} weights: {stored.describe()}")
-        made = GeneratorMaker(
+        generator = GeneratorMaker(
             task.name,
             transformer,
             options,
@@ -79,7 +79,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
             tokenizer=tokenizer,
             notes=chosen,
         ).make()
-        return replace(made, stored=stored)
+        return replace(generator, stored=stored)
     if pooling is not None:
         drop_pooler(transformer)
     made = find_inputs(transformer, inner, config, options, task, pooled=pooling is not None)
