@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from safetensors.torch import load_file
 
 from edgecompile.backends.operators import ops
 from edgecompile.errors import UsageError
+from edgecompile.export.store import ExportStore
+from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.models.language_texts import language_texts
 from edgecompile.models.loaded import LoadedModel
@@ -25,9 +28,14 @@ from edgecompile.models.options import LoadOptions
 from edgecompile.models.stored import StoredWeights
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.result import BuildResult
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.subject import Subject
+from edgecompile.precision import FP32
 from edgecompile.quantization.checkpoint import CheckpointPrecision, keep_checkpoint
 from edgecompile.quantization.judged import JudgedModel
+from edgecompile.quantization.language_choice import resolve
 from edgecompile.runtime import open_bundle
+from edgecompile.targets.profile import load_target
 from tests.factories.gguf_files import write_gguf
 from tests.factories.packed_folders import pack_awq, pack_compressed, pack_folder, pack_gptq
 from tests.quantization.test_quality import CONTEXT, judged_model, request_for, save_llama
@@ -151,7 +159,34 @@ def test_a_bundle_of_a_file_chats(built: tuple[Path, BuildResult]) -> None:
         assert model.complete("the thin", max_new_tokens=4) is not None
 
 
-def test_another_precision_says_that_the_numbers_change(tmp_path: Path) -> None:
+def subject_of(model: LoadedModel, work: Path, precision: str | None, target: str) -> Subject:
+    exports = ExportStore(model, work)
+    traffic = LengthDistribution.from_samples([3, 9])
+    request = PlanRequest(lengths=traffic, max_length=16, precision=precision)
+    return Subject(exports, exports, load_target(target), request, request, work)
+
+
+def test_another_precision_says_that_the_numbers_change(
+    mixed: tuple[LoadedModel, JudgedModel], tmp_path: Path
+) -> None:
+    subject = subject_of(mixed[0], tmp_path, "fp32", "cpu-x86-64-v3")
+    assert resolve(subject).precision == FP32
+    assert any("own numbers aren't kept: `precision` is fp32" in note for note in subject.notes)
+
+
+@pytest.mark.parametrize(
+    ("target", "precision"), [("cpu-x86-64-v3", "checkpoint"), ("cuda-sm90", "fp16")]
+)
+def test_a_checkpoint_keeps_its_numbers_on_cpus_unless_told_otherwise(
+    mixed: tuple[LoadedModel, JudgedModel], tmp_path: Path, target: str, precision: str
+) -> None:
+    assert subject_of(mixed[0], tmp_path, None, target).precision == precision
+    assert subject_of(mixed[0], tmp_path, "int8", target).precision == "int8"
+    plain = replace(mixed[0], stored=None)
+    assert subject_of(plain, tmp_path, None, target).precision in ("fp32", "fp16")
+
+
+def test_a_model_of_floats_has_no_numbers_to_keep(tmp_path: Path) -> None:
     save_llama(tmp_path / "floats")
     request = request_for(tmp_path / "floats", tmp_path / "a.ecb", precision="checkpoint")
     with pytest.raises(UsageError, match="keeps the numbers of quantized checkpoints") as refused:
