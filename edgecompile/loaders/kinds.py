@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import ModelError
+from edgecompile.loaders.checkpoints.gguf_header import MAGIC, read_gguf_header
+from edgecompile.loaders.checkpoints.packing import read_packing
 from edgecompile.loaders.folders.files import read_object, weight_files
 
 _FACTORY = re.compile(r"^(?P<where>.+):(?P<factory>[A-Za-z_][\w.]*)$", re.DOTALL)
@@ -24,7 +26,7 @@ _PROGRAM = re.compile(r"(?:^|/)models/[^/]+\.json$")
 _HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 
 _FORMS = (
-    "a model is a folder with config.json and safetensors weights, file.py:factory, "
+    "a model is a folder with config.json and safetensors weights, a .gguf file, file.py:factory, "
     "package.module:factory, a saved .pt2 or an .onnx file"
 )
 _FROM_TORCH = (
@@ -42,20 +44,12 @@ _TORCHSCRIPT = (
     ),
 )
 _WEIGHTS = "a file of pickled weights, not a whole model", _PICKLED
-_GGUF = (
-    "a GGUF file, as llama.cpp reads it",
-    (
-        "start from the folder that it was made of, with config.json and safetensors weights; "
-        '`precision="int8"` makes the bundle small'
-    ),
-)
 _ONNX = "an ONNX model", "give that file itself"
 _TFLITE = "a TensorFlow Lite model", _FROM_TORCH
 _KERAS = "a Keras or TensorFlow model", _FROM_TORCH
 #: What files of other formats are, and what to do, by suffix.
 _FOREIGN: Mapping[str, tuple[str, str]] = {
     ".onnx": _ONNX,
-    ".gguf": _GGUF,
     ".tflite": _TFLITE,
     ".h5": _KERAS,
     ".hdf5": _KERAS,
@@ -75,7 +69,6 @@ _FILES: Mapping[str, tuple[str, str]] = {
 }
 #: The same by how files begin, whatever they are called: offset, bytes.
 _MAGIC = (
-    (0, b"GGUF", _GGUF),
     (4, b"TFL3", _TFLITE),
     (0, b"\x89HDF\r\n\x1a\n", _KERAS),
 )
@@ -96,7 +89,10 @@ def check_form(spec: str | Path) -> None:
     text = str(spec)
     path = Path(text).expanduser()
     factory = split_factory(text)
-    if path.is_dir():
+    gguf = find_gguf(path)
+    if gguf is not None:
+        read_gguf_header(gguf)
+    elif path.is_dir():
         _check_folder(path)
     elif path.is_file():
         _check_file(path)
@@ -106,6 +102,23 @@ def check_form(spec: str | Path) -> None:
         raise ModelError(
             f"there is no file '{factory[0]}'", hint="a factory is written file.py:function"
         )
+
+
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF file that a path names, or the only one in a folder without safetensors; None: there is none.
+
+    Raises:
+        ModelError: the folder has several.
+    """
+    if path.is_dir():
+        files = [] if any(path.glob("*.safetensors*")) else sorted(path.glob("*.gguf"))
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files[:5])
+            raise ModelError(f"'{path}' has {len(files)} GGUF files: {names}", hint="name one")
+        return files[0] if files else None
+    if not path.is_file():
+        return None
+    return path if path.suffix.lower() == ".gguf" or _head_of(path).startswith(MAGIC) else None
 
 
 def split_factory(text: str) -> tuple[str, str] | None:
@@ -125,17 +138,12 @@ def is_program_archive(path: Path) -> bool:
 
 
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuses a parsed config.json that names no kind of model, or quantized weights.
+    """Refuses a parsed config.json that names no kind of model, or weights of a kind that isn't read.
 
     Raises:
         ModelError: lists what is wrong.
     """
-    if config.get("quantization_config"):
-        raise ModelError(
-            f"'{folder}': the weights are quantized already, which isn't supported",
-            hint='start from the folder with the plain float weights; `precision="int8"` then '
-            "quantizes them",
-        )
+    read_packing(folder, config)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(
             f"'{folder}': config.json has no model_type",
@@ -165,11 +173,17 @@ def first_module(folder: Path) -> Path:
 
 
 def find_tokenizer(model: str | Path) -> Path | None:
-    """The tokenizer of a model folder, or of the transformer in a pipeline's folder; None: no folder.
+    """The tokenizer of a model folder, of the transformer in a pipeline's folder, or of a GGUF file; None: the
+    model is of another kind.
 
     Where a folder has none, the path at which it should be: reading it says so.
     """
     folder = Path(model).expanduser()
+    gguf = find_gguf(folder)
+    if gguf is not None:
+        from edgecompile.loaders.checkpoints.gguf import gguf_tokenizer
+
+        return gguf_tokenizer(gguf)
     if not folder.is_dir():
         return None
     inner = sorted(path.parent / "tokenizer.json" for path in folder.glob("*/config.json"))
@@ -227,12 +241,16 @@ def _told_by_content(path: Path) -> tuple[str, str] | None:
         return _TORCHSCRIPT
     if any(name.endswith("data.pkl") for name in names):
         return _WEIGHTS
+    head = _head_of(path)
+    return next((kind for at, magic, kind in _MAGIC if head[at:].startswith(magic)), None)
+
+
+def _head_of(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
+            return stream.read(_HEAD_BYTES)
     except OSError as error:
         raise ModelError(f"'{path}' can't be read: {error.strerror or error}") from error
-    return next((kind for at, magic, kind in _MAGIC if head[at:].startswith(magic)), None)
 
 
 def _names_in(path: Path) -> Iterable[str]:

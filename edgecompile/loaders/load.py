@@ -1,4 +1,4 @@
-"""load_model(): a model from a folder, a factory, a saved program or an ONNX file."""
+"""load_model(): a model from a folder, a GGUF file, a factory, a saved program or an ONNX file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import ModelError, UsageError
-from edgecompile.loaders.kinds import check_form, split_factory
+from edgecompile.loaders.kinds import check_form, find_gguf, split_factory
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.options import FOR_GENERATION, LoadOptions
 from edgecompile.models.specs import batch_problem
@@ -21,7 +21,7 @@ def load_model(
     """Loads a model from the user's specification; nothing is ever fetched.
 
     Args:
-        spec: a folder in Hugging Face layout, ``file.py:factory``, ``package.module:factory``, a
+        spec: a folder in Hugging Face layout, a GGUF file, ``file.py:factory``, ``package.module:factory``, a
             ``.pt2`` or ``.onnx`` file, a ``torch.export.ExportedProgram``, or what a factory returns
             (:mod:`edgecompile.loaders.factories`).
         options: how; None: the defaults.
@@ -67,7 +67,8 @@ def check_model(spec: str | Path | object, options: LoadOptions) -> None:
     named, folder = "a model in memory", False
     if isinstance(spec, (str, Path)):
         check_form(spec)
-        named, folder = f"'{spec}'", Path(spec).expanduser().is_dir()
+        path = Path(spec).expanduser()
+        named, folder = f"'{spec}'", path.is_dir() or find_gguf(path) is not None
     arguments = [name for name in options.to_json() if name not in FOR_GENERATION]
     generates = arguments == ["task"] and options.task in (CAUSAL_LM, SEQ2SEQ_LM)
     if arguments and not folder and not generates:
@@ -86,6 +87,11 @@ def _load(spec: str | Path | object, options: LoadOptions) -> LoadedModel:
         return load_object(spec, options)
     text = str(spec)
     path = Path(text).expanduser()
+    gguf = find_gguf(path)
+    if gguf is not None:
+        from edgecompile.loaders.checkpoints.gguf import load_gguf
+
+        return load_gguf(gguf, options)
     if path.is_dir():
         from edgecompile.loaders.folders.folder import load_folder
 

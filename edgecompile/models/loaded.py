@@ -22,6 +22,8 @@ from edgecompile.runtime.format.schema import GenerationSpec, StateSpec
 if TYPE_CHECKING:
     import torch
 
+    from edgecompile.models.stored import StoredWeights
+
 #: Callers of a model that generates pass whole multiples of so many rows of a cache.
 _CONTEXT_STEP = 64
 #: The folder, in a bundle, of the bundle that reads sources.
@@ -33,7 +35,7 @@ class ModelSource:
     """The origin of a model.
 
     Attributes:
-        kind: ``folder``, ``factory``, ``pt2``, ``onnx`` or ``object``.
+        kind: ``folder``, ``gguf``, ``factory``, ``pt2``, ``onnx`` or ``object``.
         spec: the specification that the user wrote.
         sha256: hashes of all files that shape it, by their path in its folder; none of a factory.
         details: facts for people and reports, such as the architecture's name.
@@ -47,7 +49,7 @@ class ModelSource:
     @property
     def lasting(self) -> bool:
         """Whether another process can tell that it loads the same: a factory's code can't be hashed."""
-        return self.kind in ("folder", "pt2", "onnx")
+        return self.kind in ("folder", "gguf", "pt2", "onnx")
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class LoadedModel:
         load: the options that shaped it, as :meth:`LoadOptions.to_json` has them.
         generation: the settings of generation; None: it doesn't generate.
         state: the outputs that are inputs of the next run of a stream.
+        stored: weights as its checkpoint stores them; None: as plain floats.
     """
 
     name: str
@@ -107,6 +110,7 @@ class LoadedModel:
     load: Mapping[str, Any] = field(default_factory=dict)
     generation: Generation | None = None
     state: tuple[StateSpec, ...] = ()
+    stored: StoredWeights | None = None
 
     @property
     def encoder(self) -> LoadedModel | None:

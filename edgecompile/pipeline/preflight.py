@@ -32,7 +32,7 @@ from edgecompile.loaders.folders.files import (
     stored_shapes,
 )
 from edgecompile.loaders.folders.position_limits import stored_positions
-from edgecompile.loaders.kinds import first_module
+from edgecompile.loaders.kinds import find_gguf, first_module
 from edgecompile.loaders.load import check_model
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM, architecture_of, find_task
@@ -260,6 +260,9 @@ def _check_model(preflight: Preflight, request: BuildRequest, profile: TargetPro
         if preflight.problems[-1:] and isinstance(preflight.problems[-1], ModelError):
             return 0
     folder = Path(model).expanduser() if isinstance(model, str | Path) else None
+    if folder is not None and find_gguf(folder) is not None:
+        _check_generation(preflight, request, profile, CAUSAL_LM)
+        return 0
     if folder is None or not folder.is_dir():
         return 0  # loading it says at once what is wrong
     weights = 0

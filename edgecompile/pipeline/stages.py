@@ -83,10 +83,16 @@ def find_subject(run: Run, model: LoadedModel, work: Path, *, cut: bool = True) 
 
 def choose_precision(run: Run, subject: Subject, *, rounding: bool = True) -> ResolvedPrecision:
     """The precision that was asked for, or the choice that ``auto`` is; leaves it in the work folder."""
-    title = resolving_title(subject.request.precision_for(run.profile), subject.model)
+    title = resolving_title(subject.precision, subject.model)
     if run.profile.gpu is not None:
         # What a GPU computes in is its costs' matter; the weights are those of the cores beside it.
         resolved = ResolvedPrecision(FP32)
+        stored = subject.model.stored
+        if stored is not None:
+            subject.notes.add(
+                f"the {stored.kind} checkpoint's own numbers aren't kept on a GPU: it computes in "
+                + subject.precision
+            )
     elif title is None or not rounding:
         resolved = resolve(subject, rounding=rounding)
     else:

@@ -45,7 +45,7 @@ def build_key(request: BuildRequest, profile: TargetProfile) -> str | None:
     if not isinstance(request.model, (str, Path)):
         return None
     where = Path(request.model).expanduser()
-    if not (where.is_dir() or (where.is_file() and where.suffix == ".pt2")):
+    if not (where.is_dir() or (where.is_file() and where.suffix in (".pt2", ".gguf"))):
         return None
     try:
         parts = _parts(request, profile, where)

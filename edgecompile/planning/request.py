@@ -33,7 +33,12 @@ from edgecompile.targets.profile import TargetProfile
 
 #: Chooses the precision by trial.
 AUTO_PRECISION = "auto"
-_PRECISIONS = (None, "fp32", "fp16", "bf16", "int8", "int4", FP8, AUTO_PRECISION)
+#: Keeps the numbers of a checkpoint that is quantized already.
+CHECKPOINT_PRECISION = "checkpoint"
+_PRECISIONS = (
+    *(None, "fp32", "fp16", "bf16", "int8", "int4", FP8),
+    *(AUTO_PRECISION, CHECKPOINT_PRECISION),
+)
 #: Options that decide what a given plan, or one program for all, has decided already.
 _DECIDING = (
     "buckets",
@@ -59,9 +64,10 @@ class PlanRequest(PlanOptions, BuildOptions):
             count as the longest length served. Other inputs over the model's limit are refused.
         max_length: longest length to serve; None: the model's own limit, or the longest seen.
         precision: data type of the linear layers' weights on a CPU (fp32, bf16, int8, of language models
-            int4), or ``auto``, the fastest that stays within ``max_error`` or ``max_perplexity_ratio``; compute type of a GPU (fp32, fp16, with Triton bf16), or int8:
+            int4), or ``auto``, the fastest that stays within ``max_error`` or ``max_perplexity_ratio``, or ``checkpoint``,
+            that of a quantized checkpoint's own numbers; compute type of a GPU (fp32, fp16, with Triton bf16), or int8:
             with TensorRT products of int8, with Triton weights of int8, or fp8 there.
-            None: fp32 on CPUs, fp16 on GPUs.
+            None: fp32 on CPUs, ``checkpoint`` there for quantized checkpoints; fp16 on GPUs.
         quick: one program for all lengths, dynamic if the model can be; nothing is measured.
         plan: take these buckets, if they fit; nothing is measured.
 
@@ -155,7 +161,9 @@ class PlanRequest(PlanOptions, BuildOptions):
                 f"`prefix` needs `backend` {CPU}: elsewhere caches can't be filled from a file",
                 hint="leave it out",
             )
-        precisions: tuple[str, ...] = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
+        precisions: tuple[str, ...] = (
+            GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION, CHECKPOINT_PRECISION)
+        )
         if profile.gpu is not None and self.backend in WITH_TRITON:
             of_triton = profile.gpu.triton_precisions
             precisions = of_triton if self.backend == TRITON else BOTH_PRECISIONS

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from edgecompile.backends import CPU
 from edgecompile.export.store import ExportStore
 from edgecompile.hosts.detection import runnable_variants
 from edgecompile.models.loaded import LoadedModel, model_structure
@@ -18,7 +19,7 @@ from edgecompile.planning.generation_plan import (
 from edgecompile.planning.given_plan import check_plan
 from edgecompile.planning.length_support import LengthSupport, find_length_support
 from edgecompile.planning.notes import Notes
-from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.request import CHECKPOINT_PRECISION, PlanRequest
 from edgecompile.planning.scope import PlanScope, plan_scope, with_traffic
 from edgecompile.precision import Precision
 from edgecompile.targets.profile import TargetProfile, VariantSpec
@@ -75,6 +76,14 @@ class Subject:
     def runnable(self) -> list[VariantSpec]:
         """The target's variants that this host can run, the best one last."""
         return runnable_variants(self.profile, self.work)
+
+    @property
+    def precision(self) -> str:
+        """The precision that was asked for, or the default of the target and the model."""
+        stored = self.model.stored is not None and self.request.backend_for(self.profile) == CPU
+        if self.request.precision is None and stored:
+            return CHECKPOINT_PRECISION
+        return self.request.precision_for(self.profile)
 
     def made_for(self, precision: Precision) -> dict[str, str]:
         """The subject as plans record it."""

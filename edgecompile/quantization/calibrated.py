@@ -19,7 +19,7 @@ from edgecompile.models.samples import (
     draw_samples,
     text_samples,
 )
-from edgecompile.planning.request import AUTO_PRECISION
+from edgecompile.planning.request import AUTO_PRECISION, CHECKPOINT_PRECISION
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import Precision
 from edgecompile.progress import NULL_STEP, StepHandle
@@ -46,6 +46,8 @@ def resolving_title(asked: str, model: LoadedModel) -> str | None:
     """The name of the step that resolves a precision; None if that takes no work."""
     if asked == AUTO_PRECISION:
         return "choose the precision"
+    if asked == CHECKPOINT_PRECISION:
+        return "read and judge the checkpoint's weights"
     if is_judged(model) and asked in MAX_PERPLEXITY_RATIOS:
         return "round and judge the weights"
     return "round the weights" if asked == "int8" and can_round(model) else None

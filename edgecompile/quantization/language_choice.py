@@ -13,11 +13,12 @@ from edgecompile.errors import UsageError, VerificationError
 from edgecompile.models.language_texts import LanguageTexts, language_texts
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import draw_samples
-from edgecompile.planning.request import AUTO_PRECISION
+from edgecompile.planning.request import AUTO_PRECISION, CHECKPOINT_PRECISION
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, INT4, INT8, ROUNDED_PRODUCTS, Precision, Rounded
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.calibrated import rounding_notes
+from edgecompile.quantization.checkpoint import keep_checkpoint
 from edgecompile.quantization.choice import (
     ResolvedPrecision,
     Trials,
@@ -50,9 +51,14 @@ def resolve(
         VerificationError: narrow weights of a language model are beyond the bound.
         As :func:`edgecompile.models.language_texts.language_texts`.
     """
-    request, model = subject.request, subject.model
+    request, model, name = subject.request, subject.model, subject.precision
+    if name == CHECKPOINT_PRECISION and model.stored is None:
+        raise UsageError(
+            f'`precision="checkpoint"` keeps the numbers of quantized checkpoints, but {model.name} has floats',
+            hint="leave it out",
+        )
     if not is_judged(model):
-        if request.precision_for(subject.profile) == INT4:
+        if name == INT4:
             raise _refuse_int4(f"{model.name} has no next tokens that texts could judge")
         return resolve_precision(subject, rounding=rounding, step=step)
     if request.max_error is not None:
@@ -60,7 +66,10 @@ def resolve(
             f"`max_error` is no bound for {model.name}, which is judged by the perplexity of texts",
             hint="give `max_perplexity_ratio`",
         )
-    name = request.precision_for(subject.profile)
+    if model.stored is not None and name != CHECKPOINT_PRECISION:
+        subject.notes.add(
+            f"the {model.stored.kind} checkpoint's own numbers aren't kept: `precision` is {name}"
+        )
     rounded_caches = stores_rounded(model)
     if name == FP32.name and not rounded_caches:
         return ResolvedPrecision(FP32)
@@ -75,6 +84,8 @@ def resolve(
         if not auto:
             return ResolvedPrecision(FP32)
     judged = JudgedModel(model, subject.exports.get(bucket), texts)
+    if name == CHECKPOINT_PRECISION:
+        return _keep_checkpoint(subject, judged, step)
     if judged.problem and name == INT4:
         raise _refuse_int4(f"of {model.name} {judged.problem}, so no text can judge it")
     precision = judged.default_precision(INT8 if auto else name)
@@ -115,6 +126,31 @@ def check_caches(model: LoadedModel, texts: LanguageTexts) -> Quality:
         f"{_CACHES} change what the model says by more than is allowed: {quality.describe(_CACHES)}",
         hint="leave `cache_precision` out",
     )
+
+
+def _keep_checkpoint(subject: Subject, judged: JudgedModel, step: StepHandle) -> ResolvedPrecision:
+    """The precision of a quantized checkpoint; its reference is the model of its numbers in float32."""
+    stored, request = subject.model.stored, subject.request
+    assert stored is not None  # resolve() saw to it
+    count, said = len(judged.program.groups), f"reading the {stored.kind} checkpoint's numbers"
+    found = keep_checkpoint(
+        judged.program,
+        subject.model.module,
+        stored,
+        lambda done: step.update(done, count, f"{said}, {done} of {count} products"),
+    )
+    subject.notes.add(*found.notes)
+    name = found.precision.name
+    if name == FP32.name:
+        return ResolvedPrecision(FP32)
+    if judged.problem:
+        subject.notes.add(f"narrow weights aren't judged by texts: {judged.problem}")
+        return ResolvedPrecision(found.precision)
+    step.update(text=f"running {judged.texts.source}")
+    bound = request.max_perplexity_ratio or MAX_PERPLEXITY_RATIOS[INT8]
+    quality = check_quality(judged.quality(found.precision), name, bound)
+    subject.notes.add(quality.describe(name))
+    return ResolvedPrecision(found.precision, quality=quality)
 
 
 def _refuse_int4(reason: str) -> UsageError:

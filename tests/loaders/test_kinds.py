@@ -57,8 +57,8 @@ BERT = json.dumps({"model_type": "bert"})
 @pytest.mark.parametrize(
     ("name", "make", "message", "hint"),
     [
-        ("m.gguf", text("x"), "a GGUF file", '`precision="int8"`'),
-        ("any", text("GGUF…"), "a GGUF file", '`precision="int8"`'),
+        ("m.gguf", text("x"), "'m.gguf' is no valid GGUF file: it ends", "fetch it again"),
+        ("any", text("GGUF…"), "'any' is no valid GGUF file: it ends", "fetch it again"),
         ("m.tflite", text("x"), "a TensorFlow Lite model", "from the PyTorch model"),
         ("any", text("\x1c\0\0\0TFL3"), "a TensorFlow Lite model", "from the PyTorch model"),
         ("m.h5", text("x"), "a Keras or TensorFlow model", "from the PyTorch model"),
@@ -74,7 +74,7 @@ BERT = json.dumps({"model_type": "bert"})
         ("d", holding(), "'d' is an empty folder", "config.json and safetensors"),
         ("d", holding(adapter_config__json="{}"), "an adapter \\(LoRA\\)", "merge_and_unload"),
         ("d", holding(model_index__json="{}"), "several models", "one of them"),
-        ("d", holding(m__gguf=""), "has no config.json .*m.gguf is a GGUF file", "int8"),
+        ("d", holding(m__gguf=""), "'d/m.gguf' is no valid GGUF file", "fetch it again"),
         ("d", holding(notes__txt=""), "has no config.json .*it holds notes.txt", "save_pretrained"),
         (
             "d",
@@ -82,9 +82,9 @@ BERT = json.dumps({"model_type": "bert"})
             "m.onnx is an ONNX model",
             "that file itself",
         ),
-        ("d", holding(config__json=BERT, m__gguf=""), "m.gguf is a GGUF file", "int8"),
+        ("d", holding(config__json=BERT, m__gguf=""), "'d/m.gguf' is no valid", "fetch it again"),
         ("d", holding(config__json=BERT), "has neither model.safetensors", "save_pretrained"),
-        ("d", holding(config__json='{"quantization_config": {"bits": 4}}'), "quantized", "int8"),
+        ("d", holding(config__json='{"quantization_config": {"bits": 4}}'), "quantized", "float"),
     ],
 )
 def test_other_formats_have_a_sentence_and_a_cure_of_their_own(

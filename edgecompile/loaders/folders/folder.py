@@ -7,11 +7,13 @@ pooling and normalization become part of the model.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import ModelError
 from edgecompile.files import hash_tree
+from edgecompile.loaders.checkpoints.packed_folder import find_packed
 from edgecompile.loaders.folders.files import find_weights, plain_name, read_object
 from edgecompile.loaders.folders.heads import assemble, keep_outputs, label_names, pipeline_for
 from edgecompile.loaders.folders.inputs import find_inputs
@@ -43,11 +45,17 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     main = main_input(config)
     task = choose_task(config, options.task, main_input=main, pipeline=pipeline is not None)
     find_weights(inner)
+    packed = find_packed(inner, config)
     generates = task.name in (CAUSAL_LM, SEQ2SEQ_LM)
     pooling, steps = (None, ()) if generates else pipeline_for(pipeline, options, task)
     if pooling is not None and reads(main) != "text":
         raise ModelError(f"pooling is for texts, but this model reads {main}")
-    transformer, chosen = load_pretrained(inner, config, task)
+    if packed is not None and task.name != CAUSAL_LM:
+        raise ModelError(
+            f"'{folder}': {packed.packing.name} weights are read for {CAUSAL_LM}, not for {task.name}",
+            hint="start from the folder with the plain float weights",
+        )
+    transformer, chosen = load_pretrained(inner, config, task, packed)
     tokenizer = next((p for d in (folder, inner) if (p := d / "tokenizer.json").is_file()), None)
     name = options.name or plain_name(folder.resolve().name)
     source = ModelSource(
@@ -59,7 +67,10 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     if generates:
         from edgecompile.loaders.generators.makers import GeneratorMaker  # needs transformers
 
-        return GeneratorMaker(
+        stored = None if packed is None else packed.stored()
+        if stored is not None:
+            chosen = (*chosen, f"a folder of {stored.kind} weights: {stored.describe()}")
+        generator = GeneratorMaker(
             task.name,
             transformer,
             options,
@@ -68,6 +79,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
             tokenizer=tokenizer,
             notes=chosen,
         ).make()
+        return replace(generator, stored=stored)
     if pooling is not None:
         drop_pooler(transformer)
     made = find_inputs(transformer, inner, config, options, task, pooled=pooling is not None)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from torch import nn
 from edgecompile.errors import MissingDependencyError, ModelError
 from edgecompile.models.modules import describe_error
 from edgecompile.models.tasks import SEQ2SEQ_LM, Task, architecture_of
+
+if TYPE_CHECKING:
+    from edgecompile.loaders.checkpoints.packed_folder import PackedFolder
 
 # transformers reads these when it is imported. Nothing here may ever reach for a hub.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -50,7 +53,7 @@ def main_input(config: Mapping[str, Any]) -> str:
 
 
 def load_pretrained(
-    folder: Path, config: Mapping[str, Any], task: Task
+    folder: Path, config: Mapping[str, Any], task: Task, packed: PackedFolder | None = None
 ) -> tuple[Any, tuple[str, ...]]:
     """The model of a folder for a task.
 
@@ -58,6 +61,7 @@ def load_pretrained(
         folder: holds config.json and the weights, both looked at before.
         config: the parsed config.json.
         task: its task; a bare one leaves heads and the pooler of BERT's kin out.
+        packed: its weights, where they are packed.
 
     Returns:
         The model in eval mode, float32, as torch.export can trace it: the whole of it, or the encoder
@@ -69,20 +73,26 @@ def load_pretrained(
     """
     transformers = import_transformers()
     loader, notes = _choose_class(transformers, config, task)
+    state = None if packed is None else packed.state()
     with quiet(transformers):
         try:
+            described = {} if state is None else _plain_config(transformers, folder, state)
             model, info = loader.from_pretrained(
-                str(folder),
+                None if described else str(folder),
+                **described,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # they are reported instead, all of them
                 output_loading_info=True,
             )
+            if packed is not None and (folder / "generation_config.json").is_file():
+                settings = transformers.GenerationConfig.from_pretrained(str(folder))
+                model.generation_config = settings
         except Exception as exc:
             raise _load_error(folder, config, transformers.__version__, exc) from exc
     model = model.eval().float()
-    _check_loading(folder, model, info, task)
+    check_loading(folder, model, info, task)
     generates = task.name == SEQ2SEQ_LM
     if model.config.is_encoder_decoder and not (
         generates or _has_encoder_head(type(model).__name__)
@@ -94,8 +104,24 @@ def load_pretrained(
         if not drop_pooler(model):
             raise ModelError(f"'{folder}': the weights of the pooler are missing")
         notes.append("the weights hold no pooler: there is no pooler_output")
-    _prefer_exportable(model)
+    prefer_exportable(model)
     return model, tuple(notes)
+
+
+def _plain_config(transformers: Any, folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by which transformers makes a model of floats, whatever its folder says of them."""
+    config = transformers.AutoConfig.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return {"config": config, "state_dict": state, **in_float32(transformers)}
+
+
+def in_float32(transformers: Any) -> dict[str, Any]:
+    """The argument by which from_pretrained leaves float32 weights as they are."""
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    return {"dtype" if version >= (4, 56) else "torch_dtype": torch.float32}
 
 
 def drop_pooler(model: Any) -> bool:
@@ -150,7 +176,8 @@ def _has_encoder_head(name: str) -> bool:
     return re.search(_ENCODER_HEADS, name) is not None
 
 
-def _check_loading(folder: Path, model: Any, info: Mapping[str, Any], task: Task) -> None:
+def check_loading(folder: Path, model: Any, info: Mapping[str, Any], task: Task) -> None:
+    """Refuses weights that are missing or have another shape, all of them, by transformers' report."""
     missing = sorted(k for k in info["missing_keys"] if "pooler" not in k.split("."))
     mismatched = sorted(str(item[0]) for item in info["mismatched_keys"])
     problems = []
@@ -168,7 +195,7 @@ def _check_loading(folder: Path, model: Any, info: Mapping[str, Any], task: Task
         )
 
 
-def _prefer_exportable(model: Any) -> None:
+def prefer_exportable(model: Any) -> None:
     """Chooses implementations that torch.export can trace, where a model has several."""
     config = model.config
     for flag in ("use_cache", "output_attentions", "output_hidden_states"):

@@ -1,0 +1,1 @@
+"""Loads checkpoints whose weights are quantized already."""
