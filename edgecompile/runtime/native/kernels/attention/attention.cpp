@@ -337,6 +337,19 @@ void run_parts(const AttentionArgs& a, const Sight& sight, int64_t part, int64_t
 
 void attention(const AttentionArgs& given) {
   if (given.batch <= 0 || given.heads_q <= 0 || given.len_q <= 0 || given.dim_v <= 0) return;
+  if (given.causal && given.mask_kind == static_cast<int>(MaskKind::kNone) && given.len_q > 1 &&
+      given.len_q <= kFewRows) {
+    // Each query as in a run of its own, so that its result is that, to the last bit.
+    AttentionArgs one = given;
+    one.len_q = 1;
+    for (int64_t i = 0; i < given.len_q; ++i) {
+      one.q = given.q + i * given.q_strides[2];
+      one.out = given.out + i * given.out_strides[2];
+      one.offset = given.offset + i;
+      attention(one);
+    }
+    return;
+  }
   AttentionArgs a = given;
   if (a.softcap <= 0) a.scale *= kLog2E;
   if (a.mask_kind != static_cast<int>(MaskKind::kNone) && same_for_all_queries(a)) {
@@ -361,9 +374,9 @@ void attention(const AttentionArgs& given) {
   const int64_t threads = num_threads();
   const int64_t keys = sight.end(a.len_q - 1) - sight.begin(0);
   const bool alone = threads == 1 || heads * a.len_q * keys * (a.dim + a.dim_v) < kSerialWork;
-  if (a.causal && given.len_q <= kFewQueries && keys > 0) {
-    // Parts begin at multiples of a fixed size, however many threads or queries there are, so that
-    // neither changes a result.
+  if (a.causal && given.len_q == 1 && keys > 0) {
+    // Parts begin at multiples of a fixed size, however many threads there are, so that their
+    // number doesn't change a result.
     const int64_t part = most_keys(a);
     const int64_t first = sight.begin(0) / part, end = (sight.end(a.len_q - 1) - 1) / part + 1;
     if (end - first > 1) return run_parts(a, sight, part, first, end, alone);

@@ -98,10 +98,11 @@ const float* read_a(const Rows& rows, bool copy, int64_t k0, int64_t depth, floa
 
 // A tile of `count` rows and `width` columns, of which `valid` are C's, from row r0 and column n0
 // on; with the `last` slice of K what follows the product.
-void run_tile(const Rows& rows, Tile& t, int64_t r0, int64_t count, int64_t n0, int64_t width,
-              int64_t valid, bool last) {
+void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_t r0, int64_t count,
+              int64_t n0, int64_t valid, bool last) {
   const Product& p = rows.p;
   const Epilogue& e = p.epilogue;
+  const int64_t width = chosen.columns[count - 1];
   float* const c = rows.c + r0 * p.ldc + n0;
   const float* const residual =
       last && rows.residual != nullptr ? rows.residual + r0 * e.ld_residual + n0 : nullptr;
@@ -110,7 +111,7 @@ void run_tile(const Rows& rows, Tile& t, int64_t r0, int64_t count, int64_t n0, 
     t.ldc = p.ldc;
     t.residual = rows.add_in_tile ? residual : nullptr;
     t.ld_residual = e.ld_residual;
-    kTiles.run[count - 1](t);
+    chosen.run[count - 1](t);
     if (last && !rows.add_in_tile) finish_block(e, c, p.ldc, residual, count, valid);
     return;
   }
@@ -125,7 +126,7 @@ void run_tile(const Rows& rows, Tile& t, int64_t r0, int64_t count, int64_t n0, 
       }
     }
   }
-  kTiles.run[count - 1](t);
+  chosen.run[count - 1](t);
   if (last) finish_block(e, sums, kPanel, residual, count, valid);
   for (int64_t r = 0; r < count; ++r) std::copy_n(sums + r * kPanel, valid, c + r * p.ldc);
 }
@@ -133,12 +134,13 @@ void run_tile(const Rows& rows, Tile& t, int64_t r0, int64_t count, int64_t n0, 
 // C[m0:m1, panels p0:p1] of one product of the batch.
 void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
   const Rows rows(p, batch, m0, m1);
-  const TileRows tiles(m1 - m0, kTileRows);
+  const ChosenTiles<Tile> chosen(p.m, kTiles, kFewTiles);
+  const TileRows tiles(m1 - m0, chosen.rows);
   const PanelWalk walk(p.n, p0, p1);
   const Epilogue& e = p.epilogue;
   const int64_t slices = p.residual_in_c || p.k <= kLongest ? 1 : (p.k + kDepth - 1) / kDepth;
   const int64_t depth = std::max<int64_t>(1, (p.k + slices - 1) / slices);
-  const int64_t calls = tiles.tiles * (kPanel / kTiles.columns[tiles.highest() - 1]);
+  const int64_t calls = tiles.tiles * (kPanel / chosen.columns[tiles.highest() - 1]);
   // Rows that lie a multiple of a page apart compete for the same few places of the first cache.
   const bool page_apart = p.a_row % 1024 == 0 && slices > 1 && walk.count() > 1;
   const bool copy_a = p.rows != nullptr || p.a_col != 1 || e.alpha != 1.0f || page_apart;
@@ -178,12 +180,12 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
         bias = scaled_bias;
       }
       tiles.each([&](int64_t r0, int64_t count) {
-        const int64_t width = kTiles.columns[count - 1];
+        const int64_t width = chosen.columns[count - 1];
         t.a = a + r0 * t.lda;
         for (int64_t j = 0; j < columns; j += width) {
           t.b = b + j;
           t.bias = bias != nullptr ? bias + j : nullptr;
-          run_tile(rows, t, r0, count, n0 + j, width, std::min(width, columns - j), last);
+          run_tile(rows, chosen, t, r0, count, n0 + j, std::min(width, columns - j), last);
           prefetch_next_part(&t.prefetch, next, t.k / kTileUnroll * t.prefetch_lines * 16,
                              t.k * kPanel);
         }

@@ -36,6 +36,24 @@ constexpr int kTileSums = Rows * kTileVectors<Rows> >= 8   ? 1
                           : Rows * kTileVectors<Rows> >= 4 ? 2
                                                            : 4;
 
+// A product of up to kFewRows rows adds each element up in the order in which one row alone does,
+// so that no row's result depends on how many others there are. Where one row has several sums per
+// element, such products have tiles of their own.
+constexpr int kFewRows = 8;
+constexpr int kFewSums = kTileSums<1>;
+constexpr int kFewTileRows = 4;
+
+constexpr int widest_few(int rows) {
+  int vectors = kTileVectors<1>;
+  while (vectors > 1 &&
+         rows * vectors * kFewSums + (rows < vectors ? rows : vectors) + 1 > kVectorRegisters) {
+    vectors /= 2;
+  }
+  return vectors;
+}
+template <int Rows>
+constexpr int kFewVectors = widest_few(Rows);
+
 // One element of A for a whole row of B: in all lanes, except where multiplication can take a lane.
 #if defined(__aarch64__)
 using Spread = float;
@@ -85,10 +103,8 @@ struct Tile {
   int prefetch_lines;     // a prefetch_rate
 };
 
-template <int Rows>
+template <int Rows, int Vectors, int Sums>
 inline void run_tile(const Tile& t) {
-  constexpr int Vectors = kTileVectors<Rows>;
-  constexpr int Sums = kTileSums<Rows>;
   constexpr int kL = kFloatLanes;
   static_assert(kTileUnroll % Sums == 0);
   vf32 acc[Sums][Rows][Vectors];
@@ -204,8 +220,32 @@ struct TileTable {
 
 template <int... R>
 constexpr TileTable<Tile, kTileRows> make_tiles(std::integer_sequence<int, R...>) {
-  return {{run_tile<R + 1>...}, {kTileVectors<R + 1> * kFloatLanes...}};
+  return {{run_tile<R + 1, kTileVectors<R + 1>, kTileSums<R + 1>>...},
+          {kTileVectors<R + 1> * kFloatLanes...}};
 }
 inline constexpr auto kTiles = make_tiles(std::make_integer_sequence<int, kTileRows>{});
+
+template <int... R>
+constexpr TileTable<Tile, kFewTileRows> make_few_tiles(std::integer_sequence<int, R...>) {
+  return {{run_tile<R + 1, kFewVectors<R + 1>, kFewSums>...},
+          {kFewVectors<R + 1> * kFloatLanes...}};
+}
+inline constexpr auto kFewTiles = make_few_tiles(std::make_integer_sequence<int, kFewTileRows>{});
+
+// The tiles of a product of m rows.
+template <class T>
+struct ChosenTiles {
+  void (*const* run)(const T&);
+  const int* columns;
+  int64_t rows;  // of the highest
+
+  template <int kAll, int kFew>
+  ChosenTiles(int64_t m, const TileTable<T, kAll>& all, const TileTable<T, kFew>& few) {
+    const bool takes_few = kFewSums > 1 && m <= kFewRows;
+    run = takes_few ? few.run : all.run;
+    columns = takes_few ? few.columns : all.columns;
+    rows = takes_few ? kFew : kAll;
+  }
+};
 
 }  // namespace ec

@@ -112,16 +112,16 @@ void finish_narrow(const NarrowProduct<Math>& p, int64_t r0, int64_t rows, int64
 template <class Math>
 void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int64_t p0,
                       int64_t p1) {
-  constexpr auto& kTable = kNarrowTiles<Math>;
   constexpr int64_t kMostGroups =
       kNarrowRowBytes / static_cast<int64_t>(Math::kDepth * sizeof(typename Math::A));
   static thread_local Scratch t_sums;
-  const TileRows tiles(m1 - m0, kTileRows);
+  const ChosenTiles<NarrowTile<Math>> chosen(p.m, kNarrowTiles<Math>, kFewNarrowTiles<Math>);
+  const TileRows tiles(m1 - m0, chosen.rows);
   const PanelWalk walk(p.n, p0, p1);
   const int64_t groups = (p.k + Math::kDepth - 1) / Math::kDepth;
   const int64_t slices = std::max<int64_t>(1, (groups + kMostGroups - 1) / kMostGroups);
   const int64_t depth = std::max<int64_t>(1, (groups + slices - 1) / slices);
-  const int64_t calls = tiles.tiles * (kPanel / kTable.columns[tiles.highest() - 1]);
+  const int64_t calls = tiles.tiles * (kPanel / chosen.columns[tiles.highest() - 1]);
 
   alignas(64) float tile_sums[kTileRows * kPanel];
   float* const all_sums = slices == 1 ? nullptr : t_sums.get(walk.count() * tiles.rows * kPanel);
@@ -147,13 +147,13 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
       t.prefetch = calls >= 2 ? next : nullptr;  // a single tile's reading is prefetched by itself
       const NarrowColumns columns(p, panel);
       tiles.each([&](int64_t r0, int64_t count) {
-        const int width = kTable.columns[count - 1];
+        const int width = chosen.columns[count - 1];
         t.a = p.a + (m0 + r0) * p.lda + g0 * Math::kDepth;
         float* const sums = slices == 1 ? tile_sums : all_sums + (i * tiles.rows + r0) * kPanel;
         for (int64_t j = 0; j < columns.count; j += width) {
           t.b = b + j * 4;
           t.sums = sums + j;
-          kTable.run[count - 1](t);
+          chosen.run[count - 1](t);
           prefetch_next_part(&t.prefetch, next, t.groups / kNarrowUnroll * t.prefetch_lines * 64,
                              t.groups * kGroupBytes);
         }

@@ -34,10 +34,8 @@ struct NarrowTile {
 
 constexpr int kNarrowUnroll = 4;
 
-template <class Math, int Rows>
+template <class Math, int Rows, int Vectors, int Sums>
 inline void run_narrow_tile(const NarrowTile<Math>& t) {
-  constexpr int Vectors = kTileVectors<Rows>;
-  constexpr int Sums = kTileSums<Rows>;
   constexpr int kL = kFloatLanes;
   constexpr int kParts = Math::kParts;
   vf32 acc[Sums][Rows][Vectors];
@@ -129,10 +127,21 @@ inline void run_narrow_tile(const NarrowTile<Math>& t) {
 template <class Math, int... R>
 constexpr TileTable<NarrowTile<Math>, kTileRows> make_narrow_tiles(
     std::integer_sequence<int, R...>) {
-  return {{run_narrow_tile<Math, R + 1>...}, {kTileVectors<R + 1> * kFloatLanes...}};
+  return {{run_narrow_tile<Math, R + 1, kTileVectors<R + 1>, kTileSums<R + 1>>...},
+          {kTileVectors<R + 1> * kFloatLanes...}};
 }
 template <class Math>
 inline constexpr auto kNarrowTiles =
     make_narrow_tiles<Math>(std::make_integer_sequence<int, kTileRows>{});
+
+template <class Math, int... R>
+constexpr TileTable<NarrowTile<Math>, kFewTileRows> make_few_narrow_tiles(
+    std::integer_sequence<int, R...>) {
+  return {{run_narrow_tile<Math, R + 1, kFewVectors<R + 1>, kFewSums>...},
+          {kFewVectors<R + 1> * kFloatLanes...}};
+}
+template <class Math>
+inline constexpr auto kFewNarrowTiles =
+    make_few_narrow_tiles<Math>(std::make_integer_sequence<int, kFewTileRows>{});
 
 }  // namespace ec
