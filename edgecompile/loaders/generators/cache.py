@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
+
 KEY, VALUE, CONV, RECURRENT = "key", "value", "conv", "recurrent"
 
 #: Attributes of a layer with a tensor that isn't a state: a window's size, which is a constant.
@@ -108,6 +110,13 @@ class Place:
     real: Tensor | None
     rows: Tensor
     last: Tensor
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, softcap: float
+    ) -> Tensor:
+        """The attention of the run's tokens to what is in the caches."""
+        result: Tensor = CACHED_ATTENTION(q, k, v, self.position, window, scale, softcap)
+        return result
 
 
 def find_place(length: Any, context: Any, position: Tensor, last: Tensor) -> Place:

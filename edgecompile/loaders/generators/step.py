@@ -19,6 +19,7 @@ from edgecompile.loaders.generators.cache import (
     KEY,
     VALUE,
     Kept,
+    Place,
     SourceCache,
     WrittenCache,
     find_kept,
@@ -153,29 +154,46 @@ class GenerationStep(nn.Module):
         written = WrittenCache(self.kept, tensors, place, context)
         cache: Any = written
         kind = "decoder_" if source else ""
-        optional: dict[str, Any] = {
-            f"{kind}position_ids": place.rows[None],
-            "cache_position": place.rows,
-            "logits_to_keep": place.last,
-            "return_dict": True,
-        }
-        if self.way.mask:
-            optional[f"{kind}attention_mask"] = torch.ones(1, context, dtype=torch.int64)
-        arguments = {name: value for name, value in optional.items() if name in self._accepted}
+        more: dict[str, Any] = {}
+        if self.way.mask and f"{kind}attention_mask" in self._accepted:
+            more[f"{kind}attention_mask"] = torch.ones(1, context, dtype=torch.int64)
         if source:
             from transformers.modeling_outputs import BaseModelOutput
 
             cache = SourceCache(written, source)
             # Of the encoder's result only the length is looked at: its projections are there.
             states = source[0][0].new_zeros(1, source[0][0].shape[0], 1)
-            arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
+            more["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
+        with placed(place, source=bool(source)), scanning(self.model, written):
+            logits = self.run_model(tokens, place, cache, place.last, kind=kind, **more)
+        written.write_states()
+        return {"logits": logits[:, 0]}
+
+    def run_model(
+        self, tokens: Tensor, place: Place, cache: Any, keep: Tensor, *, kind: str = "", **more: Any
+    ) -> Tensor:
+        """The model's logits behind the tokens of the numbers ``keep``, [1, numbers, vocabulary].
+
+        Args:
+            tokens: int64 [1, length].
+            place: their places.
+            cache: the model's cache.
+            keep: int64 of one dimension.
+            kind: what the names of a decoder's arguments begin with.
+            more: further arguments.
+        """
+        optional: dict[str, Any] = {
+            f"{kind}position_ids": place.rows[None],
+            "cache_position": place.rows,
+            "logits_to_keep": keep,
+            "return_dict": True,
+        }
+        arguments = {name: value for name, value in optional.items() if name in self._accepted}
         arguments[f"{kind}input_ids"] = tokens
         arguments[self.past] = cache
-        with placed(place, source=bool(source)), scanning(self.model, written):
-            outputs = self.model(use_cache=True, **arguments)
-        written.write_states()
-        logits = outputs.logits if "logits_to_keep" in arguments else outputs.logits[:, place.last]
-        return {"logits": logits[:, 0]}
+        outputs = self.model(use_cache=True, **arguments, **more)
+        logits: Tensor = outputs.logits
+        return logits if "logits_to_keep" in arguments else logits[:, keep]
 
 
 def _pairs(inputs: Mapping[str, Tensor], names: Sequence[str]) -> list[tuple[Tensor, Tensor]]:

@@ -35,7 +35,7 @@ class ConstrainedStream(TokenStream):
         self._run: Optional[int] = None
 
     def run(self) -> bool:
-        if self.finish_reason is not None or self._logits is not None:
+        if self.finish_reason is not None or self.logits is not None:
             return False
         if self._runs is None:
             if self._run is not None:
@@ -48,6 +48,15 @@ class ConstrainedStream(TokenStream):
         self._run = len(self.tokens)
         self.reused = min(self.reused, len(self._request.prompt))
         return False
+
+    def single(self) -> Optional[int]:
+        if super().single() is None or self._run is None or self._is_known():
+            return None
+        return self.tokens[-1] if self._run == len(self.tokens) - 1 else None
+
+    def give(self, logits: "NDArray[np.float32]") -> None:
+        super().give(logits)
+        self._run = len(self.tokens)
 
     def _is_known(self) -> bool:
         """Whether nothing needs to run: the constraint forces the next token, or the text is complete."""
@@ -71,7 +80,7 @@ class ConstrainedStream(TokenStream):
             prompt = [*request.prompt, *tokens]
             self._runs = session.begin(self, request._replace(prompt=prompt, marks=marks))
         elif self._run == len(tokens) - 1:
-            self._logits = session.advance(self, tokens[-1])
+            self.logits = session.advance(self, tokens[-1])
         else:
             self._runs = session.advance_by(self, tokens[self._run :])
 
@@ -93,8 +102,8 @@ class ConstrainedStream(TokenStream):
     def _take(self) -> Optional[int]:
         """The next token, which the constraint knows then; None: the text is complete without any."""
         tokens, request, constraint = self.tokens, self._request, self._constraint
-        if self._logits is not None:
-            token = self._choose_token(self._logits)
+        if self.logits is not None:
+            token = self._choose_token(self.logits)
         elif self._ahead:
             token = self._ahead.pop(0)
             self._sampler.add(token)
@@ -116,7 +125,7 @@ class ConstrainedStream(TokenStream):
         allowed = self._constraint.mask()
         banned = (self._never, None if self.tokens else self._not_first)
         token = self._choose(choose_allowed(logits, allowed, banned))
-        self._logits = None
+        self.logits = None
         self._check_turn()
         return token
 

@@ -9,7 +9,7 @@ import base64
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ..format.schema import SEQ2SEQ, Manifest, Tolerance
 from .options import Options
 from .session import Session, open_session
 from .stream import TokenStream
+from .together import Together
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,7 +136,10 @@ def replay_generations(model: "OpenBundle", folder: Optional[str] = None) -> Lis
         return [_result(0, error="can't be read: {}".format(error.strerror))]
     except EdgecompileError as error:
         return [_result(0, error=str(error))]
-    return [_replay(model, index, case) for index, case in enumerate(cases)]
+    results = [_replay(model, index, case) for index, case in enumerate(cases)]
+    if model.batch_texts:
+        results.append(_replay_together(model, len(cases), [case.prompt for case in cases]))
+    return results
 
 
 class _Judge:
@@ -189,6 +193,37 @@ def _replay(model: "OpenBundle", index: int, case: GenerationCase) -> Dict[str, 
         return _result(index, case, error=str(error))
     ms = (time.perf_counter_ns() - started) / 1e6 / len(case.tokens)
     return _result(index, case, judge.ties, ms, judge.error)
+
+
+def _replay_together(
+    model: "OpenBundle", index: int, prompts: Sequence[Tuple[int, ...]]
+) -> Dict[str, Any]:
+    """Compares texts that run together with the same texts alone, bit for bit."""
+    together, spec = Together(model), model.manifest.generation
+    assert spec is not None
+    room, error = spec.max_context - together.most - 1, None
+    try:
+        pairs = []
+        for text in range(together.most if room > 0 else 0):
+            prompt = prompts[text % len(prompts)][: min(1 + 5 * text, room)]
+            options = {"max_new_tokens": together.most + 1, "do_sample": False, "eos": ()}
+            pair = [open_session(model, Session).stream(prompt, **options) for _ in range(2)]
+            for stream in pair:
+                next(stream)
+            pairs.append(pair)
+        for count in range(2, len(pairs) + 1):
+            together.run([one for one, _ in pairs[:count]])
+            for text, (one, alone) in enumerate(pairs[:count]):
+                alone.run()
+                assert one.logits is not None
+                assert alone.logits is not None
+                if error is None and not np.array_equal(one.logits, alone.logits):
+                    error = "text {} of {} has other logits than alone".format(text, count)
+                next(one)
+                next(alone)
+    except EdgecompileError as failure:
+        error = str(failure)
+    return _result(index, error=error)
 
 
 def _result(

@@ -7,7 +7,20 @@ where a copy was kept: at the ends of prompts and answers. A text goes on from t
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, TypeVar
+from contextlib import contextmanager
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
 import numpy as np
 
@@ -100,6 +113,7 @@ class Session(Unique, Generator):
             self._states, self._every = Checkpoints(states, checkpoints), checkpoints.every
         self._prefix = find_prefix(bundle, spec, caches) if caches.arrays else None
         self.notes: Any = None
+        self._addresses: Optional[NDArray[np.int64]] = None
         vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
         self._ids = np.zeros((1, 1), np.int64)
@@ -349,6 +363,35 @@ class Session(Unique, Generator):
             if self._every and self._states is not None and self._behind % self._every == 0:
                 self._states.take(self._behind)
             return self._row
+
+    @contextmanager
+    def lent(self, stream: TokenStream) -> "Iterator[Session]":
+        """Its caches, while somebody else runs one token of the stream's text."""
+        with self._lock:
+            if not self.has_turn(stream):
+                raise turn_lost()
+            yield self
+
+    @property
+    def addresses(self) -> "NDArray[np.int64]":
+        """Where the caches lie in memory."""
+        if self._addresses is None:
+            arrays = self._caches.arrays
+            places = [arrays[name].ctypes.data for name in self._spec.caches]
+            self._addresses = np.array(places, np.int64)
+        return self._addresses
+
+    @property
+    def row(self) -> int:
+        """The row of the next token."""
+        return len(self._tokens)
+
+    def took(self, token: int, logits: "NDArray[np.float32]") -> "NDArray[np.float32]":
+        """Who was lent the session has run the token, with these logits; the session's copy of them."""
+        self._tokens.append(token)
+        self._behind = len(self._tokens)
+        self._row[...] = logits
+        return self._row
 
     def advance_by(self, stream: TokenStream, tokens: List[int]) -> "Runs":
         """Runs several tokens behind the text, as a prompt's."""

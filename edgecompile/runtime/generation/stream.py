@@ -5,6 +5,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
+    ContextManager,
     Dict,
     FrozenSet,
     Generator,
@@ -147,6 +148,28 @@ class Text(Protocol):
         """Whether the text is still this stream's."""
         ...
 
+    def lent(self, stream: "TokenStream") -> "ContextManager[Lent]":
+        """Its caches, for one token that somebody else runs."""
+        ...
+
+
+class Lent(Protocol):
+    """The caches of a text, while somebody else runs its next token."""
+
+    @property
+    def row(self) -> int:
+        """The row of that token."""
+        ...
+
+    @property
+    def addresses(self) -> "NDArray[np.int64]":
+        """Where its caches lie in memory."""
+        ...
+
+    def took(self, token: int, logits: "NDArray[np.float32]") -> "NDArray[np.float32]":
+        """The token was run; the session's own copy of the logits behind it."""
+        ...
+
 
 class TokenStream(Unique):
     """The new tokens of a text, one by one as they are made; an iterator.
@@ -171,8 +194,8 @@ class TokenStream(Unique):
         self._choose = choose
         self._never, self._not_first = session.suppressed
         self._runs: Optional[Runs] = None
-        # The logits that the next token is chosen from, once they are there.
-        self._logits: Optional[NDArray[np.float32]] = None
+        #: The logits that the next token is chosen from, once they are there.
+        self.logits: Optional[NDArray[np.float32]] = None
 
     @property
     def prompt(self) -> List[int]:
@@ -197,21 +220,35 @@ class TokenStream(Unique):
 
         ``next`` runs them all. Who calls this can let other texts run between two chunks.
         """
-        if self.finish_reason is not None or self._logits is not None:
+        if self.finish_reason is not None or self.logits is not None:
             return False
         if self._runs is None:
             if self.tokens:
-                self._logits = self._session.advance(self, self.tokens[-1])
+                self.logits = self._session.advance(self, self.tokens[-1])
                 return False
             self._runs = self._session.begin(self, self._request)
         return self._run_chunk(self._runs)
+
+    def single(self) -> Optional[int]:
+        """The token that has to be run before the next one can be chosen; None: nothing, or a prompt."""
+        if self.finish_reason is not None or self.logits is not None or self._runs is not None:
+            return None
+        return self.tokens[-1] if self.tokens else None
+
+    def lent(self) -> "ContextManager[Lent]":
+        """The caches of its session, for the token of ``single``."""
+        return self._session.lent(self)
+
+    def give(self, logits: "NDArray[np.float32]") -> None:
+        """Takes the logits [vocabulary] behind that token, which somebody else has run."""
+        self.logits = logits
 
     def _run_chunk(self, runs: "Runs") -> bool:
         try:
             next(runs)
             return True
         except StopIteration as end:
-            self._logits, self._runs = end.value, None
+            self.logits, self._runs = end.value, None
             return False
         except BaseException:
             self._runs = None
@@ -222,7 +259,7 @@ class TokenStream(Unique):
             raise StopIteration
         while self.run():
             pass
-        tokens, request, logits = self.tokens, self._request, self._logits
+        tokens, request, logits = self.tokens, self._request, self.logits
         assert logits is not None
         if self._never is not None or (self._not_first is not None and not tokens):
             logits = logits.copy()
@@ -230,7 +267,7 @@ class TokenStream(Unique):
                 if banned is not None:
                     logits[banned] = -np.inf
         token = self._choose(logits)
-        self._logits = None
+        self.logits = None
         # The logits are the session's. A text that began meanwhile, in another thread, has written
         # its own there.
         if not self._session.has_turn(self):

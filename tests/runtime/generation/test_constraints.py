@@ -74,8 +74,8 @@ def best(model: Model, text: list[int], allowed: Any) -> int:
     stream = session.stream(text, max_new_tokens=1)
     while stream.run():
         pass
-    assert stream._logits is not None
-    logits = stream._logits.copy()
+    assert stream.logits is not None
+    logits = stream.logits.copy()
     logits[~allowed] = -np.inf
     return int(logits.argmax())
 

@@ -63,7 +63,7 @@ def test_logits_of_each_step_are_eagers(model: Model, module: Any) -> None:
     text = stream.prompt
     while stream.run():
         pass
-    logits = stream._logits
+    logits = stream.logits
     for step in range(100):
         with InFloat64():
             want = d.logits_of(module, text).numpy()

@@ -21,7 +21,7 @@ def test_no_bit_depends_on_the_threads(request: pytest.FixtureRequest, bundle: s
                 for threads, text in enumerate(texts, 1):
                     while model.with_threads(threads, text.run):
                         pass
-                logits = [text._logits for text in texts]
+                logits = [text.logits for text in texts]
                 for other in logits[1:]:
                     np.testing.assert_array_equal(logits[0], other)
                 assert len({next(text) for text in texts}) == 1
