@@ -68,7 +68,8 @@ def test_rows_are_eager_s_rounded_to_the_nearest(model: Model, loaded: Any) -> N
     eager, own = prefix_caches(replace(loaded, generation=made)), caches_behind(model, PROMPT)
     assert len(eager) == len(own)
     rows = [x for x in model.manifest.inputs if x.dtype == "bfloat16"]
-    size = 2 * len(PROMPT) * sum(int(np.prod(x.shape[1:])) for x in rows)  # type: ignore[arg-type]
+    widths = [int(np.prod(x.shape[1:])) for x in rows]  # type: ignore[arg-type]
+    size = 2 * len(PROMPT) * sum(widths)
     begin = 8 * len(PROMPT)
     ours, theirs = (np.frombuffer(x[begin : begin + size], "<u2") for x in (own, eager))
     # Where float32 itself differs, the one or the other of two neighbours may be the nearest.
