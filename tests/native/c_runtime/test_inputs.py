@@ -114,7 +114,7 @@ def test_bad_inputs_are_refused_as_in_python(
         ("has no data", "data", None),
         ("bytes, but int64[1, 6] has 48", "nbytes", 47),
         ("bytes, but int64[1, 6] has 48", "nbytes", 2**62),
-        ("has dtype code 15", "dtype", 15),
+        ("has dtype code 99", "dtype", 99),
         ("has dtype code -1", "dtype", -1),
         ("has 9 dimensions", "ndim", 9),
         ("has -1 dimensions", "ndim", -1),
