@@ -13,6 +13,7 @@
 
 #include "base/scratch.h"
 #include "kernels/attention/attention_cache.h"
+#include "kernels/attention/attention_few.h"
 #include "kernels/attention/attention_parts.h"
 #include "kernels/attention/attention_products.h"
 #include "kernels/attention/attention_softmax.h"
@@ -28,8 +29,6 @@ constexpr int kL = kFloatLanes;
 
 // Floats of transposed keys, and of values, per block: together half of a second-level cache.
 constexpr int64_t kBlockFloats = 16 * 1024;
-// Queries below which transposing the keys costs more than dot products with each of them.
-constexpr int64_t kFewQueries = 4;
 // Queries from which on pairs of bfloat16 pay: before, rounding takes longer than they save.
 [[maybe_unused]] constexpr int64_t kPairQueries = 8;
 // Bytes of a mask that one thread compares while the others wait: some tens of microseconds.
@@ -151,54 +150,6 @@ EC_INLINE void merge_panel(const float* sums, int64_t rows, int64_t columns, boo
   }
 }
 
-// q·kᵀ·scale of a few queries by dot products, without copying the keys.
-template <class Number>
-void dot_scores(const AttentionArgs& a, const float* q, int64_t rows, const Number* k, int64_t keys,
-                float* scores, int64_t ld) {
-  for (int64_t j = 0; j < keys; ++j, k += a.k_strides[2]) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const float* query = q + r * a.q_strides[2];
-      vf32 sum0{}, sum1{};
-      int64_t d = 0;
-      for (; d + 2 * kL <= a.dim; d += 2 * kL) {
-        sum0 = fma(load(query + d), load_floats(k + d), sum0);
-        sum1 = fma(load(query + d + kL), load_floats(k + d + kL), sum1);
-      }
-      for (; d < a.dim; d += kL) {
-        sum0 = fma(load_partial(query + d, a.dim - d), load_floats(k + d, a.dim - d), sum0);
-      }
-      scores[r * ld + j] = reduce_add(sum0 + sum1) * a.scale;
-    }
-  }
-}
-
-// out[rows, columns] = weights · values of a few queries, without copying the values.
-template <class Number>
-EC_INLINE void weigh_values(const float* weights, int64_t ld, int64_t rows, const Number* v,
-                            int64_t v_stride, int64_t keys, int64_t columns, float* sums) {
-  constexpr int kParts = kPanel / kL;
-  for (int64_t r = 0; r < rows; ++r) {
-    vf32 sum[kParts] = {};
-    const float* const w = weights + r * ld;
-    const Number* row = v;
-    if (columns == kPanel) {
-      for (int64_t j = 0; j < keys; ++j, row += v_stride) {
-        const vf32 weight = broadcast(w[j]);
-        for (int p = 0; p < kParts; ++p) sum[p] = fma(weight, load_floats(row + p * kL), sum[p]);
-      }
-    } else {
-      for (int64_t j = 0; j < keys; ++j, row += v_stride) {
-        const vf32 weight = broadcast(w[j]);
-        for (int p = 0; p < kParts; ++p) {
-          const int64_t left = std::min<int64_t>(kL, columns - p * kL);
-          if (left > 0) sum[p] = fma(weight, load_floats(row + p * kL, left), sum[p]);
-        }
-      }
-    }
-    for (int p = 0; p < kParts; ++p) store(sums + r * kPanel + p * kL, sum[p]);
-  }
-}
-
 // s = softcap · tanh(s / softcap) · log2(e) of whole vectors.
 void cap_scores(float* s, int64_t n, float softcap) {
   for (int64_t j = 0; j < n; j += kL) {
@@ -275,7 +226,7 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
       // The last of these rows sees this many keys of the block.
       const int64_t keys = std::clamp<int64_t>(sight.end(q0 + r0 + rows - 1) - k0, 0, block_keys);
       if (few) {
-        dot_scores(a, q, rows, k, keys, scores, block);
+        with_rows(rows, [&](auto n) { dot_scores<n>(a, q, k, keys, scores, block); });
       } else {
         Products::score(a, q, rows, k_panels, keys, rows_copy, scores, block);
       }
@@ -304,7 +255,9 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
         alignas(64) float sums[kTileRows * kPanel];
         const int64_t columns = std::min(kPanel, a.dim_v - p * kPanel);
         if (few) {
-          weigh_values(scores, block, rows, v + p * kPanel, a.v_strides[2], keys, columns, sums);
+          with_rows(rows, [&](auto n) {
+            weigh_values<n>(scores, block, v + p * kPanel, a.v_strides[2], keys, columns, sums);
+          });
         } else {
           Products::weigh(scores, block, rows, v_copy + p * block * kPanel, keys, columns,
                           rows_copy, sums);
