@@ -326,6 +326,7 @@ HOSTILE_SOURCES: list[tuple[str, str, Any, str]] = [
     ("generation-shape", "inputs.5.shape", ["2*source", 2, 3], "can't have the size '2*source'"),
     ("generation-buckets", "buckets.1.axes.source.lo", 2, "bucket 1 doesn't take every source"),
     ("generation-buckets", "buckets.1.pad_axes", ["length", "source"], "pads the source"),
+    ("generation-lookup", "generation.lookup", 8, "a model with an encoder has no such runs"),
 ]
 
 #: What is wrong with golden/generation.json: (rule, document, text of the error).

@@ -298,10 +298,15 @@ def _check_model(header: GgufHeader) -> None:
         raise ModelError(f"'{path}': tensors of layers are missing")
     for key, value in values.items():
         numbers = value if isinstance(value, list) else [value]
-        if key.startswith(f"{name}.") and any(
-            isinstance(number, (int, float)) and not abs(number) <= _MAX_SIZE for number in numbers
-        ):
-            raise ModelError(f"'{path}': {key} is {value!r}, beyond {_MAX_SIZE}")
+        if key.startswith(f"{name}.") and not all(_is_sensible(number) for number in numbers):
+            raise ModelError(f"'{path}': {key} is {value!r}, which no model has")
+
+
+def _is_sensible(value: Any) -> bool:
+    """Whether a number is one that a model may have: finite, and as a whole one no larger than a size."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, int) or abs(value) <= _MAX_SIZE
 
 
 def _items(value: Any) -> int:

@@ -320,6 +320,8 @@ class _GenerationReader:
         if not any((span.lo, span.hi, span.step) == (2, spec.lookup, 1) for span in spans):
             text = "no bucket takes 2 to {} tokens".format(spec.lookup)
             self.add("generation-lookup", "lookup", text)
+        if spec.kind == SEQ2SEQ:
+            self.add("generation-lookup", "lookup", "a model with an encoder has no such runs")
         for index, span in enumerate(spans):
             if span.hi > 1 and span.lo <= spec.lookup and (span.lo == 1 or span.hi > spec.lookup):
                 text = "bucket {} takes {} to {} tokens, which give other numbers of logits"

@@ -27,7 +27,7 @@ def read_state(top: Field, signature: Signature) -> Tuple[StateSpec, ...]:
     for entry in entries.objects(1, MAX_OUTPUTS):
         output = _named(entry.at("output"), outputs, {item.output for item in result})
         item = _named(entry.at("input"), inputs, {item.input for item in result})
-        if output is None or item is None:
+        if output is None or item is None or not item.dtype:
             continue
         problem = pair_problem(output, item)
         if problem is not None:

@@ -73,13 +73,16 @@ class ConstrainedStream(TokenStream):
         elif self._run == len(tokens) - 1:
             self._logits = session.advance(self, tokens[-1])
         else:
-            self._runs = session.advance_by(self, tokens[self._run :])
+            begin = len(request.prompt) + self._run
+            self._runs = session.advance_by(self, begin, tokens[self._run :])
 
     def __next__(self) -> int:
         if self.finish_reason is not None:
             raise StopIteration
         while self.run():
             pass
+        if self.finish_reason is not None:  # closed between two chunks
+            raise StopIteration
         try:
             token = self._take()
         except ConstraintError:

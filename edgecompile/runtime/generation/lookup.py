@@ -34,8 +34,8 @@ class TriedText(Text, Protocol):
         """Runs the next token and further ones; the logits [tokens, vocabulary], valid until the next run."""
         ...
 
-    def confirm(self, stream: TokenStream) -> None:
-        """Takes the first token that was only tried into the text."""
+    def confirm(self, stream: TokenStream) -> bool:
+        """Takes the first token that was only tried into the text; False where none is left."""
         ...
 
 
@@ -136,8 +136,7 @@ class LookupStream(TokenStream):
         self._draft.follow(self.tokens)
         if self._expected:
             worth.note_token(token == self._expected.pop(0))
-        if self._tried and self._tried[0] == token:
-            text.confirm(self)
+        if self._tried and self._tried[0] == token and text.confirm(self):
             del self._tried[0]
             return self._rows.pop(0)
         self._tried, self._rows = [], []

@@ -367,17 +367,17 @@ class Session(Unique, Generator):
                 self._states.take(self._behind)
             return self._row
 
-    def advance_by(self, stream: TokenStream, tokens: List[int]) -> "Runs":
-        """Runs several tokens behind the text, as a prompt's."""
-        return self._in_turn(weakref.ref(stream), self._advance_by(tokens))
+    def advance_by(self, stream: TokenStream, begin: int, tokens: List[int]) -> "Runs":
+        """Runs several tokens behind the text's first ``begin``, as a prompt's."""
+        return self._in_turn(weakref.ref(stream), self._advance_by(begin, tokens))
 
-    def _advance_by(self, tokens: List[int]) -> "Runs":
+    def _advance_by(self, begin: int, tokens: List[int]) -> "Runs":
         self._retract()
-        begin = len(self._tokens)
         if self._spec.kind == RECURRENT_LM and begin != self._behind:
             raise _states_lost()
         if self._states is not None:
             return (yield from self._extend_states(self._states, tokens))
+        del self._tokens[begin:]  # of an attempt that was interrupted between two chunks
         try:
             return (yield from self._extend(tokens))
         except (Exception, KeyboardInterrupt):
@@ -400,6 +400,8 @@ class Session(Unique, Generator):
     def most_tried(self, stream: TokenStream) -> int:
         """How many tokens behind the next one can go into its run."""
         with self._lock:
+            if not self.has_turn(stream):
+                raise turn_lost()
             self._retract()
             begin, end = len(self._tokens), self._spec.max_context
             if self._states is not None:
@@ -422,13 +424,20 @@ class Session(Unique, Generator):
                 raise turn_lost()
             return self._try(tokens)
 
-    def confirm(self, stream: TokenStream) -> None:
-        """Takes the first token that was only tried into the text; the others are taken back with the next run."""
+    def confirm(self, stream: TokenStream) -> bool:
+        """Takes the first token that was only tried into the text; the others are taken back with the next run.
+
+        Returns:
+            Whether there was one: saving the session takes them back, too.
+        """
         with self._lock:
             if not self.has_turn(stream):
                 raise turn_lost()
+            if not self._tried:
+                return False
             self._tokens.append(self._tried.pop(0))
             self._stand()
+            return True
 
     def _try(self, tokens: Sequence[int]) -> "NDArray[np.float32]":
         self._retract()

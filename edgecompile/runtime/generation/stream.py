@@ -143,8 +143,8 @@ class Text(Protocol):
         """Runs one token; the logits [vocabulary] behind it."""
         ...
 
-    def advance_by(self, stream: "TokenStream", tokens: List[int]) -> "Runs":
-        """The runs of several tokens."""
+    def advance_by(self, stream: "TokenStream", begin: int, tokens: List[int]) -> "Runs":
+        """The runs of several tokens behind the text's first ``begin``."""
         ...
 
     def has_turn(self, stream: "TokenStream") -> bool:
@@ -219,6 +219,8 @@ class TokenStream(Unique):
             return False
         except BaseException:
             self._runs = None
+            if not self._session.has_turn(self):
+                self.close()  # else the next call would begin anew, and end the other text
             raise
 
     def _advance(self) -> "NDArray[np.float32]":
@@ -230,6 +232,8 @@ class TokenStream(Unique):
             raise StopIteration
         while self.run():
             pass
+        if self.finish_reason is not None:  # closed between two chunks
+            raise StopIteration
         tokens, request, logits = self.tokens, self._request, self._logits
         assert logits is not None
         if self._never is not None or (self._not_first is not None and not tokens):

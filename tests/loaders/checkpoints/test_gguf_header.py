@@ -128,7 +128,7 @@ def test_a_sound_file_is_read(tmp_path: Path) -> None:
         (changed(tokenizer__ggml__scores=(ARRAY, (U32, [1]))), "scores has 1 items for 4 tokens"),
         (changed(llama__block_count=(U32, 1 << 31)), "block_count is 2147483648, the tensors have 1"),
         (changed(llama__embedding_length=(U32, 64)), "embedding_length is 64, the tensors have 32"),
-        (changed(llama__expert_count=(U32, 0xFFFFFFFF)), "expert_count is 4294967295, beyond"),
+        (changed(llama__expert_count=(U32, 0xFFFFFFFF)), "expert_count is 4294967295, which"),
         (table(TABLE, ("blk.7.attn_norm.weight", (32,), 0, 96)), "tensors of layers are missing"),
     ],
 )  # fmt: skip

@@ -313,6 +313,14 @@ def test_hostile_state(bundle: DummyBundle, rule: str, path: str, value: Any, te
     refused(bundle, rule, text)
 
 
+def test_a_state_of_two_unknown_types(bundle: DummyBundle) -> None:
+    add_state(bundle)
+    bundle.document = bundle.listed()
+    for path in ("inputs.2.dtype", "outputs.2.dtype"):
+        put(bundle.document, path, "float8")
+    refused(bundle, "dtype-known", "'float8'")
+
+
 @each_rule("rule, path, value, text", HOSTILE_RECIPES)
 def test_hostile_recipe(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
     recipe = bundle.add_tensorrt()

@@ -79,7 +79,45 @@ def test_a_text_that_begins_meanwhile_ends_the_other(model: Any) -> None:
     assert one.run() and two.run()
     with pytest.raises(InputError, match="another generation of this session began"):
         one.run()
+    assert one.finish_reason == "closed" and list(one) == []
     assert list(two) == model.generate(PROMPTS[1], max_new_tokens=4, eos=())
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_a_text_that_is_closed_between_chunks_has_no_token(model: Any, constrained: bool) -> None:
+    every = np.ones(model.info["outputs"][0]["shape"][1], bool)
+    more: dict[str, Any] = {"constraint": Rule(lambda made: every)} if constrained else {}
+    stream = model.session().stream(PROMPTS[0], max_new_tokens=4, eos=(), **more)
+    run, stops = stream.run, []
+
+    def closing() -> bool:
+        stops.append(run())
+        stream.close()
+        return stops[-1]
+
+    stream.run = closing
+    assert list(stream) == [] and stream.finish_reason == "closed"
+    assert stops[0], "a chunk is left"
+
+
+def test_forced_tokens_whose_run_was_interrupted_run_once(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = np.ones(model.info["outputs"][0]["shape"][1], bool)
+    options: dict[str, Any] = {"max_new_tokens": 74, "eos": ()}
+    session, prompt = model.session(), PROMPTS[0][:20]
+    wanted = model.generate(prompt, constraint=Rule(lambda made: every, {2: [5] * 70}), **options)
+    rule = Rule(lambda made: every, {2: [5] * 70})
+    stream = session.stream(prompt, constraint=rule, **options)
+    got = [next(stream) for _ in range(72)]
+    assert stream.run(), "a chunk of the forced tokens is left"
+    # As of a KeyboardInterrupt between two chunks.
+    stream._runs = None
+    if model.manifest.generation.kind == "recurrent-lm":
+        with pytest.raises(InputError, match="states"):
+            next(stream)
+    else:
+        assert [*got, *stream] == wanted
 
 
 def test_what_was_read_serves_the_next_text(model: Any) -> None:

@@ -120,6 +120,36 @@ def test_a_text_that_ends_early_leaves_a_session_that_can_be_saved(
     assert [*first, *stream] == want
 
 
+def test_right_guesses_are_run_again_where_the_session_was_saved(
+    lookup: Model, eager: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [5, 6, 7, 8, 9, 10] * 3
+    want = lookup.generate(prompt, max_new_tokens=12, do_sample=False, eos=())
+    find = lambda self, most: want[self._count - self._prompt :][:most]  # noqa: E731
+    monkeypatch.setattr(Draft, "find", find)
+    session = lookup.session()
+    stream = session.stream(prompt, max_new_tokens=12, do_sample=False, eos=(), lookup=True)
+    first = [next(stream), next(stream)]
+    assert eager
+    session.save(tmp_path / "text")
+    assert [*first, *stream] == want
+
+
+def test_a_text_without_its_turn_takes_nothing_from_another(
+    lookup: Model, eager: list[tuple[int, int]]
+) -> None:
+    prompt, session = [5, 6, 7, 8, 9, 10] * 3, lookup.session()
+    how: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos": (), "lookup": True}
+    want = lookup.generate(prompt, **how)
+    old = session.stream([3, 4], **how)
+    next(old)
+    stream = session.stream(prompt, **how)
+    first = [next(stream), next(stream)]
+    with pytest.raises(InputError, match="another generation of this session began meanwhile"):
+        next(old)
+    assert [*first, *stream] == want
+
+
 def test_another_text_ends_one_that_has_tried_tokens(
     lookup: Model, eager: list[tuple[int, int]]
 ) -> None:
