@@ -88,8 +88,9 @@ def keep_checkpoint(
             chosen = _PRECISION_OF[own.dtype]
         else:
             chosen = widest(_EXACT.get(form, _ROUNDED) for form in map(_form, found))
-        counts = kept if own is not None or chosen != _ROUNDED else rounded
-        counts.update(map(_form, found))
+        for form in map(_form, found):
+            exactly = own is not None or chosen == FP32.name or form in _EXACT
+            (kept if exactly else rounded)[form] += 1
         by_weight.update(dict.fromkeys(names, chosen))
         tell(done)
     used = set(by_weight.values())
