@@ -71,7 +71,7 @@ def _along(node: Node, x: Tensor, axis: int, wanted: Any, scale: Any) -> Tensor:
     mode, size = node.get("mode", "nearest"), x.shape[axis]
     places = _coordinates(node, size, wanted, scale)
     if mode == "nearest":
-        return x.index_select(axis, _nearest(node, places).clamp(0, size - 1))
+        return x.index_select(axis, _nearest(node, places, scale).clamp(0, size - 1))
     if mode not in ("linear", "cubic"):
         raise ValueError(f"the mode {mode} isn't supported")
     below = torch.floor(places)
@@ -127,8 +127,10 @@ _ROUND: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _nearest(node: Node, places: Tensor) -> Tensor:
-    usual = "floor" if node.opset < 11 else "round_prefer_floor"
+def _nearest(node: Node, places: Tensor, scale: Any) -> Tensor:
+    usual = "round_prefer_floor"
+    if node.opset < 11:  # which left it open: ONNX Runtime does this
+        usual = "ceil" if scale < 1 else "floor"
     return _ROUND[node.get("nearest_mode", usual)](places).to(torch.int64)
 
 

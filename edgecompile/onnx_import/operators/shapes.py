@@ -138,8 +138,14 @@ def _along(x: Tensor, start: Any, end: Any, axis: int, step: int) -> Tensor:
         return x[(slice(None),) * axis + (slice(start, end, step),)]
     size = x.shape[axis]
     first = start + size if isinstance(start, int) and start < 0 else start
-    last = end + size if isinstance(end, int) and end < 0 else end
-    first, last = torch.sym_min(first, size - 1), torch.sym_max(last, -1)
+    first = torch.sym_min(first, size - 1)
+    if isinstance(start, int) and start < -1:
+        first = torch.sym_max(first, 0)
+    if isinstance(end, int) and end <= -_END:
+        last: Any = -1
+    else:
+        last = end + size if isinstance(end, int) and end < 0 else end
+        last = torch.sym_min(torch.sym_max(last, -1), first)
     places = torch.arange(first, last, step)
     return x.index_select(axis, places)
 
