@@ -86,16 +86,18 @@ def _refuse(path: Path, nodes: Iterable[Node]) -> None:
         )
 
 
-_SCALES = {"QuantizeLinear": 1, "DequantizeLinear": 1, "Resize": 2, "Upsample": 1}
+_SCALES = {"QuantizeLinear": 1, "DequantizeLinear": 1, "Upsample": 1, "Resize": 2}
 
 
 def _check_scales(path: Path, nodes: Iterable[Node], constants: Constants) -> None:
     for node in nodes:
         place = _SCALES.get(node.operator)
-        if place is None or place >= len(node.inputs):
+        if place is None:
             continue
-        value = constants.get(node.inputs[place])
-        numbers = value.numbers if isinstance(value, Known) else []
+        place = 1 if node.opset < 11 else place  # roi, before Resize's scales, came then
+        value = constants.get(node.inputs[place]) if place < len(node.inputs) else None
+        # Upsample had its scales as an attribute first.
+        numbers = value.numbers if isinstance(value, Known) else node.get("scales") or []
         if isinstance(value, torch.Tensor):
             numbers = value.reshape(-1).tolist()
         if any(not math.isfinite(n) or n <= 0 for n in numbers if isinstance(n, (int, float))):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgecompile.onnx_import.graph import Node
+from edgecompile.onnx_import.operators.shapes import check_sizes
 from edgecompile.onnx_import.sizes import Known
 from edgecompile.onnx_import.table import operator
 
@@ -82,6 +83,7 @@ def _scatter_tuples(node: Node, x: Tensor, places: Tensor, updates: Tensor) -> T
 @operator("OneHot", numbers=(1,))
 def _one_hot(node: Node, places: Tensor, depth: list[Any], values: Tensor) -> Tensor:
     size, axis = int(depth[0]), node.get("axis", -1)
+    check_sizes(node, [size, *places.shape])
     rank = places.dim() + 1
     axis = axis % rank
     wide = _from_start(places.to(torch.int64), size).unsqueeze(axis)
