@@ -15,7 +15,7 @@ from edgecompile.onnx_import import table
 from edgecompile.onnx_import.graph import Graph, Node
 from edgecompile.onnx_import.module import as_tensor, run_node
 from edgecompile.onnx_import.operators import fused, linear, recurrent
-from edgecompile.onnx_import.sizes import MOST, Known, is_small, of_tensor
+from edgecompile.onnx_import.sizes import MOST, Known, of_tensor, stored
 from edgecompile.onnx_import.table import MICROSOFT, OWN
 
 Constants = dict[str, Known | torch.Tensor]
@@ -42,7 +42,7 @@ def fold(graph: Graph) -> tuple[list[Node], Constants]:
     Raises:
         ModelError: a node can't be computed or prepared; says which.
     """
-    constants: Constants = {name: _stored(tensor) for name, tensor in graph.tensors.items()}
+    constants: Constants = {name: stored(tensor) for name, tensor in graph.tensors.items()}
     kept: list[Node] = []
     shared: dict[tuple[Any, ...], str] = {}
     names = _all_names(graph)
@@ -89,7 +89,7 @@ def _compute(node: Node, constants: Constants) -> None:
     with torch.no_grad():
         run_node(node, values)
     for name in filter(None, node.outputs):
-        constants[name] = _stored(values[name])
+        constants[name] = stored(values[name])
 
 
 def _settled(node: Node, constants: Constants, names: set[str]) -> list[Node] | None:
@@ -103,12 +103,6 @@ def _settled(node: Node, constants: Constants, names: set[str]) -> list[Node] | 
     if branch not in node.graphs:
         raise ValueError(f"it has no {branch}")
     return _inline(node, node.graphs[branch], constants, names)
-
-
-def _stored(value: Known | torch.Tensor) -> Known | torch.Tensor:
-    if isinstance(value, torch.Tensor) and is_small(value):
-        return of_tensor(value)
-    return value
 
 
 def _taken(node: Node) -> set[str]:
@@ -146,7 +140,7 @@ def _inline(node: Node, graph: Graph, constants: Constants, taken: set[str]) -> 
         raise ValueError("its branch has another number of outputs")
     own = [*graph.tensors, *(name for inner in graph.nodes for name in inner.outputs if name)]
     names = {name: _new_name(f"{node.label}/{name}", taken) for name in own}
-    constants.update((names[name], _stored(tensor)) for name, tensor in graph.tensors.items())
+    constants.update((names[name], stored(tensor)) for name, tensor in graph.tensors.items())
     result = [_renamed(inner, names) for inner in graph.nodes]
     for name, output in zip(graph.outputs, node.outputs, strict=True):
         label = f"{node.label}/{output}"

@@ -75,6 +75,13 @@ def is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= most and tensor.dim() <= 2 and not tensor.is_complex()
 
 
+def stored(value: Known | torch.Tensor) -> Known | torch.Tensor:
+    """A constant as known numbers where it is small."""
+    if isinstance(value, torch.Tensor) and is_small(value):
+        return of_tensor(value)
+    return value
+
+
 def of_shape(sizes: Iterable[Any]) -> Known:
     """Sizes as ONNX's Shape gives them."""
     listed = list(sizes)

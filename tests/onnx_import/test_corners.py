@@ -68,3 +68,37 @@ def test_refuses_products_whose_batch_is_moved(tmp_path):
     proto, x = _model("FusedMatMul", {"w": _X[0]}, _X[1], domain=_MS, transBatchA=1)
     with pytest.raises(ModelError, match=r"'it'.*transBatchA"):
         run_imported(save(proto, tmp_path), {"x": x})
+
+
+def test_places_that_count_from_the_end_are_calculated(tmp_path):
+    nodes = [
+        helper.make_node("Sub", ["x", "three"], ["p"]),
+        helper.make_node("Gather", ["table", "p"], ["y"]),
+    ]
+    tensors = {"three": np.int64(3), "table": _X[0, 0]}
+    proto = model(nodes, [value("x", [6], INT)], [value("y", None)], tensors)
+    compare(proto, {"x": np.arange(6)}, tmp_path)
+
+
+def test_initializers_of_a_branch_may_be_sizes(tmp_path):
+    def branch(name, shape):
+        node = helper.make_node("Reshape", ["x", name], [f"{name}_"])
+        sizes = helper.make_tensor(name, INT, [2], shape)
+        return helper.make_graph([node], name, [], [value(f"{name}_", None)], [sizes])
+
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["size"]),
+        helper.make_node("Greater", ["size", "four"], ["long"]),
+        helper.make_node(
+            "If",
+            ["long"],
+            ["y"],
+            then_branch=branch("a", [-1, 2]),
+            else_branch=branch("b", [1, -1]),
+        ),
+    ]
+    tensors = {"one": np.int64(1), "four": np.int64(4)}
+    proto = model(nodes, [value("x", [2, "n"])], [value("y", None)], tensors)
+    for size in (3, 5):
+        compare(proto, {"x": _X[0, 0, :2, :size]}, tmp_path)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from edgecompile.onnx_import.graph import Node
 from edgecompile.onnx_import.operators.shapes import check_sizes
 from edgecompile.onnx_import.sizes import Known
-from edgecompile.onnx_import.table import operator
+from edgecompile.onnx_import.table import OWN, operator
 
 
 def _from_start(places: Tensor, size: Any) -> Tensor:
@@ -27,9 +27,14 @@ def _gather(node: Node, x: Tensor, places: Any) -> Tensor:
             return x.select(axis, places.numbers[0])
         places = places.tensor()
     if axis == 0 and x.dim() == 2 and isinstance(x, nn.Parameter):
-        # A table of embeddings: the bundle's bounds keep negative places away.
-        return functional.embedding(places.to(torch.int64), x)
+        return functional.embedding(_from_start(places.to(torch.int64), x.shape[0]), x)
     return x[(slice(None),) * axis + (places.to(torch.int64),)]
+
+
+@operator("Embedding", domain=OWN)
+def _embedding(node: Node, x: Tensor, places: Tensor) -> Tensor:
+    """A Gather by an input: the bundle's bounds keep negative places away."""
+    return functional.embedding(places.to(torch.int64), x)
 
 
 @operator("GatherElements")
