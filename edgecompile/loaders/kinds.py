@@ -224,7 +224,7 @@ def _refuse_foreign(names: Iterable[str], start: str) -> None:
 
 
 def _check_file(path: Path) -> None:
-    if path.suffix in (".pt2", ".onnx") or is_program_archive(path):
+    if path.suffix.lower() in (".pt2", ".onnx") or is_program_archive(path):
         return
     what, cure = _told_by_content(path) or _FILES.get(path.suffix.lower(), ("", ""))
     if path.suffix == ".safetensors":
@@ -270,7 +270,7 @@ def _missing_hint(text: str) -> str:
     if _URL.match(text):
         return f"nothing is ever fetched; {_FORMS}"
     suffix = Path(text).suffix.lower()
-    if suffix in _FILES or suffix in (".pt2", ".safetensors", ".ecb"):
+    if suffix in _FILES or suffix in (".pt2", ".gguf", ".safetensors", ".ecb"):
         return "the file doesn't exist"
     if _HUB_NAME.fullmatch(text):
         start = "if that is the name of a model on a hub: nothing is ever fetched, download it with"

@@ -97,7 +97,7 @@ def _load(spec: str | Path | object, options: LoadOptions) -> LoadedModel:
 
         return load_folder(path, options)
     if path.is_file():
-        if path.suffix == ".onnx":
+        if path.suffix.lower() == ".onnx":
             from edgecompile.loaders.onnx_models import load_onnx
 
             return load_onnx(path, options)

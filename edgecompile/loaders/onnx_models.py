@@ -24,6 +24,7 @@ from edgecompile.models.specs import BATCH
 from edgecompile.onnx_import.graph import Value
 from edgecompile.onnx_import.importer import Imported, import_onnx, plain_names
 from edgecompile.onnx_import.reference import difference, open_reference
+from edgecompile.runtime.format.sums import AxisSum
 
 # Names that converters make up where the model's author gave none.
 _MADE_UP = re.compile(r"unk__\d+|p2o\.DynamicDimension\.\d+|\w*_dim_\d+|[ds]\d+")
@@ -65,8 +66,11 @@ def load_onnx(path: Path, options: LoadOptions) -> LoadedModel:
         pad=dict.fromkeys(bounds, 0),
         bounds=bounds,
     )
-    files = (path.name, *imported.files)
-    source = ModelSource("onnx", str(path), {n: file_sha256(path.parent / n) for n in files})
+    # Links are followed: weights lie beside the file itself.
+    real = path.resolve()
+    hashes = {path.name: file_sha256(real)}
+    hashes.update((name, file_sha256(real.parent / name)) for name in imported.files)
+    source = ModelSource("onnx", str(path), hashes)
     loaded = build_model(spec, source, path.stem, options)
     return _with_notes(loaded, notes)
 
@@ -80,14 +84,15 @@ def _name_axes(
 ) -> dict[str, list[int | str]]:
     """The inputs' shapes, with names for all that varies; ``notes`` gets what was made up."""
     given = [d for value in inputs for d in value.shape if isinstance(d, str)]
-    axes = plain_names(d for d in dict.fromkeys(given) if "+" not in d and "-" not in d)
+    sums = _sums(given)
+    axes = plain_names(name for name in dict.fromkeys(given) if name not in sums)
     batches = [
         name
         for value in inputs
         for dim, name in enumerate(value.shape)
-        if isinstance(name, str) and _is_batch(name, dim, len(value.shape))
+        if name in axes and _is_batch(str(name), dim, len(value.shape))
     ]
-    if batches:
+    if batches and BATCH not in axes.values():
         axes[batches[0]] = BATCH
     result: dict[str, list[int | str]] = {}
     for value in inputs:
@@ -100,18 +105,32 @@ def _name_axes(
                 first = dim == 0 and len(value.shape) > 1
                 shape.append(BATCH if first else f"{own}_{dim}")
                 notes.append(f"dimension {dim} of '{own}' has no name; it is called {shape[-1]}")
+            elif size in axes:
+                shape.append(axes[size])
             else:
-                found = axes.get(size)
-                shape.append(size if found is None and read_sum(size) else found or f"{own}_{dim}")
+                terms = tuple((axes[name], factor) for name, factor in sums[size].terms)
+                shape.append(str(AxisSum(terms, sums[size].constant)))
         result[own] = shape
     notes += [f"the axis '{n}' is called {a}" for n, a in axes.items() if n != a]
     return result
 
 
+def _sums(names: Sequence[str]) -> dict[str, AxisSum]:
+    """The names that are sums of others; a sign between other words is a part of a name."""
+    found = {name: read_sum(name) for name in names}
+    single = {name for name, read in found.items() if read is None or read.terms == ((name, 1),)}
+    return {
+        name: read
+        for name, read in found.items()
+        if read and read.terms and name not in single and single.issuperset(dict(read.terms))
+    }
+
+
 def _is_batch(name: str, dim: int, rank: int) -> bool:
-    if "batch" in name.lower() or name in _BATCH_NAMES:
-        return "+" not in name
-    return dim == 0 and rank > 1 and _MADE_UP.fullmatch(name) is not None
+    if "batch" in name.lower():
+        return True
+    likely = name in _BATCH_NAMES or _MADE_UP.fullmatch(name) is not None
+    return dim == 0 and rank > 1 and likely
 
 
 def _length_axis(sizes: Mapping[str, int], notes: list[str]) -> str | None:
@@ -207,7 +226,7 @@ def _compare(
     Raises:
         ModelError: they differ.
     """
-    reference = open_reference(path, imported.inputs)
+    reference = open_reference(path.resolve(), imported.inputs)
     if reference is None:
         notes.append(
             "ONNX Runtime isn't here, or doesn't run this file: the import isn't checked against it"
@@ -219,13 +238,19 @@ def _compare(
         tried = {axis: max(1, int(size * factor)) for axis, size in sizes.items()}
         inputs = _draw(imported, names, shapes, bounds, tried, free)
         given = {value.name: inputs[names[value.name]] for value in imported.inputs}
+        text = ", ".join(f"{axis} {size}" for axis, size in tried.items()) or "its one size"
         try:
             wanted = reference.run(given)
-            with torch.no_grad():
-                results = imported.module(*inputs.values())
         except Exception:  # a size that the model can't have
             continue
-        text = ", ".join(f"{axis} {size}" for axis, size in tried.items()) or "its one size"
+        try:
+            with torch.no_grad():
+                results = imported.module(*inputs.values())
+        except Exception as error:
+            raise ModelError(
+                f"'{path}': ONNX Runtime runs the model with {text}, and its import doesn't: {describe_error(error)}",
+                hint="this is a defect of edgecompile; please report it with the model",
+            ) from error
         for name, a, b in zip(imported.outputs, results, wanted, strict=True):
             apart = difference(a, b)
             worst = max(worst, apart)

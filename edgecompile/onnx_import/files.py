@@ -5,7 +5,7 @@ A file may come from anywhere: nothing in it is believed before it is compared w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class _Reader:
         except Exception as error:  # onnx's errors share no class
             raise ModelError(f"'{self._path}' has functions that onnx can't inline") from error
 
-    def _graph(self, proto: Any, outer: frozenset[str]) -> Graph:
+    def _graph(self, proto: Any, outer: Set[str]) -> Graph:
         if proto.sparse_initializer:
             raise ModelError(f"'{self._path}' has sparse initializers, which aren't supported")
         tensors: dict[str, torch.Tensor] = {}
@@ -138,8 +138,7 @@ class _Reader:
                 f"'{self._path}': the node '{label}' takes numbers of four bits, which only DequantizeLinear may"
             )
         opset = self._opsets.get(domain, 1 if domain == MICROSOFT else 0)
-        outer = frozenset(known)
-        attributes = {a.name: self._attribute(a, label, outer) for a in proto.attribute}
+        attributes = {a.name: self._attribute(a, label, known) for a in proto.attribute}
         for name in proto.output:
             if name and name in known:
                 raise ModelError(f"'{self._path}' has two values '{name}'")
@@ -149,7 +148,7 @@ class _Reader:
             attributes.update((n, 1) for n in _TYPES if attributes.get(n) in _WIDE)
         return Node(proto.op_type, domain, opset, label, inputs, outputs, attributes)
 
-    def _attribute(self, proto: Any, label: str, outer: frozenset[str]) -> Any:
+    def _attribute(self, proto: Any, label: str, outer: Set[str]) -> Any:
         import onnx
 
         kinds = onnx.AttributeProto

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from edgecompile.errors import ModelError
 from edgecompile.onnx_import import table
 from edgecompile.onnx_import.graph import Graph, Node
 from edgecompile.onnx_import.module import as_tensor, run_node
 from edgecompile.onnx_import.operators import fused, linear, recurrent
-from edgecompile.onnx_import.sizes import MOST, Known, is_small, of_tensor
+from edgecompile.onnx_import.sizes import MOST, Known, of_tensor, stored
 from edgecompile.onnx_import.table import MICROSOFT, OWN
 
 Constants = dict[str, Known | torch.Tensor]
@@ -36,37 +37,72 @@ _PREPARED: Mapping[tuple[str, str], Callable[[Node, list[Any]], Any]] = {
 
 
 def fold(graph: Graph) -> tuple[list[Node], Constants]:
-    """The nodes that are left to compute, and the constants that they and the outputs take."""
-    constants: Constants = {name: _stored(tensor) for name, tensor in graph.tensors.items()}
+    """The nodes that are left to compute, and the constants that they and the outputs take.
+
+    Raises:
+        ModelError: a node can't be computed or prepared; says which.
+    """
+    constants: Constants = {name: stored(tensor) for name, tensor in graph.tensors.items()}
     kept: list[Node] = []
-    shared: dict[tuple[str, str], str] = {}
+    shared: dict[tuple[Any, ...], str] = {}
+    names = _all_names(graph)
     waiting = deque(graph.nodes)
     while waiting:
         node = waiting.popleft()
-        if node.operator == "If" and not node.domain:
-            condition = constants.get(node.inputs[0])
-            if condition is not None:
-                number = bool(as_tensor(condition).reshape(-1)[0])
-                name = "then_branch" if number else "else_branch"
-                waiting.extendleft(reversed(_inline(node, node.graphs[name], constants)))
-                continue
-        elif _foldable(node, constants):
-            values: dict[str, Any] = {n: constants[n] for n in node.inputs if n}
-            with torch.no_grad():
-                run_node(node, values)
-            for name in filter(None, node.outputs):
-                constants[name] = _stored(values[name])
-            continue
-        kept.append(_prepare(node, constants, shared))
+        try:
+            inlined = _settled(node, constants, names)
+            if inlined is not None:
+                waiting.extendleft(reversed(inlined))
+            elif not node.graphs and _foldable(node, constants):
+                _compute(node, constants)
+            else:
+                kept.append(_prepare(node, constants, shared, names))
+        except ModelError:
+            raise
+        except Exception as error:  # whatever a wrong file may cause
+            raise ModelError(f"the ONNX node {node} can't be imported: {error}") from error
     outputs = set(graph.outputs)
     used = outputs.union(*(_taken(node) for node in kept))
     return kept, {name: value for name, value in constants.items() if name in used}
 
 
-def _stored(value: Known | torch.Tensor) -> Known | torch.Tensor:
-    if isinstance(value, torch.Tensor) and is_small(value):
-        return of_tensor(value)
-    return value
+def _all_names(graph: Graph) -> set[str]:
+    """The names of all values, those of inner graphs too."""
+    names = {value.name for value in graph.inputs}.union(graph.tensors)
+    for node in graph.nodes:
+        names.update(node.outputs)
+        names.update(*(_all_names(inner) for inner in node.graphs.values()))
+    return names
+
+
+def _new_name(wanted: str, names: set[str]) -> str:
+    """The wanted name, or one like it that no value has; nodes' labels needn't differ."""
+    name, number = wanted, len(names)
+    while name in names:
+        name, number = f"{wanted}_{number}", number + 1
+    names.add(name)
+    return name
+
+
+def _compute(node: Node, constants: Constants) -> None:
+    values: dict[str, Any] = {n: constants[n] for n in node.inputs if n}
+    with torch.no_grad():
+        run_node(node, values)
+    for name in filter(None, node.outputs):
+        constants[name] = stored(values[name])
+
+
+def _settled(node: Node, constants: Constants, names: set[str]) -> list[Node] | None:
+    """The nodes of the branch that an If takes; None: it is no If, or its condition isn't known."""
+    if node.operator != "If" or node.domain:
+        return None
+    condition = constants.get(node.inputs[0])
+    if condition is None:
+        return None
+    branch = "then_branch" if bool(as_tensor(condition).reshape(-1)[0]) else "else_branch"
+    if branch not in node.graphs:
+        raise ValueError(f"it has no {branch}")
+    return _inline(node, node.graphs[branch], constants, names)
 
 
 def _taken(node: Node) -> set[str]:
@@ -80,8 +116,8 @@ def _foldable(node: Node, constants: Mapping[str, Any]) -> bool:
     names = [name for name in node.inputs if name]
     if node.operator in _RANDOM or any(name not in constants for name in names):
         return False
-    if node.graphs or (node.domain in ("", MICROSOFT) and node.operator == "DequantizeLinear"):
-        return not node.graphs
+    if node.domain in ("", MICROSOFT) and node.operator == "DequantizeLinear":
+        return True
     tensors = [constants[n] for n in names if isinstance(constants[n], torch.Tensor)]
     if node.operator in _GROWING and not all(_few(constants[name]) for name in names):
         return False
@@ -98,12 +134,13 @@ def _few(value: Known | torch.Tensor) -> bool:
     return bool(math.prod(abs(number) + 1 for number in value.numbers) <= _MOST_PRODUCT)
 
 
-def _inline(node: Node, graph: Graph, constants: Constants) -> list[Node]:
+def _inline(node: Node, graph: Graph, constants: Constants, taken: set[str]) -> list[Node]:
     """The nodes of a branch, under names of their own, and the results under the node's names."""
-    names = {name: f"{node.label}/{name}" for name in graph.tensors}
-    for inner in graph.nodes:
-        names.update((name, f"{node.label}/{name}") for name in inner.outputs if name)
-    constants.update((names[name], _stored(tensor)) for name, tensor in graph.tensors.items())
+    if len(graph.outputs) != len(node.outputs):
+        raise ValueError("its branch has another number of outputs")
+    own = [*graph.tensors, *(name for inner in graph.nodes for name in inner.outputs if name)]
+    names = {name: _new_name(f"{node.label}/{name}", taken) for name in own}
+    constants.update((names[name], stored(tensor)) for name, tensor in graph.tensors.items())
     result = [_renamed(inner, names) for inner in graph.nodes]
     for name, output in zip(graph.outputs, node.outputs, strict=True):
         label = f"{node.label}/{output}"
@@ -129,7 +166,9 @@ def _renamed_graph(graph: Graph, names: Mapping[str, str]) -> Graph:
     return replace(graph, nodes=nodes, outputs=tuple(outer.get(n, n) for n in graph.outputs))
 
 
-def _prepare(node: Node, constants: Constants, shared: dict[tuple[str, str], str]) -> Node:
+def _prepare(
+    node: Node, constants: Constants, shared: dict[tuple[Any, ...], str], names: set[str]
+) -> Node:
     entry = table.find(node)
     for place in () if entry is None else entry.numbers:
         value = constants.get(node.inputs[place]) if place < len(node.inputs) else None
@@ -149,10 +188,9 @@ def _prepare(node: Node, constants: Constants, shared: dict[tuple[str, str], str
             inputs.append("" if part is None else node.inputs[part])
             continue
         # Nodes that share their weights share the rearranged ones.
-        key = (f"{operator}/{place}/{node.get('transB', 0)}", "/".join(node.inputs[1:4]))
-        name = shared.setdefault(key, f"{node.label}/{place}")
-        while name in constants and constants[name] is not part and key not in shared:
-            name += "'"
-        constants.setdefault(name, part)
-        inputs.append(name)
+        key = (node.kind, place, node.inputs[1:], repr(sorted(node.attributes.items())))
+        if key not in shared:
+            shared[key] = _new_name(f"{node.label}/{place}", names)
+            constants[shared[key]] = part
+        inputs.append(shared[key])
     return replace(node, operator=operator, domain=OWN, inputs=tuple(inputs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -56,9 +56,9 @@ def import_onnx(path: Path, *, plain: bool = True) -> Imported:
     nodes, constants = fold(graph)
     _refuse(path, (node for top in nodes for node in _with_inner(top)))
     _check_scales(path, nodes, constants)
+    rows = _rows(graph, nodes, constants)
     names = [value.name for value in graph.inputs]
     module = ImportedModule(names, graph.outputs, nodes, constants)
-    rows = _rows(graph, nodes, constants)
     return Imported(module, graph.inputs, graph.outputs, rows, graph.folder_files)
 
 
@@ -86,27 +86,29 @@ def _refuse(path: Path, nodes: Iterable[Node]) -> None:
         )
 
 
-_SCALES = {"QuantizeLinear": 1, "DequantizeLinear": 1, "Resize": 2, "Upsample": 1}
+_SCALES = {"QuantizeLinear": 1, "DequantizeLinear": 1, "Upsample": 1, "Resize": 2}
 
 
 def _check_scales(path: Path, nodes: Iterable[Node], constants: Constants) -> None:
     for node in nodes:
         place = _SCALES.get(node.operator)
-        if place is None or place >= len(node.inputs):
+        if place is None:
             continue
-        value = constants.get(node.inputs[place])
-        numbers = value.numbers if isinstance(value, Known) else []
+        place = 1 if node.opset < 11 else place  # roi, before Resize's scales, came then
+        value = constants.get(node.inputs[place]) if place < len(node.inputs) else None
+        # Upsample had its scales as an attribute first.
+        numbers = value.numbers if isinstance(value, Known) else node.get("scales") or []
         if isinstance(value, torch.Tensor):
             numbers = value.reshape(-1).tolist()
         if any(not math.isfinite(n) or n <= 0 for n in numbers if isinstance(n, (int, float))):
             raise ModelError(f"'{path}': the node {node} has a scale that isn't a number above 0")
 
 
-def _rows(graph: Graph, nodes: Iterable[Node], constants: Constants) -> dict[str, int]:
-    """The rows of tables that inputs' values count, through casts."""
+def _rows(graph: Graph, nodes: list[Node], constants: Constants) -> dict[str, int]:
+    """The rows of tables that inputs' values count, through casts; these Gathers become ``Embedding``."""
     origin = {value.name: value.name for value in graph.inputs}
     rows: dict[str, int] = {}
-    for node in nodes:
+    for number, node in enumerate(nodes):
         if node.operator in ("Cast", "Identity") and node.inputs[0] in origin:
             origin[node.outputs[0]] = origin[node.inputs[0]]
         pairs = [(0, 1)] if node.operator == "Gather" and not node.get("axis", 0) else []
@@ -120,6 +122,8 @@ def _rows(graph: Graph, nodes: Iterable[Node], constants: Constants) -> dict[str
             if source is None or not isinstance(tensor, torch.Tensor):
                 continue
             rows[source] = min(rows.get(source, tensor.shape[0]), int(tensor.shape[0]))
+            if node.operator == "Gather" and tensor.dim() == 2 and tensor.is_floating_point():
+                nodes[number] = replace(node, operator="Embedding", domain=table.OWN)
     return rows
 
 

@@ -14,12 +14,17 @@ from edgecompile.onnx_import.graph import Node
 from edgecompile.onnx_import.sizes import (
     ELEMENTWISE,
     MOST,
+    SYMBOLS,
     Known,
+    as_type,
     cast,
     each,
     known,
     of_shape,
 )
+
+#: The largest power of a size of an input.
+_MOST_POWER = 8
 
 
 def compute_known(node: Node, inputs: Sequence[Any]) -> Sequence[Any] | None:
@@ -37,7 +42,7 @@ def compute_known(node: Node, inputs: Sequence[Any]) -> Sequence[Any] | None:
         function, truth = ELEMENTWISE[node.operator]
         if node.operator in ("Floor", "Ceil", "Pow", "Mod") and not _plain(given, node):
             return None
-        arrays = [value.array for value in given]
+        arrays, dtype = [value.array for value in given], given[0].dtype
         result = arrays[0] if len(arrays) == 1 and node.operator in ("Min", "Max") else None
         if result is None and len(arrays) > 2:
             result = arrays[0]
@@ -45,7 +50,8 @@ def compute_known(node: Node, inputs: Sequence[Any]) -> Sequence[Any] | None:
                 result = each(function, result, array)
         elif result is None:
             result = each(function, *arrays)
-        return _limited(Known(result, torch.bool if truth else given[0].dtype))
+        dtype = torch.bool if truth else dtype
+        return _limited(Known(each(lambda number: as_type(number, dtype), result), dtype))
     moved = _MOVES.get(node.operator)
     if moved is None:
         return None
@@ -60,9 +66,12 @@ def _limited(value: Known) -> Sequence[Any]:
 
 
 def _plain(given: Sequence[Known], node: Node) -> bool:
-    """Whether Python computes what ONNX means: no fmod, and no root of a negative number."""
-    return not node.get("fmod") and all(
-        node.operator != "Pow" or not isinstance(n, (int, float)) or n >= 0
+    """Whether Python computes what ONNX means: no fmod, no root of a negative number, no endless power."""
+    if node.operator != "Pow":
+        return not node.get("fmod")
+    base, power = given
+    return not power.symbolic and all(
+        isinstance(n, SYMBOLS) or (n >= 0 and (n <= _MOST_POWER or not base.symbolic))
         for value in given
         for n in value.numbers
     )
@@ -94,9 +103,10 @@ def _cast(node: Node, x: Known) -> Known | None:
         return None
     name = "float32" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
     if not x.symbolic:  # numpy rounds and wraps as tensors do
-        numbers = np.array(x.numbers).astype(name).tolist()
+        with np.errstate(all="ignore"):
+            numbers = np.array(x.numbers).astype(name).tolist()
         return known(numbers, x.array.shape, dtype)
-    return Known(each(lambda number: cast(number, dtype), x.array), dtype)
+    return Known(each(lambda number: as_type(cast(number, dtype), dtype), x.array), dtype)
 
 
 def _gather(node: Node, x: Known, places: Known) -> Known | None:
@@ -219,7 +229,7 @@ def _reduce(function: Callable[[Any, Any], Any]) -> Callable[..., Known | None]:
             return None
         result = x.numbers[0]
         for number in x.numbers[1:]:
-            result = function(result, number)
+            result = as_type(function(result, number), x.dtype)
         return known([result], (1,) if node.get("keepdims", 1) else (), x.dtype)
 
     return reduce

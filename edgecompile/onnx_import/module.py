@@ -13,7 +13,7 @@ from edgecompile.errors import ModelError
 from edgecompile.onnx_import import table
 from edgecompile.onnx_import.graph import Graph, Node
 from edgecompile.onnx_import.known_values import compute_known
-from edgecompile.onnx_import.sizes import Known
+from edgecompile.onnx_import.sizes import Known, stored
 
 Values = dict[str, Any]
 
@@ -153,7 +153,7 @@ def _branch(node: Node, values: Values) -> Sequence[Any]:
         )
     graph: Graph = node.graphs["then_branch" if bool(condition.numbers[0]) else "else_branch"]
     inner: Values = dict(values)
-    inner.update(graph.tensors)
+    inner.update((name, stored(tensor)) for name, tensor in graph.tensors.items())
     run_nodes(graph.nodes, inner)
     return [inner[name] for name in graph.outputs]
 

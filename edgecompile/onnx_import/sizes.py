@@ -75,6 +75,13 @@ def is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= most and tensor.dim() <= 2 and not tensor.is_complex()
 
 
+def stored(value: Known | torch.Tensor) -> Known | torch.Tensor:
+    """A constant as known numbers where it is small."""
+    if isinstance(value, torch.Tensor) and is_small(value):
+        return of_tensor(value)
+    return value
+
+
 def of_shape(sizes: Iterable[Any]) -> Known:
     """Sizes as ONNX's Shape gives them."""
     listed = list(sizes)
@@ -82,6 +89,9 @@ def of_shape(sizes: Iterable[Any]) -> Known:
 
 
 def _divide(a: Any, b: Any) -> Any:
+    if isinstance(a, float) and isinstance(b, float):
+        with np.errstate(all="ignore"):
+            return float(np.float64(a) / np.float64(b))
     if isinstance(a, (float, torch.SymFloat)) or isinstance(b, (float, torch.SymFloat)):
         return a / b
     if isinstance(a, int) and isinstance(b, int):
@@ -90,11 +100,15 @@ def _divide(a: Any, b: Any) -> Any:
 
 
 def _floor(a: Any) -> Any:
-    return _as_float(math.floor(a))
+    return a if _endless(a) else _as_float(math.floor(a))
 
 
 def _ceil(a: Any) -> Any:
-    return _as_float(math.ceil(a))
+    return a if _endless(a) else _as_float(math.ceil(a))
+
+
+def _endless(a: Any) -> bool:
+    return isinstance(a, float) and not math.isfinite(a)
 
 
 def _compare(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
@@ -102,6 +116,11 @@ def _compare(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
 
 
 def _power(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return pow(a, b, 1 << 64)  # as far as any type holds it
+    if isinstance(a, (int, float)):
+        with np.errstate(all="ignore"):
+            return float(np.power(np.float64(a), np.float64(b)))
     return a**b
 
 
@@ -134,6 +153,20 @@ ELEMENTWISE: dict[str, tuple[Callable[..., Any], bool]] = {
     "Xor": (lambda a, b: bool(a) != bool(b), True),
     "Not": (lambda a: not a, True),
 }
+
+
+def as_type(number: Any, dtype: torch.dtype) -> Any:
+    """A result as its type holds it: whole numbers wrap, others are rounded. Symbols stay."""
+    if isinstance(number, SYMBOLS):
+        return number
+    if dtype == torch.bool:
+        return bool(number)
+    if dtype.is_floating_point:
+        name = "float32" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+        with np.errstate(all="ignore"):
+            return float(np.float64(number).astype(name))
+    low, span = torch.iinfo(dtype).min, 1 << 8 * dtype.itemsize
+    return (int(number) - low) % span + low
 
 
 def each(function: Callable[..., Any], *arrays: Any) -> Any:

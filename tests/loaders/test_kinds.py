@@ -115,6 +115,7 @@ HUB = "hf download {0} --local-dir {1}"
         ("./nowhere", "config.json and safetensors"),
         ("just a word", "config.json and safetensors"),
         ("nowhere.onnx", "the file doesn't exist"),
+        ("nowhere.GGUF", "the file doesn't exist"),
         ("nowhere.py", FACTORY),
         ("nowhere.py:make", FACTORY),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
@@ -14,6 +15,7 @@ from edgecompile.export.export import export_model
 from edgecompile.loaders import onnx_models
 from edgecompile.loaders.load import load_model
 from edgecompile.models.specs import AxisLimits
+from edgecompile.onnx_import.module import ImportedModule
 from tests.onnx_import.graphs import FLOAT, INT, model, run_reference, save, value
 
 _TABLE = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
@@ -105,6 +107,61 @@ def test_an_import_that_computes_something_else_is_refused(
     monkeypatch.setattr(onnx_models, "difference", lambda a, b: 0.5)
     with pytest.raises(ModelError, match=r"'pooled:0' differs from ONNX Runtime's by 0\.5"):
         load_model(path)
+
+
+def test_an_import_that_fails_where_onnx_runtime_runs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(_encoder(), tmp_path)
+    forward = ImportedModule.forward
+
+    def fails(self: ImportedModule, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if inputs[0].shape[1] > 16:
+            raise ValueError("too long")
+        return forward(self, *inputs)
+
+    monkeypatch.setattr(ImportedModule, "forward", fails)
+    with pytest.raises(ModelError, match=r"runs the model with .*seq_len 32.*too long"):
+        load_model(path)
+
+
+def _sums(first: tuple[str, ...], second: tuple[str, ...]) -> onnx.ModelProto:
+    """The sum of two inputs' sums."""
+    nodes = [
+        helper.make_node("ReduceSum", ["a"], ["s"], keepdims=0),
+        helper.make_node("ReduceSum", ["b"], ["t"], keepdims=0),
+        helper.make_node("Add", ["s", "t"], ["y"]),
+    ]
+    return model(nodes, [value("a", list(first)), value("b", list(second))], [value("y", [])])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shapes"),
+    [
+        (("N", "seq-len"), ("N", "seq-len"), [("batch", "seq_len"), ("batch", "seq_len")]),
+        (("batch", "m"), ("N", "m"), [("batch", "m"), ("N", "m")]),
+        (("bs", "m"), ("bs", "m + 1"), [("batch", "m"), ("batch", "m+1")]),
+        (("batch_size", "m"), ("m", "m+batch_size"), [("batch", "m"), ("m", "m+batch")]),
+        (("m", "B"), ("past+new", "m"), [("m", "B"), ("past_new", "m")]),
+    ],
+)
+def test_names_with_signs_are_sums_of_names_that_are_there(
+    first: tuple[str, ...], second: tuple[str, ...], shapes: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    loaded = load_model(save(_sums(first, second), tmp_path))
+    assert [item.shape for item in loaded.inputs] == shapes
+
+
+def test_weights_lie_beside_the_file_that_a_link_names(tmp_path: Path) -> None:
+    proto = _encoder()
+    (tmp_path / "store").mkdir()
+    path = tmp_path / "store" / "model.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="weights", size_threshold=1000)
+    link = tmp_path / "linked.ONNX"
+    link.symlink_to(path)
+    loaded = load_model(link)
+    assert set(loaded.source.sha256) == {"linked.ONNX", "weights"}
+    assert any("compared with ONNX Runtime" in note for note in loaded.notes)
 
 
 def test_says_that_nothing_was_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

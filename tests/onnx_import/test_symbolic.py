@@ -42,6 +42,9 @@ _GRAPHS = {
         _NODE("Unsqueeze", ["less", "zero"], ["end"]),
         _NODE("Slice", ["x", "zero", "end", "axis"], ["y"]),
     ],
+    "backwards": [
+        _NODE("Slice", ["x", "minus", "start", "axis", "minus"], ["y"]),
+    ],
     "twice as long": [
         _NODE("Resize", ["x", "", "scales"], ["y"], mode="linear"),
     ],
@@ -51,6 +54,7 @@ _TENSORS = {
     "two": np.array([2]),
     "three": np.array([3]),
     "minus": np.array([-1]),
+    "start": np.array([-(2**63)]),
     "axis": np.array([1]),
     "heads": np.array([4, 2]),
     "one": np.array(1),

@@ -95,6 +95,18 @@ def _transposed(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = Non
     return result
 
 
+def _without_late(
+    result: Tensor, x: Tensor, strides: Sequence[int], before: Sequence[Any], after: Sequence[Any]
+) -> Tensor:
+    """The windows of a pool with ceil_mode that begin before the padding behind ``x``."""
+    for i, (stride, first, last) in enumerate(zip(strides, before, after, strict=True)):
+        if not isinstance(last, int) or last > 0:
+            count = (x.shape[2 + i] + first + stride - 1) // stride
+            count = torch.sym_min(result.shape[2 + i], count)
+            result = result.narrow(2 + i, 0, count)
+    return result
+
+
 @operator("MaxPool")
 def _max_pool(node: Node, x: Tensor) -> Tensor:
     if len(node.outputs) > 1:
@@ -104,9 +116,12 @@ def _max_pool(node: Node, x: Tensor) -> Tensor:
     whole, ceil = x.dtype if not x.is_floating_point() else None, bool(node.get("ceil_mode", 0))
     x = x if whole is None else x.float()
     fits = all(isinstance(p, int) and 2 * p <= k for p, k in zip(before, kernel, strict=True))
-    if not (_symmetric(before, after) and fits):
-        x, before = _padded(x, before, after, -math.inf), [0] * len(before)
-    result = _MAX[x.dim() - 2](x, kernel, strides, before, dilations, ceil)
+    run = _MAX[x.dim() - 2]
+    if _symmetric(before, after) and fits:
+        result = run(x, kernel, strides, before, dilations, ceil)
+    else:
+        result = run(_padded(x, before, after, -math.inf), kernel, strides, 0, dilations, ceil)
+        result = _without_late(result, x, strides, before, after) if ceil else result
     return result if whole is None else result.to(whole)
 
 
@@ -128,7 +143,8 @@ def _average_pool(node: Node, x: Tensor) -> Tensor:
         0,
         ceil,
     )
-    return run(_padded(x, before, after), kernel, strides, 0, ceil) / share
+    result = run(_padded(x, before, after), kernel, strides, 0, ceil) / share
+    return _without_late(result, x, strides, before, after) if ceil else result
 
 
 @operator("GlobalAveragePool")

@@ -114,12 +114,14 @@ def _modulo(node: Node, a: Any, b: Any) -> Tensor:
     return _both(torch.fmod if node.get("fmod", 0) else torch.remainder, a, b)
 
 
-@operator("Pow", scalars=(0, 1))
-def _power(node: Node, a: Any, b: Any) -> Tensor:
-    if not isinstance(a, Tensor):
-        return torch.pow(a, b)
+@operator("Pow", scalars=(1,))
+def _power(node: Node, a: Tensor, b: Any) -> Tensor:
     if b == 2 if not isinstance(b, Tensor) else False:
         return a * a
+    whole = not (b.is_floating_point() if isinstance(b, Tensor) else isinstance(b, float))
+    if not whole and not a.is_floating_point():
+        # The result is whole: rounded to float32, 125 could become 124.
+        return torch.pow(a.double(), b).to(a.dtype)
     return torch.pow(a, b).to(a.dtype)
 
 
@@ -153,7 +155,8 @@ def _shift(node: Node, a: Tensor, b: Tensor) -> Tensor:
 
 @operator("Clip", until=10)
 def _clip_between(node: Node, x: Tensor) -> Tensor:
-    return torch.clamp(x, node.get("min"), node.get("max"))
+    low, high = node.get("min"), node.get("max")
+    return x if low is None and high is None else torch.clamp(x, low, high)
 
 
 @operator("Clip", since=11, scalars=(1, 2))

@@ -39,7 +39,7 @@ def _skip(
     node: Node, x: Tensor, skip: Tensor, scale: Tensor, beta: Any = None, bias: Any = None
 ) -> tuple[Any, ...]:
     total = x + skip if bias is None else x + skip + bias
-    result = functional.layer_norm(total, total.shape[-1:], scale, beta, node.get("epsilon", 1e-5))
+    result = functional.layer_norm(total, total.shape[-1:], scale, beta, node.get("epsilon", 1e-12))
     return result, None, None, total
 
 
@@ -49,7 +49,7 @@ def _skip_simple(
 ) -> tuple[Any, ...]:
     total = x + skip if bias is None else x + skip + bias
     square = (total * total).mean(-1, keepdim=True)
-    result = total * torch.rsqrt(square + node.get("epsilon", 1e-5)) * scale
+    result = total * torch.rsqrt(square + node.get("epsilon", 1e-12)) * scale
     return result, None, None, total
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgecompile.onnx_import.graph import Node
+from edgecompile.onnx_import.operators.shapes import check_sizes
 from edgecompile.onnx_import.sizes import Known
-from edgecompile.onnx_import.table import operator
+from edgecompile.onnx_import.table import OWN, operator
 
 
 def _from_start(places: Tensor, size: Any) -> Tensor:
@@ -26,9 +27,14 @@ def _gather(node: Node, x: Tensor, places: Any) -> Tensor:
             return x.select(axis, places.numbers[0])
         places = places.tensor()
     if axis == 0 and x.dim() == 2 and isinstance(x, nn.Parameter):
-        # A table of embeddings: the bundle's bounds keep negative places away.
-        return functional.embedding(places.to(torch.int64), x)
+        return functional.embedding(_from_start(places.to(torch.int64), x.shape[0]), x)
     return x[(slice(None),) * axis + (places.to(torch.int64),)]
+
+
+@operator("Embedding", domain=OWN)
+def _embedding(node: Node, x: Tensor, places: Tensor) -> Tensor:
+    """A Gather by an input: the bundle's bounds keep negative places away."""
+    return functional.embedding(places.to(torch.int64), x)
 
 
 @operator("GatherElements")
@@ -82,6 +88,7 @@ def _scatter_tuples(node: Node, x: Tensor, places: Tensor, updates: Tensor) -> T
 @operator("OneHot", numbers=(1,))
 def _one_hot(node: Node, places: Tensor, depth: list[Any], values: Tensor) -> Tensor:
     size, axis = int(depth[0]), node.get("axis", -1)
+    check_sizes(node, [size, *places.shape])
     rank = places.dim() + 1
     axis = axis % rank
     wide = _from_start(places.to(torch.int64), size).unsqueeze(axis)

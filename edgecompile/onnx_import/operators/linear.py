@@ -48,6 +48,8 @@ def _determinant(node: Node, x: Tensor) -> Tensor:
 
 @operator("FusedMatMul", domain="com.microsoft")
 def _fused(node: Node, a: Tensor, b: Tensor) -> Tensor:
+    if node.get("transBatchA", 0) or node.get("transBatchB", 0):
+        raise ValueError("its transBatchA and transBatchB aren't supported")
     a = a.transpose(-1, -2) if node.get("transA", 0) else a
     b = b.transpose(-1, -2) if node.get("transB", 0) else b
     return _scaled(torch.matmul(a, b), node.get("alpha", 1.0))
@@ -75,6 +77,7 @@ def as_linear(node: Node, tensors: list[Any]) -> tuple[str, list[Any]] | None:
     if len(tensors) < 3:
         return "Linear", [0, weight]
     bias: Any = tensors[2]
-    if bias is None or bias.numel() != weight.shape[0]:
+    columns = weight.shape[0]
+    if bias is None or tuple(bias.shape) not in ((columns,), (1, columns)):
         return None
     return "Linear", [0, weight, bias.reshape(-1)]

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from edgecompile.onnx_import.graph import Node
+from edgecompile.onnx_import.operators.shapes import check_sizes
 from edgecompile.onnx_import.table import operator
+
+#: More than the sides of most images.
+_MOST_COMPARED = 8192
 
 
 @operator("Upsample", since=7, until=8)
@@ -39,15 +46,14 @@ def _resize(
     if node.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise ValueError("keep_aspect_ratio_policy isn't supported")
     axes = [axis % x.dim() for axis in node.get("axes") or range(x.dim())]
-    for place, axis in enumerate(axes):
+    factors: list[Any] = list(scales) if scales else [None] * len(axes)
+    asked = [
+        sizes[place] if sizes and factors[place] is None else _scaled(x.shape[axis], factors[place])
+        for place, axis in enumerate(axes)
+    ]
+    check_sizes(node, (*asked, *(n for axis, n in enumerate(x.shape) if axis not in axes)))
+    for axis, wanted, factor in zip(axes, asked, factors, strict=True):
         size = x.shape[axis]
-        if scales:
-            factor: Any = scales[place]
-            wanted = _scaled(size, factor)
-        else:
-            assert sizes is not None
-            wanted = sizes[place]
-            factor = None
         if (factor is not None and factor == 1) or (factor is None and _same(wanted, size)):
             continue
         x = _along(node, x, axis, wanted, wanted / size if factor is None else factor)
@@ -59,19 +65,33 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _scaled(size: Any, factor: Any) -> Any:
-    """A size times a factor, rounded down; whole factors and parts keep it a plain expression."""
-    if isinstance(factor, float) and factor == int(factor):
-        return size * int(factor)
-    if isinstance(factor, float) and factor < 1 and 1 / factor == round(1 / factor):
-        return size // round(1 / factor)
-    return math.floor(size * factor)
+    """A size times a factor, rounded to float32 and then down, as ONNX Runtime calculates."""
+    if not isinstance(factor, float):
+        return math.floor(size * factor)
+    if isinstance(size, int):
+        return int(np.float32(size) * np.float32(factor))
+    part = _fraction(factor)
+    return size * part.numerator // part.denominator
+
+
+@cache
+def _fraction(factor: float) -> Fraction:
+    """The fraction that gives symbols the sizes that a factor of float32 gives numbers."""
+    sizes = np.arange(_MOST_COMPARED)
+    wanted = (sizes.astype(np.float32) * np.float32(factor)).astype(np.int64)
+    for part in (Fraction(factor).limit_denominator(1000), Fraction(factor)):
+        if [
+            size * part.numerator // part.denominator for size in sizes.tolist()
+        ] == wanted.tolist():
+            return part
+    raise ValueError(f"sizes that vary can't be multiplied by {factor:.9g} as float32 does it")
 
 
 def _along(node: Node, x: Tensor, axis: int, wanted: Any, scale: Any) -> Tensor:
     mode, size = node.get("mode", "nearest"), x.shape[axis]
     places = _coordinates(node, size, wanted, scale)
     if mode == "nearest":
-        return x.index_select(axis, _nearest(node, places).clamp(0, size - 1))
+        return x.index_select(axis, _nearest(node, places, scale).clamp(0, size - 1))
     if mode not in ("linear", "cubic"):
         raise ValueError(f"the mode {mode} isn't supported")
     below = torch.floor(places)
@@ -127,8 +147,10 @@ _ROUND: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _nearest(node: Node, places: Tensor) -> Tensor:
-    usual = "floor" if node.opset < 11 else "round_prefer_floor"
+def _nearest(node: Node, places: Tensor, scale: Any) -> Tensor:
+    usual = "round_prefer_floor"
+    if node.opset < 11:  # which left it open: ONNX Runtime does this
+        usual = "ceil" if scale < 1 else "floor"
     return _ROUND[node.get("nearest_mode", usual)](places).to(torch.int64)
 
 

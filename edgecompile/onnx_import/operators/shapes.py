@@ -20,7 +20,7 @@ _END = 2**31 - 1
 _LAST = 2**63 - 1
 
 
-def _check(node: Node, sizes: Any) -> list[Any]:
+def check_sizes(node: Node, sizes: Any) -> list[Any]:
     """Sizes that a file states, which may be absurd.
 
     Raises:
@@ -80,7 +80,7 @@ def _squeeze(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
 
 @operator("Expand", numbers=(1,))
 def _expand(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
-    sizes = _check(node, shape)
+    sizes = check_sizes(node, shape)
     rank = max(x.dim(), len(sizes))
     own = [1] * (rank - x.dim()) + list(x.shape)
     asked = [1] * (rank - len(sizes)) + sizes
@@ -91,7 +91,7 @@ def _expand(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
 
 @operator("Tile", since=6, numbers=(1,))
 def _tile(node: Node, x: Tensor, repeats: list[Any]) -> Tensor:
-    _check(node, [a * b for a, b in zip(x.shape, repeats, strict=True)])
+    check_sizes(node, [a * b for a, b in zip(x.shape, repeats, strict=True)])
     return x.repeat(repeats)
 
 
@@ -138,8 +138,14 @@ def _along(x: Tensor, start: Any, end: Any, axis: int, step: int) -> Tensor:
         return x[(slice(None),) * axis + (slice(start, end, step),)]
     size = x.shape[axis]
     first = start + size if isinstance(start, int) and start < 0 else start
-    last = end + size if isinstance(end, int) and end < 0 else end
-    first, last = torch.sym_min(first, size - 1), torch.sym_max(last, -1)
+    first = torch.sym_min(first, size - 1)
+    if isinstance(start, int) and start < -1:
+        first = torch.sym_max(first, 0)
+    if isinstance(end, int) and end <= -_END:
+        last: Any = -1
+    else:
+        last = end + size if isinstance(end, int) and end < 0 else end
+        last = torch.sym_min(torch.sym_max(last, -1), first)
     places = torch.arange(first, last, step)
     return x.index_select(axis, places)
 
@@ -156,7 +162,7 @@ def _pad(
     places = list(range(x.dim())) if axes is None else [int(axis) % x.dim() for axis in axes]
     mode, half = node.get("mode", "constant"), len(pads) // 2
     around = {axis: (pads[i], pads[i + half]) for i, axis in enumerate(places)}
-    _check(node, [s + sum(around.get(i, (0, 0))) for i, s in enumerate(x.shape)])
+    check_sizes(node, [s + sum(around.get(i, (0, 0))) for i, s in enumerate(x.shape)])
     if mode == "constant":
         flat = [number for axis in reversed(range(x.dim())) for number in around.get(axis, (0, 0))]
         fill = 0 if value is None else value
@@ -187,7 +193,7 @@ def _pad_along(x: Tensor, axis: int, before: Any, after: Any, mode: str) -> Tens
 def _filled(node: Node, shape: list[Any]) -> Tensor:
     value = node.get("value")
     fill, dtype = (0.0, torch.float32) if value is None else (value.numbers[0], value.dtype)
-    return torch.full(_check(node, shape), fill, dtype=dtype)
+    return torch.full(check_sizes(node, shape), fill, dtype=dtype)
 
 
 @operator("Range", known=(0, 1, 2))
@@ -196,7 +202,7 @@ def _range(node: Node, start: Any, limit: Any, delta: Any) -> Tensor:
         raise ModelError(f"the ONNX node {node} has limits that depend on values of inputs")
     first, last, step = (part.numbers[0] for part in (start, limit, delta))
     if not any(isinstance(number, SYMBOLS) for number in (first, last, step)):
-        _check(node, [max(0, math.ceil((last - first) / step))])
+        check_sizes(node, [max(0, math.ceil((last - first) / step))])
     return torch.arange(first, last, step, dtype=start.dtype)
 
 
