@@ -50,9 +50,10 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         runs.append((len(tokens), 1))
         return try_tokens(self, stream, tokens)
 
-    def confirmed(self: Session, stream: Any) -> None:
-        runs[-1] = runs[-1][0], runs[-1][1] + 1
-        confirm(self, stream)
+    def confirmed(self: Session, stream: Any) -> bool:
+        kept = confirm(self, stream)
+        runs[-1] = runs[-1][0], runs[-1][1] + kept
+        return kept
 
     monkeypatch.setattr(Worth, "choose", lambda self, most: most)
     monkeypatch.setattr(Session, "try_tokens", tried)
