@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -52,8 +52,9 @@ def load_onnx(path: Path, options: LoadOptions) -> LoadedModel:
     names = plain_names(value.name for value in imported.inputs)
     shapes = _name_axes(imported.inputs, names, notes)
     bounds = {names[name]: (0, rows - 1) for name, rows in imported.rows.items()}
-    inputs, sizes, free = _example(imported, names, shapes, bounds, path)
-    _compare(path, imported, names, shapes, bounds, sizes, free, notes)
+    known = _Inputs(imported, names, shapes, bounds)
+    inputs, sizes, free = _example(path, known)
+    _compare(path, known, sizes, free, notes)
     outputs = list(plain_names(imported.outputs).values())
     module = NamedModule(
         imported.module, list(names.values()), output_names=outputs, positional=len(names)
@@ -143,29 +144,38 @@ def _length_axis(sizes: Mapping[str, int], notes: list[str]) -> str | None:
     return chosen
 
 
-def _draw(
-    imported: Imported,
-    names: Mapping[str, str],
-    shapes: Mapping[str, Sequence[int | str]],
-    bounds: Mapping[str, tuple[int, int]],
-    sizes: Mapping[str, int],
-    free: int,
-) -> dict[str, torch.Tensor]:
-    """Random inputs of these sizes; whole numbers of which no table says more are at most ``free``."""
-    source = torch.Generator().manual_seed(sum(sizes.values()))
-    result = {}
-    for value in imported.inputs:
-        name = names[value.name]
-        shape = [size if isinstance(size, int) else _size(size, sizes) for size in shapes[name]]
-        if value.dtype.is_floating_point:
-            result[name] = torch.randn(shape, generator=source).to(value.dtype)
-        elif name.endswith("mask"):
-            result[name] = torch.ones(shape, dtype=value.dtype)
-        else:
-            top = bounds.get(name, (0, free if shape else 1))[1]
-            drawn = torch.randint(0, top + 1, shape, generator=source)
-            result[name] = drawn.to(value.dtype)
-    return result
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs of an imported module, by plain names.
+
+    Attributes:
+        imported: the module, with its inputs as the file has them.
+        names: their plain names, by those in the file.
+        shapes: their sizes; a text is a sum of axes.
+        bounds: the least and the largest number of those that read a table.
+    """
+
+    imported: Imported
+    names: Mapping[str, str]
+    shapes: Mapping[str, Sequence[int | str]]
+    bounds: Mapping[str, tuple[int, int]]
+
+    def draw(self, sizes: Mapping[str, int], free: int) -> dict[str, torch.Tensor]:
+        """Random inputs of these sizes; whole numbers of which no table says more are at most ``free``."""
+        source = torch.Generator().manual_seed(sum(sizes.values()))
+        result = {}
+        for value in self.imported.inputs:
+            name = self.names[value.name]
+            shape = [x if isinstance(x, int) else _size(x, sizes) for x in self.shapes[name]]
+            if value.dtype.is_floating_point:
+                result[name] = torch.randn(shape, generator=source).to(value.dtype)
+            elif name.endswith("mask"):
+                result[name] = torch.ones(shape, dtype=value.dtype)
+            else:
+                top = self.bounds.get(name, (0, free if shape else 1))[1]
+                drawn = torch.randint(0, top + 1, shape, generator=source)
+                result[name] = drawn.to(value.dtype)
+        return result
 
 
 def _size(text: str, sizes: Mapping[str, int]) -> int:
@@ -181,27 +191,21 @@ def _axes(shapes: Mapping[str, Sequence[int | str]]) -> Iterator[str]:
             yield from (axis for axis, _ in found.terms) if found else ()
 
 
-def _example(
-    imported: Imported,
-    names: Mapping[str, str],
-    shapes: Mapping[str, Sequence[int | str]],
-    bounds: Mapping[str, tuple[int, int]],
-    path: Path,
-) -> tuple[dict[str, torch.Tensor], dict[str, int], int]:
+def _example(path: Path, known: _Inputs) -> tuple[dict[str, torch.Tensor], dict[str, int], int]:
     """Inputs with which the module runs, the sizes of the axes, and the largest of unbounded numbers.
 
     Raises:
         ModelError: it runs at none of the sizes that are tried; says what the first one gave.
     """
-    axes = list(dict.fromkeys(_axes(shapes)))
+    axes = list(dict.fromkeys(_axes(known.shapes)))
     first: Exception | None = None
     for size in _SIZES if set(axes) - {BATCH} else (1,):
         sizes = {axis: 1 if axis == BATCH else size for axis in axes}
         for free in _FREE:
-            inputs = _draw(imported, names, shapes, bounds, sizes, free)
+            inputs = known.draw(sizes, free)
             try:
                 with torch.no_grad():
-                    imported.module(*inputs.values())
+                    known.imported.module(*inputs.values())
                 return inputs, sizes, free
             except Exception as error:
                 first = first or error
@@ -212,20 +216,14 @@ def _example(
 
 
 def _compare(
-    path: Path,
-    imported: Imported,
-    names: Mapping[str, str],
-    shapes: Mapping[str, Sequence[int | str]],
-    bounds: Mapping[str, tuple[int, int]],
-    sizes: Mapping[str, int],
-    free: int,
-    notes: list[str],
+    path: Path, known: _Inputs, sizes: Mapping[str, int], free: int, notes: list[str]
 ) -> None:
     """Compares the module with ONNX Runtime at several sizes; a note says what was compared.
 
     Raises:
         ModelError: they differ.
     """
+    imported, names = known.imported, known.names
     reference = open_reference(path.resolve(), imported.inputs)
     if reference is None:
         notes.append(
@@ -236,7 +234,7 @@ def _compare(
     compared, worst = [], 0.0
     for factor in _MORE if sizes else (1.0,):
         tried = {axis: max(1, int(size * factor)) for axis, size in sizes.items()}
-        inputs = _draw(imported, names, shapes, bounds, tried, free)
+        inputs = known.draw(tried, free)
         given = {value.name: inputs[names[value.name]] for value in imported.inputs}
         text = ", ".join(f"{axis} {size}" for axis, size in tried.items()) or "its one size"
         try:
