@@ -23,6 +23,15 @@ EC_INLINE vf32 load_floats(const uint16_t* p, int64_t n) {
   return widen(load_partial<vbf16>(p, n));
 }
 
+// Reads n numbers ahead of the row kAhead rows on, of which only `left` follow: rows of a cache are
+// heads apart, so that nothing but this does.
+template <int64_t kAhead, class Number>
+EC_INLINE void fetch_ahead(const Number* row, int64_t stride, int64_t left, int64_t n) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Number));
+  row += std::min(kAhead, left) * stride;
+  for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i);
+}
+
 // Floats for what packs keys and values: the stored ones where they are floats, else copies.
 template <class Number>
 class Widened {

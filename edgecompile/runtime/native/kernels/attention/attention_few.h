@@ -14,21 +14,13 @@ namespace ec {
 // Queries below which transposing the keys costs more than dot products with each of them.
 constexpr int kFewQueries = 4;
 
-// Rows of a cache are heads apart, so that nothing but this reads them ahead.
-template <class Number>
-EC_INLINE void fetch_ahead(const Number* row, int64_t stride, int64_t left, int64_t n) {
-  constexpr int64_t kAhead = 16, kLine = 64 / static_cast<int64_t>(sizeof(Number));
-  row += std::min(kAhead, left) * stride;
-  for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i);
-}
-
 // q·kᵀ·scale of kRows queries, by dot products.
 template <int kRows, class Number>
 void dot_scores(const AttentionArgs& a, const float* q, const Number* k, int64_t keys,
                 float* scores, int64_t ld) {
   constexpr int kL = kFloatLanes;
   for (int64_t j = 0; j < keys; ++j, k += a.k_strides[2]) {
-    fetch_ahead(k, a.k_strides[2], keys - 1 - j, a.dim);
+    fetch_ahead<16>(k, a.k_strides[2], keys - 1 - j, a.dim);
     vf32 sum0[kRows] = {}, sum1[kRows] = {};
     int64_t d = 0;
     for (; d + 2 * kL <= a.dim; d += 2 * kL) {
@@ -70,7 +62,7 @@ void weigh_values(const float* weights, int64_t ld, const Number* v, int64_t str
     };
     if (columns >= kAtOnce * kL) {
       for (int64_t j = 0; j < keys; ++j) {
-        fetch_ahead(v + j * stride, stride, keys - 1 - j, kAtOnce * kL);
+        fetch_ahead<16>(v + j * stride, stride, keys - 1 - j, kAtOnce * kL);
         add(j,
             [](const Number* x, int64_t) __attribute__((always_inline)) { return load_floats(x); });
       }

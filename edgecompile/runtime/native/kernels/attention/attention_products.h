@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_cache.h"
 #include "kernels/attention/attention_softmax.h"
 #include "kernels/gemm/gemm_kernel.h"
 #include "kernels/gemm/gemm_pack.h"
@@ -81,7 +82,7 @@ struct PairProducts {
     uint16_t* const rounded = reinterpret_cast<uint16_t*>(copy);
     const int64_t ld = ld_pairs(a.dim);
     for (int64_t j = 0; j < kPanel; ++j) {  // columns beyond the keys are computed, and unused
-      fetch_row(k + std::min(j + kAhead, keys - 1) * a.k_strides[2], a.dim);
+      fetch_ahead<kAhead>(k + j * a.k_strides[2], a.k_strides[2], keys - 1 - j, a.dim);
       round_to_pairs(k + std::min(j, keys - 1) * a.k_strides[2], a.dim, rounded + j * ld);
     }
     transpose_words(copy, ld / 2, kPanel, (a.dim + 1) / 2, to, kPanel);
@@ -99,8 +100,8 @@ struct PairProducts {
     };
     if (columns == kPanel) {
       for (int64_t j = 0; j < keys; j += 2) {
-        fetch_row(v + std::min(j + kAhead, keys - 1) * stride, kPanel);
-        fetch_row(v + std::min(j + kAhead + 1, keys - 1) * stride, kPanel);
+        fetch_ahead<kAhead>(v + j * stride, stride, keys - 1 - j, kPanel);
+        fetch_ahead<kAhead>(v + (j + 1) * stride, stride, keys - 2 - j, kPanel);
         pack(j, [](const float* x, int64_t) __attribute__((always_inline)) { return load(x); });
       }
     } else {
@@ -160,11 +161,7 @@ struct PairProducts {
   // Elements from one row to the next: whole cache lines.
   static int64_t ld_pairs(int64_t n) { return (n + 31) / 32 * 32; }
 
-  // Rows are far apart, so that nothing but this reads them ahead.
   static constexpr int64_t kAhead = 10;
-  EC_INLINE static void fetch_row(const float* row, int64_t n) {
-    for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(row + i);
-  }
 
   // 2^x, off by up to 2^-13.7 of itself; scripts/fit_vecmath.py: exp2_coarse_f32.
   EC_INLINE static vf32 coarse_power(vf32 x) {
