@@ -337,11 +337,23 @@ def test_the_generative_fixture_itself_is_valid(bundle: DummyBundle) -> None:
         read_everything(bundle.write())
 
 
-@each_rule("rule, path, value, text", HOSTILE_GENERATIONS)
+GENERATIVE = (
+    (make_generative, HOSTILE_GENERATIONS),
+    (make_lookup, HOSTILE_LOOKUPS),
+    (make_recurrent, HOSTILE_STATES),
+    (make_states_alone, HOSTILE_STATES_ALONE),
+    (make_seq2seq, HOSTILE_SOURCES),
+)
+
+
+@each_rule(
+    "rule, path, value, text, make",
+    [(*case, make) for make, cases in GENERATIVE for case in cases],
+)
 def test_hostile_generation(
-    bundle: DummyBundle, rule: str, path: str, value: Any, text: str
+    bundle: DummyBundle, rule: str, path: str, value: Any, text: str, make: Any
 ) -> None:
-    make_generative(bundle)
+    make(bundle)
     put(bundle.document, path, value)
     refused(bundle, rule, text)
 
@@ -351,13 +363,6 @@ def test_the_fixture_with_lookup_is_valid(bundle: DummyBundle) -> None:
     spec = parse_manifest(json.dumps(bundle.listed()).encode()).generation
     assert spec is not None and spec.lookup == 8 and spec.to_json()["lookup"] == 8
     read_everything(bundle.write())
-
-
-@each_rule("rule, path, value, text", HOSTILE_LOOKUPS)
-def test_hostile_lookup(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
-    make_lookup(bundle)
-    put(bundle.document, path, value)
-    refused(bundle, rule, text)
 
 
 def test_the_fixtures_with_states_are_valid(bundle: DummyBundle) -> None:
@@ -371,32 +376,9 @@ def test_the_fixtures_with_states_are_valid(bundle: DummyBundle) -> None:
         read_everything(bundle.write())
 
 
-@each_rule("rule, path, value, text", HOSTILE_STATES)
-def test_hostile_states(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
-    make_recurrent(bundle)
-    put(bundle.document, path, value)
-    refused(bundle, rule, text)
-
-
-@each_rule("rule, path, value, text", HOSTILE_STATES_ALONE)
-def test_hostile_states_alone(
-    bundle: DummyBundle, rule: str, path: str, value: Any, text: str
-) -> None:
-    make_states_alone(bundle)
-    put(bundle.document, path, value)
-    refused(bundle, rule, text)
-
-
 def test_the_fixture_behind_an_encoder_is_valid(bundle: DummyBundle) -> None:
     make_seq2seq(bundle)
     read_everything(bundle.write())
-
-
-@each_rule("rule, path, value, text", HOSTILE_SOURCES)
-def test_hostile_sources(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
-    make_seq2seq(bundle)
-    put(bundle.document, path, value)
-    refused(bundle, rule, text)
 
 
 @each_rule("rule, case, text", HOSTILE_GOLDEN_SOURCES)
