@@ -252,6 +252,8 @@ def _compare(
             with torch.no_grad():
                 results = imported.module(*inputs.values())
         except Exception as error:
+            if any(result.isnan().all() for result in wanted):
+                continue  # an empty result, too: a pool was larger than what it pools
             raise ModelError(
                 f"'{path}': ONNX Runtime runs the model with {text}, and its import doesn't: {describe_error(error)}",
                 hint="this is a defect of edgecompile; please report it with the model",

@@ -256,3 +256,14 @@ def test_options_of_inputs_travel_in_a_bundle() -> None:
         fixed_input={"sr": 16000}, input_shape={"x": (1, "length")}, state={"h": "h_next"}
     )
     assert LoadOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+
+
+def test_sizes_at_which_a_pool_has_nothing_to_pool_are_left_out(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[12, 12], strides=[4, 4]),
+        helper.make_node("GlobalAveragePool", ["p"], ["y"]),
+    ]
+    proto = model(nodes, [value("x", [1, 3, "height", "width"])], [value("y", None)])
+    loaded = load_model(save(proto, tmp_path))
+    note = next(note for note in loaded.notes if "compared with ONNX Runtime" in note)
+    assert "height 16" in note and "height 8" not in note
