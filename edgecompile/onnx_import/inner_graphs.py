@@ -14,7 +14,6 @@ import torch
 from edgecompile.errors import ModelError
 from edgecompile.onnx_import.graph import Graph, Node
 from edgecompile.onnx_import.sizes import SYMBOLS, Known, as_tensor, known, stored
-from edgecompile.onnx_import.torch_scan import scan
 
 #: Nodes of the domain of ONNX itself that have inner graphs.
 OPERATORS = ("If", "Loop", "Scan")
@@ -161,7 +160,9 @@ class _Rounds:
 
         kept = dict(values)
         try:
-            made = scan(step, start, self.rows, [*tensors.values(), *numbers])
+            # The operator itself: the function around it, which isn't public, compiles the step by dynamo.
+            others = (*tensors.values(), *numbers)
+            made = list(torch.ops.higher_order.scan(step, start, list(self.rows), others))
         finally:
             values.clear()
             values.update(kept)
