@@ -19,7 +19,7 @@ from edgecompile.onnx_import.sizes import SYMBOLS, Known, as_tensor, known, stor
 OPERATORS = ("If", "Loop", "Scan")
 #: Nodes that an exported program gets for rounds one after the other.
 _MOST_UNROLLED = 2000
-_MOST_ROUNDS = 1 << 20
+_MOST_ROUNDS = 1 << 16
 _Values = dict[str, Any]
 _Run = Callable[[Iterable[Node], _Values], None]
 _Body = Callable[[Sequence[Any]], list[Any]]
@@ -27,11 +27,8 @@ _Body = Callable[[Sequence[Any]], list[Any]]
 
 def has_inner_graphs(node: Node) -> bool:
     """Whether :func:`compute_inner` computes a node."""
-    return (
-        node.operator in OPERATORS
-        and not node.domain
-        and (node.operator, node.opset < 9) != ("Scan", True)
-    )
+    early = node.operator == "Scan" and node.opset < 9  # had a dimension of batches
+    return node.operator in OPERATORS and not node.domain and not early
 
 
 def compute_inner(node: Node, values: _Values, run: _Run) -> Sequence[Any]:
