@@ -9,7 +9,7 @@ from typing import Any
 from edgecompile.errors import ModelError, UsageError
 from edgecompile.loaders.kinds import check_form, find_gguf, split_factory
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.options import FOR_GENERATION, LoadOptions
+from edgecompile.models.options import FOR_GENERATION, FOR_ONNX, LoadOptions
 from edgecompile.models.specs import batch_problem
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
@@ -64,12 +64,20 @@ def check_model(spec: str | Path | object, options: LoadOptions) -> None:
         ModelError: see :func:`edgecompile.loaders.kinds.check_form`.
         UsageError: options are for folders, and it is none.
     """
-    named, folder = "a model in memory", False
+    named, folder, onnx = "a model in memory", False, False
     if isinstance(spec, (str, Path)):
         check_form(spec)
         path = Path(spec).expanduser()
         named, folder = f"'{spec}'", path.is_dir() or find_gguf(path) is not None
+        onnx = path.suffix.lower() == ".onnx"
     arguments = [name for name in options.to_json() if name not in FOR_GENERATION]
+    for_onnx = [name for name in arguments if name in FOR_ONNX]
+    if for_onnx and not onnx:
+        raise UsageError(
+            ", ".join(f"`{name}`" for name in for_onnx) + f": for ONNX files, and {named} is none",
+            hint="leave it out; a factory's result has `axes` and `state` of its own",
+        )
+    arguments = [name for name in arguments if name not in FOR_ONNX]
     generates = arguments == ["task"] and options.task in (CAUSAL_LM, SEQ2SEQ_LM)
     if arguments and not folder and not generates:
         raise UsageError(

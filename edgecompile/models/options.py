@@ -19,6 +19,8 @@ from edgecompile.runtime.format.schema import MAX_LOOKUP
 CACHE_PRECISIONS = ("fp32", "bf16")
 #: Options of language models that generate, and of no others.
 FOR_GENERATION = ("max_context", "cache_precision", "lookup")
+#: Options of ONNX files, and of no others.
+FOR_ONNX = ("fixed_input", "input_shape", "state")
 #: How token embeddings become one, in the order in which sentence-transformers concatenates several.
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
@@ -46,6 +48,9 @@ class LoadOptions:
             bf16; None: fp32.
         lookup: tokens of the longest run that gives logits behind each of its tokens, by which the
             device tries tokens that it found in the text so far; None: there is no such run.
+        fixed_input: by input of an ONNX file, the number that it always is, such as a sampling rate.
+        input_shape: by input of an ONNX file, its sizes: numbers, and names of axes for those that vary.
+        state: by input of an ONNX file, the output that it is in a stream's next run.
 
     Raises:
         UsageError: a value is of the wrong type or out of its range.
@@ -64,6 +69,9 @@ class LoadOptions:
     max_context: int | None = None
     cache_precision: str | None = None
     lookup: int | None = None
+    fixed_input: Mapping[str, Number] = field(default_factory=dict)
+    input_shape: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    state: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks.settle(
@@ -71,7 +79,7 @@ class LoadOptions:
             batch=checks.span,
             max_length=checks.whole,
             token_type_ids=lambda name, value: None if value is None else checks.flag(name, value),
-            pad=_pads,
+            pad=_numbers,
             name=checks.text,
             task=partial(checks.choice, choices=(None, *TASK_NAMES)),
             pooling=partial(checks.choice, choices=(None, *POOLING_MODES)),
@@ -81,6 +89,9 @@ class LoadOptions:
             max_context=checks.whole,
             cache_precision=partial(checks.choice, choices=(None, *CACHE_PRECISIONS)),
             lookup=_lookup,
+            fixed_input=_numbers,
+            input_shape=_shapes,
+            state=_states,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -92,6 +103,7 @@ class LoadOptions:
         values = {name: getattr(self, name) for name in _SHAPING}
         if self.image_size is not None:
             values["image_size"] = [list(span) for span in self.image_size]
+        values["input_shape"] = {name: list(shape) for name, shape in self.input_shape.items()}
         return {name: value for name, value in values.items() if value != getattr(plain, name)}
 
     @classmethod
@@ -105,15 +117,40 @@ class LoadOptions:
         return options
 
 
-def _pads(name: str, value: Any) -> Mapping[str, Number]:
-    pads: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"": None}
-    for key, pad in pads.items():
-        finite = isinstance(pad, (int, float)) and -math.inf < pad < math.inf
-        if not isinstance(key, str) or not finite:
-            raise UsageError(
-                f"`{name}` is {value!r}", hint='give numbers by input name, such as {"ids": 0}'
-            )
-    return pads
+def _by_input(name: str, value: Any, form: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UsageError(f"`{name}` is {value!r}", hint=f"give {form}")
+    return dict(value)
+
+
+def _numbers(name: str, value: Any) -> Mapping[str, Number]:
+    form = 'numbers by input name, such as {"ids": 0}'
+    numbers = _by_input(name, value, form)
+    for number in numbers.values():
+        if not isinstance(number, (int, float)) or not -math.inf < number < math.inf:
+            raise UsageError(f"`{name}` is {value!r}", hint=f"give {form}")
+    return numbers
+
+
+def _shapes(name: str, value: Any) -> Mapping[str, tuple[int | str, ...]]:
+    form = 'sizes by input name, such as {"frames": (1, "length", 80)}'
+    shapes = _by_input(name, value, form)
+    for shape in shapes.values():
+        plain = isinstance(shape, (list, tuple)) and all(
+            (isinstance(size, int) and size > 0) or (isinstance(size, str) and size.isidentifier())
+            for size in shape
+        )
+        if not plain:
+            raise UsageError(f"`{name}` is {value!r}", hint=f"give {form}")
+    return {key: tuple(shape) for key, shape in shapes.items()}
+
+
+def _states(name: str, value: Any) -> Mapping[str, str]:
+    form = 'outputs by input name, such as {"h": "h_next"}'
+    states = _by_input(name, value, form)
+    if not all(isinstance(output, str) for output in states.values()):
+        raise UsageError(f"`{name}` is {value!r}", hint=f"give {form}")
+    return states
 
 
 def _lookup(name: str, value: Any) -> int | None:
@@ -136,5 +173,5 @@ def _image_size(name: str, value: Any) -> tuple[Any, ...] | None:
 
 #: Options that change what is computed.
 _SHAPING = (
-    "task", "pooling", "normalize", "softmax", "token_type_ids", "image_size", *FOR_GENERATION,
+    "task", "pooling", "normalize", "softmax", "token_type_ids", "image_size", *FOR_GENERATION, *FOR_ONNX,
 )  # fmt: skip

@@ -99,7 +99,7 @@ class _Reader:
         except Exception as error:  # onnx's errors share no class
             raise ModelError(f"'{self._path}' has functions that onnx can't inline") from error
 
-    def _graph(self, proto: Any, outer: Set[str]) -> Graph:
+    def _graph(self, proto: Any, outer: Set[str], *, inner: bool = False) -> Graph:
         if proto.sparse_initializer:
             raise ModelError(f"'{self._path}' has sparse initializers, which aren't supported")
         tensors: dict[str, torch.Tensor] = {}
@@ -109,7 +109,7 @@ class _Reader:
             if tensor.data_type in FOUR_BITS:
                 self._packed.add(tensor.name)
             tensors[tensor.name] = self._tensor(tensor, f"the initializer '{tensor.name}'")
-        inputs = tuple(self._value(v) for v in proto.input if v.name not in tensors)
+        inputs = tuple(self._value(v, inner) for v in proto.input if v.name not in tensors)
         known = {*outer, *tensors}
         for value in inputs:
             if value.name in known:
@@ -156,7 +156,7 @@ class _Reader:
             tensor = self._tensor(proto.t, f"the attribute '{proto.name}' of '{label}'")
             return of_tensor(tensor) if is_small(tensor) else tensor
         if proto.type == kinds.GRAPH:
-            return self._graph(proto.g, outer)
+            return self._graph(proto.g, outer, inner=True)
         if proto.type in (kinds.FLOAT, kinds.INT):
             return proto.f if proto.type == kinds.FLOAT else proto.i
         if proto.type == kinds.STRING:
@@ -169,8 +169,11 @@ class _Reader:
             f"'{self._path}': the attribute '{proto.name}' of the node '{label}' has a kind that isn't supported"
         )
 
-    def _value(self, proto: Any) -> Value:
+    def _value(self, proto: Any, inner: bool) -> Value:
         what = f"the input '{proto.name}'"
+        if inner and not proto.type.tensor_type.HasField("shape"):
+            # Whoever gives the value gives its type and shape.
+            return Value(proto.name, torch.float32, ())
         if proto.type.WhichOneof("value") != "tensor_type":
             raise ModelError(f"{what} of '{self._path}' is no tensor")
         kind = proto.type.tensor_type

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,9 @@ import torch
 from edgecompile.errors import ModelError
 from edgecompile.onnx_import import table
 from edgecompile.onnx_import.graph import Graph, Node
-from edgecompile.onnx_import.module import as_tensor, run_node
+from edgecompile.onnx_import.module import run_node
 from edgecompile.onnx_import.operators import fused, linear, recurrent
-from edgecompile.onnx_import.sizes import MOST, Known, of_tensor, stored
+from edgecompile.onnx_import.sizes import MOST, Known, as_tensor, of_tensor, stored
 from edgecompile.onnx_import.table import MICROSOFT, OWN
 
 Constants = dict[str, Known | torch.Tensor]
@@ -23,7 +23,7 @@ Constants = dict[str, Known | torch.Tensor]
 #: What may give far more than it takes.
 _GROWING = ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Upsample", "OneHot")
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli")
-#: Numbers that all inputs' sizes multiplied may reach: as many as any broadcast gives.
+#: Elements that a result may have.
 _MOST_PRODUCT = 1 << 24
 #: Nodes whose constant weights are stored in another order.
 _PREPARED: Mapping[tuple[str, str], Callable[[Node, list[Any]], Any]] = {
@@ -43,10 +43,20 @@ def fold(graph: Graph) -> tuple[list[Node], Constants]:
         ModelError: a node can't be computed or prepared; says which.
     """
     constants: Constants = {name: stored(tensor) for name, tensor in graph.tensors.items()}
+    kept = _fold_nodes(graph.nodes, constants, {}, _all_names(graph))
+    outputs = set(graph.outputs)
+    used = outputs.union(*(_taken(node) for node in kept))
+    return kept, {name: value for name, value in constants.items() if name in used}
+
+
+def _fold_nodes(
+    nodes: Iterable[Node],
+    constants: Constants,
+    shared: dict[tuple[Any, ...], str],
+    names: set[str],
+) -> list[Node]:
     kept: list[Node] = []
-    shared: dict[tuple[Any, ...], str] = {}
-    names = _all_names(graph)
-    waiting = deque(graph.nodes)
+    waiting = deque(nodes)
     while waiting:
         node = waiting.popleft()
         try:
@@ -55,15 +65,46 @@ def fold(graph: Graph) -> tuple[list[Node], Constants]:
                 waiting.extendleft(reversed(inlined))
             elif not node.graphs and _foldable(node, constants):
                 _compute(node, constants)
+            elif node.graphs:
+                graphs = {
+                    name: _folded_inside(node, graph, constants, shared, names)
+                    for name, graph in node.graphs.items()
+                }
+                kept.append(replace(node, attributes={**node.attributes, **graphs}))
             else:
                 kept.append(_prepare(node, constants, shared, names))
         except ModelError:
             raise
         except Exception as error:  # whatever a wrong file may cause
             raise ModelError(f"the ONNX node {node} can't be imported: {error}") from error
-    outputs = set(graph.outputs)
-    used = outputs.union(*(_taken(node) for node in kept))
-    return kept, {name: value for name, value in constants.items() if name in used}
+    return kept
+
+
+def _folded_inside(
+    node: Node,
+    graph: Graph,
+    constants: Constants,
+    shared: dict[tuple[Any, ...], str],
+    taken: set[str],
+) -> Graph:
+    """An inner graph that takes its constants from outside, under names of their own."""
+    own = [*graph.tensors, *(value.name for value in graph.inputs)]
+    own += [name for inner in graph.nodes for name in inner.outputs if name]
+    names = {name: _new_name(f"{node.label}/{name}", taken) for name in own}
+    added = {names[name]: stored(tensor) for name, tensor in graph.tensors.items()}
+    tried = {**constants, **added}
+    try:
+        nodes = _fold_nodes([_renamed(n, names) for n in graph.nodes], tried, shared, taken)
+    except ModelError:
+        if node.operator == "If":
+            return graph  # it may be the branch that is never taken
+        raise
+    constants.update(tried)
+    return Graph(
+        tuple(replace(value, name=names[value.name]) for value in graph.inputs),
+        tuple(names.get(name, name) for name in graph.outputs),
+        tuple(nodes),
+    )
 
 
 def _all_names(graph: Graph) -> set[str]:
@@ -121,10 +162,17 @@ def _foldable(node: Node, constants: Mapping[str, Any]) -> bool:
     tensors = [constants[n] for n in names if isinstance(constants[n], torch.Tensor)]
     if node.operator in _GROWING and not all(_few(constants[name]) for name in names):
         return False
-    sizes = [tensor.numel() for tensor in tensors]
-    return (len(tensors) <= 1 and node.operator not in _GROWING) or math.prod(
-        sizes
-    ) <= _MOST_PRODUCT
+    if node.operator == "Concat" or (len(tensors) <= 1 and node.operator not in _GROWING):
+        return True
+    return _joint_size([tensor.shape for tensor in tensors]) <= _MOST_PRODUCT
+
+
+def _joint_size(shapes: Sequence[torch.Size]) -> int:
+    """Elements that a result of these operands may have."""
+    try:
+        return math.prod(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    except RuntimeError:  # it isn't computed one by one
+        return math.prod(math.prod(shape) for shape in shapes)
 
 
 def _few(value: Known | torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,9 +12,11 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.onnx_import import table
+from edgecompile.onnx_import.elements import check_elements
 from edgecompile.onnx_import.files import read_graph
 from edgecompile.onnx_import.folding import Constants, fold
 from edgecompile.onnx_import.graph import Graph, Node, Value
+from edgecompile.onnx_import.inner_graphs import has_inner_graphs
 from edgecompile.onnx_import.module import ImportedModule
 from edgecompile.onnx_import.sizes import Known
 
@@ -31,6 +33,7 @@ class Imported:
         outputs: the outputs' names.
         rows: the number of rows of the tables of which an input has the row numbers, by input.
         files: names of the files of weights beside the model.
+        fixed: the inputs of the file that are constants here.
     """
 
     module: ImportedModule
@@ -38,28 +41,84 @@ class Imported:
     outputs: tuple[str, ...]
     rows: dict[str, int]
     files: tuple[str, ...]
+    fixed: dict[str, torch.Tensor]
 
 
-def import_onnx(path: Path, *, plain: bool = True) -> Imported:
+def import_onnx(
+    path: Path,
+    *,
+    plain: bool = True,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    fixed: Mapping[str, int | float] | None = None,
+) -> Imported:
     """Imports a file.
 
     Args:
         path: the file.
         plain: every type of floating-point numbers becomes float32, as builds start from.
+        shapes: sizes of inputs in place of those that the file leaves open, by the inputs' names.
+        fixed: numbers that inputs always are, by the inputs' names.
 
     Raises:
-        ModelError: the file is broken, or has what isn't taken; lists all of it.
+        ModelError: the file is broken, or has what isn't taken; lists all of it. Or no such input can have
+            such sizes or such a number.
         MissingDependencyError: the package onnx isn't installed.
     """
     graph = read_graph(path, plain=plain)
     _refuse(path, graph.nodes)
-    nodes, constants = fold(graph)
+    graph = _with_shapes(graph, shapes or {})
+    constants = {name: _constant(graph, name, number) for name, number in (fixed or {}).items()}
+    inputs = tuple(value for value in graph.inputs if value.name not in constants)
+    graph = replace(graph, inputs=inputs, tensors={**graph.tensors, **constants})
+    nodes, known = fold(graph)
     _refuse(path, (node for top in nodes for node in _with_inner(top)))
-    _check_scales(path, nodes, constants)
-    rows = _rows(graph, nodes, constants)
+    _check_scales(path, nodes, known)
+    rows = _rows(graph, nodes, known)
     names = [value.name for value in graph.inputs]
-    module = ImportedModule(names, graph.outputs, nodes, constants)
-    return Imported(module, graph.inputs, graph.outputs, rows, graph.folder_files)
+    module = ImportedModule(names, graph.outputs, nodes, known)
+    return Imported(module, graph.inputs, graph.outputs, rows, graph.folder_files, constants)
+
+
+def _find(graph: Graph, name: str) -> Value:
+    for value in graph.inputs:
+        if value.name == name:
+            return value
+    given = ", ".join(value.name for value in graph.inputs)
+    raise ModelError(f"the ONNX file has no input '{name}', only {given}")
+
+
+def _with_shapes(graph: Graph, shapes: Mapping[str, Sequence[int | str]]) -> Graph:
+    changed = {}
+    for name, shape in shapes.items():
+        value = _find(graph, name)
+        fits = len(shape) == len(value.shape) and all(
+            own in (None, size) or isinstance(own, str)
+            for own, size in zip(value.shape, shape, strict=True)
+        )
+        if not fits:
+            own = ", ".join("?" if size is None else str(size) for size in value.shape)
+            raise ModelError(
+                f"the input '{name}' can't have the sizes {', '.join(map(str, shape))}: the ONNX file says {own}"
+            )
+        changed[name] = replace(value, shape=tuple(shape))
+    return replace(graph, inputs=tuple(changed.get(v.name, v) for v in graph.inputs))
+
+
+def _constant(graph: Graph, name: str, number: int | float) -> torch.Tensor:
+    value = _find(graph, name)
+    sizes = [size for size in value.shape if isinstance(size, int)]
+    if len(sizes) < len(value.shape):
+        raise ModelError(
+            f"the input '{name}' can't be fixed: its sizes vary", hint="give them by `input_shape`"
+        )
+    check_elements(sizes, f"the input '{name}'")
+    try:
+        tensor = torch.full((), number, dtype=value.dtype)
+    except (OverflowError, RuntimeError):  # beyond the type's range
+        tensor = torch.zeros((), dtype=value.dtype)
+    if not value.dtype.is_floating_point and tensor.item() != number:
+        raise ModelError(f"the input '{name}' is {value.dtype}, which {number} isn't")
+    return tensor.expand(sizes).clone()
 
 
 def _with_inner(node: Node) -> Iterable[Node]:
@@ -72,7 +131,7 @@ def _refuse(path: Path, nodes: Iterable[Node]) -> None:
     """Refuses operators that aren't taken, all in one list."""
     missing: dict[str, list[str]] = {}
     for node in nodes:
-        if (node.operator == "If" and not node.domain) or table.find(node) is not None:
+        if has_inner_graphs(node) or table.find(node) is not None:
             continue
         missing.setdefault(f"{node.kind} (opset {node.opset})", []).append(node.label)
     if missing:

@@ -11,9 +11,10 @@ from torch import nn
 
 from edgecompile.errors import ModelError
 from edgecompile.onnx_import import table
-from edgecompile.onnx_import.graph import Graph, Node
+from edgecompile.onnx_import.graph import Node
+from edgecompile.onnx_import.inner_graphs import compute_inner, has_inner_graphs
 from edgecompile.onnx_import.known_values import compute_known
-from edgecompile.onnx_import.sizes import Known, stored
+from edgecompile.onnx_import.sizes import Known, as_tensor
 
 Values = dict[str, Any]
 
@@ -80,11 +81,6 @@ class ImportedModule(nn.Module):
         return tuple(as_tensor(values[name]) for name in self._outputs)
 
 
-def as_tensor(value: Any) -> Any:
-    """A value as a tensor, if it is one of known numbers."""
-    return value.tensor() if isinstance(value, Known) else value
-
-
 def run_nodes(nodes: Iterable[Node], values: Values) -> None:
     """Computes nodes; their results join ``values``."""
     for node in nodes:
@@ -115,8 +111,8 @@ def run_node(node: Node, values: Values) -> None:
 
 
 def _compute(node: Node, values: Values) -> Sequence[Any]:
-    if node.operator == "If" and not node.domain:
-        return _branch(node, values)
+    if has_inner_graphs(node):
+        return compute_inner(node, values, run_nodes)
     inputs = [values[name] if name else None for name in node.inputs]
     known = compute_known(node, inputs)
     if known is not None:
@@ -142,20 +138,6 @@ def _compute(node: Node, values: Values) -> Sequence[Any]:
             given.append(value)
     result = entry.compute(node, *given)
     return result if isinstance(result, (tuple, list)) else (result,)
-
-
-def _branch(node: Node, values: Values) -> Sequence[Any]:
-    condition = values[node.inputs[0]]
-    if not isinstance(condition, Known):
-        raise ModelError(
-            f"the ONNX node {node} chooses by '{node.inputs[0]}', which depends on values of inputs",
-            hint="an If is taken where its condition follows from constants and shapes",
-        )
-    graph: Graph = node.graphs["then_branch" if bool(condition.numbers[0]) else "else_branch"]
-    inner: Values = dict(values)
-    inner.update((name, stored(tensor)) for name, tensor in graph.tensors.items())
-    run_nodes(graph.nodes, inner)
-    return [inner[name] for name in graph.outputs]
 
 
 def _inner(node: Node) -> Iterable[Node]:

@@ -16,11 +16,15 @@ _NAMES = {"tensor(float16)": torch.float16, "tensor(double)": torch.float64}
 class Reference:
     """ONNX Runtime with one file.
 
+    Args:
+        path: the file.
+        fixed: inputs that are the same in every run.
+
     Attributes:
         version: its version.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fixed: Mapping[str, torch.Tensor]) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -29,24 +33,27 @@ class Reference:
         self._session: Any = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
+        self._fixed = fixed
         self._dtypes = {item.name: item.type for item in self._session.get_inputs()}
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """The outputs in the file's order."""
         feeds = {}
-        for name, tensor in inputs.items():
+        for name, tensor in (*self._fixed.items(), *inputs.items()):
             dtype = _NAMES.get(self._dtypes[name], tensor.dtype)
             feeds[name] = tensor.to(dtype).numpy()
         return [torch.from_numpy(result) for result in self._session.run(None, feeds)]
 
 
-def open_reference(path: Path, inputs: tuple[Value, ...]) -> Reference | None:
+def open_reference(
+    path: Path, inputs: tuple[Value, ...], fixed: Mapping[str, torch.Tensor]
+) -> Reference | None:
     """ONNX Runtime with a file; None: it isn't installed, or doesn't run this file on a CPU."""
     try:
-        made = Reference(path)
+        made = Reference(path, fixed)
     except Exception:  # its errors share no class; a file that it can't run has no reference
         return None
-    return made if {value.name for value in inputs} == set(made._dtypes) else None
+    return made if {value.name for value in inputs} | fixed.keys() == set(made._dtypes) else None
 
 
 def difference(given: torch.Tensor, wanted: torch.Tensor) -> float:

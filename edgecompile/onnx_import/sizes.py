@@ -82,6 +82,11 @@ def stored(value: Known | torch.Tensor) -> Known | torch.Tensor:
     return value
 
 
+def as_tensor(value: Any) -> Any:
+    """A value as a tensor, if it is one of known numbers."""
+    return value.tensor() if isinstance(value, Known) else value
+
+
 def of_shape(sizes: Iterable[Any]) -> Known:
     """Sizes as ONNX's Shape gives them."""
     listed = list(sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from edgecompile.errors import ModelError
+from edgecompile.errors import ModelError, UsageError
 from edgecompile.export.export import export_model
 from edgecompile.loaders import onnx_models
 from edgecompile.loaders.load import load_model
+from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits
 from edgecompile.onnx_import.module import ImportedModule
 from tests.onnx_import.graphs import FLOAT, INT, model, run_reference, save, value
@@ -174,3 +176,94 @@ def test_options_of_folders_are_refused(tmp_path: Path) -> None:
     path = save(_encoder(), tmp_path)
     with pytest.raises(Exception, match="for folders in Hugging Face layout"):
         load_model(path, pooling="mean")
+
+
+def _moded():
+    """A sum that goes on from run to run, of which an input says the mode."""
+
+    def branch(name: str, operator: str) -> onnx.GraphProto:
+        nodes = [helper.make_node(operator, ["x", "h"], [name])]
+        return helper.make_graph(nodes, name, [], [value(name, None)])
+
+    nodes = [
+        helper.make_node("Equal", ["mode", "one"], ["plus"]),
+        helper.make_node(
+            "If", ["plus"], ["y"], then_branch=branch("a", "Add"), else_branch=branch("s", "Sub")
+        ),
+        helper.make_node("Identity", ["y"], ["h.next"]),
+    ]
+    inputs = [value("x", [None, 3]), value("h", ["N", 3]), value("mode", [], INT)]
+    outputs = [value("y", None), value("h.next", None)]
+    return model(nodes, inputs, outputs, {"one": np.array(1)})
+
+
+def test_an_input_that_is_fixed_settles_a_choice(tmp_path: Path) -> None:
+    path = save(_moded(), tmp_path)
+    with pytest.raises(ModelError, match=r"chooses by 'plus'.*\n?.*`fixed_input`"):
+        load_model(path)
+    for mode, wanted in ((1, 3.0), (2, -1.0)):
+        loaded = load_model(path, fixed_input={"mode": mode}, input_shape={"h": ("N", 3)})
+        assert [item.name for item in loaded.inputs] == ["x", "h"]
+        assert f"the input 'mode' is always {mode}" in loaded.notes
+        assert any("compared with ONNX Runtime" in note for note in loaded.notes)
+        result = loaded.module(x=torch.ones(1, 3), h=torch.full((1, 3), 2.0))
+        assert result["y"].tolist() == [[wanted] * 3]
+
+
+def test_outputs_are_states_of_a_stream(tmp_path: Path) -> None:
+    path = save(_moded(), tmp_path)
+    loaded = load_model(path, fixed_input={"mode": 1}, state={"h": "h.next"})
+    assert [(item.output, item.input) for item in loaded.state] == [("h_next", "h")]
+    assert loaded.inputs[1].shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fixed_input": {"rate": 1}}, "no input 'rate', only x, h, mode"),
+        ({"fixed_input": {"x": 1}}, "'x' can't be fixed: its sizes vary"),
+        ({"fixed_input": {"mode": 1.5}}, "'mode' is torch.int64, which 1.5 isn't"),
+        (
+            {"fixed_input": {"mode": 2**70}},
+            "'mode' is torch.int64, which 1180591620717411303424 isn't",
+        ),
+        (
+            {"input_shape": {"x": (1, 4)}},
+            r"'x' can't have the sizes 1, 4: the ONNX file says \?, 3",
+        ),
+        ({"input_shape": {"h": (1,)}}, "'h' can't have the sizes 1: the ONNX file says N, 3"),
+        ({"fixed_input": {"mode": 1}, "state": {"h": "z"}}, "there is no output 'z'"),
+        ({"fixed_input": {"mode": 1}, "state": {"g": "y"}}, "state names the input 'g'"),
+    ],
+)
+def test_wrong_options_of_inputs_are_told(tmp_path: Path, options: dict, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model(save(_moded(), tmp_path), **options)
+
+
+def test_options_of_onnx_files_are_refused_elsewhere(tmp_path: Path) -> None:
+    factory = tmp_path / "net.py"
+    factory.write_text("def make(): ...\n")
+    with pytest.raises(UsageError, match=r"`state`: for ONNX files, and '.*net\.py:make' is none"):
+        load_model(f"{factory}:make", state={"h": "y"})
+    for wrong in ({"input_shape": {"x": (0,)}}, {"state": {"h": 1}}, {"fixed_input": {"x": "1"}}):
+        with pytest.raises(UsageError, match=f"`{next(iter(wrong))}` is"):
+            LoadOptions(**wrong)
+
+
+def test_options_of_inputs_travel_in_a_bundle() -> None:
+    options = LoadOptions(
+        fixed_input={"sr": 16000}, input_shape={"x": (1, "length")}, state={"h": "h_next"}
+    )
+    assert LoadOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+
+
+def test_sizes_at_which_a_pool_has_nothing_to_pool_are_left_out(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[12, 12], strides=[4, 4]),
+        helper.make_node("GlobalAveragePool", ["p"], ["y"]),
+    ]
+    proto = model(nodes, [value("x", [1, 3, "height", "width"])], [value("y", None)])
+    loaded = load_model(save(proto, tmp_path))
+    note = next(note for note in loaded.notes if "compared with ONNX Runtime" in note)
+    assert "height 16" in note and "height 8" not in note

@@ -54,6 +54,9 @@ _NOT_TAKEN = {
     "test_resize_*_not_smaller": _RESIZE,
     "test_resize_downsample_scales_*_align_corners": "ONNX Runtime rounds the size, as we do",
 }
+#: Tests of Loop and Scan that aren't tried: lists of tensors, a Scan of before opset 9, a number of rounds
+#: that depends on values.
+_ROUNDS_NOT_TAKEN = ("*seq*", "test_scan_sum", "test_range_*")
 #: Operators for which no test of ONNX passes; tests/onnx_import/test_others.py has them.
 _ELSEWHERE = ("GRU", "SimplifiedLayerNormalization")
 
@@ -65,19 +68,25 @@ def _tensor(value):
 
 
 @pytest.fixture(scope="module")
-def cases():
-    """ONNX's tests by operator."""
+def all_cases():
+    """ONNX's tests of nodes."""
     from onnx.backend.test.case.node import collect_testcases
 
-    found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for case in collect_testcases(None):
-            kinds = {(node.domain, node.op_type) for node in case.model.graph.node}
-            if len(kinds) == 1 and case.kind == "node" and not case.name.endswith("_expanded"):
-                domain, name = next(iter(kinds))
-                if domain == "":
-                    found.setdefault(name, []).append(case)
+        return [case for case in collect_testcases(None) if case.kind == "node"]
+
+
+@pytest.fixture(scope="module")
+def cases(all_cases):
+    """The tests of one operator alone, by operator."""
+    found = {}
+    for case in all_cases:
+        kinds = {(node.domain, node.op_type) for node in case.model.graph.node}
+        if len(kinds) == 1 and not case.name.endswith("_expanded"):
+            domain, name = next(iter(kinds))
+            if domain == "":
+                found.setdefault(name, []).append(case)
     return found
 
 
@@ -85,8 +94,12 @@ def _settle_sizes(model, values):
     """Makes constants of inputs that are sizes or axes: what they are at run time no program can follow."""
     there = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
-        places = {place for row in table._TABLE[("", node.op_type)] for place in row.numbers}
-        places |= {"Pad": {2}, "Dropout": {2}, "Range": {0, 1, 2}}.get(node.op_type, set())
+        places = {
+            place for row in table._TABLE.get(("", node.op_type), ()) for place in row.numbers
+        }
+        places |= {"Pad": {2}, "Dropout": {2}, "Range": {0, 1, 2}, "Loop": {0, 1}}.get(
+            node.op_type, set()
+        )
         for place in places:
             if place < len(node.input) and node.input[place] in values.keys() - there:
                 value = values[node.input[place]]
@@ -129,3 +142,16 @@ def test_passes_the_tests_of_onnx(name, cases, tmp_path):
             assert not excluded, f"{case.name} passes, and _NOT_TAKEN says it doesn't"
             passed += 1
     assert (passed == 0) == (name in _ELSEWHERE)
+
+
+def test_passes_the_tests_of_rounds(all_cases, tmp_path):
+    passed = []
+    for case in all_cases:
+        operators = {node.op_type for node in case.model.graph.node}
+        if operators & {"Loop", "Scan"} and not any(
+            fnmatch.fnmatchcase(case.name, pattern) for pattern in _ROUNDS_NOT_TAKEN
+        ):
+            _check(case, tmp_path / "model.onnx")
+            passed.append(case.name)
+    assert {"test_loop11", "test_scan9_multi_state"} < set(passed)
+    assert sum(name.startswith("test_linear_attention") for name in passed) > 8

@@ -32,6 +32,9 @@ _MODEL = (
     "--max-context",
     "--cache-precision",
     "--lookup",
+    "--fixed-input",
+    "--input-shape",
+    "--state",
 )
 _COMMON = ("--json", "--quiet", "--debug", "--help")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import click
@@ -21,6 +22,17 @@ class Span(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.lo) if self.lo == self.hi else f"{self.lo}..{self.hi}"
+
+
+class Pairs(dict[str, Any]):
+    """Values by name, printed as they may be typed."""
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={self._text(value)}" for name, value in self.items())
+
+    @staticmethod
+    def _text(value: Any) -> str:
+        return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _complete_model(
@@ -56,6 +68,32 @@ def _read_image_size(
     if len(spans) > 2:
         raise click.BadParameter(f"'{value}' has {len(spans)} sizes, an image has two.")
     return spans[0], spans[-1]
+
+
+def _read_pairs(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...], read: Any = str
+) -> Pairs:
+    pairs = Pairs()
+    for value in values:
+        name, _, given = value.partition("=")
+        if not name or not given:
+            raise click.BadParameter(f"'{value}' isn't {param.metavar}.")
+        if name in pairs:
+            raise click.BadParameter(f"'{name}' is given twice.")
+        pairs[name] = read(given)
+    return pairs
+
+
+def _read_number(text: str) -> float:
+    try:
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    except ValueError:
+        raise click.BadParameter(f"'{text}' is no number.") from None
+
+
+def _read_sizes(text: str) -> tuple[int | str, ...]:
+    sizes = [size.strip() for size in text.split(",")]
+    return tuple(int(size) if size.isdecimal() else size for size in sizes)
 
 
 def _load_options(**values: Any) -> Any:
@@ -119,5 +157,27 @@ model_options = add_options(
         least=2,
         help="Add a program for runs of up to N tokens, at most 8, that the device finds in the text so "
         "far, for `generate --lookup`.  [default: none]",
+    ),
+    click.option(
+        "--fixed-input",
+        metavar="INPUT=NUMBER",
+        callback=functools.partial(_read_pairs, read=_read_number),
+        multiple=True,
+        help="Make an input of an ONNX file a constant, such as sr=16000. Repeat for others.",
+    ),
+    click.option(
+        "--input-shape",
+        metavar="INPUT=SIZE,...",
+        callback=functools.partial(_read_pairs, read=_read_sizes),
+        multiple=True,
+        help="Set the sizes of an ONNX file's input that the file leaves open: numbers, or names of axes, such as "
+        "frames=1,length,80. Repeat for others.",
+    ),
+    click.option(
+        "--state",
+        metavar="INPUT=OUTPUT",
+        callback=_read_pairs,
+        multiple=True,
+        help="Let an ONNX file's output be its input in the next run of a stream. Repeat for others.",
     ),
 )

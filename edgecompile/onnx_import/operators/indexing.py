@@ -28,7 +28,10 @@ def _gather(node: Node, x: Tensor, places: Any) -> Tensor:
         places = places.tensor()
     if axis == 0 and x.dim() == 2 and isinstance(x, nn.Parameter):
         return functional.embedding(_from_start(places.to(torch.int64), x.shape[0]), x)
-    return x[(slice(None),) * axis + (places.to(torch.int64),)]
+    places = places.to(torch.int64)
+    if places.dim() == 0:  # torch would read the number back
+        return x.index_select(axis, _from_start(places, x.shape[axis]).reshape(1)).squeeze(axis)
+    return x[(slice(None),) * axis + (places,)]
 
 
 @operator("Embedding", domain=OWN)

@@ -1,0 +1,197 @@
+"""Loop and Scan: unrolled, and as one operator where a size says how often."""
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from edgecompile.errors import ModelError
+from edgecompile.onnx_import.importer import import_onnx
+from tests.onnx_import.graphs import compare, model, run_reference, save, value
+
+_NODE = helper.make_node
+_BOOL, _INT = TensorProto.BOOL, TensorProto.INT64
+_RANDOM = np.random.default_rng(11)
+_WEIGHTS = {
+    name: _RANDOM.standard_normal((8, 8)).astype(np.float32) * 0.3 for name in ("w", "u", "v")
+}
+
+
+def _body(nodes, inputs, outputs, tensors=None):
+    initializers = [
+        helper.make_tensor(n, 1, a.shape, a.flatten()) for n, a in (tensors or {}).items()
+    ]
+    return helper.make_graph(nodes, "body", inputs, outputs, initializers)
+
+
+def _cell(row, state, after, result):
+    """A plain recurrent cell; one of its matrices is the body's own, one comes from outside."""
+    return [
+        _NODE("MatMul", [row, "w"], ["a"]),
+        _NODE("MatMul", [state, "own"], ["b"]),
+        _NODE("Add", ["a", "b"], ["c"]),
+        _NODE("Tanh", ["c"], [after]),
+        _NODE("Identity", [after], [result]),
+    ]
+
+
+def _scan(**attributes):
+    body = _body(
+        _cell("row", "h", "after", "made"),
+        [value("h", None), value("row", None)],
+        [value("after", None), value("made", None)],
+        {"own": _WEIGHTS["u"]},
+    )
+    return [
+        _NODE("Transpose", ["x"], ["rows"], perm=[1, 0, 2]),
+        _NODE("Shape", ["x"], ["s"]),
+        _NODE("Gather", ["s", "zero"], ["batches"]),
+        _NODE("Concat", ["batches", "eight"], ["shape"], axis=0),
+        _NODE("Expand", ["begin", "shape"], ["h0"]),
+        _NODE("Scan", ["h0", "rows"], ["last", "y"], body=body, num_scan_inputs=1, **attributes),
+    ]
+
+
+def _loop(condition="true"):
+    """Rows by number, as many rounds as the length says."""
+    nodes = [
+        _NODE("Gather", ["rows", "i"], ["row"]),
+        *_cell("row", "h", "after", "made"),
+        _NODE("Identity", ["go"], ["goes"]),
+    ]
+    inputs = [value("i", [], _INT), value("go", [], _BOOL), value("h", None)]
+    outputs = [value("goes", [], _BOOL), value("after", None), value("made", None)]
+    body = _body(nodes, inputs, outputs, {"own": _WEIGHTS["u"]})
+    return [
+        *_scan()[:-1],
+        _NODE("Shape", ["rows"], ["rs"]),
+        _NODE("Gather", ["rs", "nought"], ["n"]),
+        _NODE("Loop", ["n", condition, "h0"], ["last", "y"], body=body),
+    ]
+
+
+def _model(nodes):
+    tensors = {
+        "w": _WEIGHTS["w"],
+        "zero": np.array([0]),
+        "nought": np.array(0),
+        "eight": np.array([8]),
+        "true": np.array(True),
+        "begin": np.full((1, 8), 0.25, np.float32),
+    }
+    outputs = [value("y", None), value("last", None)]
+    return model(nodes, [value("x", ["batch", "length", 8])], outputs, tensors)
+
+
+_GRAPHS = {
+    "Scan": _scan(),
+    "Scan backwards": _scan(scan_input_directions=[1], scan_output_directions=[1]),
+    "Scan along the second": _scan(scan_output_axes=[1]),
+    "Loop": _loop(),
+    "Loop without a condition": _loop(""),
+}
+
+
+@pytest.mark.parametrize("name", _GRAPHS)
+def test_rounds_equal_onnx_runtime(name, tmp_path):
+    for sizes in ((1, 1), (2, 7)):
+        feeds = {"x": _RANDOM.standard_normal((*sizes, 8)).astype(np.float32)}
+        compare(_model(_GRAPHS[name]), feeds, tmp_path)
+
+
+@pytest.mark.parametrize("name", _GRAPHS)
+def test_one_program_serves_every_number_of_rounds(name, tmp_path):
+    path = save(_model(_GRAPHS[name]), tmp_path)
+    module = import_onnx(path).module
+    axes = {0: torch.export.Dim("batch", max=9), 1: torch.export.Dim("length", max=4000)}
+    program = torch.export.export(
+        module, (torch.randn(2, 5, 8),), dynamic_shapes=((axes,),), strict=False
+    )
+    for sizes in ((1, 1), (2, 9), (3, 60)):
+        x = torch.randn(*sizes, 8)
+        wanted = run_reference(path, {"x": x.numpy()})
+        for given, expected in zip(program.module()(x), wanted, strict=True):
+            np.testing.assert_allclose(given.numpy(), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_weights_of_a_body_are_parameters(tmp_path):
+    module = import_onnx(save(_model(_scan()), tmp_path)).module
+    assert sorted(tuple(p.shape) for p in module.parameters()) == [(1, 8), (8, 8), (8, 8)]
+    assert module.double()(torch.randn(1, 3, 8).double())[0].dtype == torch.float64
+
+
+def _counting(body_nodes, count, tensors=None, begin="x"):
+    """A Loop that carries ``x`` through the nodes, which make ``after`` of ``h``."""
+    inputs = [value("i", [], _INT), value("go", [], _BOOL), value("h", None)]
+    outputs = [value("goes", [], _BOOL), value("after", None)]
+    nodes = [*body_nodes, _NODE("Identity", ["go"], ["goes"])]
+    if any("goes" in node.output for node in body_nodes):
+        nodes = body_nodes
+    loop = _NODE("Loop", [count, "", begin], ["y"], body=_body(nodes, inputs, outputs), name="loop")
+    front = [
+        _NODE("Shape", ["x"], ["s"]),
+        _NODE("Gather", ["s", "nought"], ["n"]),
+        _NODE("ReduceSum", ["x"], ["sum"], keepdims=0),
+        _NODE("Cast", ["sum"], ["valued"], to=_INT),
+    ]
+    known = {"nought": np.array(0), "three": np.array(3), "none": np.array(0)}
+    return model(
+        [*front, loop], [value("x", ["length"])], [value("y", None)], {**known, **(tensors or {})}
+    )
+
+
+_DOUBLE = [_NODE("Add", ["h", "h"], ["after"])]
+_GROW = [_NODE("Concat", ["h", "h"], ["after"], axis=0)]
+_UNTIL = [
+    _NODE("ReduceMax", ["h"], ["top"], keepdims=0),
+    _NODE("Less", ["top", "limit"], ["goes"]),
+    *_DOUBLE,
+]
+_ONCE = [_NODE("Identity", ["never"], ["goes"]), *_DOUBLE]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count"), [(_DOUBLE, "n"), (_DOUBLE, "three"), (_GROW, "three"), (_DOUBLE, "none")]
+)
+def test_rounds_carry_a_value(nodes, count, tmp_path):
+    compare(_counting(nodes, count), {"x": np.arange(5, dtype=np.float32)}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "message"),
+    [
+        (_DOUBLE, "valued", r"'loop' \(Loop\) runs as often as values of inputs say"),
+        (_UNTIL, "three", r"'loop' \(Loop\) goes on or ends by values of inputs"),
+    ],
+)
+def test_rounds_that_values_count_are_refused(nodes, count, message, tmp_path):
+    tensors = {"limit": np.array(9, np.float32)}
+    path = save(_counting(nodes, count, tensors), tmp_path)
+    with pytest.raises(ModelError, match=message):
+        import_onnx(path).module(torch.arange(5.0))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (_GROW, "changes its shape or type from round to round"),
+        (_ONCE, "ends after its first round, and a size says how many there are"),
+    ],
+)
+def test_rounds_of_a_varying_number_are_alike(nodes, message, tmp_path):
+    module = import_onnx(save(_counting(nodes, "n", {"never": np.array(False)}), tmp_path)).module
+    axes = (({0: torch.export.Dim("length", max=64)},),)
+    with pytest.raises(ModelError, match=message):
+        torch.export.export(module, (torch.ones(5),), dynamic_shapes=axes, strict=False)
+
+
+def test_a_body_has_to_fit_its_node(tmp_path):
+    body = _body(_DOUBLE, [value("h", None)], [value("after", None)])
+    nodes = [_NODE("Loop", ["three", "", "x"], ["y"], body=body)]
+    proto = model(nodes, [value("x", [4])], [value("y", None)], {"three": np.array(3)})
+    with pytest.raises(ModelError, match="another number of inputs or outputs"):
+        import_onnx(save(proto, tmp_path)).module(torch.ones(4))
+    scan = [_NODE("Scan", ["x"], ["y"], body=body, num_scan_inputs=2)]
+    proto = model(scan, [value("x", [4])], [value("y", None)])
+    with pytest.raises(ModelError, match="has 1 inputs, 2 of them in rows"):
+        import_onnx(save(proto, tmp_path)).module(torch.ones(4))
