@@ -36,9 +36,12 @@ def products(build_native: Build, march: str) -> tuple[dict[str, int], Instructi
 
 def test_products_use_tiles_and_nothing_that_the_variant_lacks(build_native: Build) -> None:
     counts, evidence = products(build_native, "x86-64-amx")
-    assert {"amx_tile", "amx_bf16", "avx512_bf16", "avx512_vnni"} <= set(counts)
+    assert {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni"} <= set(counts)
     # Two tiles of rows, or one with two sums: four products each at least.
     assert counts["amx_bf16"] >= 8
+    # The first step's and the others': of both halves of int4 (with and without minimums) and of
+    # int8, and of whole blocks.
+    assert counts["amx_int8"] >= 2 * (2 + 2 + 2 + 1)
     assert evidence.packed_operations(512) > 0
 
 
