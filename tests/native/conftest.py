@@ -47,6 +47,8 @@ def runnable_marches() -> list[str]:
     marches = ["x86-64-v2"]
     if {"avx2", "fma", "bmi2"} <= flags:
         marches.append("x86-64-v3")
+    if {"avx2", "fma", "bmi2", "avx_vnni"} <= flags:
+        marches.append("x86-64-avxvnni")
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
         marches.append("x86-64-v4")
     if {"avx512_vnni", "avx512_bf16"} <= flags:

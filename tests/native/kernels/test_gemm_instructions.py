@@ -50,3 +50,11 @@ def test_products_of_pairs_use_them_and_nothing_that_the_variant_lacks(build_nat
     # One product for each of up to 12 rows by two vectors, four steps unrolled, in the largest tile;
     # of int8 6 rows by two vectors, in whole blocks and in the last one.
     assert counts["avx512_bf16"] >= 96 and counts["avx512_vnni"] >= 24
+
+
+def test_products_by_avx_vnni_use_it_and_nothing_that_the_variant_lacks(
+    build_native: Build,
+) -> None:
+    counts, _ = products(build_native, "x86-64-avxvnni")
+    # 6 rows by two vectors, in whole blocks and in the last one.
+    assert counts["avx_vnni"] >= 24

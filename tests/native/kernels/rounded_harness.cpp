@@ -1,4 +1,4 @@
-// Products that may run on tiles, for tests through ctypes: kernels_harness.cpp has the others.
+// Products of int8 and int4 alone, for tests through ctypes: kernels_harness.cpp has the others.
 #include "base/export.h"
 #include "kernels/gemm/narrow/gemm_narrow.h"
 #include "threads/threads.h"

@@ -1,6 +1,6 @@
-"""Products of int8 and int4 on AMX tiles are those of AVX-512's VNNI, bit for bit.
+"""Products of int8 and int4 on AMX tiles and by AVX-VNNI are those of AVX-512's VNNI, bit for bit.
 
-Where the CPU has no tiles, emulated/ takes the place of the header with their instructions. All else is
+Where the CPU lacks the instructions, emulated/ takes the place of the header that has them. All else is
 compiled as for CPUs that have them.
 """
 
@@ -27,7 +27,7 @@ SOURCES = (
     *("base/allocator.cpp", "threads/threads.cpp", "threads/thread_count.cpp"),
     *(f"kernels/gemm/gemm{part}.cpp" for part in ("", "_epilogue", "_pack", "_split")),
     *(f"kernels/gemm/narrow/gemm_{kind}.cpp" for kind in ("int4", "int8")),
-    HERE / "kernels" / "tiles_harness.cpp",
+    HERE / "kernels" / "rounded_harness.cpp",
 )
 #: Fewer run without tiles, and so do those whose last tile would be filled up by more than a quarter.
 LEAST = 32
@@ -43,7 +43,7 @@ def tiles(request: pytest.FixtureRequest, build_native: Build) -> ctypes.CDLL:
     real = request.param == "real"
     if real and "x86-64-amx" not in runnable_marches():
         pytest.skip("this CPU has no AMX")
-    folders = () if real else (HERE / "kernels" / "emulated",)
+    folders = () if real else (HERE / "kernels" / "emulated" / "amx",)
     library = build_native(f"tiles-{request.param}", SOURCES, march="x86-64-amx", folders=folders)
     made = ctypes.CDLL(str(library))
     made.t_products.restype = ctypes.c_int64
@@ -78,7 +78,7 @@ def compare(vectors: ctypes.CDLL, tiles: ctypes.CDLL) -> Compare:
     ("k", "n"),
     [(576, 576), (576, 1536), (1536, 576), (1, 40), (31, 31), (64, 16), (65, 33), (127, 70), (4160, 48)],
 )  # fmt: skip
-def test_every_bit_is_that_of_the_vectors(compare: Compare, kind: str, k: int, n: int) -> None:
+def test_tiles_give_every_bit_of_the_vectors(compare: Compare, kind: str, k: int, n: int) -> None:
     rng = np.random.default_rng(k + n)
     w = Weights.of(kind, random_floats(rng, k, n))
     for m in (32, 40, 130) if k * n < 100_000 else (33 + 15,):
@@ -87,7 +87,7 @@ def test_every_bit_is_that_of_the_vectors(compare: Compare, kind: str, k: int, n
 
 
 @pytest.mark.parametrize("kind", ROUNDED)
-def test_rows_of_every_kind(compare: Compare, kind: str) -> None:
+def test_tiles_with_rows_of_every_kind(compare: Compare, kind: str) -> None:
     """Outliers in some rows of a tile only, zeros, the smallest numbers, and what isn't finite."""
     rng = np.random.default_rng(5)
     k, n = 4225, 70  # more than 64 blocks
@@ -100,7 +100,9 @@ def test_rows_of_every_kind(compare: Compare, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "int4-minimums"])
-def test_every_number_of_rows(vectors: ctypes.CDLL, tiles: ctypes.CDLL, kind: str) -> None:
+def test_every_number_of_rows_beside_tiles(
+    vectors: ctypes.CDLL, tiles: ctypes.CDLL, kind: str
+) -> None:
     rng = np.random.default_rng(6)
     w = Weights.of(kind, random_floats(rng, 200, 33))
     a = random_floats(rng, 100, 200)
@@ -110,3 +112,22 @@ def test_every_number_of_rows(vectors: ctypes.CDLL, tiles: ctypes.CDLL, kind: st
         assert product(tiles, w, a[:m]).tobytes() == want[:m].tobytes(), m
         if before >= 0:
             assert (tiles.t_products() > before) == (m >= LEAST and 4 * (-m % 16) <= m), m
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_avx_vnni_gives_every_bit_of_avx_512(
+    build_native: Build, vectors: ctypes.CDLL, kind: str
+) -> None:
+    march = "x86-64-avxvnni"
+    real = march in runnable_marches()
+    folders = () if real else (HERE / "kernels" / "emulated" / "avx_vnni",)
+    narrow = ctypes.CDLL(str(build_native("avx-vnni", SOURCES, march=march, folders=folders)))
+    rng = np.random.default_rng(7)
+    for k, n in [(576, 96), (1, 40), (65, 33), (127, 70), (4225, 48)]:
+        w = Weights.of(kind, random_floats(rng, k, n))
+        a = random_floats(rng, 13, k)
+        a[3, k // 2], a[5] = 1e3, 0
+        for m in range(1, 14):
+            e = Epilogue(bias=random_floats(rng, n), residual=random_floats(rng, m, n))
+            got, want = product(narrow, w, a[:m], e), product(vectors, w, a[:m], e)
+            assert got.tobytes() == want.tobytes(), (k, n, m)
