@@ -62,7 +62,7 @@ def default_march() -> str:
     flags = Path("/proc/cpuinfo").read_text().split()
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= set(flags):
         if {"avx512_vnni", "avx512_bf16"} <= set(flags):
-            tiles = {"amx_tile", "amx_bf16"} <= set(flags)
+            tiles = {"amx_tile", "amx_bf16", "amx_int8"} <= set(flags)
             return "x86-64-amx" if tiles else "x86-64-avx512bf16"
         return "x86-64-v4"
     return "x86-64-v3" if {"avx2", "fma"} <= set(flags) else "x86-64-v2"

@@ -24,7 +24,7 @@ from edgecompile.targets.profile import VariantSpec
 _OWN = 0.1
 #: Features of CPUs whose kernels round activations to the weights' precision, and how many times
 #: the weights' own error that may add: up to 2.3 times was seen of SmolLM2. Products of int4 do so on all of x86-64.
-_COARSE = {"avx512_vnni", "avx512_bf16", "amx_bf16", "asimddp"}
+_COARSE = {"avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimddp"}
 _ACTIVATIONS = 3.0
 
 

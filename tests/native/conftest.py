@@ -47,11 +47,13 @@ def runnable_marches() -> list[str]:
     marches = ["x86-64-v2"]
     if {"avx2", "fma", "bmi2"} <= flags:
         marches.append("x86-64-v3")
+    if {"avx2", "fma", "bmi2", "avx_vnni"} <= flags:
+        marches.append("x86-64-avxvnni")
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
         marches.append("x86-64-v4")
     if {"avx512_vnni", "avx512_bf16"} <= flags:
         marches.append("x86-64-avx512bf16")
-    if {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"} <= flags:
+    if {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"} <= flags:
         marches.append("x86-64-amx")
     return marches
 
@@ -107,11 +109,11 @@ def toolchain() -> Toolchain:
 
 @pytest.fixture(scope="session")
 def build_native(toolchain: Toolchain) -> Build:
-    """build_native(name, sources, march=…, flags=(…), shared=True) -> path of the result.
+    """build_native(name, sources, march=…, flags=(…), folders=(…), shared=True) -> path of the result.
 
     Sources are paths, or names of files in edgecompile/runtime/native. Each is compiled with the
     product's flags through its object cache, so that what a bundle brings is compiled once for both.
-    ``flags`` are the linker's.
+    ``flags`` are the linker's, ``folders`` those of headers that take the place of the product's.
     """
 
     def build(
@@ -120,13 +122,14 @@ def build_native(toolchain: Toolchain) -> Build:
         *,
         march: str = "",
         flags: Sequence[str] = (),
+        folders: Sequence[Path] = (),
         shared: bool = True,
     ) -> Path:
         march = march or runnable_marches()[-1]
         paths = [NATIVE / s if isinstance(s, str) else s for s in sources]
         sanitizers = sanitizer_flags()
         with unsanitized_tools():
-            built = compile_native(toolchain, paths, [*march_flags(march), *sanitizers])
+            built = compile_native(toolchain, paths, [*march_flags(march), *sanitizers], folders)
         options = ["-pthread", *sanitizers, *flags, *(["-shared"] if shared else [])]
         command = [toolchain.cxx, *(str(item.path) for item in built), *options]
         digest = hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]

@@ -36,9 +36,12 @@ def products(build_native: Build, march: str) -> tuple[dict[str, int], Instructi
 
 def test_products_use_tiles_and_nothing_that_the_variant_lacks(build_native: Build) -> None:
     counts, evidence = products(build_native, "x86-64-amx")
-    assert {"amx_tile", "amx_bf16", "avx512_bf16", "avx512_vnni"} <= set(counts)
+    assert {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni"} <= set(counts)
     # Two tiles of rows, or one with two sums: four products each at least.
     assert counts["amx_bf16"] >= 8
+    # The first step's and the others': of both halves of int4 (with and without minimums) and of
+    # int8, and of whole blocks.
+    assert counts["amx_int8"] >= 2 * (2 + 2 + 2 + 1)
     assert evidence.packed_operations(512) > 0
 
 
@@ -47,3 +50,11 @@ def test_products_of_pairs_use_them_and_nothing_that_the_variant_lacks(build_nat
     # One product for each of up to 12 rows by two vectors, four steps unrolled, in the largest tile;
     # of int8 6 rows by two vectors, in whole blocks and in the last one.
     assert counts["avx512_bf16"] >= 96 and counts["avx512_vnni"] >= 24
+
+
+def test_products_by_avx_vnni_use_it_and_nothing_that_the_variant_lacks(
+    build_native: Build,
+) -> None:
+    counts, _ = products(build_native, "x86-64-avxvnni")
+    # 6 rows by two vectors, in whole blocks and in the last one.
+    assert counts["avx_vnni"] >= 24

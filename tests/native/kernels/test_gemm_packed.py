@@ -495,7 +495,7 @@ def test_a_row_does_not_depend_on_the_others(kernels: ctypes.CDLL, kind: str) ->
     """Integer sums of a block are exact, and blocks are added up in one order."""
     rng = np.random.default_rng(15)
     for k in (384, 1537, 4128):
-        a, w = random_floats(rng, 49, k), Weights.of(kind, random_floats(rng, k, 70))
+        a, w = random_floats(rng, 64, k), Weights.of(kind, random_floats(rng, k, 70))
         together = product(kernels, w, a)
         for r in (0, 17, 48):
             np.testing.assert_array_equal(product(kernels, w, a[r : r + 1])[0], together[r])
@@ -517,7 +517,7 @@ from tests.native.kernels import test_gemm_packed as tests
 lib = ctypes.CDLL(sys.argv[1])
 assert lib.t_amx_permitted() == 0, "tiles were permitted"
 rng = np.random.default_rng(1)
-a, b = tests.random_floats(rng, 49, 130), tests.random_floats(rng, 130, 70)
+a, b = tests.random_floats(rng, 64, 130), tests.random_floats(rng, 130, 70)
 for kind in tests.NARROW:
     w = tests.Weights.of(kind, b)
     tests.verify(lib, w, tests.product(lib, w, a), a, tests.Epilogue(), kind)

@@ -197,7 +197,7 @@ def test_hypot_by_libm_s_names(build_native: Build) -> None:
 
 def test_build_has_the_level_s_width(harness: Harness, march: str) -> None:
     expected = {"x86-64-v2": 16, "x86-64-v3": 32, "x86-64-v4": 64}
-    expected |= {"x86-64-avx512bf16": 64, "x86-64-amx": 64}
+    expected |= {"x86-64-avxvnni": 32, "x86-64-avx512bf16": 64, "x86-64-amx": 64}
     assert harness.vector_bytes == expected.get(march, 16)
 
 

@@ -44,7 +44,7 @@ struct Bf16Tiles {
 
   template <int C, int A, int B>
   EC_INLINE static void multiply() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+    multiply_bf16_tiles<C, A, B>();
   }
   static void add_halves(float* to, const float* from, int64_t n) {
     for (int64_t i = 0; i < n; i += kFloatLanes) store(to + i, load(to + i) + load(from + i));

@@ -42,7 +42,7 @@ struct HalvedBlocks : Int8Math {
   }
 };
 
-#if defined(__AVX512VNNI__)
+#if EC_VNNI
 struct Int4Math : HalvedBlocks {
   template <class Half>
   EC_INLINE static vi32 load_b(const char* b, Half half) {

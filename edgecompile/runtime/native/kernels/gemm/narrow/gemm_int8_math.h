@@ -12,6 +12,7 @@
 #endif
 
 #include "kernels/gemm/gemm_kernel.h"
+#include "kernels/gemm/narrow/vnni.h"
 
 namespace ec {
 
@@ -43,13 +44,13 @@ struct WholeBlocks {
 //   vf32 load_scales(p)  scales of a vector of columns, each of kScaleBytes
 //   add_products(acc, a, b)
 //   vi32 total(acc)  the columns' sums
-#if defined(__AVX512VNNI__)
+#if EC_VNNI
 struct Int8Math : WholeBlocks {
   using A = int8_t;
   using Acc = vi32;
   static constexpr int kParts = 2;
   static constexpr int32_t kOffset = 128;  // one factor is unsigned: the weight, made so here
-  static constexpr int kColumns = 16;
+  static constexpr int kColumns = kFloatLanes;
   static constexpr int kPerVector = 1;
   static constexpr int kSpare = 2;
 
@@ -58,9 +59,7 @@ struct Int8Math : WholeBlocks {
     return load<vi32>(reinterpret_cast<const int32_t*>(b)) ^ broadcast<vi32>(int32_t(0x80808080));
   }
   EC_INLINE static vi32 load_a(const int8_t* a) { return broadcast_from<vi32>(a); }
-  EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b) {
-    asm volatile("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(b), "v"(a));
-  }
+  EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b) { add_byte_products(acc, b, a); }
   EC_INLINE static vi32 total(const Acc (&acc)[1]) { return acc[0]; }
 };
 #elif defined(__ARM_FEATURE_DOTPROD)

@@ -16,8 +16,10 @@ namespace ec {
 // slices; a task's, half of a second-level cache of 512 KiB.
 constexpr int64_t kNarrowRowBytes = 3072;
 constexpr int64_t kNarrowBlockBytes = 96 * kNarrowRowBytes;
-// Prepared copies of A are made for so many bytes at a time (but a few tiles at least).
+// Prepared copies of A are made for so many bytes at a time (but a few tiles at least), in
+// multiples of so many rows.
 constexpr int64_t kPreparedBytes = int64_t{4} << 20;
+constexpr int64_t kPreparedRows = 16;
 
 template <class Math>
 struct NarrowProduct {
@@ -163,16 +165,18 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
   }
 }
 
-// Calls block(p, m0, m1, p0, p1) for tasks that make up C.
+// Calls block(p, m0, m1, p0, p1) for tasks that make up C; m0 is a multiple of `unit`.
 template <class Math, class Block>
-void divide_narrow(const NarrowProduct<Math>& p, const GridLimits& limits, const Block& block) {
+void divide_narrow(const NarrowProduct<Math>& p, const GridLimits& limits, const Block& block,
+                   int64_t unit = 1) {
   if (p.m <= 0 || p.n <= 0) return;
   const int64_t panels = (p.n + kPanel - 1) / kPanel;
   const auto [chunks, groups] = divide(1, p.m, p.n, p.k, limits);
+  const int64_t units = (p.m + unit - 1) / unit;
   parallel_for(chunks * groups, [&, chunks = chunks, groups = groups](int64_t i) {
     const int64_t group = i % groups, chunk = i / groups;
-    block(p, p.m * chunk / chunks, p.m * (chunk + 1) / chunks, panels * group / groups,
-          panels * (group + 1) / groups);
+    block(p, units * chunk / chunks * unit, std::min(p.m, units * (chunk + 1) / chunks * unit),
+          panels * group / groups, panels * (group + 1) / groups);
   });
 }
 
@@ -191,18 +195,19 @@ void run_narrow(const NarrowProduct<Math>& p) {
 }
 
 // run(p) with rows of A that prepare(r0, rows, to, ld) writes, [M][ld] elements of which
-// `row_bytes` are wanted. Each row is prepared once. Behind the last one there is memory for
-// `spare` rows more.
+// `row_bytes` are wanted. Each row is prepared once; r0 is a multiple of `unit`, a divisor of
+// kPreparedRows. Behind the last one there is memory for `spare` rows more.
 template <class Math, class Prepare, class Run>
 void run_prepared(NarrowProduct<Math> p, int64_t row_bytes, int64_t spare, const Prepare& prepare,
-                  const Run& run) {
+                  const Run& run, int64_t unit = 1) {
   if (p.m <= 0 || p.n <= 0) return;
   static thread_local Scratch t_prepared;
   using A = typename Math::A;
   constexpr int64_t kSize = sizeof(A);
   // Odd multiples of a line: rows a page apart would compete for the same places of the cache.
   const int64_t ld = ((row_bytes + 63) / 64 | 1) * (64 / kSize);
-  const int64_t most = std::max<int64_t>(4 * kTileRows, kPreparedBytes / (ld * kSize));
+  const int64_t most = std::max<int64_t>(4 * kTileRows, kPreparedBytes / (ld * kSize)) /
+                       kPreparedRows * kPreparedRows;
   const int64_t m = p.m;
   const int64_t size = std::min(m, most);
   A* const to = reinterpret_cast<A*>(t_prepared.get((size + spare) * ld * kSize / 4));
@@ -212,9 +217,11 @@ void run_prepared(NarrowProduct<Math> p, int64_t row_bytes, int64_t spare, const
   float* const c = p.c;
   for (int64_t m0 = 0; m0 < m; m0 += most) {
     p.m = std::min(most, m - m0);
-    const int64_t parts = p.m * p.k < 16'384 ? 1 : std::min<int64_t>(p.m, 2 * num_threads());
+    const int64_t units = (p.m + unit - 1) / unit;
+    const int64_t parts = p.m * p.k < 16'384 ? 1 : std::min<int64_t>(units, 2 * num_threads());
     parallel_for(parts, [&](int64_t i) {
-      const int64_t r0 = p.m * i / parts, r1 = p.m * (i + 1) / parts;
+      const int64_t r0 = units * i / parts * unit;
+      const int64_t r1 = std::min(p.m, units * (i + 1) / parts * unit);
       prepare(m0 + r0, r1 - r0, to + r0 * ld, ld);
     });
     p.c = c + m0 * p.ldc;

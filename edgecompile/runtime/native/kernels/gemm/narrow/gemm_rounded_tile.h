@@ -36,18 +36,31 @@ enum class Shift { kNone, kZeros, kMinimums };
 // wanted (its elements may then be anything: a whole number times 0 adds nothing); then, if the
 // weights get an offset, an int32 for each half to start sums from. Behind these, where there are
 // two parts, a bit for each block whose second one is wanted.
-template <class Math>
+//
+// With kTogether rows a record holds [kTogether][kRoundedBlock] elements, then what follows them of
+// each row. Every kRowsApart rows have cache lines of their own, for threads that prepare them.
+constexpr int64_t kRowsApart = 4;
+template <class Math, int kTogether = 1>
 struct RoundedRow {
   static constexpr int64_t kScaleAt =
-      kRoundedBlock * static_cast<int64_t>(sizeof(typename Math::A));
-  static constexpr int64_t kStartAt = kScaleAt + 4;
-  static constexpr int64_t kRecord = kStartAt + (Math::kOffset != 0 ? 4 * Math::kHalves : 0);
+      kTogether * kRoundedBlock * static_cast<int64_t>(sizeof(typename Math::A));
+  static constexpr int64_t kStarts = Math::kOffset != 0 ? Math::kHalves : 0;
+  static constexpr int64_t kNextScale = kTogether == 1 ? 4 + 4 * kStarts : 64 / kRowsApart;
+  static constexpr int64_t kRecord = kScaleAt + kTogether * kNextScale;
   int64_t blocks;
 
   explicit RoundedRow(int64_t k) : blocks(rounded_blocks(k)) {}
   int64_t part() const { return blocks * kRecord; }  // bytes
   int64_t wanted_at() const { return (Math::kParts * part() + 7) / 8 * 8; }
-  int64_t bytes() const { return wanted_at() + (Math::kParts > 1 ? (blocks + 63) / 64 * 8 : 0); }
+  int64_t words() const { return Math::kParts > 1 ? (blocks + 63) / 64 : 0; }
+  int64_t next_words() const { return kTogether == 1 ? words() : (words() + 1) / 2 * 2; }
+  int64_t bytes() const { return wanted_at() + kTogether * next_words() * 8; }
+  // The bits of a row.
+  template <class Byte>
+  auto wanted(Byte* row, int64_t index) const {
+    using Word = std::conditional_t<std::is_const_v<Byte>, const uint64_t, uint64_t>;
+    return reinterpret_cast<Word*>(row + wanted_at()) + index * next_words();
+  }
 };
 
 constexpr int kRoundedRows = 6;
@@ -116,7 +129,7 @@ inline void run_rounded_tile(const RoundedTile& t) {
     for (int r = 0; r < Rows; ++r) {
       int32_t start = 0;
       if constexpr (Math::kOffset != 0 && !Math::kLateStart && kShift == Shift::kNone) {
-        std::memcpy(&start, a[r] + part + Row::kStartAt + 4 * half.value, 4);
+        std::memcpy(&start, a[r] + part + Row::kScaleAt + 4 + 4 * half.value, 4);
       }
 #pragma GCC unroll 16
       for (int v = 0; v < Vectors; ++v) {
@@ -171,7 +184,7 @@ inline void run_rounded_tile(const RoundedTile& t) {
     for (int r = 0; r < Rows; ++r) {
       const vf32 scale = broadcast_from<vf32>(a[r] + part + Row::kScaleAt);
       const auto start = [&]() __attribute__((always_inline)) {
-        return broadcast_from<vi32>(a[r] + part + Row::kStartAt + 4 * half.value);
+        return broadcast_from<vi32>(a[r] + part + Row::kScaleAt + 4 + 4 * half.value);
       };
 #pragma GCC unroll 16
       for (int v = 0; v < Vectors; ++v) {
@@ -205,8 +218,7 @@ inline void run_rounded_tile(const RoundedTile& t) {
       if (block % 64 == 0) {
         wanted = 0;
         for (int r = 0; r < Rows; ++r) {
-          wanted |=
-              reinterpret_cast<const uint64_t*>(t.a + r * t.lda + row.wanted_at())[block / 64];
+          wanted |= row.wanted(t.a + r * t.lda, 0)[block / 64];
         }
       }
       if (wanted >> (block % 64) & 1) {
