@@ -178,10 +178,10 @@ def build(
         batch: the batch size, or (smallest, largest).
         max_length: the longest length to serve; None: the model's limit, or the longest seen.
         precision: the data type of the linear layers' weights on a CPU (``"fp32"``, ``"bf16"``,
-            ``"int8"``, of language models ``"int4"``, or ``"auto"``: the fastest within ``BuildOptions.max_error``, or
-            ``"checkpoint"``: a quantized checkpoint's own numbers); of a GPU's arithmetic (``"fp32"``, ``"fp16"``,
-            ``"int8"``; with Triton ``"bf16"`` and ``"fp8"``, too). None: on CPUs fp32, or ``"checkpoint"`` for such a
-            checkpoint; fp16 on GPUs.
+            ``"int8"``, of language models ``"int4"``, or ``"auto"``: the fastest within ``BuildOptions.max_error``
+            or ``max_perplexity_ratio``, or ``"checkpoint"``: a quantized checkpoint's own numbers); of a GPU's
+            arithmetic (``"fp32"``, ``"fp16"``, ``"int8"``; with Triton ``"bf16"`` and ``"fp8"``, too). None: on CPUs
+            fp32, or ``"checkpoint"`` for such a checkpoint; fp16 on GPUs.
         plan: the buckets to build, of :func:`edgecompile.plan` or its file; None: plan here.
         quick: build one program for all lengths, dynamic if the model can be; measure nothing.
         example_inputs: example inputs of an ``nn.Module``: tensors by the names of ``forward``'s

@@ -169,7 +169,12 @@ def _quality_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     top1, tokens, texts = (figures.get(name) for name in ("top1", "tokens", "texts"))
     if isinstance(top1, int | float):
         parts.append(f"the same likeliest token at {100 * top1:.1f} % of {tokens} positions")
-    return [("quality", f"{', '.join(parts)} of {texts}")] if parts else []
+    lines = [("quality", f"{', '.join(parts)} of {texts}")] if parts else []
+    matrices = figures.get("matrices")
+    if isinstance(matrices, dict) and matrices:
+        counts = ", ".join(f"{count} in {name}" for name, count in matrices.items())
+        lines.append(("matrices", counts))
+    return lines
 
 
 def _gpu_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:

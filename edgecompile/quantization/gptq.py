@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,14 +80,18 @@ class RoundedWeights:
             )
         return packed
 
-    def keep(self, path: Path) -> None:
+    def keep(self, path: Path, beside: Collection[Path] = ()) -> None:
         """Saves them for later builds, then removes those of earlier ones from the folder; raises OSError.
 
         Several builds may use the folder at once: what another one removed is rounded again.
+
+        Args:
+            path: the file.
+            beside: files of this build, which stay.
         """
         self.save(path)
         for other in path.parent.glob("gptq-*.npz"):
-            if other != path:
+            if other != path and other not in beside:
                 other.unlink(missing_ok=True)
 
     def save(self, path: Path) -> None:
@@ -285,34 +289,61 @@ def round_products(
     moments: Callable[[list[str]], Mapping[str, Tensor]],
     tell: Callable[[int], None] = lambda done: None,
     *,
-    precisions: Mapping[str, str] | None = None,
-) -> RoundedWeights:
+    precisions: Sequence[Mapping[str, str]] | None = None,
+) -> list[RoundedWeights]:
     """Rounds products' weights, as many at a time as their moments leave room for.
+
+    The moments of a weight serve all of its precisions, and one that several results share is rounded once.
 
     Args:
         weights: float32 ``[N, K]``, by the attribute of the packed weight.
         moments: a function that gives the moments of some of them, by the same names.
         tell: a function that gets the number of products that are done.
-        precisions: the precision of each, by the same names: int8 or int4, anything else is left out. None:
-            int8 for all.
+        precisions: for each result the precision of each weight, by the same names: int8 or int4, anything
+            else is left out. None: one result of int8.
 
     Returns:
-        Without those whose weights, scales or moments aren't finite, or whose moments can't be inverted:
-        these are packed as ever.
+        A result for each of ``precisions``, without the weights that aren't finite, or whose scales or
+        moments aren't, or whose moments can't be inverted: these are packed as ever.
     """
-    packed: dict[str, Tensor] = {}
+    asked = [dict.fromkeys(weights, INT8)] if precisions is None else precisions
+    forms = {name: {of[name] for of in asked} & _FORMS.keys() for name in weights}
+    packed: list[dict[str, Tensor]] = [{} for _ in asked]
+    origins: dict[str, str] = {}
     done = 0
-    of = dict.fromkeys(weights, INT8) if precisions is None else precisions
-    for names in _batches({name: w for name, w in weights.items() if of[name] in _FORMS}):
+    for names in _batches({name: weight for name, weight in weights.items() if forms[name]}):
         sums = moments(names)
         for name in names:
             weight = weights[name]
             if bool(weight.isfinite().all()) and bool(sums[name].isfinite().all()):
-                with contextlib.suppress(torch.linalg.LinAlgError, OverflowError):
-                    packed[name] = round_matrix(weight, sums[name], of[name])
+                origins[name] = hash_matrix(weight)
+                for form in sorted(forms[name]):
+                    with contextlib.suppress(torch.linalg.LinAlgError, OverflowError):
+                        made = round_matrix(weight, sums[name], form)
+                        for of, kept in zip(asked, packed, strict=True):
+                            if of[name] == form:
+                                kept[name] = made
             done += 1
             tell(done)
-    return RoundedWeights(packed, {name: hash_matrix(weights[name]) for name in packed})
+    return [RoundedWeights(kept, {name: origins[name] for name in kept}) for kept in packed]
+
+
+def mix_rounded(
+    precisions: Mapping[str, str], parts: Sequence[RoundedWeights]
+) -> RoundedWeights | None:
+    """The weights of a mixture, each from a part that has it in its precision; None without any part.
+
+    Args:
+        precisions: the precision of each weight, by the attribute of the packed weight.
+        parts: weights that were rounded for the same inputs.
+    """
+    packed, origins = {}, {}
+    for part in parts:
+        for name, tensor in part.packed.items():
+            form = _FORMS.get(precisions[name])
+            if form is not None and tensor.dtype == form.dtype:
+                packed[name], origins[name] = tensor, part.origins[name]
+    return RoundedWeights(packed, origins, parts[0].inputs) if parts else None
 
 
 _MOMENTS_BYTES = 1 << 30

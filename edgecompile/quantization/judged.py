@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,9 +17,18 @@ from edgecompile.errors import CompileError
 from edgecompile.export.program import ExportedModel
 from edgecompile.models.language_texts import LanguageTexts
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import INT4, INT8, ROUNDED_PRODUCTS, Precision
+from edgecompile.planning.costs.roofline import WEIGHT_BYTES
+from edgecompile.precision import (
+    FP32,
+    INT4,
+    INT8,
+    PRECISIONS,
+    ROUNDED_PRODUCTS,
+    Precision,
+    Rounded,
+)
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.quantization.gptq import RoundedWeights, round_products
+from edgecompile.quantization.gptq import RoundedWeights, mix_rounded, round_products
 from edgecompile.quantization.program import QuantizedProgram
 from edgecompile.quantization.quality import Judge, Quality
 from edgecompile.quantization.stand_ins import StandIns
@@ -26,8 +36,9 @@ from edgecompile.runtime.format.dtypes import BFLOAT16
 
 #: Of texts that rank layers.
 _FEW, _SHORT = 4, 64
-#: Weights of a model that runs its texts in float64: larger ones would take many minutes.
-_MOST_WIDE = 1 << 28
+#: Weights of a model that runs its texts in float64. Larger ones would take minutes, twice as many as in float32, which
+#: gives the same figures to four digits.
+_MOST_WIDE = 1 << 26
 
 
 def is_judged(model: LoadedModel) -> bool:
@@ -120,25 +131,37 @@ class JudgedModel:
         """
         _ = self._judge  # the original's answers, before its weights are replaced
         with self.narrowed(precision), self._storing():
-            return self._judge.quality()
+            quality = self._judge.quality()
+        counts = Counter(precision.of(names) for names in self.program.groups)
+        return replace(quality, matrices={p: counts[p] for p in PRECISIONS if p in counts})
 
     def rank(
-        self, precision: Precision, tell: Callable[[int], None] = lambda done: None
+        self,
+        precision: Precision,
+        wider: Precision = FP32,
+        tell: Callable[[int], None] = lambda done: None,
     ) -> list[tuple[tuple[str, ...], float]]:
-        """The products by the mean divergence that narrowing them alone causes, the worst first.
+        """The products with the mean divergence that narrowing each of them alone causes.
+
+        The first one causes most for each byte that it saves.
 
         Args:
-            precision: that keeps nothing.
+            precision: the narrow precision.
+            wider: the precision that a product would have instead. Products that are the same in both are left out.
             tell: a function that gets the number of products that were tried.
         """
         _ = self._quick_judge
         ranking = []
-        for attr, (names, _exact) in self.program.products.items():
-            value = self.program.kept_value(attr, precision)
-            with self._places.replacing([(attr, value)]):
-                ranking.append((names, self._quick_judge.quality().mean_kl))
-            tell(len(ranking))
-        return sorted(ranking, key=lambda item: -item[1])
+        for attr, (names, exact) in self.program.products.items():
+            narrow, wide = precision.of(names), wider.of(names)
+            saved = exact.numel() * (WEIGHT_BYTES[wide] - WEIGHT_BYTES[narrow])
+            if narrow != wide:
+                value = self.program.kept_value(attr, precision)
+                with self._places.replacing([(attr, value)]):
+                    ranking.append((names, self._quick_judge.quality().mean_kl, saved))
+                tell(len(ranking))
+        ranking.sort(key=lambda item: -item[1] / item[2])
+        return [(names, divergence) for names, divergence, _ in ranking]
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -161,14 +184,14 @@ class JudgedModel:
         )
 
     def round_weights(
-        self, path: Path, key: str, precision: Precision, step: StepHandle = NULL_STEP
-    ) -> RoundedWeights:
-        """int8 and int4 weights rounded for the texts that calibrate.
+        self, path: Path, key: str, *precisions: Precision, step: StepHandle = NULL_STEP
+    ) -> list[RoundedWeights]:
+        """int8 and int4 weights rounded for the texts that calibrate, for each of some precisions.
 
         Args:
             path: a folder that keeps them, for the next build of the same.
             key: identifies the program.
-            precision: the precision of each weight.
+            precisions: precisions of each weight.
             step: told what is being done.
 
         Raises:
@@ -176,10 +199,10 @@ class JudgedModel:
         """
         texts = self.texts.calibrating
         said = f"{len(texts)} texts" if self.texts.real else f"{len(texts)} texts of its own"
-        file = path / f"gptq-{self._key(key + precision.label)}.npz"
-        if file.is_file():
+        files = [path / f"gptq-{self._key(key + item.label)}.npz" for item in precisions]
+        if all(file.is_file() for file in files):
             with contextlib.suppress(CompileError):  # a damaged one is made again
-                return replace(RoundedWeights.load(file), inputs=said)
+                return [replace(RoundedWeights.load(file), inputs=said) for file in files]
         count = len(self.program.groups)
         step.update(text=f"running {said}")
         runs = [partial(self._logits, text) for text in texts]
@@ -187,12 +210,20 @@ class JudgedModel:
             self.program.roundable,
             lambda attrs: self._places.moments(attrs, runs),
             lambda done: step.update(text=f"rounding weights, {done} of {count} products"),
-            precisions={
-                attr: precision.of(names) for attr, (names, _) in self.program.products.items()
-            },
+            precisions=[self._by_product(precision) for precision in precisions],
         )
-        rounded.keep(file)
-        return replace(rounded, inputs=said)
+        for weights, file in zip(rounded, files, strict=True):
+            weights.keep(file, files)
+        return [replace(weights, inputs=said) for weights in rounded]
+
+    def mix_weights(self, precision: Precision, parts: Sequence[Rounded | None]) -> Precision:
+        """The precision with weights of :meth:`round_weights`, each in the form that it has there."""
+        known = [part for part in parts if isinstance(part, RoundedWeights)]
+        return replace(precision, rounded=mix_rounded(self._by_product(precision), known))
+
+    def _by_product(self, precision: Precision) -> dict[str, str]:
+        """The precision's name of each product, by the packed attribute."""
+        return {attr: precision.of(names) for attr, (names, _) in self.program.products.items()}
 
     def _key(self, key: str) -> str:
         parts = hashlib.sha256(key.encode())

@@ -1,11 +1,14 @@
 """The precision of a language model, judged by next tokens of texts rather than by its outputs' difference.
 
-``auto`` tries what it tries for other models (:mod:`edgecompile.quantization.choice`). The error of a precision is
-told by the model's own library; that a program computes what its weights say is checked beside.
+``auto`` tries what it tries for other models (:mod:`edgecompile.quantization.choice`), and int4. Where a precision alone
+is too coarse, :mod:`edgecompile.quantization.mixture` mixes it with a wider one. The model's own library tells the error
+of a precision. A trial of its program checks that this computes what its weights say.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edgecompile.bundle.reference import run_eager
@@ -15,7 +18,7 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import draw_samples
 from edgecompile.planning.request import AUTO_PRECISION, CHECKPOINT_PRECISION
 from edgecompile.planning.subject import Subject
-from edgecompile.precision import FP32, INT4, INT8, ROUNDED_PRODUCTS, Precision, Rounded
+from edgecompile.precision import FP32, INT4, INT8, ROUNDED_PRODUCTS, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.calibrated import rounding_notes
 from edgecompile.quantization.checkpoint import keep_checkpoint
@@ -32,7 +35,8 @@ from edgecompile.quantization.judged import (
     is_judged,
     stores_rounded,
 )
-from edgecompile.quantization.program import Deviation, fewest_kept
+from edgecompile.quantization.mixture import find_mixture
+from edgecompile.quantization.program import Deviation
 from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, Quality, check_quality
 from edgecompile.quantization.trials import PrecisionChoice, Trial
 
@@ -89,11 +93,13 @@ def resolve(
     if judged.problem and name == INT4:
         raise _refuse_int4(f"of {model.name} {judged.problem}, so no text can judge it")
     precision = judged.default_precision(INT8 if auto else name)
+    narrow = [precision, judged.default_precision(INT4)] if auto else [precision]
     calibrates = rounding and texts.calibrating and judged.program.groups
-    if calibrates and precision.name in ROUNDED_PRODUCTS:
+    if calibrates and precision.name in ROUNDED_PRODUCTS and not (auto and judged.problem):
         key = subject.exports.key(bucket)
-        rounded = judged.round_weights(subject.work, key, precision, step)
-        precision = replace(precision, rounded=rounded)
+        rounded = judged.round_weights(subject.work, key, *narrow, step=step)
+        narrow = [replace(p, rounded=r) for p, r in zip(narrow, rounded, strict=True)]
+        precision = narrow[0]
     if judged.problem:
         subject.notes.add(f"narrow weights aren't judged by texts: {judged.problem}")
         if auto:
@@ -103,7 +109,7 @@ def resolve(
         subject.notes.add(*rounding_notes(precision))
         return ResolvedPrecision(precision)
     if auto:
-        choice, quality = LanguageTrials(subject, judged, precision.rounded, step).find()
+        choice, quality = LanguageTrials(subject, judged, narrow, step).find()
         subject.notes.add(*choice.notes, *rounding_notes(choice.precision))
         return ResolvedPrecision(choice.precision, choice, quality=quality)
     step.update(text=f"running {texts.source}")
@@ -161,10 +167,17 @@ def _refuse_int4(reason: str) -> UsageError:
 
 
 class LanguageTrials(Trials):
-    """The candidates of one choice for a language model."""
+    """The candidates of one choice for a language model.
+
+    Args:
+        subject: the model and its traffic.
+        judged: the model and its texts.
+        narrow: int8, and int4 as it is stored where nothing else is asked for.
+        step: told what is being done.
+    """
 
     def __init__(
-        self, subject: Subject, judged: JudgedModel, rounded: Rounded | None, step: StepHandle
+        self, subject: Subject, judged: JudgedModel, narrow: Sequence[Precision], step: StepHandle
     ) -> None:
         request, served = subject.request, subject.serving.bucket.axes[0][1]
         drawn = draw_samples(
@@ -175,8 +188,11 @@ class LanguageTrials(Trials):
             step=served.step,
             seed=request.seed,
         )
-        super().__init__(subject, drawn, rounded, step)
-        self._judged = judged
+        super().__init__(subject, drawn, None, step)
+        if self.bucket.mode != "pad":
+            # Most runs of a text are of a single token. The shortest run of a prompt takes about as long.
+            self.sizes = [{**self.sizes[0], subject.serving.scope.axis: self.bucket.lo}]
+        self._judged, self._narrow = judged, narrow
         self.ratio = request.max_perplexity_ratio or _AUTO_RATIO
 
     def find(self) -> tuple[PrecisionChoice, Quality | None]:
@@ -191,8 +207,15 @@ class LanguageTrials(Trials):
         if not products:
             note = f"{self.exports.model.name} has no linear layer to store narrower, so it is fp32"
             return PrecisionChoice(FP32, (), 0, 0.0, source, (note,), self.ratio)
-        trials = [self._check(FP32, 0, None)]
-        trials += [self._find(name, trials) for name in ("bf16", INT8)]
+        trials, wider = [self._check(FP32, 0, None)], FP32
+        for pure in (Precision("bf16"), *self._narrow):
+            trial = self._find(pure, wider)
+            if trial is None:
+                continue
+            trials.append(trial)
+            # Narrower ones keep products as wide as this one has them. Beside a mixture of bf16 they keep float32.
+            if trial.within and (pure.name == INT8 or not trial.kept):
+                wider = trial.precision
         timed = self._time(trials)
         chosen = fastest(timed)
         judged = "its weights are the original's"
@@ -208,40 +231,22 @@ class LanguageTrials(Trials):
             self.ratio,
         )
 
-    def _find(self, name: str, wider_trials: list[Trial]) -> Trial:
-        """The trial of ``name``, with as few products kept as the bound needs; else of it alone."""
-        pure = Precision(name, rounded=self.rounded if name == INT8 else None)
-        self.tell(f"running {name} in torch")
-        quality = self._judged.quality(pure)
-        if quality.within(self.ratio):
-            return self._check(pure, 0, quality)
-        wider = "fp32"
-        if name == INT8 and wider_trials[-1].within and not wider_trials[-1].kept:
-            wider = "bf16"
-        groups = self._judged.program.groups
-        ranked = [
-            group
-            for group, _ in self._judged.rank(
-                pure,
-                lambda done: self.tell(f"{name}: error of each layer, {done} of {len(groups)}"),
-            )
-        ]
-        found: dict[int, Quality] = {}
-
-        def holds(precision: Precision) -> bool:
-            found[len(precision.kept)] = self._judged.quality(precision)
-            return found[len(precision.kept)].within(self.ratio)
-
-        fewest = fewest_kept(ranked, pure, wider, holds)
-        if fewest is None:
-            return replace(self._check(pure, 0, quality), within=False)
-        precision, count = fewest
-        return self._check(precision, count, found[len(precision.kept)])
+    def _find(self, pure: Precision, wider: Precision) -> Trial | None:
+        """The trial of a precision mixed with a wider one; None if it is the wider one itself."""
+        found = find_mixture(self._judged, pure, wider, self.ratio, self.tell)
+        if found is None:
+            return None
+        if found.quality.within(self.ratio):
+            return self._check(found.precision, found.kept, found.quality)
+        over = replace(found.quality, bound=self.ratio)
+        return Trial(found.precision, Deviation(math.inf, None), None, False, 0, None, over)
 
     def _check(self, precision: Precision, kept: int, quality: Quality | None) -> Trial:
         """The trial of a precision whose figures are known: its program has to compute what its weights say."""
-        with self._judged.narrowed(precision):
-            wanted = [run_eager(self.subject.model, inputs) for inputs in self.samples.inputs]
+        wanted = self.wanted
+        if precision != FP32:
+            with self._judged.narrowed(precision):
+                wanted = [run_eager(self.subject.model, inputs) for inputs in self.samples.inputs]
         path, report = self._run(precision, wanted)
         wrong = [result.error or "it differs" for result in report.results if not result.ok]
         if not report.results or (wrong and quality is None):

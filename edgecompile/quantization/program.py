@@ -218,7 +218,7 @@ class QuantizedProgram:
         def gather(attrs: Sequence[str]) -> Mapping[str, Tensor]:
             return self._gather(attrs, shares)
 
-        return round_products(self.roundable, gather, tell)
+        return round_products(self.roundable, gather, tell)[0]
 
     @property
     def roundable(self) -> dict[str, Tensor]:

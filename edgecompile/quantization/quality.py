@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Quality:
         real: whether the texts are the user's.
         reference: the reference of the comparison, in words.
         bound: the largest ratio that was allowed; None: nothing was asked for yet.
+        matrices: the number of matrices in each precision, the widest first; {}: it isn't known.
     """
 
     mean_kl: float
@@ -56,6 +57,7 @@ class Quality:
     real: bool
     reference: str
     bound: float | None = None
+    matrices: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def within(self, bound: float) -> bool:
         """Whether the mean divergence and the ratio, as far as the texts tell it, are within a bound on the ratio.
@@ -72,8 +74,9 @@ class Quality:
 
     def describe(self, precision: str) -> str:
         """The figures, in a sentence."""
+        mixed = f" ({list_matrices(self.matrices)})" if len(self.matrices) > 1 else ""
         return (
-            f"{precision} against {self.reference}: perplexity × {self.perplexity_ratio:.5f} "
+            f"{precision}{mixed} against {self.reference}: perplexity × {self.perplexity_ratio:.5f} "
             f"(± {self.ratio_error:.1g}), mean KL {self.mean_kl:.2g}, p99 KL {self.p99_kl:.2g}, "
             f"the same likeliest token at {100 * self.top1:.1f} % of {self.tokens} positions "
             f"of {self.texts}"
@@ -85,6 +88,11 @@ class Quality:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in vars(self).items()
         }
+
+
+def list_matrices(counts: Mapping[str, int]) -> str:
+    """Counts of matrices by precision, in words."""
+    return "matrices: " + ", ".join(f"{count} in {name}" for name, count in counts.items())
 
 
 def max_mean_kl(bound: float) -> float:

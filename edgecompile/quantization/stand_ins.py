@@ -129,8 +129,8 @@ class StandIns:
                 x = args[0] if args else None
                 total = sums[attr]
                 if isinstance(x, Tensor) and x.is_floating_point() and x.shape[-1] == len(total):
-                    rows = x.detach().reshape(-1, x.shape[-1]).to(torch.float64)
-                    total.addmm_(rows.t(), rows)
+                    rows = x.detach().reshape(-1, x.shape[-1]).to(torch.float32)
+                    total.add_(rows.t() @ rows)  # of a text's rows; texts are added up in float64
                     seen[attr] += len(rows)
 
             return hook

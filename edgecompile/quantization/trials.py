@@ -19,11 +19,11 @@ class Trial:
 
     Attributes:
         precision: the tried precision.
-        deviation: the largest deviation from eager over the samples.
+        deviation: the largest deviation from eager over the samples; infinite where none was run.
         ms: mean of the runs at the traffic's quantiles; None where it wasn't timed.
         within: whether it stays within the bounds.
         kept: the number of matmuls that stay wider.
-        size_bytes: the size of the weights.
+        size_bytes: the size of the weights; None: no program was built.
         quality: the figures of a language model, which is judged by them; None: of another one.
     """
 
@@ -32,7 +32,7 @@ class Trial:
     ms: float | None
     within: bool
     kept: int
-    size_bytes: int
+    size_bytes: int | None
     quality: Quality | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class PrecisionChoice:
                 trial.precision.name,
                 f"{trial.kept} of {self.products}" if trial.kept else "–",
                 "–" if trial.ms is None else f"{trial.ms:.3g}",
-                f"{trial.size_bytes / 1e6:.1f} MB",
+                "–" if trial.size_bytes is None else f"{trial.size_bytes / 1e6:.1f} MB",
                 *self._figures(trial),
                 "chosen" if trial.precision == self.precision else _verdict(trial),
             )

@@ -31,6 +31,7 @@ from edgecompile.quantization.gptq import (
     Grid,
     RoundedWeights,
     hash_matrix,
+    mix_rounded,
     round_matrix,
     round_products,
     round_to_grid,
@@ -88,7 +89,7 @@ def test_each_product_has_its_own_precision() -> None:
     weights = {name: torch.ones(32, 64) for name in ("a", "b", "c")}
     of = {"a": "int4", "b": "int8", "c": "bf16"}
     moments = dict.fromkeys(weights, torch.eye(64, dtype=torch.float64))
-    rounded = round_products(weights, lambda names: moments, precisions=of)
+    [rounded] = round_products(weights, lambda names: moments, precisions=[of])
     assert {name: t.dtype for name, t in rounded.packed.items()} == {
         "a": torch.uint8,
         "b": torch.int8,
@@ -99,13 +100,37 @@ def test_each_product_has_its_own_precision() -> None:
     assert rounded.take("a", weights["a"], "int4") is rounded.packed["a"]
 
 
+def test_one_pass_rounds_for_several_precisions_which_mix() -> None:
+    weights = {name: correlated_rows(32, 64, seed) for seed, name in enumerate("abc")}
+    both = [
+        {"a": "int8", "b": "int8", "c": "int8"},
+        {"a": "int4", "b": "int4", "c": "int8"},
+    ]
+    asked: list[list[str]] = []
+
+    def moments(names: list[str]) -> dict[str, Tensor]:
+        asked.append(names)
+        return dict.fromkeys(names, torch.eye(64, dtype=torch.float64))
+
+    wide, narrow = round_products(weights, moments, precisions=both)
+    assert asked == [["a", "b", "c"]]
+    for of, rounded in zip(both, (wide, narrow), strict=True):
+        assert [rounded] == round_products(weights, moments, precisions=[of])
+    assert narrow.packed["c"] is wide.packed["c"]  # rounded once
+    mixed = mix_rounded({"a": "int4", "b": "int8", "c": "bf16"}, [narrow, wide])
+    assert mixed is not None
+    assert mixed.packed == {"a": narrow.packed["a"], "b": wide.packed["b"]}
+    assert mixed.take("b", weights["b"], "int8") is wide.packed["b"]
+    assert mix_rounded({}, []) is None
+
+
 def test_scales_beyond_half_precision_are_left_to_packing() -> None:
     """Which makes the results of such a block NaN, and of no other one."""
     weights = {name: torch.ones(32, 128) for name in ("good", "large")}
     weights["large"][3, 40] = 1e6
     moments = dict.fromkeys(weights, torch.eye(128, dtype=torch.float64))
     of = dict.fromkeys(weights, "int4")
-    rounded = round_products(weights, lambda names: moments, precisions=of)
+    [rounded] = round_products(weights, lambda names: moments, precisions=[of])
     assert list(rounded.packed) == ["good"]
     kept = ops.unpack_weight(ops.pack_weight(weights["large"], "int4"), 32, 128)
     assert int(kept.isnan().sum()) == 32 and bool(kept[3, 32:64].isnan().all())
@@ -126,7 +151,7 @@ def test_what_cant_be_rounded_is_left_to_packing(monkeypatch: pytest.MonkeyPatch
             found["of no rows"] *= -1
         return found
 
-    rounded = round_products(weights, moments, told.append)
+    [rounded] = round_products(weights, moments, told.append)
     assert sorted(rounded.packed) == ["good"]
     assert asked == [["good"], ["inputs"], ["weights"], ["of no rows"]]  # as memory allows
     assert told == [1, 2, 3, 4]

@@ -87,7 +87,7 @@ def test_the_body_is_rounded_for_texts_and_the_head_stays_int8(
     precision = judged.default_precision("int4")
     assert precision == Precision("int4", ((HEAD, "int8"),))
     assert judged.default_precision("int8") == INT8
-    rounded = judged.round_weights(tmp_path, "key", precision)
+    [rounded] = judged.round_weights(tmp_path, "key", precision)
     kinds = {name: packed.dtype for name, packed in rounded.packed.items()}
     assert [kind for name, kind in kinds.items() if "lm_head" in name] == [torch.int8]
     assert {k for name, k in kinds.items() if "lm_head" not in name} == {torch.uint8}
@@ -109,7 +109,7 @@ def test_the_body_is_rounded_for_texts_and_the_head_stays_int8(
     assert judged.quality(replace(INT8, rounded=rounded)).mean_kl < 0.1 * calibrated.mean_kl
     assert judged.quality(FP32).mean_kl < 1e-12
     # Another precision of the same model is rounded anew.
-    assert judged.round_weights(tmp_path, "key", INT8) != rounded
+    assert judged.round_weights(tmp_path, "key", INT8) != [rounded]
 
 
 @pytest.mark.parametrize(

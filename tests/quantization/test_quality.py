@@ -222,7 +222,7 @@ def test_weights_rounded_for_texts_say_what_the_original_says(
 ) -> None:
     assert is_judged(model) and judged.problem == ""
     assert judged.quality(FP32).mean_kl < 1e-12
-    rounded = judged.round_weights(tmp_path, "key", INT8)
+    [rounded] = judged.round_weights(tmp_path, "key", INT8)
     assert set(rounded.packed) == set(judged.program.products)  # the head among them
     assert rounded.inputs == "27 texts"
     nearest = judged.quality(Precision("int8"))
@@ -233,10 +233,10 @@ def test_weights_rounded_for_texts_say_what_the_original_says(
     with judged.narrowed(Precision("int8")):
         assert judged.quality(FP32).mean_kl < 1e-12  # within, too
     # The next build of the same reads them.
-    assert judged.round_weights(tmp_path, "key", INT8) == rounded
+    assert judged.round_weights(tmp_path, "key", INT8) == [rounded]
     (file,) = tmp_path.glob("gptq-*.npz")
     file.write_bytes(b"damaged")
-    assert judged.round_weights(tmp_path, "key", INT8) == rounded
+    assert judged.round_weights(tmp_path, "key", INT8) == [rounded]
     judged.round_weights(tmp_path, "other", INT8)
     assert [file.exists(), len(list(tmp_path.glob("gptq-*.npz")))] == [False, 1]
 
@@ -245,7 +245,7 @@ def test_two_builds_may_round_in_one_folder(
     judged: JudgedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one may remove a file at any time; a disk that is full costs nothing that was there."""
-    first = judged.round_weights(tmp_path, "first", INT8)
+    [first] = judged.round_weights(tmp_path, "first", INT8)
     save = RoundedWeights.save
 
     def fail(self: RoundedWeights, path: Path) -> None:
@@ -261,7 +261,7 @@ def test_two_builds_may_round_in_one_folder(
 
     monkeypatch.setattr(RoundedWeights, "save", save)
     monkeypatch.setattr(Path, "glob", glob)
-    assert judged.round_weights(tmp_path, "second", INT8) == first
+    assert judged.round_weights(tmp_path, "second", INT8) == [first]
     monkeypatch.undo()
     (second,) = tmp_path.glob("gptq-*.npz")
     assert second != kept
@@ -308,7 +308,7 @@ def with_scales_doubled(rounded: RoundedWeights, name: str) -> RoundedWeights:
 
 
 def test_one_layer_with_doubled_scales_is_refused(judged: JudgedModel, tmp_path: Path) -> None:
-    rounded = judged.round_weights(tmp_path, "key", INT8)
+    [rounded] = judged.round_weights(tmp_path, "key", INT8)
     good = judged.quality(Precision("int8", rounded=rounded))
     check_quality(good, "int8", 1.05)
     broken = with_scales_doubled(rounded, "layers_1_self_attn_o_proj")
@@ -321,8 +321,16 @@ def test_one_layer_with_doubled_scales_is_refused(judged: JudgedModel, tmp_path:
 def test_layers_are_ranked_by_what_they_change(judged: JudgedModel) -> None:
     ranked = judged.rank(Precision("int8"))
     assert {names for names, _ in ranked} == set(judged.program.groups)
-    divergences = [divergence for _, divergence in ranked]
+    sizes = {names: exact.numel() for names, exact in judged.program.products.values()}
+    divergences = [divergence / sizes[names] for names, divergence in ranked]
     assert divergences == sorted(divergences, reverse=True) and divergences[-1] > 0
+    # What is as wide in the other precision isn't tried.
+    told: list[int] = []
+    as_wide = Precision("int8", tuple((name, "bf16") for name in ranked[0][0]))
+    others = judged.rank(as_wide, Precision("bf16"), told.append)
+    assert {names for names, _ in others} == set(sizes) - {ranked[0][0]}
+    assert told == list(range(1, len(sizes)))
+    ranked.sort(key=lambda item: -item[1])
     worst = Precision("int8", tuple((name, "fp32") for name in ranked[0][0]))
     least = Precision("int8", tuple((name, "fp32") for name in ranked[-1][0]))
     assert judged.quality(worst).mean_kl < judged.quality(least).mean_kl
@@ -509,5 +517,6 @@ def test_auto_keeps_the_layers_that_cost_most(folder: Path, tmp_path: Path) -> N
     assert int8.within and 0 < int8.kept < choice.products
     assert int8.quality is not None and int8.quality.mean_kl <= max_mean_kl(ratio)
     assert by_name["fp32"].quality is None and by_name["fp32"].within
+    assert int8.quality.matrices["int8"] == choice.products - int8.kept
     assert choice.columns[4:6] == ("perplexity ×", "mean KL")
     assert "of the original's" not in choice.allowed and f"{ratio:g} times" in choice.allowed

@@ -134,8 +134,8 @@ _OPTIONS = (
         "--precision",
         type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4", "fp8", "auto", "checkpoint"]),
         help="On a CPU, set the data type of the linear layers' weights: fp32, bf16, int8, or int4 for "
-        "language models; auto picks the fastest on this machine within --max-error, but never int4; checkpoint keeps the "
-        "numbers of a GGUF file or another quantized model. On a "
+        "language models; auto picks the fastest on this machine within --max-error, or mixes those of a language model "
+        "within --max-perplexity-ratio; checkpoint keeps the numbers of a GGUF file or another quantized model. On a "
         "GPU, set the compute type: fp32 or fp16; bf16 with --backend triton; int8 (only weights with triton); fp8 (with triton, from compute "
         "capability 8.9 on).  [default: fp32 on CPUs, checkpoint for quantized models; fp16 on GPUs]",
     ),
