@@ -137,7 +137,6 @@ def test_weights_that_contradict_themselves_are_refused(
     ("settings", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "quantized by 'bitsandbytes', which isn't read"),
-        ({"quant_method": "mxfp4"}, "quantized by 'mxfp4', which isn't read"),
         ([4], "quantized by None"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 32}, "gptq weights of another kind"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "the group .* is 0"),
