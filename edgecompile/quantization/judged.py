@@ -16,7 +16,7 @@ from edgecompile.errors import CompileError
 from edgecompile.export.program import ExportedModel
 from edgecompile.models.language_texts import LanguageTexts
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import INT4, INT8, ROUNDED_PRODUCTS, Precision
+from edgecompile.precision import FP32, INT4, INT8, ROUNDED_PRODUCTS, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.gptq import RoundedWeights, round_products
 from edgecompile.quantization.program import QuantizedProgram
@@ -52,12 +52,14 @@ def cache_quality(model: LoadedModel, texts: LanguageTexts) -> Quality:
         return judge.quality()
 
 
-def _judge_of(model: LoadedModel, texts: LanguageTexts) -> Judge:
+def _judge_of(
+    model: LoadedModel, texts: LanguageTexts, tell: Callable[[int], None] = lambda done: None
+) -> Judge:
     made = model.generation
     assert made is not None and made.logits is not None
     numbers = sum(weight.numel() for weight in model.module.parameters())
     large = numbers > _MOST_WIDE
-    return Judge(made.logits, texts.judging, texts.source, texts.real, narrow=large)
+    return Judge(made.logits, texts.judging, texts.source, texts.real, narrow=large, tell=tell)
 
 
 class JudgedModel:
@@ -77,6 +79,7 @@ class JudgedModel:
         self.texts = texts
         self.program = QuantizedProgram(model, exported, (), ())
         self._places = StandIns(model.module, self.program)
+        self._tell: Callable[[int], None] = lambda done: None
 
     @property
     def problem(self) -> str:
@@ -91,20 +94,25 @@ class JudgedModel:
     def narrowed(self, precision: Precision) -> Iterator[None]:
         """The model computes with the weights of a precision for as long as the context lasts."""
         program = self.program
-        values = ((attr, program.kept_value(attr, precision)) for attr in program.products)
-        with self._places.replacing(values):
+
+        def values() -> Iterator[tuple[str, Tensor | None]]:
+            for attr, names in program.names.items():
+                own = precision.of(names) == FP32.name
+                yield attr, None if own else program.kept_value(attr, precision)
+
+        with self._places.replacing(values()):
             yield
 
     def rounding_activations(self, precision: Precision) -> AbstractContextManager[None]:
         """The model rounds what products of int8 and int4 get, as these do, for as long as the context lasts."""
-        products = self.program.products.items()
+        products = self.program.names.items()
         return self._places.rounding_inputs(
-            [attr for attr, (names, _) in products if precision.of(names) in ROUNDED_PRODUCTS]
+            [attr for attr, names in products if precision.of(names) in ROUNDED_PRODUCTS]
         )
 
     @cached_property
     def _judge(self) -> Judge:
-        return _judge_of(self._model, self.texts)
+        return _judge_of(self._model, self.texts, self._tell)
 
     @cached_property
     def _quick_judge(self) -> Judge:
@@ -112,15 +120,21 @@ class JudgedModel:
         few = [text[:, :_SHORT] for text in texts.judging[:_FEW]]
         return Judge(self._logits, few, texts.source, texts.real, narrow=True)
 
-    def quality(self, precision: Precision) -> Quality:
+    def quality(self, precision: Precision, step: StepHandle = NULL_STEP) -> Quality:
         """The figures of a precision, and of the caches' own, on the texts that judge.
+
+        Args:
+            precision: the precision.
+            step: told how many runs of texts are done: the original's, then its own.
 
         Raises:
             ModelError: the model fails on them.
         """
-        _ = self._judge  # the original's answers, before its weights are replaced
+        count = len(self.texts.judging)
+        self._tell = lambda done: step.update(done, 2 * count)
+        judge = self._judge  # the original's answers, before its weights are replaced
         with self.narrowed(precision), self._storing():
-            return self._judge.quality()
+            return judge.quality(tell=lambda done: step.update(count + done, 2 * count))
 
     def rank(
         self, precision: Precision, tell: Callable[[int], None] = lambda done: None
@@ -133,7 +147,7 @@ class JudgedModel:
         """
         _ = self._quick_judge
         ranking = []
-        for attr, (names, _exact) in self.program.products.items():
+        for attr, names in self.program.names.items():
             value = self.program.kept_value(attr, precision)
             with self._places.replacing([(attr, value)]):
                 ranking.append((names, self._quick_judge.quality().mean_kl))
@@ -145,11 +159,12 @@ class JudgedModel:
         """The weights of the product that makes the logits; () where no product does."""
         made = self._model.generation
         assert made is not None
-        if not self.program.products:
+        program = self.program
+        if not program.names:
             return ()
         (logits,) = [spec for spec in self._model.outputs if spec.name == made.spec.logits]
-        names, exact = list(self.program.products.values())[-1]
-        return names if exact.shape[-2] == logits.shape[-1] else ()
+        attr, names = list(program.names.items())[-1]
+        return names if program.shape(attr)[-2] == logits.shape[-1] else ()
 
     def default_precision(self, name: str) -> Precision:
         """The precision of that name as it is stored where nothing else is asked for.
@@ -180,16 +195,21 @@ class JudgedModel:
         if file.is_file():
             with contextlib.suppress(CompileError):  # a damaged one is made again
                 return replace(RoundedWeights.load(file), inputs=said)
-        count = len(self.program.groups)
-        step.update(text=f"running {said}")
-        runs = [partial(self._logits, text) for text in texts]
+        roundable = self.program.roundable
+        count = sum(
+            precision.of(self.program.names[attr]) in ROUNDED_PRODUCTS for attr in roundable
+        )
+
+        def run(index: int) -> object:
+            step.update(index, len(texts), f"running {said}")
+            return self._logits(texts[index])
+
+        runs = [partial(run, index) for index in range(len(texts))]
         rounded = round_products(
-            self.program.roundable,
+            roundable,
             lambda attrs: self._places.moments(attrs, runs),
-            lambda done: step.update(text=f"rounding weights, {done} of {count} products"),
-            precisions={
-                attr: precision.of(names) for attr, (names, _) in self.program.products.items()
-            },
+            lambda done: step.update(done, count, f"rounding weights, {done} of {count} products"),
+            precisions={attr: precision.of(names) for attr, names in self.program.names.items()},
         )
         rounded.keep(file)
         return replace(rounded, inputs=said)
