@@ -16,6 +16,7 @@ from edgecompile.loaders.checkpoints.mxfp4 import MXFP4_FORM
 from edgecompile.loaders.checkpoints.packed import packed_weights, unpack
 from edgecompile.loaders.checkpoints.packing import MXFP4, Packing, read_packing
 from edgecompile.loaders.folders.files import find_weights
+from edgecompile.models.mapped import is_large, to_file
 from edgecompile.models.stored import GridValues, StoredMatrix, StoredWeights
 
 
@@ -34,7 +35,7 @@ class PackedFolder:
     weights: Mapping[str, Mapping[str, str]]
 
     def state(self) -> dict[str, Tensor]:
-        """All tensors in float32 by the names that the plain folder would have.
+        """All tensors in float32 by the names that the plain folder would have; many are held in files.
 
         Raises:
             ModelError: a packed weight is damaged.
@@ -42,10 +43,12 @@ class PackedFolder:
         parts = {name for names in self.weights.values() for name in names.values()}
         state = {name: _read(self.places[name], name) for name in self.places if name not in parts}
         state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
+        count = sum(tensor.numel() for tensor in state.values())
         for name in self.weights:
             rows = self._rows(name)
-            numbers = rows if isinstance(rows, Tensor) else rows.numbers()
-            state[name] = self._in_shape(name, numbers)
+            numbers = self._in_shape(name, rows if isinstance(rows, Tensor) else rows.numbers())
+            count += numbers.numel()
+            state[name] = to_file(numbers) if is_large(count) else numbers
         return state
 
     def _in_shape(self, name: str, rows: Tensor) -> Tensor:
