@@ -257,7 +257,10 @@ def _verify(
 
     compiled, rounded = contents.compiled, RoundedCases()
     if reference.rounded:
-        cases = reference.limit(cases)
+        count = len(cases)
+        cases = reference.limit(
+            cases, lambda done: step.update(done, count, "running the rounded model")
+        )
     elif compiled.precision.name != FP32.name:
         show("running the rounded model")
         rounded = round_cases(contents.model, compiled, cases)

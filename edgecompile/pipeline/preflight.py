@@ -34,10 +34,13 @@ from edgecompile.loaders.folders.files import (
 from edgecompile.loaders.folders.position_limits import stored_positions
 from edgecompile.loaders.kinds import find_gguf, first_module
 from edgecompile.loaders.load import check_model
+from edgecompile.models.mapped import mapped_folder
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM, architecture_of, find_task
 from edgecompile.pipeline.backend import compiler_checks
 from edgecompile.pipeline.backends import find_backends
+from edgecompile.pipeline.forecast import forecast_build
+from edgecompile.pipeline.language_work import find_work
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.seq2seq import refuse_auto
@@ -47,6 +50,7 @@ from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
 from edgecompile.planning.scope import longest_served
 from edgecompile.progress import StepHandle
 from edgecompile.runtime.format.schema import CAUSAL_LM, TORCH
+from edgecompile.runtime.gpu.device import main_memory
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.toolchain.torch_versions import note_untested
 from edgecompile.units import format_bytes
@@ -122,6 +126,14 @@ def begin_build(run: Run) -> Iterator[Staging]:
         if not any(isinstance(problem, BundleWriteError) for problem in preflight.problems):
             _check_space(preflight, _least_bytes(request, profile, weights), staging.output, work)
         preflight.raise_if_any()
+        work_size = find_work(request, profile)
+        if work_size is not None:
+            step.update(text="measuring this machine")
+            run.forecast = forecast = forecast_build(work_size)
+            preflight.notes.append(forecast.describe())
+            if shortage := forecast.shortage(main_memory(), free_space(mapped_folder())):
+                run.notes.add(shortage)
+                preflight.notes.append(f"warning: {shortage}")
         made = ", ".join(str(folder) for folder in staging.made[-1:])
         for note in (*([f"made the folder {made}"] if made else []), *preflight.notes):
             step.note(note)

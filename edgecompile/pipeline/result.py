@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgecompile.buckets.assessment import PlanAssessment
     from edgecompile.bundle.parts import Parts
     from edgecompile.bundle.verdict import VerifyReport
+    from edgecompile.pipeline.forecast import BuildForecast
     from edgecompile.planning.costs.calibration_bundle import CalibrationSpec
     from edgecompile.precision import Precision
     from edgecompile.quantization.quality import Quality
@@ -83,6 +84,7 @@ class BuildResult:
         choice: the record of choosing the precision; None if it wasn't chosen.
         quality: the figures of a language model's narrow weights; None: there are none.
         parts: parts that backends for a GPU added.
+        forecast: what the build of a language model was to take; None: nothing told it.
         earlier: the document of the earlier build, if nothing in the bundle has changed since.
     """
 
@@ -97,6 +99,7 @@ class BuildResult:
     choice: PrecisionChoice | None = None
     quality: Quality | None = None
     parts: tuple[Parts, ...] = ()
+    forecast: BuildForecast | None = None
     earlier: Mapping[str, Any] | None = None
 
     @property
@@ -134,6 +137,7 @@ class BuildResult:
             "precision": None if self.choice is None else self.choice.to_json(),
             "quality": None if self.quality is None else self.quality.to_json(),
             "onnx": documents.get("onnx.json"),
+            "forecast": None if self.forecast is None else self.forecast.to_json(),
             "verify": None if self.verify is None else self.verify.to_json(),
             "audit": [verdict.to_json() for verdict in self.audit],
             "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from edgecompile.errors import BundleWriteError
 from edgecompile.models.loaded import ModelSource
@@ -17,6 +17,9 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.notes import Notes
 from edgecompile.progress import Progress, StepHandle
 from edgecompile.targets.profile import TargetProfile
+
+if TYPE_CHECKING:
+    from edgecompile.pipeline.forecast import BuildForecast
 
 T = TypeVar("T")
 
@@ -33,6 +36,7 @@ class Run:
         options: the settings of the plan and the build.
         seconds: wall time by stage.
         notes: remarks for the user, from all stages.
+        forecast: what the build of a language model will take; None: nothing tells it.
     """
 
     def __init__(self, request: BuildRequest, profile: TargetProfile, progress: Progress) -> None:
@@ -40,6 +44,7 @@ class Run:
         self.profile, self.progress = profile, progress
         self.seconds: dict[str, float] = {}
         self.notes = Notes()
+        self.forecast: BuildForecast | None = None
 
     def stage(self, title: str, action: Callable[[StepHandle], T]) -> T:
         """The result of ``action``, which shows its progress on the step that it is given."""

@@ -197,4 +197,6 @@ def pack(
     )
     run.notes.add(*result.notes)
     notes = tuple(dict.fromkeys(sentence(note) for note in run.notes))
-    return replace(result, seconds=run.seconds, notes=notes)
+    if run.forecast is not None and not packed.compiled.reused:
+        run.forecast.record(sum(run.seconds.values()))
+    return replace(result, seconds=run.seconds, notes=notes, forecast=run.forecast)

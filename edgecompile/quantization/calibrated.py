@@ -100,7 +100,8 @@ def round_for(
     count = len(program.groups)
     step.update(text=f"running {samples.source}")
     rounded = program.round_weights(
-        shares, lambda done: step.update(text=f"rounding weights, {done} of {count} products")
+        shares,
+        lambda done: step.update(done, count, f"rounding weights, {done} of {count} products"),
     )
     if not rounded.packed:
         return None

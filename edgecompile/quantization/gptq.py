@@ -33,6 +33,10 @@ from edgecompile.precision import INT4, INT8
 _DAMPING = 0.1
 
 
+#: Numbers that are rounded at once, in float64: a table of tokens can have hundreds of millions.
+_AT_ONCE = 1 << 25
+
+
 @dataclass(frozen=True, eq=False)
 class RoundedWeights:
     """Packed int8 and int4 weights of products, for lowering to take instead of packing its own.
@@ -55,7 +59,7 @@ class RoundedWeights:
         for name in sorted(self.packed):
             tensor = self.packed[name]
             parts.update(f"{name} {tuple(tensor.shape)} {self.origins[name]}\n".encode())
-            parts.update(tensor.contiguous().numpy().tobytes())
+            parts.update(_bytes_of(tensor))
         return parts.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -129,8 +133,15 @@ _ORIGIN = "/origin"
 
 def hash_matrix(weight: Tensor) -> str:
     """Tells float32 matrices of unlike values or shapes apart."""
-    numbers = weight.detach().contiguous().numpy()
-    return hashlib.sha256(f"{numbers.shape}\n".encode() + numbers.tobytes()).hexdigest()
+    parts = hashlib.sha256(f"{tuple(weight.shape)}\n".encode())
+    parts.update(_bytes_of(weight))
+    return parts.hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """The bytes of a tensor, which aren't copied: they may be gigabytes."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
 
 @dataclass(frozen=True)
@@ -184,13 +195,33 @@ def round_to_grid(weight: Tensor, moments: Tensor, grid: Grid) -> Rounding:
     Raises:
         torch.linalg.LinAlgError: the moments aren't those of any rows.
     """
-    n, k = weight.shape
+    k = weight.shape[1]
     mean = float(moments.diagonal().mean()) or 1.0
-    damped = moments + _DAMPING * mean * torch.eye(k, dtype=torch.float64)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    damped = moments.clone()  # of ten thousand inputs each such matrix has 800 MB
+    damped.diagonal().add_(_DAMPING * mean)
+    factor = torch.linalg.cholesky(damped)
+    del damped
+    inverse = torch.cholesky_inverse(factor)
+    del factor
     # Row j: how the columns from j on answer, at best, to a unit error of column j, by the paper's
     # third step; its diagonal is what the error is divided by.
     answer = torch.linalg.cholesky(inverse, upper=True)
+    del inverse
+    rows = max(1, _AT_ONCE // max(k, 1))
+    parts = [_round_rows(part, answer, grid) for part in torch.split(weight, rows)]
+    if len(parts) == 1:
+        return parts[0]
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    return Rounding(
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(minimums) if minimums else None,
+    )
+
+
+def _round_rows(weight: Tensor, answer: Tensor, grid: Grid) -> Rounding:
+    """Rounds some rows, which don't depend on others."""
+    n, k = weight.shape
     rest = weight.to(torch.float64)
     lowest, highest = grid.limits
     below = 128 if grid.bits == 8 and grid.minimum else 0
@@ -311,7 +342,7 @@ def round_products(
     packed: list[dict[str, Tensor]] = [{} for _ in asked]
     origins: dict[str, str] = {}
     done = 0
-    for names in _batches({name: weight for name, weight in weights.items() if forms[name]}):
+    for names in _batches({name: int(weights[name].shape[1]) for name in weights if forms[name]}):
         sums = moments(names)
         for name in names:
             weight = weights[name]
@@ -349,12 +380,12 @@ def mix_rounded(
 _MOMENTS_BYTES = 1 << 30
 
 
-def _batches(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """The names, in parts whose moments take a gigabyte together, or one of them more."""
+def _batches(widths: Mapping[str, int]) -> Iterator[list[str]]:
+    """The names of matrices by their numbers of inputs, in parts whose moments take a gigabyte together, or one of them more."""
     batch: list[str] = []
     total = 0
-    for name, weight in weights.items():
-        need = 8 * int(weight.shape[1]) ** 2
+    for name, width in widths.items():
+        need = 8 * width**2
         if batch and total + need > _MOMENTS_BYTES:
             yield batch
             batch, total = [], 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -63,12 +64,14 @@ def cache_quality(model: LoadedModel, texts: LanguageTexts) -> Quality:
         return judge.quality()
 
 
-def _judge_of(model: LoadedModel, texts: LanguageTexts) -> Judge:
+def _judge_of(
+    model: LoadedModel, texts: LanguageTexts, tell: Callable[[int], None] = lambda done: None
+) -> Judge:
     made = model.generation
     assert made is not None and made.logits is not None
     numbers = sum(weight.numel() for weight in model.module.parameters())
     large = numbers > _MOST_WIDE
-    return Judge(made.logits, texts.judging, texts.source, texts.real, narrow=large)
+    return Judge(made.logits, texts.judging, texts.source, texts.real, narrow=large, tell=tell)
 
 
 class JudgedModel:
@@ -88,6 +91,7 @@ class JudgedModel:
         self.texts = texts
         self.program = QuantizedProgram(model, exported, (), ())
         self._places = StandIns(model.module, self.program)
+        self._tell: Callable[[int], None] = lambda done: None
 
     @property
     def problem(self) -> str:
@@ -102,20 +106,25 @@ class JudgedModel:
     def narrowed(self, precision: Precision) -> Iterator[None]:
         """The model computes with the weights of a precision for as long as the context lasts."""
         program = self.program
-        values = ((attr, program.kept_value(attr, precision)) for attr in program.products)
-        with self._places.replacing(values):
+
+        def values() -> Iterator[tuple[str, Tensor | None]]:
+            for attr, names in program.names.items():
+                own = precision.of(names) == FP32.name
+                yield attr, None if own else program.kept_value(attr, precision)
+
+        with self._places.replacing(values()):
             yield
 
     def rounding_activations(self, precision: Precision) -> AbstractContextManager[None]:
         """The model rounds what products of int8 and int4 get, as these do, for as long as the context lasts."""
-        products = self.program.products.items()
+        products = self.program.names.items()
         return self._places.rounding_inputs(
-            [attr for attr, (names, _) in products if precision.of(names) in ROUNDED_PRODUCTS]
+            [attr for attr, names in products if precision.of(names) in ROUNDED_PRODUCTS]
         )
 
     @cached_property
     def _judge(self) -> Judge:
-        return _judge_of(self._model, self.texts)
+        return _judge_of(self._model, self.texts, self._tell)
 
     @cached_property
     def _quick_judge(self) -> Judge:
@@ -123,15 +132,21 @@ class JudgedModel:
         few = [text[:, :_SHORT] for text in texts.judging[:_FEW]]
         return Judge(self._logits, few, texts.source, texts.real, narrow=True)
 
-    def quality(self, precision: Precision) -> Quality:
+    def quality(self, precision: Precision, step: StepHandle = NULL_STEP) -> Quality:
         """The figures of a precision, and of the caches' own, on the texts that judge.
+
+        Args:
+            precision: the precision.
+            step: told how many runs of texts are done: the original's, then its own.
 
         Raises:
             ModelError: the model fails on them.
         """
-        _ = self._judge  # the original's answers, before its weights are replaced
+        count = len(self.texts.judging)
+        self._tell = lambda done: step.update(done, 2 * count)
+        judge = self._judge  # the original's answers, before its weights are replaced
         with self.narrowed(precision), self._storing():
-            quality = self._judge.quality()
+            quality = judge.quality(tell=lambda done: step.update(count + done, 2 * count))
         counts = Counter(precision.of(names) for names in self.program.groups)
         return replace(quality, matrices={p: counts[p] for p in PRECISIONS if p in counts})
 
@@ -152,14 +167,16 @@ class JudgedModel:
         """
         _ = self._quick_judge
         ranking = []
-        for attr, (names, exact) in self.program.products.items():
+        for attr, names in self.program.names.items():
             narrow, wide = precision.of(names), wider.of(names)
-            saved = exact.numel() * (WEIGHT_BYTES[wide] - WEIGHT_BYTES[narrow])
-            if narrow != wide:
-                value = self.program.kept_value(attr, precision)
-                with self._places.replacing([(attr, value)]):
-                    ranking.append((names, self._quick_judge.quality().mean_kl, saved))
-                tell(len(ranking))
+            if narrow == wide:
+                continue
+            numbers = math.prod(self.program.shape(attr))
+            saved = numbers * (WEIGHT_BYTES[wide] - WEIGHT_BYTES[narrow])
+            value = self.program.kept_value(attr, precision)
+            with self._places.replacing([(attr, value)]):
+                ranking.append((names, self._quick_judge.quality().mean_kl, saved))
+            tell(len(ranking))
         ranking.sort(key=lambda item: -item[1] / item[2])
         return [(names, divergence) for names, divergence, _ in ranking]
 
@@ -168,11 +185,12 @@ class JudgedModel:
         """The weights of the product that makes the logits; () where no product does."""
         made = self._model.generation
         assert made is not None
-        if not self.program.products:
+        program = self.program
+        if not program.names:
             return ()
         (logits,) = [spec for spec in self._model.outputs if spec.name == made.spec.logits]
-        names, exact = list(self.program.products.values())[-1]
-        return names if exact.shape[-2] == logits.shape[-1] else ()
+        attr, names = list(program.names.items())[-1]
+        return names if program.shape(attr)[-2] == logits.shape[-1] else ()
 
     def default_precision(self, name: str) -> Precision:
         """The precision of that name as it is stored where nothing else is asked for.
@@ -203,14 +221,20 @@ class JudgedModel:
         if all(file.is_file() for file in files):
             with contextlib.suppress(CompileError):  # a damaged one is made again
                 return [replace(RoundedWeights.load(file), inputs=said) for file in files]
-        count = len(self.program.groups)
-        step.update(text=f"running {said}")
-        runs = [partial(self._logits, text) for text in texts]
+        roundable = self.program.roundable
+        asked = [self._by_product(precision) for precision in precisions]
+        count = sum(any(of[attr] in ROUNDED_PRODUCTS for of in asked) for attr in roundable)
+
+        def run(index: int) -> object:
+            step.update(index, len(texts), f"running {said}")
+            return self._logits(texts[index])
+
+        runs = [partial(run, index) for index in range(len(texts))]
         rounded = round_products(
-            self.program.roundable,
+            roundable,
             lambda attrs: self._places.moments(attrs, runs),
-            lambda done: step.update(text=f"rounding weights, {done} of {count} products"),
-            precisions=[self._by_product(precision) for precision in precisions],
+            lambda done: step.update(done, count, f"rounding weights, {done} of {count} products"),
+            precisions=asked,
         )
         for weights, file in zip(rounded, files, strict=True):
             weights.keep(file, files)
@@ -223,7 +247,7 @@ class JudgedModel:
 
     def _by_product(self, precision: Precision) -> dict[str, str]:
         """The precision's name of each product, by the packed attribute."""
-        return {attr: precision.of(names) for attr, (names, _) in self.program.products.items()}
+        return {attr: precision.of(names) for attr, names in self.program.names.items()}
 
     def _key(self, key: str) -> str:
         parts = hashlib.sha256(key.encode())

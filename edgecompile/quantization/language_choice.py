@@ -114,7 +114,7 @@ def resolve(
         return ResolvedPrecision(choice.precision, choice, quality=quality)
     step.update(text=f"running {texts.source}")
     bound = request.max_perplexity_ratio or MAX_PERPLEXITY_RATIOS[name]
-    quality = check_quality(judged.quality(precision), name, bound)
+    quality = check_quality(judged.quality(precision, step), name, bound)
     subject.notes.add(quality.describe(name), *rounding_notes(precision))
     return ResolvedPrecision(precision, quality=quality)
 
@@ -154,7 +154,7 @@ def _keep_checkpoint(subject: Subject, judged: JudgedModel, step: StepHandle) ->
         return ResolvedPrecision(found.precision)
     step.update(text=f"running {judged.texts.source}")
     bound = request.max_perplexity_ratio or MAX_PERPLEXITY_RATIOS[INT8]
-    quality = check_quality(judged.quality(found.precision), name, bound)
+    quality = check_quality(judged.quality(found.precision, step), name, bound)
     subject.notes.add(quality.describe(name))
     return ResolvedPrecision(found.precision, quality=quality)
 

@@ -7,8 +7,9 @@ learn which layers can't bear it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
 
 _ANY = Tolerance(0.0, 0.0)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -74,23 +76,26 @@ class QuantizedProgram:
         self._samples = [self._fit(item) for item in samples]
         self._expected = expected
         self._module = exported.program.module()
-        report = lower_graph(self._module)
-        self._exact: dict[str, Tensor] = {}
+        #: The weights of each product, which are the model's own rather than copies of them.
+        self._parts: dict[str, tuple[Tensor, ...]] = {}
+        report = lower_graph(self._module, unpacked=self._parts)
         self._current: dict[str, tuple[tuple[str, str], Tensor]] = {}
         self._moments: dict[str, Tensor] = {}  # of the products whose inputs are to be gathered
         self._share = 1.0  # what a row of the present sample counts in them
         self._rounds_activations = True
-        shapes: dict[str, tuple[int, int]] = {}
+        read = set()
         for node in self._module.graph.nodes:
             if node.target is ops.LINEAR:
                 # The weights are looked up by name, unpacked once and not for every run.
                 weight = str(node.args[1].target)
-                shapes[weight] = node.args[4], self._module.get_buffer(weight).shape[1]
+                if weight not in self._parts:
+                    continue
+                read.add(weight)
                 node.args = (node.args[0], weight, *node.args[2:])
                 node.target = self._product
             elif node.target is ops.GROUPED_LINEAR:
                 weight = str(node.args[1].target)
-                shapes[weight] = node.args[3], int(node.args[0].meta["val"].shape[1])
+                read.add(weight)
                 node.args = (node.args[0], weight, node.args[2])
                 node.target = self._grouped_product
             elif node.target is ops.PACKED_ROWS:
@@ -98,17 +103,8 @@ class QuantizedProgram:
                 node.target = self._rows
         graph = self._module.graph
         graph.eliminate_dead_code()
-        used = {node.target for node in graph.nodes if node.op == "get_attr"}
-        for attr, shape in shapes.items():
-            packed = self._module.get_buffer(attr)
-            if attr not in used:  # so that only one weight is held packed and unpacked at a time
-                delattr(self._module, attr)
-            if packed.dim() == 4:
-                self._exact[attr] = torch.stack([ops.unpack_weight(m, *shape) for m in packed])
-            else:
-                self._exact[attr] = ops.unpack_weight(packed, *shape)
         # What isn't one of these products (a recurrent layer's weight) is never narrowed.
-        self._names = {a: tuple(n) for a, n in report.packed.items() if a in self._exact}
+        self._names = {a: tuple(n) for a, n in report.packed.items() if a in read}
         #: Names of the tables of embeddings that are a product's weight, by the packed attribute.
         self.tables: Mapping[str, Sequence[str]] = report.tables
         #: The weights of each product.
@@ -150,8 +146,26 @@ class QuantizedProgram:
 
     @property
     def products(self) -> Mapping[str, tuple[tuple[str, ...], Tensor]]:
-        """The names and the exact float32 values of each product's weights, by the packed attribute."""
-        return {attr: (names, self._exact[attr]) for attr, names in self._names.items()}
+        """The names and the exact float32 values of each product's weights, by the packed attribute.
+
+        Weights below each other are joined when they are asked for, so that one product's are held at a time.
+        """
+        return _Asked(self._names, lambda attr: (self._names[attr], self._exact(attr)))
+
+    @property
+    def names(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of each product's weights, by the packed attribute."""
+        return self._names
+
+    def shape(self, attr: str) -> tuple[int, ...]:
+        """The sizes of a product's weights, below each other."""
+        first, *others = self._parts[attr]
+        rows = int(first.shape[0]) + sum(int(part.shape[0]) for part in others)
+        return (rows, *(int(size) for size in first.shape[1:]))
+
+    def _exact(self, attr: str) -> Tensor:
+        parts = self._parts[attr]
+        return parts[0].detach().contiguous() if len(parts) == 1 else torch.cat(parts).detach()
 
     def kept_value(self, attr: str, precision: Precision) -> Tensor:
         """The values that a precision keeps of a product's weights, which nothing here holds afterwards.
@@ -160,7 +174,7 @@ class QuantizedProgram:
             attr: the packed attribute.
             precision: the precision.
         """
-        exact = self._exact[attr]
+        exact = self._exact(attr)
         return _narrowed(attr, exact, precision.of(self._names[attr]), precision.rounded)
 
     def deviation(self, precision: Precision) -> Deviation:
@@ -221,23 +235,24 @@ class QuantizedProgram:
         return round_products(self.roundable, gather, tell)[0]
 
     @property
-    def roundable(self) -> dict[str, Tensor]:
+    def roundable(self) -> Mapping[str, Tensor]:
         """The weights that may be rounded for their inputs, by the packed attribute.
 
         Stacks are left to the nearest: each of their matrices meets rows of its own. So is what has
         a name that may be another tensor's in the next program.
         """
-        return {
-            attr: self._exact[attr]
+        attrs = [
+            attr
             for attr, names in self._names.items()
-            if self._exact[attr].dim() == 2 and not any(map(is_nameless, names))
-        }
+            if len(self.shape(attr)) == 2 and not any(map(is_nameless, names))
+        ]
+        return _Asked(attrs, self._exact)
 
     def _gather(self, attrs: Sequence[str], shares: Sequence[float]) -> Mapping[str, Tensor]:
         """The sums of ``xᵀ·x`` over the rows that some products get, all weights being exact."""
         for attr in self._names:
             self._narrow(attr, "fp32", None)
-        sizes = {attr: int(self._exact[attr].shape[1]) for attr in attrs}
+        sizes = {attr: self.shape(attr)[1] for attr in attrs}
         self._moments = {a: torch.zeros(k, k, dtype=torch.float64) for a, k in sizes.items()}
         with torch.no_grad():
             for inputs, share in zip(self._samples, shares, strict=True):
@@ -259,12 +274,11 @@ class QuantizedProgram:
 
     def _narrow(self, attr: str, name: str, rounded: Rounded | None) -> None:
         """Makes a weight what ``name`` keeps of it."""
-        exact = self._exact[attr]
         of_rounded = rounded is not None and name in ROUNDED_PRODUCTS
         state = name, rounded.digest if rounded is not None and of_rounded else ""
         if attr not in self._current or self._current[attr][0] != state:
             self._current.pop(attr, None)  # before there are two of them
-            self._current[attr] = state, _narrowed(attr, exact, name, rounded)
+            self._current[attr] = state, _narrowed(attr, self._exact(attr), name, rounded)
 
     def _fit(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Tensor]:
         """The inputs as tensors, padded to the program's length where it has only one."""
@@ -274,6 +288,29 @@ class QuantizedProgram:
             for spec in self._model.inputs
         }
         return to_tensors({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+
+
+class _Asked(Mapping[str, _T]):
+    """Values that are made when they are asked for.
+
+    Args:
+        keys: the keys.
+        make: a function from a key to its value.
+    """
+
+    def __init__(self, keys: Collection[str], make: Callable[[str], _T]) -> None:
+        self._keys, self._make = keys, make
+
+    def __getitem__(self, key: str) -> _T:
+        if key not in self._keys:
+            raise KeyError(key)
+        return self._make(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
 
 def _narrowed(attr: str, exact: Tensor, name: str, rounded: Rounded | None) -> Tensor:

@@ -114,6 +114,7 @@ class Judge:
         said: the texts, in words.
         real: whether they are the user's.
         narrow: run in float32, for a quick look.
+        tell: a function that gets the number of texts that the original has run.
 
     Raises:
         ModelError: the original fails, or its logits aren't finite.
@@ -127,6 +128,7 @@ class Judge:
         real: bool,
         *,
         narrow: bool = False,
+        tell: Callable[[int], None] = lambda done: None,
     ) -> None:
         self._logits, self._said, self._real = logits, said, real
         self._wide = not narrow
@@ -142,12 +144,18 @@ class Judge:
             self._texts.append(text)
             self._known.append(answer)
             room -= answer.numel()
+            tell(len(self._known))
 
-    def quality(self, other: Callable[[Tensor], Tensor] | None = None) -> Quality:
+    def quality(
+        self,
+        other: Callable[[Tensor], Tensor] | None = None,
+        tell: Callable[[int], None] = lambda done: None,
+    ) -> Quality:
         """The figures of the model as it is now.
 
         Args:
             other: what else is judged, a function such as ``logits``; None: the model.
+            tell: a function that gets the number of texts that were run.
 
         Raises:
             ModelError: it fails.
@@ -161,6 +169,7 @@ class Judge:
             picked = text[0, 1:, None]
             losses.append((theirs - ours).gather(1, picked)[:, 0])
             same.append((ours.argmax(-1) == theirs.argmax(-1)).double())
+            tell(len(same))
         kl, loss, top1 = torch.cat(divergences), torch.cat(losses), torch.cat(same)
         if not bool(kl.isfinite().all() and loss.isfinite().all()):
             kl, loss = kl.fill_(math.inf), loss.fill_(math.inf)

@@ -6,7 +6,7 @@ How far the rounded model lies from the original is the precision's error, which
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -65,7 +65,9 @@ class ReferenceModel:
         with nullcontext() if judged is None else judged.narrowed(self.compiled.precision):
             yield
 
-    def limit(self, cases: Sequence[Case]) -> list[Case]:
+    def limit(
+        self, cases: Sequence[Case], tell: Callable[[int], None] = lambda done: None
+    ) -> list[Case]:
         """The cases of the rounded model with their largest differences, within :meth:`running`.
 
         These are a tenth of the precision's tolerance; where kernels round activations, too, some times the
@@ -89,6 +91,7 @@ class ReferenceModel:
                 for name, error in errors.items()
             }
             made.append(replace(case, limits=limits))
+            tell(len(made))
         return made
 
     def _beside(self) -> AbstractContextManager[None]:
@@ -129,6 +132,6 @@ def find_reference_model(
     if judged.problem:
         return ReferenceModel(model, compiled)
     if quality is None:
-        quality = judged.quality(compiled.precision)
+        quality = judged.quality(compiled.precision, step)
         quality = check_quality(quality, name, MAX_PERPLEXITY_RATIOS[name])
     return ReferenceModel(model, compiled, judged, quality)

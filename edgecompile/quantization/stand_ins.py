@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.operators import ops
+from edgecompile.models.mapped import is_large, to_file
 from edgecompile.quantization.program import QuantizedProgram
 
 
@@ -27,12 +28,14 @@ class _Place:
             program reads its rows from the product's weight.
         begin, end: the rows.
         transposed: whether the modules hold the matrix as ``[K, N]``.
+        own: the weight itself.
     """
 
     owners: tuple[tuple[nn.Module, str], ...]
     begin: int
     end: int
     transposed: bool
+    own: Tensor
 
     def cut(self, matrix: Tensor) -> Tensor:
         rows = matrix[self.begin : self.end]
@@ -62,7 +65,7 @@ class StandIns:
         self._places: dict[str, list[_Place]] = {}
         #: Products whose weights the module doesn't hold as they are.
         self.missing: tuple[str, ...] = ()
-        for attr, (names, exact) in program.products.items():
+        for attr, (names, exact) in program.products.items():  # one product at a time
             places = _find_places(names, exact, held, program.tables.get(attr, ()))
             if places is None:
                 self.missing += (attr,)
@@ -70,17 +73,22 @@ class StandIns:
                 self._places[attr] = places
 
     @contextmanager
-    def replacing(self, values: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
-        """Lets the module have these values for as long as the context lasts.
+    def replacing(self, values: Iterable[tuple[str, Tensor | None]]) -> Iterator[None]:
+        """Lets the module have these values for as long as the context lasts; in files where they are many.
 
         Args:
-            values: pairs of a packed attribute and its values, taken one after another.
+            values: pairs of a packed attribute and its values, taken one after another. None: its own.
         """
         before: list[tuple[nn.Module, str, Any]] = []
+        places = [place for places in self._places.values() for place in places]
+        large = is_large(sum(place.own.numel() for place in places))
         try:
             for attr, matrix in values:
                 for place in self._places.get(attr, ()):
-                    weight = nn.Parameter(place.cut(matrix), requires_grad=False)
+                    weight: Any = place.own
+                    if matrix is not None:
+                        part = to_file(place.cut(matrix)) if large else place.cut(matrix)
+                        weight = nn.Parameter(part, requires_grad=False)
                     for owner, name in place.owners:
                         before.append((owner, name, owner._parameters[name]))
                         owner._parameters[name] = weight
@@ -120,7 +128,7 @@ class StandIns:
         sums = {
             attr: torch.zeros(k, k, dtype=torch.float64)
             for attr in attrs
-            for k in [int(self._program.products[attr][1].shape[1])]
+            for k in [self._program.shape(attr)[1]]
         }
         seen = dict.fromkeys(attrs, 0)
 
@@ -189,7 +197,7 @@ def _find_places(
             part = exact[begin : begin + rows]
             if part.shape == matrix.shape and torch.equal(part, matrix.to(part.dtype)):
                 both = (*owners, *(owner for owner in shared if owner not in owners))
-                places.append(_Place(both, begin, begin + rows, transposed))
+                places.append(_Place(both, begin, begin + rows, transposed, weight))
                 begin += rows
                 break
         else:

@@ -23,8 +23,7 @@ from edgecompile.models.samples import Samples, SampleTexts, draw_samples, text_
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import Precision
-from edgecompile.quantization import files
-from edgecompile.quantization import program as program_module
+from edgecompile.quantization import files, gptq
 from edgecompile.quantization.calibrated import _samples, can_round, round_for
 from edgecompile.quantization.files import load_precision, save_precision
 from edgecompile.quantization.gptq import (
@@ -236,26 +235,34 @@ def test_a_programs_products_are_rounded_for_its_inputs(tmp_path: Path) -> None:
     assert program.deviation(better) == found
 
 
-def test_packed_weights_go_as_they_are_unpacked(
+def test_a_program_packs_nothing_and_holds_no_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modules: list[torch.fx.GraphModule] = []
-    left: list[int] = []
-    lower, unpack = program_module.lower_graph, ops.unpack_weight
-
-    def lower_and_note(module: torch.fx.GraphModule) -> object:
-        modules.append(module)
-        return lower(module)
-
-    def unpack_and_count(packed: Tensor, n: int, k: int) -> Tensor:
-        left.append(sum(name.startswith("ecpack_") for name, _ in modules[0].named_buffers()))
-        return unpack(packed, n, k)
-
-    monkeypatch.setattr(program_module, "lower_graph", lower_and_note)
-    monkeypatch.setattr(ops, "unpack_weight", unpack_and_count)
     model = load_model("tests.factories.tiny_models:masked_mlp")
+    monkeypatch.setattr(ops, "pack_weight", Mock(side_effect=AssertionError("it packs")))
     program = narrowed_program(model, tmp_path, draw_samples(model, LENGTHS, 16), 16)
-    assert left == list(reversed(range(len(program.groups)))) and len(left) > 1
+    own = {weight.data_ptr() for weight in model.module.parameters()}
+    assert len(program.products) == len(program.groups) > 1
+    for attr, (_, exact) in program.products.items():
+        assert program.shape(attr) == tuple(exact.shape)
+        assert exact.data_ptr() in own
+    with pytest.raises(KeyError):
+        program.products["another"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
+def test_large_weights_are_rounded_in_parts(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(2)
+    weight, rows = torch.randn(150, 96), correlated_rows(64, 96, 1).to(torch.float64)
+    whole = ops.pack_weight(weight, precision)
+    rounded = round_matrix(weight, rows.t() @ rows, precision) if "int" in precision else whole
+    monkeypatch.setattr(ops, "_AT_ONCE", 40 * 96)
+    monkeypatch.setattr(gptq, "_AT_ONCE", 40 * 96)
+    assert torch.equal(ops.pack_weight(weight, precision), whole)
+    if "int" in precision:
+        assert torch.equal(round_matrix(weight, rows.t() @ rows, precision), rounded)
 
 
 def test_rows_count_what_their_sample_does(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from edgecompile.errors import ModelError, UsageError, VerificationError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
+from edgecompile.models import mapped
 from edgecompile.models.language_texts import LanguageTexts, language_texts
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.options import LoadOptions
@@ -272,15 +274,35 @@ def test_narrow_weights_are_held_no_longer_than_they_are_used(judged: JudgedMode
     attr = next(iter(judged.program.products))
     whole, narrow = judged.program.products[attr][1], judged.program.kept_value(attr, precision)
     assert not torch.equal(whole, narrow)
-    assert judged.program.kept_value(attr, FP32) is whole
+    assert torch.equal(judged.program.kept_value(attr, FP32), whole)
     used = weakref.ref(narrow)
     with judged._places.replacing([(attr, narrow)]):
         del narrow
         assert used() is not None or any(place.transposed for place in judged._places._places[attr])
     assert used() is None
-    # Nor does the program hold the packed weights beside the exact ones.
-    held = sum(buffer.numel() for buffer in judged.program._module.buffers())
-    assert held < sum(exact.numel() for _, exact in judged.program.products.values())
+    # Nor does the program hold copies: weights that stand alone are the model's own.
+    own = {weight.data_ptr() for weight in judged._model.module.parameters()}
+    alone = [attr for attr, names in judged.program.names.items() if len(names) == 1]
+    assert len(alone) > 1
+    assert all(judged.program.products[attr][1].data_ptr() in own for attr in alone)
+    tensors = judged.program._module.state_dict().values()
+    assert {t.data_ptr() for t in tensors if t.dim() > 1 and t.is_floating_point()} <= own
+
+
+def test_weights_in_files_are_judged_alike(
+    judged: JudgedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[float | None, float | None]] = []
+    step = Mock(update=lambda done=None, total=None, text=None: told.append((done, total)))
+    expected = judged.quality(INT8)
+    monkeypatch.setattr(mapped, "_LEAST", 1 << 12)
+    monkeypatch.setattr(mapped, "_LEAST_OF_ONE", 1 << 10)
+    maps = Path("/proc/self/maps")
+    with judged.narrowed(INT8):
+        assert maps.read_text().count("edgecompile-weights-") > 4
+    assert judged.quality(INT8, step) == expected
+    count = len(judged.texts.judging)
+    assert told == [(count + done, 2 * count) for done in range(1, count + 1)]
 
 
 def test_texts_are_judged_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:

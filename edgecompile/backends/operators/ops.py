@@ -48,6 +48,8 @@ BLOCK = 64
 #: Inputs whose int4 weights share a scale.
 HALF_BLOCK = 32
 _NIBBLES = BLOCK * PANEL // 2
+#: Numbers that are packed at once: a table of tokens can have hundreds of millions.
+_AT_ONCE = 1 << 25
 
 #: A block of activations whose largest value is over this many times its row's root mean square is
 #: rounded more finely: a few channels of a transformer are that large in every row, and the others'
@@ -77,6 +79,9 @@ def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
     float16.
     """
     n, k = weight.shape
+    rows = max(1, _AT_ONCE // max(k, 1) // PANEL) * PANEL
+    if n > rows:  # narrowing takes several copies in float64
+        return torch.cat([pack_weight(part, precision) for part in weight.split(rows)])
     if precision == "int4":
         return pack_int4(*_quantise_int4(weight.detach().to(torch.float32)))
     panels = -(-n // PANEL)

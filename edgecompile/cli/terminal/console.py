@@ -24,6 +24,8 @@ _TITLE_WIDTH = 30
 _TIME_WIDTH = 12
 # A log shows life this often while a step runs.
 _LOG_SECONDS = 15.0
+# Over less time neither a pace nor the rest is told.
+_LEAST_SECONDS = 3.0
 
 
 class _Elapsed(ProgressColumn):
@@ -53,16 +55,22 @@ class _Step:
         self._done: float = 0.0
         self._total: float | None = None
         self._text = ""
-        self._last_log = time.monotonic()
+        self._last_log = self._begin = time.monotonic()
+        self._first: float = 0.0  # units that were done when the present total was given
         self.notes: list[str] = []
 
     def update(
         self, done: float | None = None, total: float | None = None, text: str | None = None
     ) -> None:
+        restarted = (total is not None and total != self._total) or (done or 0) < self._done
+        if done is not None and restarted:
+            self._begin, self._first = time.monotonic(), done
+        if done is None and self._total is not None and self._done >= self._total:
+            self._done, self._total = 0.0, None  # other work follows, of which no end is known
         self._done = self._done if done is None else done
         self._total = self._total if total is None else total
         self._text = self._text if text is None else text
-        count = "" if self._total is None else f"{self._done:g}/{self._total:g}"
+        count = "" if self._total is None else f"{self._done:g}/{self._total:g}{self._left()}"
         if self._live is not None and self._task is not None:
             self._live.update(
                 self._task, completed=self._done, total=self._total, text=self._text, count=count
@@ -70,6 +78,16 @@ class _Step:
         elif time.monotonic() - self._last_log > _LOG_SECONDS:
             self._last_log = time.monotonic()
             self._console.say(f"  {self._title} … {count} {self._text}".rstrip())
+
+    def _left(self) -> str:
+        """The time that the rest takes at the pace so far; "" where it is short or not known."""
+        passed, made = time.monotonic() - self._begin, self._done - self._first
+        if self._total is None or made <= 0 or passed < _LEAST_SECONDS:
+            return ""
+        left = passed / made * (self._total - self._done)
+        if left < _LEAST_SECONDS:
+            return ""
+        return f", {format_duration(left if left < 60 else 60 * round(left / 60))} left"
 
     def note(self, text: str) -> None:
         self.notes.append(text)

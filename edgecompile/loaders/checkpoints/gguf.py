@@ -33,6 +33,7 @@ from edgecompile.loaders.folders.pretrained import (
     quiet,
 )
 from edgecompile.models.loaded import LoadedModel, ModelSource
+from edgecompile.models.mapped import widen
 from edgecompile.models.modules import describe_error
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import find_task
@@ -137,7 +138,7 @@ def _load(header: GgufHeader) -> Any:
             ignore_mismatched_sizes=True,  # they are reported instead, all of them
             output_loading_info=True,
         )
-    model = model.eval().float()
+    widen(model.eval())
     check_loading(path, model, info, find_task(CAUSAL_LM))
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):

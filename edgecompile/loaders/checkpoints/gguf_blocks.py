@@ -1,7 +1,7 @@
-"""The matrices of a GGUF file, those of Q4_0, Q4_1 and Q8_0 on their grids.
+"""The matrices of a GGUF file, those of Q4_0, Q4_1, Q8_0 and MXFP4 on their grids.
 
-The layouts are those of ``block_q4_0``, ``block_q4_1`` and ``block_q8_0`` in ggml's ``ggml-common.h``: blocks of 32
-numbers, each with a half precision scale before its values, and in Q4_1 the block's least value between them.
+The layouts are those of ``block_q4_0``, ``block_q4_1``, ``block_q8_0`` and ``block_mxfp4`` in ggml's ``ggml-common.h``:
+blocks of 32 numbers, each with a scale before its values, and in Q4_1 the block's least value between them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from edgecompile.loaders.checkpoints.gguf_header import GgufHeader, StoredTensor
+from edgecompile.loaders.checkpoints.mxfp4 import MXFP4_FORM, grid_of_codes
 from edgecompile.models.stored import GridValues, StoredMatrix, StoredWeights
 
 #: Half precision numbers at the beginning of a block, by the form's name.
@@ -31,11 +32,15 @@ def stored_weights(header: GgufHeader) -> StoredWeights:
     return StoredWeights(
         "GGUF",
         [
-            StoredMatrix(name, tensor.form.name, partial(_read, header.path, tensor))
+            StoredMatrix(name, _said(tensor.form.name), partial(_read, header.path, tensor))
             for name, tensor in header.tensors.items()
             if len(tensor.shape) > 1
         ],
     )
+
+
+def _said(form: str) -> str:
+    return MXFP4_FORM if form == "MXFP4" else form
 
 
 def _read(path: Path, tensor: StoredTensor) -> GridValues | Tensor:
@@ -45,6 +50,11 @@ def _read(path: Path, tensor: StoredTensor) -> GridValues | Tensor:
     if form.name in _FLOATS:
         bits = torch.from_numpy(np.array(data)).view(_FLOATS[form.name])
         return bits.view(-1, k).to(torch.float32)
+    if form.name == "MXFP4":
+        blocks = np.array(data[:, 1:])
+        codes = torch.from_numpy(np.concatenate([blocks & 15, blocks >> 4], 1).reshape(-1, k))
+        powers = torch.from_numpy(np.array(data[:, 0])).view(len(codes), -1)
+        return grid_of_codes(tensor.name, codes, powers)
     if form.name not in _ON_GRIDS:
         from gguf import GGMLQuantizationType, quants
 

@@ -1,8 +1,9 @@
-"""Packed weights of Hugging Face folders: GPTQ, AWQ, and compressed-tensors' "pack-quantized".
+"""Packed weights of Hugging Face folders: GPTQ, AWQ, MXFP4, and compressed-tensors' "pack-quantized".
 
 The layouts are those of AutoGPTQ's ``QuantLinear`` (``qlinear_cuda_old.py``; "gptq_v2" of GPTQModel), AutoAWQ's
-``WQLinear_GEMM`` (``gemm.py``) and compressed-tensors' ``pack_to_int32`` (``pack_quantized.py``). All of them store a
-whole number, a scale and a zero for each group of inputs: ``scale * (value - zero)``.
+``WQLinear_GEMM`` (``gemm.py``) and compressed-tensors' ``pack_to_int32`` (``pack_quantized.py``). These store a
+whole number, a scale and a zero for each group of inputs: ``scale * (value - zero)``. Blocks of MXFP4 are told in
+:mod:`edgecompile.loaders.checkpoints.mxfp4`; gpt-oss stores its experts' in stacks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from edgecompile.errors import ModelError
-from edgecompile.loaders.checkpoints.packing import AWQ, GPTQ, PACKED, Packing
+from edgecompile.loaders.checkpoints.mxfp4 import unpack_mxfp4
+from edgecompile.loaders.checkpoints.packing import AWQ, GPTQ, MXFP4, PACKED, Packing
 from edgecompile.models.stored import GridValues
 
 #: Parts of a packed weight by method: the one that names it, then the others it has to have, then those it may have.
@@ -22,7 +24,9 @@ _PARTS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     GPTQ: ("qweight", ("scales", "qzeros"), ("g_idx",)),
     AWQ: ("qweight", ("scales", "qzeros"), ()),
     PACKED: ("weight_packed", ("weight_scale", "weight_shape"), ("weight_zero_point", "weight_g_idx")),
+    MXFP4: ("blocks", ("scales",), ()),
 }  # fmt: skip
+_PACKED_FLOATS = ("weight_packed", ("weight_scale",), ())
 #: The column of each number of an int32 of AWQ.
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -33,24 +37,28 @@ def packed_weights(packing: Packing, names: set[str]) -> dict[str, dict[str, str
     Raises:
         ModelError: a part is missing.
     """
-    first, needed, optional = _PARTS[packing.method]
+    own, of_experts = _PARTS[packing.method], packing.method == MXFP4
+    first, needed, optional = _PACKED_FLOATS if packing.floats and not of_experts else own
     found = {}
     for name in sorted(names):
-        prefix, dot, part = name.rpartition(".")
+        # gpt-oss stores a stack named a.b as a.b_blocks.
+        prefix, mark, part = name.rpartition("_" if of_experts else ".")
         if part != first:
             continue
-        lacking = [other for other in needed if f"{prefix}{dot}{other}" not in names]
+        lacking = [other for other in needed if f"{prefix}{mark}{other}" not in names]
         if lacking:
             raise ModelError(f"{name}: the weights lack {', '.join(lacking)} beside it")
         parts = (first, *needed, *optional)
-        found[f"{prefix}{dot}weight"] = {
-            part: full for part in parts if (full := f"{prefix}{dot}{part}") in names
+        found[prefix if of_experts else f"{prefix}{mark}weight"] = {
+            part: full for part in parts if (full := f"{prefix}{mark}{part}") in names
         }
     return found
 
 
 def unpack(packing: Packing, name: str, parts: Mapping[str, Tensor]) -> GridValues | Tensor:
     """A packed weight on its grid; as float32 numbers where inputs of a group lie apart.
+
+    Matrices ``[N, K]`` of a stack of experts stand below each other.
 
     Args:
         packing: the folder's.
@@ -60,6 +68,13 @@ def unpack(packing: Packing, name: str, parts: Mapping[str, Tensor]) -> GridValu
     Raises:
         ModelError: its parts contradict each other, or have values that no weight has.
     """
+    if packing.method == MXFP4:
+        blocks, scales = parts["blocks"], parts["scales"]
+        wide = blocks.dim() == 4 and scales.shape == blocks.shape[:3]
+        _require(wide, name, f"it has scales of {list(scales.shape)} for {list(blocks.shape)}")
+        return unpack_mxfp4(name, blocks.flatten(2).flatten(0, 1), scales.flatten(0, 1))
+    if packing.floats:
+        return unpack_mxfp4(name, parts["weight_packed"], parts["weight_scale"])
     if packing.method == PACKED:
         values, scales, zeros = _unpack_compressed(packing, name, parts)
     else:

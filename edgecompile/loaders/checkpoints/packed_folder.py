@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from edgecompile.errors import ModelError
+from edgecompile.loaders.checkpoints.mxfp4 import MXFP4_FORM
 from edgecompile.loaders.checkpoints.packed import packed_weights, unpack
-from edgecompile.loaders.checkpoints.packing import Packing, read_packing
+from edgecompile.loaders.checkpoints.packing import MXFP4, Packing, read_packing
 from edgecompile.loaders.folders.files import find_weights
+from edgecompile.models.mapped import is_large, to_file
 from edgecompile.models.stored import GridValues, StoredMatrix, StoredWeights
 
 
@@ -33,7 +35,7 @@ class PackedFolder:
     weights: Mapping[str, Mapping[str, str]]
 
     def state(self) -> dict[str, Tensor]:
-        """All tensors in float32 by the names that the plain folder would have.
+        """All tensors in float32 by the names that the plain folder would have; many are held in files.
 
         Raises:
             ModelError: a packed weight is damaged.
@@ -41,16 +43,30 @@ class PackedFolder:
         parts = {name for names in self.weights.values() for name in names.values()}
         state = {name: _read(self.places[name], name) for name in self.places if name not in parts}
         state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
+        count = sum(tensor.numel() for tensor in state.values())
         for name in self.weights:
             rows = self._rows(name)
-            state[name] = rows if isinstance(rows, Tensor) else rows.numbers()
+            numbers = self._in_shape(name, rows if isinstance(rows, Tensor) else rows.numbers())
+            count += numbers.numel()
+            state[name] = to_file(numbers) if is_large(count) else numbers
         return state
+
+    def _in_shape(self, name: str, rows: Tensor) -> Tensor:
+        """Rows as the model holds them: a stack of experts is ``[E, K, N]`` there."""
+        if self.packing.method != MXFP4:
+            return rows
+        full = self.weights[name]["blocks"]
+        count = _read(self.places[full], full).shape[0]
+        return rows.view(count, -1, rows.shape[1]).transpose(1, 2).contiguous()
 
     def stored(self) -> StoredWeights:
         """The packed weights, which are read when they are asked for, and the others by their type."""
         matrices = []
         for name in self.weights:
             form = f"{self.packing.bits} bits"
+            if self.packing.floats:
+                of_experts = self.packing.method == MXFP4
+                form = "MXFP4 of experts (held as float32)" if of_experts else MXFP4_FORM
             if isinstance(self._rows(name), Tensor):
                 form += " without a grid of its own"
             matrices.append(StoredMatrix(name, form, partial(self._rows, name)))

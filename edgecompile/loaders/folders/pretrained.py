@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from edgecompile.errors import MissingDependencyError, ModelError
+from edgecompile.models.mapped import widen
 from edgecompile.models.modules import describe_error
 from edgecompile.models.tasks import SEQ2SEQ_LM, Task, architecture_of
 
@@ -91,7 +92,7 @@ def load_pretrained(
                 model.generation_config = settings
         except Exception as exc:
             raise _load_error(folder, config, transformers.__version__, exc) from exc
-    model = model.eval().float()
+    widen(model.eval())
     check_loading(folder, model, info, task)
     generates = task.name == SEQ2SEQ_LM
     if model.config.is_encoder_decoder and not (

@@ -118,3 +118,33 @@ def test_texts_of_a_bundle_bring_no_escape_sequences(capsys: pytest.CaptureFixtu
     evil = "\x1b[31mred\x07\x9b2J"
     print_data(stack(facts([("built by", evil)]), table(("library",), [(evil,)])), sys.stdout)
     assert capsys.readouterr().out.count("?[31mred??2J") == 2
+
+
+def test_a_step_tells_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    lines = []
+    with Console(stream=stream).step("round") as step:
+        for seconds, done, total, text in (
+            (0, 0, 12, "calibrating"),
+            (20, 4, 12, None),
+            (40, 12, 12, None),
+            (60, 0, 100, "rounding"),
+            (80, 1, 100, None),
+            (100, 50, 100, None),
+            (120, 100, 100, None),
+            (140, None, None, "running eager"),
+        ):
+            now[0] = float(seconds)
+            step.update(done, total, text)
+            lines.append(stream.getvalue().splitlines()[-1:])
+    assert [line[0].strip() for line in lines[1:]] == [
+        "round … 4/12, 40.0 s left calibrating",
+        "round … 12/12 calibrating",
+        "round … 0/100 rounding",
+        "round … 1/100, 33 min 00 s left rounding",
+        "round … 50/100, 40.0 s left rounding",
+        "round … 100/100 rounding",
+        "round …  running eager",
+    ]

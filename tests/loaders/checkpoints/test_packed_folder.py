@@ -20,6 +20,7 @@ from edgecompile.loaders.checkpoints.packed import packed_weights, unpack
 from edgecompile.loaders.checkpoints.packing import AWQ, GPTQ, PACKED, Packing
 from edgecompile.loaders.kinds import check_form
 from edgecompile.loaders.load import load_model
+from edgecompile.models import mapped
 from edgecompile.models.stored import GridValues
 from tests.factories.packed_folders import (
     Parts,
@@ -137,7 +138,6 @@ def test_weights_that_contradict_themselves_are_refused(
     ("settings", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "quantized by 'bitsandbytes', which isn't read"),
-        ({"quant_method": "mxfp4"}, "quantized by 'mxfp4', which isn't read"),
         ([4], "quantized by None"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 32}, "gptq weights of another kind"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "the group .* is 0"),
@@ -172,3 +172,17 @@ def test_a_folder_that_packs_nothing_is_refused(floats: Path, tmp_path: Path) ->
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="quantized by gptq, but none is"):
         load_model(folder)
+
+
+def test_many_numbers_are_held_in_files(
+    floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(floats, folder)
+    numbers = pack_folder(folder, AWQ, partial(pack_awq, group=32))
+    monkeypatch.setattr(mapped, "_LEAST", 1 << 12)
+    monkeypatch.setattr(mapped, "_LEAST_OF_ONE", 1 << 10)
+    weights = dict(load_model(folder).module.named_parameters())
+    assert Path("/proc/self/maps").read_text().count("edgecompile-weights-") >= len(numbers)
+    for name, expected in numbers.items():
+        assert torch.equal(weights[f"model.{name}"].detach(), expected), name

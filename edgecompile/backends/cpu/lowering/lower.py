@@ -8,6 +8,7 @@ recognise stays as it is: Inductor generates code for it or calls the runtime's 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +59,19 @@ _COPYING_VIEWS = {
 }
 
 
-def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
+def lower_graph(
+    gm: GraphModule,
+    precision: Precision = FP32,
+    *,
+    unpacked: dict[str, tuple[Tensor, ...]] | None = None,
+) -> LoweringReport:
     """Rewrites ``gm`` in place, with the linears' weights in ``precision``.
+
+    Args:
+        gm: an exported program's module.
+        precision: the precision.
+        unpacked: a dict that gets the weights of each product, below each other, by the packed attribute.
+            Those are on the meta device then: nothing is packed.
 
     Constants that are only read through packed weights are removed from the module; every
     constant that remains is contiguous, so that the weights file can hold it as it is.
@@ -78,7 +90,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     lower_convolutions(low)
 
     # Rounding errors of recurrent weights would add up from step to step.
-    exactly, packer = _Packer(gm, low.report, FP32), _Packer(gm, low.report, precision)
+    exactly, packer = _Packer(gm, low.report, FP32), _Packer(gm, low.report, precision, unpacked)
     lower_recurrences(low, exactly.add)
     lower_grouped(low, packer.add)
     _lower_linears(packer)
@@ -114,6 +126,7 @@ class _Packer:
     gm: GraphModule
     report: LoweringReport
     precision: Precision
+    unpacked: dict[str, tuple[Tensor, ...]] | None = None
 
     def add(self, weight: Tensor, *names: str) -> str:
         """Registers a packed matrix ``[N, K]``, or a stack ``[E, N, K]``; returns its attribute.
@@ -122,10 +135,20 @@ class _Packer:
             weight: float32.
             names: the names of the constants that it is made of.
         """
+        return self.add_merged((weight,), names)
+
+    def add_merged(self, weights: Sequence[Tensor], names: Sequence[str]) -> str:
+        """As :meth:`add` of matrices below each other."""
         attr = packed_name(names)
         if hasattr(self.gm, attr):
             return attr
         chosen = self.precision.of(names)
+        if self.unpacked is not None:
+            self.unpacked[attr] = tuple(weights)
+            self.gm.register_buffer(attr, torch.empty(0, device="meta"))
+            self.report.packed[attr] = list(names)
+            return attr
+        weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
         rounded = self.precision.rounded if weight.dim() == 2 else None
         packed = None if rounded is None else rounded.take(attr, weight, chosen)
         if weight.dim() == 3:
@@ -267,8 +290,7 @@ def _emit_linear(packer: _Packer, match: _Linear) -> None:
 def _emit_merged(packer: _Packer, group: list[_Linear]) -> None:
     gm, first = packer.gm, group[0].node
     widths = [int(m.weight.shape[0]) for m in group]
-    weight = torch.cat([match.weight for match in group])
-    attr = packer.add(weight, *(match.weight_name for match in group))
+    attr = packer.add_merged([m.weight for m in group], [m.weight_name for m in group])
     bias = None
     # A merged bias is a new constant with a name of its own: weights may be shared, biases not.
     if group[0].bias is not None:
