@@ -21,6 +21,8 @@ CACHE_PRECISIONS = ("fp32", "bf16")
 FOR_GENERATION = ("max_context", "cache_precision", "lookup")
 #: How token embeddings become one, in the order in which sentence-transformers concatenates several.
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+#: How a masked language model's logits become one weight for each word of the vocabulary.
+SPLADE = "splade"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class LoadOptions:
         task: the task of a folder's model, a name of :data:`edgecompile.models.tasks.TASKS`; None:
             what its config.json says.
         pooling: the pooling of a text's token embeddings into one, a name of
-            :data:`POOLING_MODES`; for folders without modules.json.
+            :data:`POOLING_MODES`, or :data:`SPLADE` of a masked language model's logits; for
+            folders without modules.json.
         normalize: divides the embedding by its Euclidean norm.
         softmax: compiles in the softmax behind a classifier.
         image_size: height and width, each one size or (smallest, largest); None: what the folder says.
@@ -74,7 +77,7 @@ class LoadOptions:
             pad=_pads,
             name=checks.text,
             task=partial(checks.choice, choices=(None, *TASK_NAMES)),
-            pooling=partial(checks.choice, choices=(None, *POOLING_MODES)),
+            pooling=partial(checks.choice, choices=(None, *POOLING_MODES, SPLADE)),
             normalize=checks.flag,
             softmax=checks.flag,
             image_size=_image_size,
