@@ -71,18 +71,19 @@ def narrow(rows: Any, precision: str, ranges: "Optional[Tuple[Any, Any]]" = None
     Raises:
         InputError: a number is NaN or infinite, which bytes can't hold.
     """
-    rows = np.asarray(rows, np.float32)
+    wide: NDArray[Any] = np.asarray(rows, np.float32)
     if precision == "float32":
-        return rows
-    if not np.isfinite(rows).all():
+        return wide
+    if not np.isfinite(wide).all():
         raise InputError("an embedding holds NaN or infinities, which {} lacks".format(precision))
+    codes: NDArray[Any]
     if precision.endswith("binary"):
-        codes = np.packbits(rows > 0, axis=1)
+        codes = np.packbits(wide > 0, axis=1)
     else:
         assert ranges is not None
         low, high = (np.asarray(ends, np.float64) for ends in ranges)
         step = (high - low) / _STEPS
-        share = np.divide(rows - low, step, out=np.zeros(rows.shape), where=step > 0)
+        share = np.divide(wide - low, step, out=np.zeros(wide.shape), where=step > 0)
         codes = np.clip(np.rint(share), 0, _STEPS).astype(np.uint8)
     if precision.startswith("u"):
         return codes
