@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from edgecompile.quantization.embeddings import NEAREST, compare, vectors_of
+from edgecompile.quantization.embeddings import NEAREST, choose_ends, compare, vectors_of
 from edgecompile.runtime.text.embedding import narrow
 
 
@@ -62,6 +62,22 @@ def test_figures_are_counted(precision: str) -> None:
     correlation = spearman([wanted[p] for p in half], [other[p] for p in half])
     assert got.correlation == pytest.approx(correlation, abs=2e-3)
     assert 0.5 < got.correlation < 1
+
+
+def test_one_step_keeps_angles_unless_few_numbers_are_large() -> None:
+    rows = drawn()
+    low, high = choose_ends(rows)
+    step = np.abs(rows).max() / 127
+    np.testing.assert_allclose(low, np.full(16, -128 * step), rtol=1e-3)
+    np.testing.assert_allclose(high, np.full(16, 127 * step), rtol=1e-3)
+    own = compare(rows, vectors_of(rows, "int8", (rows.min(0), rows.max(0))))
+    assert compare(rows, vectors_of(rows, "int8", (low, high))).nearest > own.nearest
+    rows[:, 3] += 500
+    low, high = choose_ends(rows)
+    np.testing.assert_allclose(low, rows.min(0), rtol=1e-3)
+    np.testing.assert_allclose(high, rows.max(0), rtol=1e-3)
+    for ends in (low, high):
+        assert all(float(f"{end:.4g}") == end for end in ends)
 
 
 def test_the_same_embeddings_are_alike_and_others_not() -> None:
