@@ -23,6 +23,8 @@ FOR_GENERATION = ("max_context", "cache_precision", "lookup")
 FOR_ONNX = ("fixed_input", "input_shape", "state")
 #: How token embeddings become one, in the order in which sentence-transformers concatenates several.
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+#: How a masked language model's logits become one weight for each word of the vocabulary.
+SPLADE = "splade"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class LoadOptions:
         task: the task of a folder's model, a name of :data:`edgecompile.models.tasks.TASKS`; None:
             what its config.json says.
         pooling: the pooling of a text's token embeddings into one, a name of
-            :data:`POOLING_MODES`; for folders without modules.json.
+            :data:`POOLING_MODES`, or :data:`SPLADE` of a masked language model's logits; for
+            folders without modules.json.
         normalize: divides the embedding by its Euclidean norm.
         softmax: compiles in the softmax behind a classifier.
         image_size: height and width, each one size or (smallest, largest); None: what the folder says.
@@ -82,7 +85,7 @@ class LoadOptions:
             pad=_numbers,
             name=checks.text,
             task=partial(checks.choice, choices=(None, *TASK_NAMES)),
-            pooling=partial(checks.choice, choices=(None, *POOLING_MODES)),
+            pooling=partial(checks.choice, choices=(None, *POOLING_MODES, SPLADE)),
             normalize=checks.flag,
             softmax=checks.flag,
             image_size=_image_size,

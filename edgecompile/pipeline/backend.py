@@ -84,6 +84,7 @@ class Job:
             self.compiled,
             sizes=self.subject.asked.sizes,
             cost=planned.cost,
+            texts=run.options.texts,
             samples=resolved.samples,
             choice=resolved.choice,
             quality=resolved.quality,

@@ -36,12 +36,13 @@ from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.folders.chat import read_chat
 from edgecompile.loaders.folders.text_settings import describe_texts
 from edgecompile.models.loaded import ENCODER, LoadedModel
-from edgecompile.models.samples import Samples
+from edgecompile.models.samples import Samples, SampleTexts
 from edgecompile.pipeline.origin import find_origin
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.server import ServerPlan, measure_server
 from edgecompile.precision import FP32, TOLERANCES, Precision, min_cosine
 from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.quantization.embeddings import find_ranges
 from edgecompile.quantization.quality import Quality
 from edgecompile.quantization.reference import RoundedCases, round_cases
 from edgecompile.quantization.rounded_model import ReferenceModel, find_reference_model
@@ -65,6 +66,7 @@ class Contents:
         compiled: the programs of these buckets, or of one that all of them share.
         sizes: the traffic that the plan was made for, for the reports.
         cost: the cost of a bucket, for the reports.
+        texts: the user's texts, for the ranges of embeddings.
         samples: inputs to verify with beside those of :func:`edgecompile.bundle.cases.make_cases`.
         choice: the record of choosing the precision, for the reports.
         quality: the figures of a language model's narrow weights; None: they aren't known yet.
@@ -79,6 +81,7 @@ class Contents:
     compiled: CompiledModel
     sizes: LengthDistribution | JointDistribution | None = None
     cost: BucketCost | None = None
+    texts: SampleTexts | None = None
     samples: Samples | None = None
     choice: PrecisionChoice | None = None
     quality: Quality | None = None
@@ -134,6 +137,15 @@ def pack_bundle(
     quality = reference.quality
     if quality is not None:
         manifest = manifest._replace(plan={**manifest.plan, "quality": quality.to_json()})
+    if contents.texts is not None:
+        step.update(text="running texts")
+    found = find_ranges(contents.model, manifest, contents.texts, contents.plan.max_length)
+    if found is not None:
+        manifest = manifest._replace(
+            ranges={found.output: (found.low, found.high)},
+            plan={**manifest.plan, "embeddings": found.to_json()},
+        )
+        notes = (*notes, found.describe())
     with reference.running():
         step.update(text="running eager")
         cases, always = _cases(contents, manifest.tolerance, seed)

@@ -120,7 +120,9 @@ def pack_libraries(
     sizes, tokenizer = left_sizes(work), run.options.keep_tokenizer
     plan = with_padding(plan, model)
     with Staging(request.bundle, force=request.force) as staging:
-        contents = Contents(model, plan, compiled, sizes=sizes, tokenizer=tokenizer)
+        contents = Contents(
+            model, plan, compiled, sizes=sizes, texts=run.options.texts, tokenizer=tokenizer
+        )
         return stages.pack(run, contents, staging)
 
 

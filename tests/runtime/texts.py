@@ -25,13 +25,15 @@ TEXT: dict[str, Any] = {
     "default_prompt": "query",
 }
 LABELS: dict[str, Any] = {"embedding": ["up", "down", "left over", "träge"]}
+RANGES: dict[str, Any] = {"embedding": [[-1, -0.5, 0, 2], [1.0, 0.25, 0, 1e3]]}
 
 
 def add_texts(bundle: DummyBundle, tokenizer: bytes = b"{}") -> None:
-    """Gives a bundle a tokenizer, by default one that is none, and labels."""
+    """Gives a bundle a tokenizer, by default one that is none, labels and ranges."""
     bundle.files[TOKENIZER] = tokenizer
     bundle.document["text"] = copy.deepcopy(TEXT)
     bundle.document["labels"] = copy.deepcopy(LABELS)
+    bundle.document["ranges"] = copy.deepcopy(RANGES)
 
 
 #: The ids and the mask have a size that follows from another input's.
@@ -83,6 +85,19 @@ HOSTILE_TEXTS: list[tuple[str, str, Any, str]] = [
     ("label-form", "labels.embedding.1", "x" * 201, "must be 1 to 200 printable"),
     ("label-form", "labels.embedding.1", "\x1b[2J", "must be 1 to 200 printable"),
     ("label-form", "labels.embedding.1", "a\u202eb", "must be 1 to 200 printable"),
+    ("key-type", "ranges", [[0], [1]], "ranges: must be an object"),
+    ("key-type", "ranges.embedding", {"lo": 0}, "ranges.embedding: must be a list"),
+    ("key-type", "ranges.embedding.0", 0.5, "ranges.embedding[0]: must be a list"),
+    ("key-type", "ranges.embedding.1.2", None, "ranges.embedding[1][2]: must be a number"),
+    ("key-type", "ranges.embedding.1.2", True, "ranges.embedding[1][2]: must be a number"),
+    ("list-size", "ranges.embedding", [[0.5] * 4], "ranges.embedding: has 1 entries"),
+    ("list-size", "ranges.embedding.0", [], "ranges.embedding[0]: has 0 entries"),
+    ("list-size", "ranges.embedding.0", [0] * 65537, "has 65537 entries"),
+    ("range-ends", "ranges.embedding.0", [0, 0, 0], "must have the lower end of each range"),
+    ("range-ends", "ranges.embedding.0.1", 0.26, "must have the lower end of each range"),
+    ("range-output", "ranges.embedding", [[0.5], [1]], "two dimensions, the last one 1"),
+    ("range-output", "ranges.other", [[0.5], [1]], "ranges.other: there is no such output"),
+    ("range-output", "outputs.0.dtype", "int32", "an output of floats with two dimensions"),
 ]
 
 

@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 
 from edgecompile.cli.options import Decorator, add_options
 from edgecompile.cli.options.common import number_option
-from edgecompile.models.options import POOLING_MODES
+from edgecompile.models.options import POOLING_MODES, SPLADE
 from edgecompile.models.tasks import TASK_NAMES
 
 
@@ -122,7 +122,7 @@ model_options = add_options(
     ),
     click.option(
         "--pooling",
-        type=click.Choice(POOLING_MODES),
+        type=click.Choice((*POOLING_MODES, SPLADE)),
         help="Pool a text's token embeddings into one embedding; for folders without a modules.json.",
     ),
     click.option("--normalize", is_flag=True, help="Divide the embedding by its norm."),

@@ -18,7 +18,11 @@ from edgecompile.loaders.folders.files import find_weights, plain_name, read_obj
 from edgecompile.loaders.folders.heads import assemble, keep_outputs, label_names, pipeline_for
 from edgecompile.loaders.folders.inputs import find_inputs
 from edgecompile.loaders.folders.pretrained import drop_pooler, load_pretrained, main_input
-from edgecompile.loaders.folders.sentence_modules import SentencePipeline, read_pipeline
+from edgecompile.loaders.folders.sentence_modules import (
+    SentencePipeline,
+    read_pipeline,
+    read_projection,
+)
 from edgecompile.loaders.input_specs import with_pads
 from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import NamedModule
@@ -32,7 +36,8 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     """Loads a folder in Hugging Face layout; see :func:`edgecompile.loaders.load.load_model`.
 
     The task decides: texts are ``input_ids`` and ``attention_mask`` [batch, length], int64
-    (``token_type_ids`` if wanted); for others see :mod:`edgecompile.loaders.folders.inputs`. Outputs are ``sentence_embedding`` where there is a pooling,
+    (``token_type_ids`` if wanted); for others see :mod:`edgecompile.loaders.folders.inputs`. Outputs are those of
+    :class:`~edgecompile.loaders.folders.sentence_modules.SentenceEncoder` where there is a pooling or a pipeline,
     else what transformers' class returns, as far as the task is about it.
 
     Raises:
@@ -43,12 +48,16 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     inner = pipeline.transformer if pipeline is not None else folder
     config = read_object(inner / "config.json", "the model's configuration")
     main = main_input(config)
-    task = choose_task(config, options.task, main_input=main, pipeline=pipeline is not None)
     find_weights(inner)
+    if pipeline is None:
+        pipeline = read_projection(inner, config)
+    bare = pipeline is not None and not pipeline.sparse
+    task = choose_task(config, options.task, main_input=main, pipeline=bare)
     packed = find_packed(inner, config)
     generates = task.name in (CAUSAL_LM, SEQ2SEQ_LM)
     pooling, steps = (None, ()) if generates else pipeline_for(pipeline, options, task)
-    if pooling is not None and reads(main) != "text":
+    headed = pooling is not None or bool(steps)
+    if headed and reads(main) != "text":
         raise ModelError(f"pooling is for texts, but this model reads {main}")
     if packed is not None and task.name != CAUSAL_LM:
         raise ModelError(
@@ -80,9 +89,9 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
             notes=chosen,
         ).make()
         return replace(generator, stored=stored)
-    if pooling is not None:
+    if headed:
         drop_pooler(transformer)
-    made = find_inputs(transformer, inner, config, options, task, pooled=pooling is not None)
+    made = find_inputs(transformer, inner, config, options, task, pooled=headed)
     inputs = with_pads(made.inputs, options)
     module = assemble(
         transformer,

@@ -17,7 +17,7 @@ from edgecompile.loaders.folders.sentence_modules import (
     SentencePipeline,
 )
 from edgecompile.models.modules import NamedModule, name_outputs
-from edgecompile.models.options import LoadOptions
+from edgecompile.models.options import SPLADE, LoadOptions
 from edgecompile.models.specs import OutputSpec
 from edgecompile.models.tasks import Task
 
@@ -73,6 +73,8 @@ def pipeline_for(
 ) -> tuple[Pooling | None, tuple[nn.Module, ...]]:
     """The pooling and the modules that follow it, of a modules.json or as requested.
 
+    Without a pooling, modules are for each token's embedding.
+
     Raises:
         ModelError: lists the options that don't go together.
     """
@@ -82,12 +84,19 @@ def pipeline_for(
     if options.pooling is not None:
         if pooling is not None:
             problems.append("the folder's modules.json says how it pools, `pooling` does, too")
-        if task.name not in ("feature-extraction", "seq2seq-encoder"):
-            problems.append(f"`pooling` is for feature-extraction, not for {task.name}")
+        elif steps:
+            problems.append("the folder's model has an embedding for each token, and no `pooling`")
         pooling = Pooling((options.pooling,))
-    if options.normalize and pooling is None:
+    if pooling is not None and pooling.sparse:
+        if task.name != "logits":
+            problems.append(
+                f"the pooling {SPLADE} is for logits of a masked language model, not for {task.name}"
+            )
+    elif options.pooling is not None and task.name not in ("feature-extraction", "seq2seq-encoder"):
+        problems.append(f"`pooling` is for feature-extraction, not for {task.name}")
+    if options.normalize and pooling is None and not steps:
         problems.append("`normalize` is for an embedding, which takes `pooling` or a modules.json")
-    if options.softmax and (pooling is not None or task.bare):
+    if options.softmax and (pooling is not None or steps or task.bare):
         problems.append(f"`softmax` is for classifiers, not for {task.name}")
     if problems:
         raise ModelError("; ".join(problems))
@@ -108,10 +117,15 @@ def assemble(
     """The module to compile: takes inputs by ``names``, gives named tensors.
 
     Raises:
-        ModelError: a softmax is asked for behind a regression.
+        ModelError: a softmax is asked for behind a regression, or a pooling of logits behind a model without any.
     """
     accepted = inspect.signature(model.forward).parameters
-    if pooling is not None:
+    if pooling is not None and pooling.sparse and model.get_output_embeddings() is None:
+        raise ModelError(
+            f"the pooling {SPLADE} is for logits of a masked language model, and {type(model).__name__} has none",
+            hint="config.json's architectures must name a class such as BertForMaskedLM",
+        )
+    if pooling is not None or steps:
         encoder = SentenceEncoder(model, pooling, steps, "attention_mask" in accepted)
         return NamedModule(encoder.eval(), names).eval()
     always = {"use_cache": False, "return_dict": True}

@@ -2,11 +2,12 @@
 
 The pipeline is described by ``modules.json``; pooling, dense layers and normalization become part
 of the compiled model. The formulas are those of sentence-transformers' modules of the same names.
+A pipeline that doesn't pool is one of late interaction: the steps are done to each token's embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,8 @@ from edgecompile.loaders.folders.files import (
     read_json,
     read_object,
 )
-from edgecompile.models.options import POOLING_MODES
+from edgecompile.models.options import POOLING_MODES, SPLADE
+from edgecompile.models.tasks import architecture_of
 
 _FLAGS: Mapping[str, str] = {
     "pooling_mode_cls_token": "cls",
@@ -45,20 +47,37 @@ _ACTIVATIONS: Mapping[str, type[nn.Module]] = {
 
 @dataclass(frozen=True)
 class SentencePipeline:
-    """A parsed ``modules.json``: the transformer's folder and the modules behind it."""
+    """A parsed ``modules.json``: the transformer's folder and the modules behind it.
+
+    Attributes:
+        transformer: the transformer's folder.
+        pooling: the pooling; None: each token keeps its embedding.
+        steps: the modules behind it.
+        description: the names of all modules.
+    """
 
     transformer: Path
     pooling: Pooling | None
     steps: tuple[nn.Module, ...]
     description: str
 
+    @property
+    def sparse(self) -> bool:
+        """Whether it pools the logits of a masked language model."""
+        return self.pooling is not None and self.pooling.sparse
+
 
 class Pooling(nn.Module):
-    """Token embeddings [B, L, D] and their mask [B, L] to [B, D · number of modes]."""
+    """Token embeddings [B, L, D], or logits, and their mask [B, L] to [B, D · number of modes]."""
 
     def __init__(self, modes: tuple[str, ...]) -> None:
         super().__init__()
         self.modes = modes
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it pools the logits of a masked language model."""
+        return self.modes == (SPLADE,)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         parts = [_POOL[mode](tokens, mask) for mode in self.modes]
@@ -66,17 +85,25 @@ class Pooling(nn.Module):
 
 
 class Normalize(nn.Module):
-    """Divides each row by its Euclidean norm."""
+    """Divides each embedding, along the last dimension, by its Euclidean norm."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.normalize(x, p=2.0, dim=1)
+        return nn.functional.normalize(x, p=2.0, dim=-1)
 
 
 class SentenceEncoder(nn.Module):
-    """The transformer and the modules that follow it; gives ``sentence_embedding`` [B, D]."""
+    """The transformer and the modules that follow it.
+
+    Gives ``sentence_embedding`` [B, D], ``sparse_embedding`` [B, vocabulary] of the pooling "splade", or
+    without a pooling ``token_embeddings`` [B, L, D].
+    """
 
     def __init__(
-        self, transformer: nn.Module, pooling: Pooling, steps: tuple[nn.Module, ...], masked: bool
+        self,
+        transformer: nn.Module,
+        pooling: Pooling | None,
+        steps: tuple[nn.Module, ...],
+        masked: bool,
     ) -> None:
         super().__init__()
         self.transformer = transformer
@@ -90,7 +117,10 @@ class SentenceEncoder(nn.Module):
         if self.masked:
             others["attention_mask"] = attention_mask
         tokens = self.transformer(input_ids=input_ids, **others)[0]
-        return {"sentence_embedding": self.steps(self.pooling(tokens, attention_mask))}
+        if self.pooling is None:
+            return {"token_embeddings": self.steps(tokens)}
+        name = "sparse_embedding" if self.pooling.sparse else "sentence_embedding"
+        return {name: self.steps(self.pooling(tokens, attention_mask))}
 
 
 def read_pipeline(folder: Path) -> SentencePipeline:
@@ -116,29 +146,78 @@ def read_pipeline(folder: Path) -> SentencePipeline:
     unsupported = [
         f"{kind} (number {index})"
         for index, (kind, name) in enumerate(zip(kinds, names, strict=True))
-        if name not in (("Transformer",) if index == 0 else ("Pooling", *_READERS))
-        or (name == "Pooling" and index != 1)
+        if name not in (_TRANSFORMERS if index == 0 else (*_POOLINGS, *_READERS))
+        or (name in _POOLINGS and index != 1)
     ]
-    if unsupported or (len(names) > 1 and names[1] != "Pooling"):
-        text = "modules that aren't supported: " + ", ".join(unsupported)
+    if unsupported:
         raise ModelError(
-            f"'{folder}': the pipeline {' → '.join(names)} "
-            + (f"has {text}" if unsupported else "doesn't pool right behind the transformer"),
-            hint="supported: Transformer, then Pooling, then any of "
+            f"'{folder}': the pipeline {' → '.join(names)} has modules that aren't supported: "
+            + ", ".join(unsupported),
+            hint="supported: Transformer, then Pooling or SpladePooling, then any of "
             + ", ".join(sorted(_READERS))
             + "; or write a factory (file.py:function) that builds the module",
         )
-    pooling = Pooling(_read_modes(paths[1])) if len(names) > 1 else None
-    steps = [_READERS[name](path) for name, path in zip(names[2:], paths[2:], strict=True)]
+    reader = _POOLINGS.get(names[1]) if len(names) > 1 else None
+    pooling = None if reader is None else Pooling(reader(paths[1]))
+    first = 1 if pooling is None else 2
+    read = [_READERS[name](path) for name, path in zip(names[first:], paths[first:], strict=True)]
+    steps = [step for step in read if not isinstance(step, nn.Identity)]
     return SentencePipeline(
         paths[0],
         pooling,
-        tuple(step for step in steps if not isinstance(step, nn.Identity)),
+        tuple(steps if pooling is not None else _by_token(steps)),
         " → ".join(names),
     )
 
 
+def read_projection(folder: Path, config: Mapping[str, Any]) -> SentencePipeline | None:
+    """The pipeline of a folder of the ColBERT library's class: each token's embedding is projected and normalized.
+
+    Args:
+        folder: the folder of the transformer, without a modules.json.
+        config: its config.json.
+
+    Returns:
+        None for a folder of another class.
+
+    Raises:
+        ModelError: the weights have no projection.
+    """
+    if architecture_of(config) != "HF_ColBERT":
+        return None
+    from safetensors import safe_open
+
+    for file in find_weights(folder):
+        with safe_open(file, framework="pt") as weights:
+            names = list(weights.keys())
+            if _PROJECTION not in names:
+                continue
+            weight = weights.get_tensor(_PROJECTION).float()
+        if weight.dim() == 2:
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            linear.weight.data.copy_(weight)
+            steps = tuple(_by_token([linear]))
+            return SentencePipeline(folder, None, steps, "Transformer → Linear → Normalize")
+    raise ModelError(
+        f"'{folder}': the weights of HF_ColBERT lack the projection {_PROJECTION}",
+        hint="config.json and the weights must come from one save_pretrained",
+    )
+
+
+#: The projection of tokens in a folder of the ColBERT library's class.
+_PROJECTION = "linear.weight"
+
+
+def _by_token(steps: Sequence[nn.Module]) -> Sequence[nn.Module]:
+    """The steps of late interaction, whose scores are products of embeddings of length 1."""
+    if not steps or isinstance(steps[-1], Normalize):
+        return steps
+    return (*steps, Normalize())
+
+
 def _short_name(kind: str) -> str:
+    if kind == "pylate.models.Dense.Dense":
+        return "Dense"
     return kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind
 
 
@@ -161,8 +240,34 @@ def _read_modes(path: Path) -> tuple[str, ...]:
     return tuple(mode for mode in POOLING_MODES if mode in modes)
 
 
+def _read_splade(path: Path) -> tuple[str, ...]:
+    """The mode of a SpladePooling."""
+    config = optional_object(path / "config.json", "the pooling's configuration")
+    usual = {"pooling_strategy": "max", "activation_function": "relu"}
+    strange = [f"{key} {config[key]}" for key in usual if config.get(key, usual[key]) != usual[key]]
+    if strange:
+        raise ModelError(
+            f"'{path / 'config.json'}' asks for {', '.join(strange)}",
+            hint="supported: the largest value of each word (max) behind relu",
+        )
+    return (SPLADE,)
+
+
+#: What a pipeline may begin with. The second one is a transformer with the head of a masked language model.
+_TRANSFORMERS = ("Transformer", "MLMTransformer")
+_POOLINGS: Mapping[str, Callable[[Path], tuple[str, ...]]] = {
+    "Pooling": _read_modes,
+    "SpladePooling": _read_splade,
+}
+
+
 def _read_dense(path: Path) -> nn.Module:
     config = read_object(path / "config.json", "the dense layer's configuration")
+    if config.get("use_residual"):
+        raise ModelError(
+            f"'{path / 'config.json'}' asks for a residual connection",
+            hint="write a factory (file.py:function) that builds the module",
+        )
     activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         raise ModelError(
@@ -232,6 +337,12 @@ def _max(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return tokens.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(1)
 
 
+def _splade(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The weight of each word: the logarithm of 1 and its largest logit, nothing where none is over 0."""
+    # The logarithm of the largest is the largest logarithm, and is taken once instead of for each token.
+    return torch.log1p(_max(logits, mask).relu())
+
+
 def _first(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return tokens[:, 0]
 
@@ -252,4 +363,5 @@ _POOL: Mapping[str, Any] = {
     "mean_sqrt_len_tokens": partial(_mean, root=True),
     "weightedmean": partial(_mean, by_place=True),
     "lasttoken": _last,
+    SPLADE: _splade,
 }

@@ -83,6 +83,18 @@ def _steps(folder: Path) -> tuple[str, ...]:
     return ("strip", "lower") if wants_lower_case(folder) else ("strip",)
 
 
+def _marks(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The tokens by which a model of late interaction tells queries from documents, as prompts."""
+    tokenizer = read_object(folder / "tokenizer.json", "the tokenizer")
+    added = tokenizer.get("added_tokens")
+    tokens = (
+        [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    )
+    known = [token.get("content") for token in tokens]
+    marks = {name: settings.get(f"{name}_prefix") for name in ("query", "document")}
+    return {name: mark for name, mark in marks.items() if isinstance(mark, str) and mark in known}
+
+
 def _prompts(folder: Path) -> tuple[dict[str, str], str | None, tuple[str, ...]]:
     """The prompts of a sentence-transformers pipeline, which one is the default, and notes."""
     settings = optional_object(
@@ -90,9 +102,12 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None, tuple[str, ...]]
     )
     entries: Any = settings.get("prompts")
     prompts = {
-        name: text
-        for name, text in (entries.items() if isinstance(entries, dict) else ())
-        if isinstance(name, str) and isinstance(text, str)
+        **_marks(folder, settings),
+        **{
+            name: text
+            for name, text in (entries.items() if isinstance(entries, dict) else ())
+            if isinstance(name, str) and isinstance(text, str)
+        },
     }
     default = settings.get("default_prompt_name")
     if not prompts:

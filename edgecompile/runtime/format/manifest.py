@@ -27,7 +27,7 @@ from .schema import (
 )
 from .signature import SignatureReader
 from .state import read_state
-from .text import read_labels, read_text
+from .text import read_labels, read_ranges, read_text
 
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_ALTERNATIVES = 8
@@ -137,6 +137,7 @@ def _read_manifest(top: Field) -> Manifest:
         generation=read_generation(top.find("generation"), signature, files),
         text=read_text(top.find("text"), files, signature),
         labels=read_labels(top.find("labels"), signature),
+        ranges=read_ranges(top.find("ranges"), signature),
         state=read_state(top, signature),
     )
 

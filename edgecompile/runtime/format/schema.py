@@ -393,6 +393,7 @@ class Manifest(NamedTuple):
     format_version: int = FORMAT_VERSION
     text: Optional[TextSpec] = None
     labels: Mapping[str, Tuple[str, ...]] = NOTHING
+    ranges: Mapping[str, Tuple[Tuple[float, ...], Tuple[float, ...]]] = NOTHING
     state: Tuple[StateSpec, ...] = ()
 
     def padded_axes(self) -> Tuple[str, ...]:
@@ -438,6 +439,7 @@ class Manifest(NamedTuple):
             **generation,
             **({} if self.text is None else {"text": plain(self.text)}),
             **({"labels": plain(self.labels)} if self.labels else {}),
+            **({"ranges": plain(self.ranges)} if self.ranges else {}),
             **({"state": plain(self.state)} if self.state else {}),
             "files": plain(dict(sorted(self.files.items()))),
         }

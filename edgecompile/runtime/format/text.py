@@ -1,4 +1,4 @@
-"""Reads the manifest's ``text`` and ``labels``: the conversion of texts to inputs, and the meaning of outputs."""
+"""Reads the manifest's ``text``, ``labels`` and ``ranges``: texts as inputs, and the meaning of outputs."""
 
 from typing import Dict, Mapping, Optional, Tuple
 
@@ -13,6 +13,7 @@ MAX_PROMPTS = 64
 CHAT_FILE = "tokenizer/chat.json"
 MAX_CHAT_BYTES = 1 << 20
 MAX_LABELS = 65536
+MAX_RANGES = 65536
 
 
 def read_text(
@@ -77,6 +78,41 @@ def read_labels(entries: Field, signature: Signature) -> Dict[str, Tuple[str, ..
                 last = output.shape[-1] if output.shape else "missing"
                 field.refuse("label-output", text.format(count, last))
         result[name] = tuple(labels)
+    return result
+
+
+def read_ranges(
+    entries: Field, signature: Signature
+) -> Dict[str, Tuple[Tuple[float, ...], Tuple[float, ...]]]:
+    """The ``ranges`` of a manifest by output: smallest and largest values of each of a row's numbers.
+
+    Args:
+        entries: the entries of the manifest.
+        signature: the signature that was read before; outputs are judged only if nothing is wrong
+            so far.
+    """
+    sound = not entries.problems.items
+    outputs = {item.name: item for item in signature.outputs}
+    result = {}
+    for name, field in entries.members():
+        before = field.problems.count
+        ends = [
+            tuple(item.number() for item in end.items(1, MAX_RANGES)) for end in field.items(2, 2)
+        ]
+        if field.problems.count > before:
+            continue
+        low, high = (tuple(float(item or 0) for item in end) for end in ends)
+        output = outputs.get(name)
+        if len(low) != len(high) or any(a > b for a, b in zip(low, high)):
+            field.refuse("range-ends", "the first list must have the lower end of each range")
+        if sound and output is None:
+            field.refuse("range-output", "there is no such output")
+        elif sound and output is not None:
+            floats = bool(output.dtype) and BY_NAME[output.dtype].kind == "f"
+            if not floats or len(output.shape) != 2 or output.shape[1] != len(low):
+                text = "must be an output of floats with two dimensions, the last one {}"
+                field.refuse("range-output", text.format(len(low)))
+        result[name] = (low, high)
     return result
 
 

@@ -36,7 +36,12 @@ class Model(OpenBundle, TextGenerator):
         self._written: Optional[Prompts] = None
 
     def encode_texts(
-        self, texts: "Iterable[Text]", *, prompt: Optional[str] = None, truncate: bool = True
+        self,
+        texts: "Iterable[Text]",
+        *,
+        prompt: Optional[str] = None,
+        truncate: bool = True,
+        precision: str = "float32",
     ) -> "TextOutputs":
         """Runs texts: tokenizes them, batches those of like length, gives the outputs by text.
 
@@ -45,14 +50,17 @@ class Model(OpenBundle, TextGenerator):
             prompt: the bundle's prompt that goes before each text; None: its default one.
             truncate: whether to cut texts that are longer than the bundle takes; the result says
                 which those were.
+            precision: what the embedding of each text is made of: "float32" as the model gives it; "int8",
+                "uint8" of a byte for each number, "binary", "ubinary" of a bit. Other outputs stay.
 
         Raises:
-            InputError: an item isn't text, or is too long and isn't to be cut.
+            InputError: an item isn't text, or is too long and isn't to be cut; the bundle has no embedding, or
+                doesn't know its ranges, which "int8" and "uint8" need.
             TokenizerError: the bundle holds no tokenizer, or takes more than texts give; a
                 TokenizersMissingError where the Python package tokenizers isn't installed.
             NativeError, ModelClosedError: see ``run``.
         """
-        return self._text_encoder().encode(self, texts, prompt, truncate)
+        return self._text_encoder().encode(self, texts, prompt, truncate, precision)
 
     def _text_encoder(self) -> "TextEncoder":
         # Two threads may both make one at first; they are alike.

@@ -25,6 +25,7 @@ from ..base.errors import InputError, TokenizerError, TokenizersMissingError
 from ..base.lifetime import Unique
 from ..format.document import shorten
 from ..format.schema import Dim, Extent, Manifest, TensorSpec, TextSpec
+from .embedding import find_embedding, narrow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -204,9 +205,17 @@ class TextEncoder(Unique):
         return self._layout.cut(name, row, tokens)
 
     def encode(
-        self, model: Bundle, texts: Iterable[Text], prompt: Optional[str], truncate: bool
+        self,
+        model: Bundle,
+        texts: Iterable[Text],
+        prompt: Optional[str],
+        truncate: bool,
+        precision: str = "float32",
     ) -> TextOutputs:
         """See ``Model.encode_texts``."""
+        embedding = None
+        if precision != "float32":
+            embedding = find_embedding(model.manifest, precision)
         tokenized = self.tokenize(texts, prompt, truncate)
         layout = self._layout
         rows: List[Dict[str, NDArray[Any]]] = [{} for _ in tokenized]
@@ -216,7 +225,11 @@ class TextEncoder(Unique):
             for row, index in enumerate(group):
                 for name, array in outputs.items():
                     rows[index][name] = layout.cut(name, array[row], len(tokenized[index].ids))
-        return TextOutputs(layout.collect(rows), tokenized)
+        result = layout.collect(rows)
+        if embedding is not None:
+            ranges = model.manifest.ranges.get(embedding)
+            result[embedding] = narrow(result[embedding], precision, ranges)
+        return TextOutputs(result, tokenized)
 
     def _encode(self, texts: Sequence[Any]) -> List[Any]:
         """The encoding of each text, of which only as much is tokenized as the model may read."""

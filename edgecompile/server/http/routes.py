@@ -47,6 +47,8 @@ def make_routes(app: State) -> Mapping[str, Mapping[str, Handler]]:
         "/v1/embeddings": texts.embeddings,
         "/embeddings": texts.embeddings,
         "/embed": texts.embed,
+        "/embed_all": texts.embed_all,
+        "/embed_sparse": texts.embed_sparse,
         "/rerank": texts.rerank,
         "/v1/rerank": texts.rerank,
         "/v2/rerank": texts.rerank,

@@ -13,17 +13,21 @@ from edgecompile.server.http.messages import HttpRequest, Response
 from edgecompile.server.http.state import State
 from edgecompile.server.protocol import openai, tei
 from edgecompile.server.protocol.documents import dump, load_object
+from edgecompile.server.protocol.embeddings import (
+    is_sparse,
+    sparse_output,
+    sparse_rows,
+    token_output,
+)
 from edgecompile.server.protocol.inference import stack
 from edgecompile.server.protocol.rerank import RankRequest, format_rank, read_rank
 from edgecompile.server.protocol.texts import (
     Item,
     count_tokens,
-    embedding_output,
     labels_of,
     rank_output,
     refuse_ids,
     scores_output,
-    shorten_rows,
     to_scores,
 )
 from edgecompile.server.serving import ServedModel
@@ -60,9 +64,10 @@ class TextRoutes:
         """POST /v1/embeddings."""
         params = openai.read_embeddings(await self._body(request), self._limits.texts)
         model = self._app.repository.get(params.model)
-        name = embedding_output(model.model.manifest)
+        manifest = model.model.manifest
+        name = params.form.find_output(manifest)
         answer = await self._encode(model, params.items, params.prompt, params.truncate)
-        rows = shorten_rows(stack(answer, name), params.dimensions, params.normalize)
+        rows = params.form.apply(stack(answer, name), manifest, name)
         body = openai.format_embeddings(params, model.name, rows, count_tokens(answer))
         return Response(body=body, headers=timing(answer))
 
@@ -82,17 +87,35 @@ class TextRoutes:
         try:
             classes = scores_output(manifest).shape[1]
         except Unprocessable:
-            return await self.embed(request)
+            return await (self.embed_sparse if is_sparse(manifest) else self.embed)(request)
         return await (self.rerank if classes == 1 else self.predict)(request)
 
     async def embed(self, request: HttpRequest) -> Response:
         """POST /embed."""
         params = tei.read_embed(await self._body(request), self._limits.texts)
         model = self._first()
-        name = embedding_output(model.model.manifest)
+        manifest = model.model.manifest
+        name = params.form.find_output(manifest)
         answer = await self._encode(model, params.items, params.prompt, params.truncate)
-        rows = shorten_rows(stack(answer, name), params.dimensions, params.normalize)
+        rows = params.form.apply(stack(answer, name), manifest, name)
         return Response(body=tei.format_embed(rows), headers=timing(answer))
+
+    async def embed_sparse(self, request: HttpRequest) -> Response:
+        """POST /embed_sparse: the words that a text stands for, with their weights."""
+        params = tei.read_embed(await self._body(request), self._limits.texts, parts=True)
+        model = self._first()
+        name = sparse_output(model.model.manifest)
+        answer = await self._encode(model, params.items, params.prompt, params.truncate)
+        return Response(body=dump(sparse_rows(stack(answer, name))), headers=timing(answer))
+
+    async def embed_all(self, request: HttpRequest) -> Response:
+        """POST /embed_all: an embedding for each token."""
+        params = tei.read_embed(await self._body(request), self._limits.texts, parts=True)
+        model = self._first()
+        name = token_output(model.model.manifest)
+        answer = await self._encode(model, params.items, params.prompt, params.truncate)
+        body = tei.format_tokens([item[name] for item in answer.outputs])
+        return Response(body=body, headers=timing(answer))
 
     async def rerank(self, request: HttpRequest) -> Response:
         """POST /rerank, /v1/rerank and /v2/rerank: with ``texts`` as text-embeddings-inference's, with

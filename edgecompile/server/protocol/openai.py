@@ -13,19 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgecompile.runtime.text.embedding import PRECISIONS
 from edgecompile.server.errors import BadRequest
 from edgecompile.server.protocol.documents import dump, kind, load_object, required, shown
+from edgecompile.server.protocol.embeddings import PRECISION_FIELDS, VectorForm, read_form
 from edgecompile.server.protocol.fields import Fields
-from edgecompile.server.protocol.texts import (
-    Item,
-    flag,
-    number,
-    read_items,
-    read_prompt,
-    read_truncate,
-)
-
-MAX_DIMENSIONS = 65536
+from edgecompile.server.protocol.texts import Item, read_items, read_prompt, read_truncate
 
 
 @dataclass(frozen=True)
@@ -36,8 +29,7 @@ class EmbeddingsRequest:
         items: texts or token ids.
         model: name of the model; None: the only one.
         base64: whether vectors go out as base64.
-        dimensions: size of a vector that isn't whole, or None.
-        normalize: whether vectors get a length of 1.
+        form: the form of the vectors.
         truncate: whether the end of a text that is too long is cut off, rather than the text refused.
         prompt: name of the bundle's prompt to put before each text; None: its default.
     """
@@ -45,21 +37,17 @@ class EmbeddingsRequest:
     items: list[Item]
     model: str | None
     base64: bool
-    dimensions: int | None
-    normalize: bool
+    form: VectorForm
     truncate: bool
     prompt: str | None
 
 
 _FIELDS = Fields(
-    "input model encoding_format dimensions normalize normalized truncate truncation_direction prompt_name",
+    "input model encoding_format dimensions normalize normalized truncate truncation_direction prompt_name "
+    + " ".join(PRECISION_FIELDS),
     "user priority request_id safety_identifier metadata service_tier keep_alive cache_salt",
     {
         "add_special_tokens": (True,),
-        "output_dtype": ("float", "float32"),
-        "embed_dtype": ("float32",),
-        "embedding_type": ("float",),
-        "embedding_types": (["float"],),
         "endianness": ("native", "little"),
         "late_chunking": (False,),
         "modality": ("text",),
@@ -99,16 +87,16 @@ def read_embeddings(body: bytes, most: int) -> EmbeddingsRequest:
     _FIELDS.check(document)
     items, _ = read_items(value, "input", most)
     encoding = document.get("encoding_format")
-    if encoding not in (None, "float", "base64"):
-        raise BadRequest(f"encoding_format {shown(encoding)} must be float or base64")
-    dimensions = number(document, "dimensions", 1, MAX_DIMENSIONS, True)
+    if encoding not in (None, "float", "base64", *PRECISIONS):
+        names = ", ".join(PRECISIONS)
+        raise BadRequest(
+            f"encoding_format {shown(encoding)} must be float, base64 or one of {names}"
+        )
     return EmbeddingsRequest(
         items,
         read_model(document),
         encoding == "base64",
-        dimensions,
-        # What is left of a shortened vector has another length.
-        flag(document, "normalize", flag(document, "normalized", dimensions is not None)),
+        read_form(document, normalize=None),
         read_truncate(document),
         read_prompt(document),
     )
@@ -117,9 +105,12 @@ def read_embeddings(body: bytes, most: int) -> EmbeddingsRequest:
 def format_embeddings(
     request: EmbeddingsRequest, name: str, rows: NDArray[Any], usage: Mapping[str, Any]
 ) -> bytes:
-    """The answer for embeddings [texts, size] in float32."""
+    """The answer for embeddings [texts, size] in float32, or in bytes."""
     vectors: Sequence[Any] = (
-        [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
+        [
+            base64.b64encode(row.astype(row.dtype.newbyteorder("<")).tobytes()).decode()
+            for row in rows
+        ]
         if request.base64
         else [np.ascontiguousarray(row) for row in rows]
     )

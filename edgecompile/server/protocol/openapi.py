@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgecompile.runtime.text.embedding import PRECISIONS
+
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _IDS: dict[str, Any] = {
     "type": "array",
@@ -214,6 +216,12 @@ def make_document(version: str, keys: bool) -> dict[str, Any]:
             for path in ("/v1/embeddings", "/embeddings")
         },
         "/embed": {"post": _post("Embeddings of texts", _EMBED, {"type": "array"})},
+        "/embed_all": {
+            "post": _post("An embedding of each token", _EMBED_PARTS, {"type": "array"})
+        },
+        "/embed_sparse": {
+            "post": _post("Words of texts, with weights", _EMBED_PARTS, {"type": "array"})
+        },
         **{
             path: {
                 "post": _post(
@@ -227,7 +235,7 @@ def make_document(version: str, keys: bool) -> dict[str, Any]:
         "/predict": {"post": _post("Classes of texts", _PREDICT, {"type": "array"})},
         "/": {
             "post": _post(
-                "As /embed, /rerank or /predict, by the first model",
+                "As /embed, /embed_sparse, /rerank or /predict, by the first model",
                 {"anyOf": [_EMBED, _RERANK, _PREDICT]},
                 {"type": ["array", "object"]},
             )
@@ -276,11 +284,19 @@ def make_document(version: str, keys: bool) -> dict[str, Any]:
 
 _INDEX = _object(ready={**_FLAG, "description": "only those that are ready"})
 _LIST = {"type": "array"}
+_PRECISION = {"enum": ["float", *PRECISIONS, None]}
+_PRECISIONS = {
+    "output_dtype": _PRECISION,
+    "embedding_type": _PRECISION,
+    "embed_dtype": _PRECISION,
+    "embedding_types": {"type": ["array", "null"], "items": _PRECISION, "maxItems": 1},
+}
 _EMBEDDINGS = _object(
     ("input",),
     model=_MODEL,
     input=_ITEMS,
-    encoding_format={"enum": ["float", "base64", None]},
+    encoding_format={"enum": ["float", "base64", *PRECISIONS, None]},
+    **_PRECISIONS,
     dimensions=_DIMENSIONS,
     normalize=_FLAG,
     truncate={"enum": [True, False, "END", "NONE", None]},
@@ -295,6 +311,14 @@ _EMBED = _object(
     truncation_direction=_SIDE,
     prompt_name={"type": ["string", "null"]},
     dimensions=_DIMENSIONS,
+    **_PRECISIONS,
+)
+_EMBED_PARTS = _object(
+    ("inputs",),
+    inputs=_ITEMS,
+    truncate=_FLAG,
+    truncation_direction=_SIDE,
+    prompt_name={"type": ["string", "null"]},
 )
 _RERANK = _object(
     ("query", "texts"),

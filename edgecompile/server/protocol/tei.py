@@ -1,4 +1,4 @@
-"""The routes of text-embeddings-inference: /embed, /rerank, /predict, /info.
+"""The routes of text-embeddings-inference: /embed, /embed_all, /embed_sparse, /rerank, /predict, /info.
 
 Source: huggingface/text-embeddings-inference, router/src/http/types.rs and server.rs, router/src/lib.rs.
 """
@@ -16,10 +16,16 @@ from edgecompile.runtime.format.schema import Manifest
 from edgecompile.runtime.text.encoder import Text
 from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
+from edgecompile.server.protocol.embeddings import (
+    PRECISION_FIELDS,
+    VectorForm,
+    is_sparse,
+    read_form,
+)
 from edgecompile.server.protocol.fields import Fields
-from edgecompile.server.protocol.openai import MAX_DIMENSIONS
 from edgecompile.server.protocol.texts import (
     Item,
+    check_finite,
     flag,
     labels_of,
     number,
@@ -33,13 +39,12 @@ from edgecompile.server.settings import Limits
 
 @dataclass(frozen=True)
 class EmbedRequest:
-    """``prompt`` is one of the bundle's by name; ``dimensions`` None: the whole vector."""
+    """Texts; ``prompt`` is one of the bundle's by name, ``form`` that of the vectors of /embed."""
 
     items: list[Item]
-    normalize: bool
     truncate: bool
     prompt: str | None
-    dimensions: int | None
+    form: VectorForm
 
 
 @dataclass(frozen=True)
@@ -68,27 +73,34 @@ class PredictRequest:
 _IDLE = "options"
 _PLAIN: dict[str, tuple[Any, ...]] = {"parameters": ({},)}
 _CUT = "truncate truncation_direction"
-_EMBED = Fields(f"inputs normalize prompt_name dimensions {_CUT}", _IDLE, _PLAIN)
+_EMBED = Fields(
+    f"inputs normalize prompt_name dimensions {' '.join(PRECISION_FIELDS)} {_CUT}", _IDLE, _PLAIN
+)
+_EMBED_PARTS = Fields(f"inputs prompt_name {_CUT}", _IDLE, _PLAIN)
 _RERANK = Fields(f"query texts raw_scores return_text top_n {_CUT}", _IDLE, _PLAIN)
 _PREDICT = Fields(f"inputs raw_scores {_CUT}", _IDLE, _PLAIN)
 
 
-def read_embed(body: bytes, most: int) -> EmbedRequest:
+def read_embed(body: bytes, most: int, *, parts: bool = False) -> EmbedRequest:
     """Reads a body; ``most`` is how many texts at most.
+
+    Args:
+        body: the body.
+        most: the most texts.
+        parts: whether each text has several vectors, or words: /embed_all and /embed_sparse.
 
     Raises:
         BadRequest, TooLarge, Unprocessable: something is wrong with it.
     """
     document = load_object(body)
     value = required(document, "inputs")
-    _EMBED.check(document)
+    (_EMBED_PARTS if parts else _EMBED).check(document)
     items, _ = read_items(value, "inputs", most)
     return EmbedRequest(
         items,
-        flag(document, "normalize", True),
         read_truncate(document),
         read_prompt(document),
-        number(document, "dimensions", 1, MAX_DIMENSIONS, True),
+        read_form(document, normalize=True),
     )
 
 
@@ -156,8 +168,8 @@ def describe(name: str, version: str, manifest: Manifest, limits: Limits) -> dic
     try:
         item = scores_output(manifest)
     except Unprocessable:
-        # How a text's tokens become one vector isn't in the bundle.
-        form, about = "embedding", {"pooling": None}
+        # How a text's tokens become one dense vector isn't in the bundle.
+        form, about = "embedding", {"pooling": "splade" if is_sparse(manifest) else None}
     else:
         labels = labels_of(manifest, item)
         form = "reranker" if len(labels) == 1 else "classifier"
@@ -179,8 +191,17 @@ def describe(name: str, version: str, manifest: Manifest, limits: Limits) -> dic
 
 
 def format_embed(rows: NDArray[Any]) -> bytes:
-    """Embeddings [texts, size] in float32."""
+    """Embeddings [texts, size]."""
     return dump(rows)
+
+
+def format_tokens(texts: Sequence[NDArray[Any]]) -> bytes:
+    """Embeddings of each token [tokens, size] by text, in float32.
+
+    Raises:
+        ServerError: one is NaN or infinite.
+    """
+    return dump([np.ascontiguousarray(check_finite(np.asarray(x, np.float32))) for x in texts])
 
 
 def format_rerank(request: RerankRequest, scores: Sequence[float]) -> bytes:

@@ -147,29 +147,6 @@ def refuse_ids(other: str = "") -> NoReturn:
     )
 
 
-def embedding_output(manifest: Manifest) -> str:
-    """The output that is a text's embedding: [batch, size].
-
-    Raises:
-        Unprocessable: there is none, or it can't be told.
-    """
-    candidates = [
-        item.name
-        for item in manifest.outputs
-        if len(item.shape) == 2
-        and isinstance(item.shape[1], int)
-        and item.name not in manifest.labels
-        and not item.name.endswith(("logits", "scores"))
-    ]
-    named = [name for name in candidates if "embedding" in name] or candidates
-    if len(named) != 1:
-        what = "no embedding" if not named else "several embeddings: " + ", ".join(named)
-        raise Unprocessable(
-            f"{manifest.name} gives {what}\nhint: build it with --pooling, or ask /v2/models/…/infer"
-        )
-    return named[0]
-
-
 def scores_output(manifest: Manifest) -> TensorSpec:
     """The output that has a score for each class of a text: [batch, classes].
 
@@ -218,7 +195,7 @@ def to_scores(name: str, rows: NDArray[Any], raw: bool) -> NDArray[Any]:
     own = name.endswith("scores")
     if own and raw:
         raise Unprocessable("the bundle was built with --softmax and has no raw scores")
-    return _check_finite(rows if own or raw else _squash(rows))
+    return check_finite(rows if own or raw else _squash(rows))
 
 
 def _squash(rows: NDArray[Any]) -> NDArray[Any]:
@@ -231,26 +208,12 @@ def _squash(rows: NDArray[Any]) -> NDArray[Any]:
     return scores
 
 
-def shorten_rows(rows: NDArray[Any], size: int | None, normalize: bool) -> NDArray[Any]:
-    """Embeddings [texts, size], of their first ``size`` numbers, with a length of 1.
+def check_finite(rows: NDArray[Any]) -> NDArray[Any]:
+    """The same rows.
 
     Raises:
-        BadRequest: they have fewer numbers.
-        ServerError: one is NaN or infinite.
+        ServerError: one holds NaN or infinities.
     """
-    rows = np.asarray(rows, np.float32)  # the squares of half precision's own would overflow
-    if size is not None:
-        if size > rows.shape[1]:
-            raise BadRequest(f"dimensions is {size}, the embedding has {rows.shape[1]}")
-        rows = rows[:, :size]
-    _check_finite(rows)
-    if normalize:
-        norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        rows = rows / np.maximum(norms, np.finfo(np.float32).tiny)
-    return np.ascontiguousarray(rows)
-
-
-def _check_finite(rows: NDArray[Any]) -> NDArray[Any]:
     if not np.isfinite(rows).all():  # JSON lacks them, and nothing can be ordered by NaN
         raise ServerError("the model gave NaN or infinities")
     return rows

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from edgecompile.server.errors import BadRequest, ServerError, TooLarge, Unprocessable
 from edgecompile.server.protocol.completions import read_completion
 from edgecompile.server.protocol.documents import load_object
+from edgecompile.server.protocol.embeddings import shorten_rows
 from edgecompile.server.protocol.openai import read_embeddings
 from edgecompile.server.protocol.rerank import read_rank
 from edgecompile.server.protocol.tei import (
@@ -22,7 +23,7 @@ from edgecompile.server.protocol.tei import (
     read_predict,
     read_rerank,
 )
-from edgecompile.server.protocol.texts import read_items, shorten_rows, to_scores
+from edgecompile.server.protocol.texts import read_items, to_scores
 from tests.server.http.test_tensors import patient
 
 
