@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from .dtypes import Number
+from .policy_schema import PolicySpec
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -370,7 +371,7 @@ class Manifest(NamedTuple):
     """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects.
 
     ``generation`` is None where the model is no language model, ``state`` empty where no output is the next
-    run's input.
+    run's input, ``policy`` None where the model doesn't act.
     """
 
     name: str
@@ -394,6 +395,7 @@ class Manifest(NamedTuple):
     text: Optional[TextSpec] = None
     labels: Mapping[str, Tuple[str, ...]] = NOTHING
     state: Tuple[StateSpec, ...] = ()
+    policy: Optional[PolicySpec] = None
 
     def padded_axes(self) -> Tuple[str, ...]:
         """The axes that any bucket pads, in the order of ``axes``."""
@@ -439,6 +441,7 @@ class Manifest(NamedTuple):
             **({} if self.text is None else {"text": plain(self.text)}),
             **({"labels": plain(self.labels)} if self.labels else {}),
             **({"state": plain(self.state)} if self.state else {}),
+            **({} if self.policy is None else {"policy": self.policy.to_json()}),
             "files": plain(dict(sorted(self.files.items()))),
         }
 
