@@ -19,6 +19,9 @@ class ActNetwork(nn.Module):
         images: the shapes of its images, [channels, height, width].
     """
 
+    latent: torch.Tensor
+    places: torch.Tensor
+
     def __init__(
         self, model: Any, *, state: bool, environment: bool, images: Sequence[Sequence[int]]
     ) -> None:

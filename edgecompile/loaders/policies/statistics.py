@@ -20,8 +20,8 @@ PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.
 ACTION = "action"
 _HINT = (
     "save the processors beside the policy: preprocessor.save_pretrained(FOLDER), made with the data set's "
-    "statistics; of a folder from before LeRobot 0.4 'python -m lerobot.processor.migrate_policy_normalization "
-    "--pretrained-path FOLDER' makes them"
+    "statistics; in a folder from before LeRobot 0.4 its script lerobot.processor.migrate_policy_normalization "
+    "makes them"
 )
 _RENAME, _NORMALIZE, _RESTORE = (
     "rename_observations_processor",
@@ -38,6 +38,7 @@ _MODES: Mapping[str, tuple[str, str]] = {
     "QUANTILE10": ("q10", "q90"),
 }
 _IDENTITY = "IDENTITY"
+_UNUSABLE = "is a policy whose normalization can't be used"
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,16 @@ def read_normalizations(folder: Path, features: Sequence[str]) -> Normalizations
     performed = _Normalizer(folder, after[_RESTORE], problems)
     scalings = {name: observed.scaling(name, divides=True) for name in features}
     action = performed.scaling(ACTION, divides=False)
-    _refuse(folder, problems)
+    without = not (observed.statistics and performed.statistics)
+    _refuse(folder, problems, "is a policy without statistics" if without else _UNUSABLE)
     return Normalizations(
         scalings, action, {str(new): str(old) for old, new in renamed.items() if new in features}
     )
 
 
-def _refuse(folder: Path, problems: Sequence[str]) -> None:
+def _refuse(folder: Path, problems: Sequence[str], what: str = _UNUSABLE) -> None:
     if problems:
-        raise ModelError(
-            f"'{folder}' is a policy that can't be used: " + "; ".join(problems), hint=_HINT
-        )
+        raise ModelError(f"'{folder}' {what}: " + "; ".join(problems), hint=_HINT)
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -71,7 +71,8 @@ def test_refusals(found: Any) -> None:
     assert kind == "ModelError" and "takes 100 denoising steps, at most 32" in message
     assert '"num_inference_steps": 10' in hint
     kind, message, _ = found["no statistics"]
-    assert kind == "ModelError" and "no statistic 'mean' of observation.state" in message
+    assert kind == "ModelError" and "is a policy without statistics: " in message
+    assert "there is no statistic 'mean' of observation.state" in message
     kind, message, _ = found["other weights"]
     assert kind == "ModelError" and "LeRobot can't load the policy" in message
 
