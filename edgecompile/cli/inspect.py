@@ -96,6 +96,7 @@ def _table(document: dict[str, Any]) -> RenderableType:
         ("on the device", "–" if device is None else format_bytes(device["total"])),
         *_padding_line(manifest),
         *_state_line(manifest),
+        *_policy_line(manifest),
         *_quality_line(manifest),
         *_gpu_line(manifest),
         ("golden", f"{len(manifest['golden'])} vectors"),
@@ -141,6 +142,15 @@ def _state_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     """The outputs that are inputs of a stream's next run."""
     pairs = [f"{item['output']} → {item['input']}" for item in manifest.get("state", ())]
     return [("state", ", ".join(pairs))] if pairs else []
+
+
+def _policy_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """The observations of a robot's policy, and how many actions follow a run."""
+    policy = manifest.get("policy")
+    if policy is None:
+        return []
+    count = "the mean" if policy.get("ensemble") is not None else str(policy["action_steps"])
+    return [("policy", f"{', '.join(policy['observations'])} → {count} of each chunk's actions")]
 
 
 _PADDING = {

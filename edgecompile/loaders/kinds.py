@@ -25,6 +25,9 @@ _HUB_URL = re.compile(
 _PROGRAM = re.compile(r"(?:^|/)models/[^/]+\.json$")
 _HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 
+#: Types of policies that are read, as their config.json has them.
+POLICIES = ("act", "diffusion")
+
 _FORMS = (
     "a model is a folder with config.json and safetensors weights, a .gguf file, file.py:factory, "
     "package.module:factory, a saved .pt2 or an .onnx file"
@@ -143,6 +146,14 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     Raises:
         ModelError: lists what is wrong.
     """
+    if is_policy(config):
+        if config["type"] not in POLICIES:
+            raise ModelError(
+                f"'{folder}' is a policy of the type {config['type']!r}",
+                hint=f"policies of the types {', '.join(POLICIES)} are read; for others write a factory "
+                "(file.py:function) that returns the network with example inputs",
+            )
+        return
     read_packing(folder, config)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(
@@ -160,6 +171,17 @@ def _check_folder(folder: Path) -> None:
     if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         _refuse_foreign(names, f"'{inner}' has no safetensors weights")
     weight_files(inner)
+
+
+def is_policy(config: Mapping[str, Any]) -> bool:
+    """Whether a parsed config.json is that of a robot's policy, as LeRobot writes it."""
+    return isinstance(config.get("type"), str) and "input_features" in config
+
+
+def is_policy_folder(path: Path) -> bool:
+    """Whether a path is the folder of a robot's policy."""
+    file = path / "config.json"
+    return file.is_file() and is_policy(read_object(file, "the model's configuration"))
 
 
 def first_module(folder: Path) -> Path:

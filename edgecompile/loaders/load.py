@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import ModelError, UsageError
-from edgecompile.loaders.kinds import check_form, find_gguf, split_factory
+from edgecompile.loaders.kinds import check_form, find_gguf, is_policy_folder, split_factory
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.options import FOR_GENERATION, FOR_ONNX, LoadOptions
 from edgecompile.models.specs import batch_problem
@@ -68,8 +68,8 @@ def check_model(spec: str | Path | object, options: LoadOptions) -> None:
     if isinstance(spec, (str, Path)):
         check_form(spec)
         path = Path(spec).expanduser()
-        named, folder = f"'{spec}'", path.is_dir() or find_gguf(path) is not None
-        onnx = path.suffix.lower() == ".onnx"
+        named, onnx = f"'{spec}'", path.suffix.lower() == ".onnx"
+        folder = not is_policy_folder(path) and (path.is_dir() or find_gguf(path) is not None)
     arguments = [name for name in options.to_json() if name not in FOR_GENERATION]
     for_onnx = [name for name in arguments if name in FOR_ONNX]
     if for_onnx and not onnx:
@@ -100,6 +100,10 @@ def _load(spec: str | Path | object, options: LoadOptions) -> LoadedModel:
         from edgecompile.loaders.checkpoints.gguf import load_gguf
 
         return load_gguf(gguf, options)
+    if is_policy_folder(path):
+        from edgecompile.loaders.policies.folder import load_policy
+
+        return load_policy(path, options)
     if path.is_dir():
         from edgecompile.loaders.folders.folder import load_folder
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec, tied_sizes
+from edgecompile.runtime.format.policy_schema import PolicySpec
 from edgecompile.runtime.format.schema import GenerationSpec, StateSpec
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class LoadedModel:
         load: the options that shaped it, as :meth:`LoadOptions.to_json` has them.
         generation: the settings of generation; None: it doesn't generate.
         state: the outputs that are inputs of the next run of a stream.
+        policy: the way from observations to actions; None: it is no policy.
         stored: weights as its checkpoint stores them; None: as plain floats.
     """
 
@@ -110,6 +112,7 @@ class LoadedModel:
     load: Mapping[str, Any] = field(default_factory=dict)
     generation: Generation | None = None
     state: tuple[StateSpec, ...] = ()
+    policy: PolicySpec | None = None
     stored: StoredWeights | None = None
 
     @property

@@ -209,6 +209,7 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
         expected=_expected(plan),
         labels=model.labels,
         state=model.state,
+        policy=model.policy,
     )
     notes: tuple[str, ...] = ()
     if contents.tokenizer:

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from tests.cli.command import run
+from tests.runtime.bundles import DummyBundle
+from tests.runtime.policies import add_policy
 
 
 def test_inspect_a_bundle(tiny_bundle: Path) -> None:
@@ -35,6 +37,21 @@ def test_inspect_a_bundle(tiny_bundle: Path) -> None:
     for part in ("Inputs and outputs", "input_ids", "batch × length", "Buckets", "Audit"):
         assert part in text
     assert "(chosen)" in text and "runs here" in text
+
+
+@pytest.mark.parametrize(("ensemble", "count"), [(None, "2"), (0.01, "the mean")])
+def test_inspect_a_policy(
+    tiny_bundle: Path, tmp_path: Path, ensemble: float | None, count: str
+) -> None:
+    bundle = DummyBundle(tmp_path / "policy.ecb")
+    probe = "code/x86-64/libecprobe.so"
+    bundle.files[probe] = (tiny_bundle / probe).read_bytes()
+    add_policy(bundle)
+    if ensemble is not None:
+        bundle.document["policy"].update(ensemble=ensemble, action_steps=1)
+    text = run("inspect", bundle.write()).stdout
+    names = "observation.state, observation.images.top"
+    assert f"{names} → {count} of each chunk's actions" in text
 
 
 def test_what_is_no_bundle_is_told(tiny_bundle: Path, files: Path) -> None:

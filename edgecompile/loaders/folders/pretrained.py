@@ -20,8 +20,8 @@ from edgecompile.models.tasks import SEQ2SEQ_LM, Task, architecture_of
 if TYPE_CHECKING:
     from edgecompile.loaders.checkpoints.packed_folder import PackedFolder
 
-# transformers reads these when it is imported. Nothing here may ever reach for a hub.
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+#: Variables that transformers and LeRobot read when they are imported. Nothing here may ever reach for a hub.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _ENCODER_HEADS = r"For(Sequence|Token|Audio)Classification$|ForQuestionAnswering$"
 
 
@@ -31,7 +31,7 @@ def import_transformers() -> Any:
     Raises:
         MissingDependencyError: it isn't installed.
     """
-    os.environ.update(_OFFLINE)
+    os.environ.update(OFFLINE)
     try:
         import transformers
     except ImportError as exc:

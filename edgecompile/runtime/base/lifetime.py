@@ -5,11 +5,12 @@ its own thread is in the middle of a call or of this very code. A call is an ent
 key of its own. Entries are made and removed in single steps that no interrupt can divide.
 """
 
+from contextlib import contextmanager
 from queue import SimpleQueue
-from threading import get_ident
-from typing import Any, Callable, Dict, List, Optional, TypeVar
+from threading import Lock, get_ident
+from typing import Any, Callable, Dict, Iterator, List, Optional, TypeVar
 
-from .errors import CopyError, ModelClosedError
+from .errors import CopyError, InputError, ModelClosedError
 
 _T = TypeVar("_T")
 
@@ -132,3 +133,29 @@ class Unique:
             "a {} can't be copied or pickled: it holds native memory".format(type(self).__name__),
             "share the one object between threads; in another process open the bundle there",
         )
+
+
+class OneAtATime(Unique):
+    """What keeps values from call to call, so that two threads' calls would follow each other by chance."""
+
+    def __init__(self, named: str, cure: str) -> None:
+        """``named`` is its name in an error, ``cure`` the way to another one."""
+        self._named, self._cure = named, cure
+        self._turn = Lock()
+
+    @contextmanager
+    def _taken(self) -> Iterator[None]:
+        """A call.
+
+        Raises:
+            InputError: another thread is in one.
+        """
+        if not self._turn.acquire(blocking=False):
+            raise InputError(
+                "the {} is in use by another thread".format(self._named),
+                "make a {} for each: {}".format(self._named, self._cure),
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()

@@ -11,6 +11,7 @@ from ..base.errors import FormatVersionError
 from ..base.installation import newer_bundle_hint
 from .document import Field, Problems, parse_json, shorten
 from .generation import read_generation
+from .policy import read_policy
 from .schema import (
     AOTI_CPU,
     FORMAT_VERSION,
@@ -139,6 +140,7 @@ def _read_manifest(top: Field) -> Manifest:
         labels=read_labels(top.find("labels"), signature),
         ranges=read_ranges(top.find("ranges"), signature),
         state=read_state(top, signature),
+        policy=read_policy(top, signature),
     )
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from .dtypes import Number
+from .policy_schema import PolicySpec
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -370,7 +371,7 @@ class Manifest(NamedTuple):
     """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects.
 
     ``generation`` is None where the model is no language model, ``state`` empty where no output is the next
-    run's input.
+    run's input, ``policy`` None where the model doesn't act.
     """
 
     name: str
@@ -395,6 +396,7 @@ class Manifest(NamedTuple):
     labels: Mapping[str, Tuple[str, ...]] = NOTHING
     ranges: Mapping[str, Tuple[Tuple[float, ...], Tuple[float, ...]]] = NOTHING
     state: Tuple[StateSpec, ...] = ()
+    policy: Optional[PolicySpec] = None
 
     def padded_axes(self) -> Tuple[str, ...]:
         """The axes that any bucket pads, in the order of ``axes``."""
@@ -441,6 +443,7 @@ class Manifest(NamedTuple):
             **({"labels": plain(self.labels)} if self.labels else {}),
             **({"ranges": plain(self.ranges)} if self.ranges else {}),
             **({"state": plain(self.state)} if self.state else {}),
+            **({} if self.policy is None else {"policy": self.policy.to_json()}),
             "files": plain(dict(sorted(self.files.items()))),
         }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..text.grammar import GrammarConstraint
     from ..text.prompts import Prompts
     from ..text.session import TextSession
+    from .policy import Policy
     from .state_stream import StateStream
 
 
@@ -119,6 +120,19 @@ class Model(OpenBundle, TextGenerator):
 
             return StateStream(self)
         return super().stream(input_ids, decoder_input_ids=decoder_input_ids, **options)
+
+    def policy(self, *, seed: Optional[int] = None) -> "Policy":
+        """A robot's policy at the start of an episode: normalizes observations, and keeps a queue of actions.
+
+        Args:
+            seed: Seed of the noise that diffusion policies begin with. None: another noise each time.
+
+        Raises:
+            InputError: the model is no policy, or the seed is no integer from 0 to 2^32 - 1.
+        """
+        from .policy import Policy
+
+        return Policy(self, seed)
 
     def make_constraint(
         self,

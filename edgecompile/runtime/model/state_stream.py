@@ -1,13 +1,11 @@
 """A stream of runs whose state goes from one to the next."""
 
-import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 
 import numpy as np
 
 from ..base.errors import InputError
-from ..base.lifetime import Unique
+from ..base.lifetime import OneAtATime
 from ..format.schema import StateSpec, TensorSpec
 from ..open.bundle import OpenBundle
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     Arrays = Dict[str, NDArray[Any]]
 
 
-class StateStream(Unique):
+class StateStream(OneAtATime):
     """Runs of a model that keep its state; made by ``Model.stream``.
 
     A stream is one thread's at a time; a call from a second one is an InputError. A model may have any number
@@ -32,12 +30,12 @@ class StateStream(Unique):
                 "{}: the model has no state to keep".format(manifest.name),
                 'call run, or name the state where the bundle is built: a factory\'s "state"',
             )
+        super().__init__("stream", "model.stream()")
         specs = {item.name: item for item in manifest.inputs}
         self._model = model
         self._names = {item.output: item.input for item in manifest.state}
         self._start = {item.input: make_start(item, specs[item.input]) for item in manifest.state}
         self._state: Arrays = self._start
-        self._turn = threading.Lock()
 
     def run(self, inputs: Mapping[str, Any], *, threads: int = 0) -> "Arrays":
         """Runs the model once, with the state that the run before it left.
@@ -93,18 +91,6 @@ class StateStream(Unique):
                 text = "state must have an array for each of {} and nothing else"
                 raise InputError(text.format(", ".join(self._start)))
             self._state = {name: np.array(state[name], order="C") for name in self._start}
-
-    @contextmanager
-    def _taken(self) -> Iterator[None]:
-        # Two threads' runs would follow each other by chance.
-        if not self._turn.acquire(blocking=False):
-            raise InputError(
-                "the stream is in use by another thread", "make a stream for each: model.stream()"
-            )
-        try:
-            yield
-        finally:
-            self._turn.release()
 
 
 def make_start(item: StateSpec, spec: TensorSpec) -> "NDArray[Any]":

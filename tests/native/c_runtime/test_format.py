@@ -46,6 +46,7 @@ from tests.runtime.generations import (
     make_seq2seq,
     make_states_alone,
 )
+from tests.runtime.policies import HOSTILE_POLICIES, add_policy
 from tests.runtime.states import HOSTILE_STREAMS, add_state
 from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 
@@ -141,6 +142,8 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
         yield f"text-{rule}-{i}", with_more(path, new, add_texts)
     for i, (rule, path, new, _) in enumerate(HOSTILE_STREAMS):
         yield f"stream-{rule}-{i}", with_more(path, new, add_state)
+    for i, (rule, path, new, _) in enumerate(HOSTILE_POLICIES):
+        yield f"policy-{rule}-{i}", with_more(path, new, add_policy)
     for i, (rule, change) in enumerate(HOSTILE_BYTES):
         yield f"bytes-{rule}-{i}", change_bytes(change)
     for i, (rule, _, change_it) in enumerate(HOSTILE_FOLDERS):

@@ -38,6 +38,7 @@ from tests.runtime.generations import (
     HOSTILE_STATES,
     HOSTILE_STATES_ALONE,
 )
+from tests.runtime.policies import HOSTILE_POLICIES
 from tests.runtime.recipes import HOSTILE_RECIPES
 from tests.runtime.states import HOSTILE_STREAMS
 from tests.runtime.texts import HOSTILE_TEXTS
@@ -329,6 +330,7 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
         HOSTILE_STATES,
         HOSTILE_STATES_ALONE,
         HOSTILE_STREAMS,
+        HOSTILE_POLICIES,
         HOSTILE_GOLDEN_SOURCES,
     ]
     broken = {item[0] for table in tables for item in table}

@@ -32,6 +32,7 @@ from tests.runtime.generations import (
     make_states_alone,
     put_generations,
 )
+from tests.runtime.policies import HOSTILE_POLICIES, add_policy
 from tests.runtime.recipes import HOSTILE_RECIPES
 from tests.runtime.states import HOSTILE_STREAMS, add_state
 from tests.runtime.texts import HOSTILE_TEXTS, add_texts
@@ -319,6 +320,22 @@ def test_a_state_of_two_unknown_types(bundle: DummyBundle) -> None:
     for path in ("inputs.2.dtype", "outputs.2.dtype"):
         put(bundle.document, path, "float8")
     refused(bundle, "dtype-known", "'float8'")
+
+
+def test_a_policy_is_read_and_written(bundle: DummyBundle) -> None:
+    add_policy(bundle)
+    document = bundle.listed()
+    manifest = parse_manifest(json.dumps(document).encode())
+    assert manifest.to_json()["policy"] == document["policy"]
+    read_everything(bundle.write())
+
+
+@each_rule("rule, path, value, text", HOSTILE_POLICIES)
+def test_hostile_policy(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    add_policy(bundle)
+    bundle.document = bundle.listed()
+    put(bundle.document, path, value)
+    refused(bundle, rule, text)
 
 
 @each_rule("rule, path, value, text", HOSTILE_RECIPES)

@@ -1,0 +1,1 @@
+"""Policies of robots, as LeRobot writes them: networks, statistics of observations and actions."""

@@ -1,0 +1,186 @@
+"""The normalization of a policy's observations and actions, out of the processors that LeRobot writes beside it.
+
+The files are read as plain JSON and safetensors: nothing that they name is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgecompile.errors import ModelError
+from edgecompile.loaders.folders.files import read_object
+from edgecompile.runtime.format.policy_schema import Scaling
+
+PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
+ACTION = "action"
+_HINT = (
+    "save the processors beside the policy: preprocessor.save_pretrained(FOLDER), made with the data set's "
+    "statistics; in a folder from before LeRobot 0.4 its script lerobot.processor.migrate_policy_normalization "
+    "makes them"
+)
+_RENAME, _NORMALIZE, _RESTORE = (
+    "rename_observations_processor",
+    "normalizer_processor",
+    "unnormalizer_processor",
+)
+#: Steps that change nothing here: arrays are on the CPU, and a batch is added where one is missing.
+_PLAIN = ("to_batch_processor", "device_processor")
+#: By mode: the two statistics, the least value and the largest where they are a range.
+_MODES: Mapping[str, tuple[str, str]] = {
+    "MEAN_STD": ("mean", "std"),
+    "MIN_MAX": ("min", "max"),
+    "QUANTILES": ("q01", "q99"),
+    "QUANTILE10": ("q10", "q90"),
+}
+_IDENTITY = "IDENTITY"
+_UNUSABLE = "is a policy whose normalization can't be used"
+
+
+@dataclass(frozen=True)
+class Normalizations:
+    """The normalization of each observation and of actions; None: there is none.
+
+    Attributes:
+        observations: by the policy's own name.
+        action: of actions, from the model's to the robot's.
+        names: the robot's name of an observation by the policy's, where they differ.
+    """
+
+    observations: Mapping[str, Scaling | None]
+    action: Scaling | None
+    names: Mapping[str, str]
+
+
+def read_normalizations(folder: Path, features: Sequence[str]) -> Normalizations:
+    """The normalizations of a policy's folder.
+
+    Args:
+        folder: a folder that LeRobot wrote.
+        features: names of the observations that the policy takes.
+
+    Raises:
+        ModelError: there are no statistics, some are missing, or a step of the processors isn't known;
+            lists all of it.
+    """
+    for name in (PREPROCESSOR, POSTPROCESSOR):
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"'{folder}' is a policy without statistics: there is no {name}", hint=_HINT
+            )
+    problems: list[str] = []
+    before = _steps(folder, PREPROCESSOR, (_RENAME, _NORMALIZE), problems)
+    after = _steps(folder, POSTPROCESSOR, (_RESTORE,), problems)
+    renamed = _object(before.get(_RENAME, {}).get("rename_map"))
+    _refuse(folder, problems)
+    observed = _Normalizer(folder, before[_NORMALIZE], problems)
+    performed = _Normalizer(folder, after[_RESTORE], problems)
+    scalings = {name: observed.scaling(name, divides=True) for name in features}
+    action = performed.scaling(ACTION, divides=False)
+    without = not (observed.statistics and performed.statistics)
+    _refuse(folder, problems, "is a policy without statistics" if without else _UNUSABLE)
+    return Normalizations(
+        scalings, action, {str(new): str(old) for old, new in renamed.items() if new in features}
+    )
+
+
+def _refuse(folder: Path, problems: Sequence[str], what: str = _UNUSABLE) -> None:
+    if problems:
+        raise ModelError(f"'{folder}' {what}: " + "; ".join(problems), hint=_HINT)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _steps(
+    folder: Path, name: str, known: Sequence[str], problems: list[str]
+) -> dict[str, Mapping[str, Any]]:
+    """The settings of the known steps of a processor, each with its ``state_file``."""
+    steps = read_object(folder / name, "the policy's processor").get("steps")
+    found: dict[str, Mapping[str, Any]] = {}
+    for step in steps if isinstance(steps, list) else []:
+        kind = str(_object(step).get("registry_name") or _object(step).get("class"))
+        if kind in known and kind not in found:
+            found[kind] = {
+                **_object(step.get("config")),
+                "state_file": step.get("state_file"),
+            }
+        elif kind not in _PLAIN:
+            problems.append(f"{name} has the step {kind!r}, which isn't known")
+    wanted = known[-1]
+    if wanted not in found:
+        problems.append(f"{name} has no {wanted}")
+    return found
+
+
+class _Normalizer:
+    """A step that normalizes, or that restores."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], problems: list[str]) -> None:
+        self.problems = problems
+        self.features = _object(config.get("features"))
+        self.modes = _object(config.get("norm_map"))
+        self.eps = np.float32(config.get("eps", 1e-8))
+        self.only = config.get("normalize_observation_keys")
+        self.statistics = self._read(folder, config.get("state_file"))
+
+    def _read(self, folder: Path, name: Any) -> dict[str, np.ndarray[Any, Any]]:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        if name is None:
+            return {}
+        if not isinstance(name, str) or Path(name).name != name:
+            self.problems.append(f"{name!r} isn't the name of a file of statistics")
+            return {}
+        try:
+            return dict(load_file(folder / name))
+        except (OSError, SafetensorError) as error:
+            self.problems.append(f"the statistics {name} can't be read: {error}")
+            return {}
+
+    def scaling(self, name: str, divides: bool) -> Scaling | None:
+        """The normalization of a value; ``divides``: on the way to the model."""
+        kind = _object(self.features.get(name)).get("type")
+        mode = self.modes.get(str(kind), _IDENTITY)
+        listed = self.only is None or name in self.only
+        if kind is None or mode == _IDENTITY or not listed:
+            return None
+        if mode not in _MODES:
+            self.problems.append(f"{name} is normalized by {mode!r}, which isn't known")
+            return None
+        values = [self._statistic(name, key) for key in _MODES[mode]]
+        first, second = values
+        if first is None or second is None:
+            return None
+        if first.size != second.size:
+            self.problems.append(f"statistics of {name} have {first.size} and {second.size} values")
+            return None
+        if mode == "MEAN_STD":
+            scale = second + self.eps if divides else second
+            return _scaling(first, scale, 0.0)
+        width = second - first
+        return _scaling(first, np.where(width == 0, self.eps, width) / np.float32(2), 1.0)
+
+    def _statistic(self, name: str, key: str) -> np.ndarray[Any, Any] | None:
+        value = self.statistics.get(f"{name}.{key}")
+        if value is None:
+            self.problems.append(f"there is no statistic '{key}' of {name}")
+            return None
+        if value.dtype.kind not in "fiu" or value.size not in (1, *value.shape[:1]):
+            self.problems.append(f"the statistic '{key}' of {name} is {value.dtype} {value.shape}")
+            return None
+        numbers = value.astype(np.float32).reshape(-1)
+        if not np.isfinite(numbers).all():
+            self.problems.append(f"the statistic '{key}' of {name} isn't finite")
+            return None
+        return numbers
+
+
+def _scaling(offset: np.ndarray[Any, Any], scale: np.ndarray[Any, Any], shift: float) -> Scaling:
+    return Scaling(tuple(offset.tolist()), tuple(scale.astype(np.float32).tolist()), shift)

@@ -1,0 +1,105 @@
+"""Writes a small policy with random weights, as LeRobot saves one after training.
+
+checkpoint.py FOLDER act|diffusion
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import torch
+from lerobot.configs.types import FeatureType, PolicyFeature
+from lerobot.policies.act.configuration_act import ACTConfig
+from lerobot.policies.act.modeling_act import ACTPolicy
+from lerobot.policies.act.processor_act import make_act_pre_post_processors
+from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
+from lerobot.policies.diffusion.processor_diffusion import make_diffusion_pre_post_processors
+
+JOINTS = 6
+STATE, CAMERA = "observation.state", "observation.images.top"
+SHAPES: Dict[str, Tuple[int, ...]] = {STATE: (JOINTS,), CAMERA: (3, 64, 96)}
+_KINDS = {"state": FeatureType.STATE, "images": FeatureType.VISUAL}
+_KINDS["environment_state"] = FeatureType.ENV
+_SMALL: Dict[str, Dict[str, Any]] = {
+    "act": {
+        "chunk_size": 20,
+        "n_action_steps": 10,
+        "dim_model": 32,
+        "n_heads": 4,
+        "dim_feedforward": 64,
+        "n_encoder_layers": 2,
+        "n_vae_encoder_layers": 1,
+    },
+    "diffusion": {
+        "noise_scheduler_type": "DDIM",
+        "num_inference_steps": 4,
+        "horizon": 8,
+        "n_action_steps": 4,
+        "down_dims": (16, 32),
+        "diffusion_step_embed_dim": 16,
+        "kernel_size": 3,
+        "n_groups": 4,
+        "spatial_softmax_num_keypoints": 4,
+        "crop_shape": (56, 84),
+    },
+}
+
+
+def write_checkpoint(
+    folder: Path, kind: str, shapes: Any = None, statistics: bool = True, **settings: Any
+) -> None:
+    """Writes a policy's config.json, weights and processors.
+
+    Args:
+        folder: where to write.
+        kind: act or diffusion.
+        shapes: the shape of each observation by its name; None: joints and one camera.
+        statistics: whether the processors have statistics of a data set.
+        settings: settings of the policy's configuration, over the small ones here.
+    """
+    shapes = shapes or SHAPES
+    torch.manual_seed(0)
+    features = {
+        name: PolicyFeature(_KINDS[name.split(".")[1]], shape) for name, shape in shapes.items()
+    }
+    action = PolicyFeature(FeatureType.ACTION, (JOINTS,))
+    config, policy, processors = {
+        "act": (ACTConfig, ACTPolicy, make_act_pre_post_processors),
+        "diffusion": (DiffusionConfig, DiffusionPolicy, make_diffusion_pre_post_processors),
+    }[kind]
+    made = config(
+        input_features=features,
+        output_features={"action": action},
+        device="cpu",
+        pretrained_backbone_weights=None,
+        **{**_SMALL[kind], **settings},
+    )
+    sizes = {**shapes, "action": (JOINTS,)}
+    numbers = {name: _statistics(size) for name, size in sizes.items()} if statistics else None
+    policy(made).save_pretrained(folder)
+    for processor in processors(made, numbers):
+        processor.save_pretrained(folder)
+
+
+def _statistics(shape: Tuple[int, ...]) -> Dict[str, torch.Tensor]:
+    """Statistics of a data set's joints in degrees, or of its images by channel."""
+    size = (shape[0], 1, 1) if len(shape) == 3 else shape
+    low, width = torch.rand(size) - 1, torch.rand(size) + 0.5
+    if len(shape) == 1:
+        low, width = 90 * low, 90 * width
+    high = low + width
+    return {
+        "min": low,
+        "max": high,
+        "mean": (low + high) / 2,
+        "std": width / 4,
+        "q01": low + width / 50,
+        "q99": high - width / 50,
+        "q10": low + width / 10,
+        "q90": high - width / 10,
+    }
+
+
+if __name__ == "__main__":
+    write_checkpoint(Path(sys.argv[1]), sys.argv[2])

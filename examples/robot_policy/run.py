@@ -1,0 +1,112 @@
+"""Compiles a robot's policy and drives an episode with it, next to LeRobot's own.
+
+    python3 examples/robot_policy/run.py                        a small ACT with random weights
+    python3 examples/robot_policy/run.py --checkpoint FOLDER    a checkpoint of yours
+
+It needs edgecompile and lerobot. Only the bundle goes to the robot, where numpy suffices:
+`open_bundle("policy.ecb").policy().select_action(observation)`.
+"""
+
+import argparse
+import importlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import torch
+from lerobot.processor import PolicyProcessorPipeline
+from lerobot.processor.converters import policy_action_to_transition, transition_to_policy_action
+
+import edgecompile
+from edgecompile.runtime import open_bundle
+
+_CLASSES = {"act": "ACTPolicy", "diffusion": "DiffusionPolicy"}
+
+
+class LeRobot:
+    """A checkpoint as LeRobot runs it."""
+
+    def __init__(self, folder: str) -> None:
+        text = (Path(folder) / "config.json").read_text(encoding="utf-8")
+        self.kind = json.loads(text)["type"]
+        module = importlib.import_module(f"lerobot.policies.{self.kind}.modeling_{self.kind}")
+        self.policy = getattr(module, _CLASSES[self.kind]).from_pretrained(folder).to("cpu")
+        load = PolicyProcessorPipeline.from_pretrained
+        self.before = load(folder, config_filename="policy_preprocessor.json")
+        self.after = load(
+            folder,
+            config_filename="policy_postprocessor.json",
+            to_transition=policy_action_to_transition,
+            to_output=transition_to_policy_action,
+        )
+        self.shapes: Dict[str, Tuple[int, ...]] = {
+            name: tuple(feature.shape)
+            for name, feature in self.policy.config.input_features.items()
+        }
+
+    def select_action(self, observation: Dict[str, Any], noise: Any) -> Any:
+        """The action [robots, size] of an observation; ``noise`` is [robots, draws, horizon, size] or None."""
+        options = {}
+        if noise is not None:
+            # A diffusion policy takes the first noise, and draws the others in its steps.
+            options["noise"] = torch.from_numpy(noise[:, 0])
+        tensors = {name: torch.from_numpy(array) for name, array in observation.items()}
+        return self.after(self.policy.select_action(self.before(tensors), **options)).numpy()
+
+
+def drive(folder: str, bundle: str, steps: int, robots: int) -> float:
+    """The largest difference of an episode's actions, relative to the largest action."""
+    random, own = np.random.RandomState(1), LeRobot(folder)
+    worst = largest = 0.0
+    with open_bundle(bundle) as model:
+        policy = model.policy()
+        inputs = {item.name: item for item in model.manifest.inputs}
+        for step in range(steps):
+            observation = {
+                name: random.rand(robots, *shape).astype(np.float32)
+                for name, shape in own.shapes.items()
+            }
+            noise = None
+            if "noise" in inputs:
+                torch.manual_seed(step)
+                count, *rest = [int(size or 0) for size in inputs["noise"].shape[1:]]
+                draws = [torch.randn(robots, *rest) for _ in range(count)]
+                noise = torch.stack([draws[-1], *draws[:-1]], 1).numpy()
+                torch.manual_seed(step)
+            want = own.select_action(observation, noise)
+            got = policy.select_action(observation, noise=noise)
+            worst = max(worst, float(np.abs(got - want).max()))
+            largest = max(largest, float(np.abs(want).max()))
+    return worst / largest
+
+
+def main() -> None:
+    """Builds and drives, as the arguments say."""
+    parser = argparse.ArgumentParser(description="Compile a policy and drive an episode with it.")
+    parser.add_argument("--checkpoint", help="folder that LeRobot wrote; default: a small one")
+    parser.add_argument("--policy", choices=sorted(_CLASSES), default="act")
+    parser.add_argument("--target", default="cpu-x86-64")
+    parser.add_argument("--output", help="the bundle; default: in a temporary folder")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--robots", type=int, default=1)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        folder = arguments.checkpoint
+        if folder is None:
+            from checkpoint import write_checkpoint
+
+            folder = str(Path(work) / arguments.policy)
+            write_checkpoint(Path(folder), arguments.policy)
+        output = arguments.output or str(Path(work) / "policy.ecb")
+        made = edgecompile.build(
+            folder, target=arguments.target, batch=(1, max(4, arguments.robots)), output=output
+        )
+        print(made)
+        difference = drive(folder, output, arguments.steps, arguments.robots)
+    print(f"{arguments.steps} steps: at most {difference:.2e} from LeRobot's actions")
+
+
+if __name__ == "__main__":
+    main()
