@@ -255,6 +255,20 @@ def halves_bundle(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def together_bundle(shared_folder: Path) -> Path:
+    """A generative bundle of a family with a program that gives up to four texts a token each."""
+    pytest.importorskip("transformers")
+    from tests.zoo.generation_bundles import build_family
+    from tests.zoo.generation_families import load_family
+
+    output = shared_folder / "together.ecb"
+    with one_at_a_time(shared_folder / "together.lock"):
+        if not output.exists():
+            build_family(load_family("llama"), output, shared_folder / "together.work", texts=4)
+    return output
+
+
+@pytest.fixture(scope="session")
 def fake_cudart_path(shared_folder: Path) -> Path:
     """A fake of libcudart, which is no GPU; see tests/fake_gpu/fake_cudart.c."""
     with one_at_a_time(shared_folder / "fake-cudart.lock"):

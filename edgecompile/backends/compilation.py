@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgecompile.audit.judge import AuditVerdict, baseline, judge, require
@@ -41,6 +41,7 @@ class CompiledModel(CompiledPrograms):
         exported: the exported program of each bucket.
         precision: the data type of the linear layers' weights.
         backend: one of :data:`edgecompile.backends.CPU_BACKENDS`.
+        batch: the program of each variant that gives several texts a token each.
     """
 
     variants: tuple[VariantSpec, ...]
@@ -49,6 +50,16 @@ class CompiledModel(CompiledPrograms):
     exported: tuple[ExportedModel, ...]
     precision: Precision = FP32
     backend: str = CPU
+    batch: Mapping[str, Artifact] = field(default_factory=dict)
+
+    def split_batch(self) -> CompiledModel:
+        """The same, whose last program is none of a bucket: it runs several texts at once."""
+        return replace(
+            self,
+            artifacts={name: made[:-1] for name, made in self.artifacts.items()},
+            exported=self.exported[:-1],
+            batch={name: made[-1] for name, made in self.artifacts.items()},
+        )
 
     @property
     def reused(self) -> bool:

@@ -97,7 +97,8 @@ def stage(
         arch: writer.add_file(path, f"code/{arch}/{path.name}")
         for arch, path in compiled.probes.items()
     }
-    constants = merge_constants(list(itertools.chain(*compiled.artifacts.values())))
+    made = itertools.chain(*compiled.artifacts.values(), compiled.batch.values())
+    constants = merge_constants(list(made))
     precision = compiled.precision.label
     weights = {}
     if compiled.variants:

@@ -98,6 +98,13 @@ class _Command(GroupedOptions, Command):
         help="Put the caches behind this prompt into the bundle of a language model: a text or, in a .json "
         "file, a list of messages. Texts that begin with it aren't read from their beginning.",
     ),
+    click.option(
+        "--texts-at-once",
+        type=click.IntRange(2, 8),
+        metavar="N",
+        help="Add a program that gives up to N texts of a language model a token each (2 to 8): a server "
+        "reads the weights once for all of them, where that is faster. Each text keeps its tokens.",
+    ),
 )
 @file_option(
     "--plan",

@@ -91,6 +91,7 @@ class Job:
             parts=self.parts,
             tokenizer=run.options.keep_tokenizer,
             server=plan_server(self.subject, planned) if run.options.profile == SERVER else None,
+            texts_at_once=run.options.texts_at_once or 0,
         )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edgecompile.backends import BOTH, CPU
+from edgecompile.export.store import ExportStore
+from edgecompile.loaders.generators.texts_step import texts_buckets, texts_model
 from edgecompile.pipeline.backend import Backend, Job, compiler_checks
 from edgecompile.pipeline.stages import compile_programs, export_programs
 from edgecompile.pipeline.tensorrt_backend import TensorRtBackend
@@ -47,17 +49,29 @@ class CpuBackend(Backend):
                 title, variants = "compile the probe", ()
         if variants is None:
             exported = export_programs(run, exports, served, of=of)
+        keys, together = [exports.key(bucket) for bucket in served], run.options.texts_at_once
+        programs = served
+        if together is not None:
+            texts = texts_model(job.model, together)
+            batches, store = texts_buckets(texts), ExportStore(texts, exports.folder)
+            exported = (
+                *exported,
+                *export_programs(run, store, batches, of="several texts at once"),
+            )
+            keys, programs = keys + [store.key(item) for item in batches], (*served, *batches)
         compiled = compile_programs(
             run,
-            map(exports.key, served),
+            keys,
             exported,
-            served,
+            programs,
             job.work,
             precision=job.resolved.precision,
             title=title,
             backend=self.name,
             variants=variants,
         )
+        if together is not None:
+            compiled = compiled.split_batch()
         if served is not buckets:
             compiled = compiled.shared_by(buckets, served)
         return replace(job, compiled=compiled)

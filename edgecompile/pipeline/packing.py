@@ -49,7 +49,14 @@ from edgecompile.quantization.rounded_model import ReferenceModel, find_referenc
 from edgecompile.quantization.trials import PrecisionChoice
 from edgecompile.report.pages import build_header, build_page
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest, Tolerance
+from edgecompile.runtime.format.schema import (
+    AOTI_CPU,
+    MANIFEST_NAME,
+    TORCH,
+    BatchSpec,
+    Manifest,
+    Tolerance,
+)
 from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import FILE as GENERATION_FILE
 from edgecompile.runtime.generation.prefix import FILE as PREFIX_FILE
@@ -74,6 +81,7 @@ class Contents:
         tokenizer: whether the model's tokenizer travels along, if it has one.
         encoder: the bundle that reads its sources, if it goes on from some.
         server: the data for a server, if the bundle is for one.
+        texts_at_once: the largest number of texts that the program for several of them takes.
     """
 
     model: LoadedModel
@@ -89,6 +97,7 @@ class Contents:
     tokenizer: bool = True
     encoder: Path | None = None
     server: ServerPlan | None = None
+    texts_at_once: int = 0
 
     def without_folders(self) -> Contents:
         """The same; what names the files of the lengths names no folders.
@@ -155,7 +164,7 @@ def pack_bundle(
             if c.name in always
         )
         made = contents.model.generation
-        manifest = manifest._replace(golden=golden, generation=None if made is None else made.spec)
+        manifest = manifest._replace(golden=golden)
         texts = None
         if made is not None:
             step.update(text="generating with transformers")
@@ -211,6 +220,13 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
         state=model.state,
         policy=model.policy,
     )
+    if model.generation is not None:
+        programs = {
+            name: writer.add_file(made.library, f"code/{name}/texts.so")
+            for name, made in compiled.batch.items()
+        }
+        batch = BatchSpec(contents.texts_at_once, programs) if programs else None
+        manifest = manifest._replace(generation=model.generation.spec._replace(batch=batch))
     notes: tuple[str, ...] = ()
     if contents.tokenizer:
         text, notes = describe_texts(model, manifest.axes)

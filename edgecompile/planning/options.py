@@ -22,6 +22,7 @@ MODES = ("auto", "exact", "pad")
 _RUNTIMES = {"native": CPU, "torch": TORCH}
 #: Of programs for a GPU: as many as there are rules for their tiles beside the first.
 MOST_ALTERNATIVES = 3
+MOST_TEXTS = 8
 #: What the bundle is for: single runs, or a server that runs requests together.
 DEVICE, SERVER = "device", "server"
 PROFILES = (DEVICE, SERVER)
@@ -119,6 +120,8 @@ class BuildOptions:
         keep_tokenizer: put the model's tokenizer into the bundle, if it has one.
         prefix: path of a prompt that texts of a language model begin with, as a text or, in a ``.json`` file,
             a list of messages. The bundle holds the caches behind it, so that no device reads it.
+        texts_at_once: the largest number of texts of a language model (2 to 8) that one run gives a token
+            each, so that a server reads the weights once for all of them; None: each is run alone.
         profile: ``"server"`` lets batches of 1 to 32 run, measures what they cost on parts of the
             CPUs, and writes that into the bundle; ``"device"`` is for single runs.
         runtime: deprecated name of ``backend``: ``"native"`` is ``"cpu"``. It is None once it was read.
@@ -143,6 +146,7 @@ class BuildOptions:
     emulation: bool = True
     keep_tokenizer: bool = True
     prefix: Path | None = None
+    texts_at_once: int | None = None
     profile: str = DEVICE
     runtime: str | None = None
 
@@ -162,6 +166,7 @@ class BuildOptions:
             emulation=checks.flag,
             keep_tokenizer=checks.flag,
             prefix=checks.path,
+            texts_at_once=partial(checks.whole, least=2, most=MOST_TEXTS),
             profile=partial(checks.choice, choices=PROFILES),
         )
         if self.runtime is not None:

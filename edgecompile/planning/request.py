@@ -161,6 +161,11 @@ class PlanRequest(PlanOptions, BuildOptions):
                 f"`prefix` needs `backend` {CPU}: elsewhere caches can't be filled from a file",
                 hint="leave it out",
             )
+        if self.texts_at_once is not None and self.backend_for(profile) != CPU:
+            raise UsageError(
+                f"`texts_at_once` needs `backend` {CPU}: elsewhere texts have caches that no other run may use",
+                hint="leave it out",
+            )
         precisions: tuple[str, ...] = (
             GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION, CHECKPOINT_PRECISION)
         )

@@ -334,7 +334,13 @@ def _measure_serving(options: argparse.Namespace) -> int:
     from .measure.serving import measure_serving
 
     report = measure_serving(options.bundle, options.serving, **_how(options))
-    lines = ["{} threads, {} x {}: {:g} ms".format(*point) for point in report["points"]]
+    lines = ["{} threads, {} x {}: {:g} ms".format(*point) for point in report.get("points", ())]
+    if "texts" in report:
+        runs = report["texts"]
+        lines += ["a run of a prompt, tokens: {}: {:g} ms".format(*run) for run in runs["prompts"]]
+        lines += [
+            "a run for the next tokens, texts: {}: {:g} ms".format(*run) for run in runs["steps"]
+        ]
     _show(options, report, lines)
     return 0
 

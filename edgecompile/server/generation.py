@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -18,6 +19,7 @@ from edgecompile.runtime.base.errors import EdgecompileError, NativeError
 from edgecompile.runtime.format.schema import RECURRENT_LM
 from edgecompile.runtime.generation.options import Options
 from edgecompile.runtime.generation.stream import TokenStream
+from edgecompile.runtime.generation.together import Together
 from edgecompile.runtime.text.chat import Message
 from edgecompile.runtime.text.grammar import GrammarConstraint, make_grammar
 from edgecompile.runtime.text.prompts import Prompt, Prompts, count_new_tokens
@@ -29,6 +31,7 @@ from edgecompile.server.conversations import Conversations
 from edgecompile.server.errors import Overloaded, translate
 from edgecompile.server.grammar_thread import GrammarThread
 from edgecompile.server.journal import Journal, digest
+from edgecompile.server.schedule.pace import Pace
 from edgecompile.server.schedule.streams import Cores
 from edgecompile.server.schedule.threads import Threads
 from edgecompile.server.schedule.turns import Turns
@@ -111,16 +114,17 @@ class _Step:
         """Whether somebody still waits for the token."""
         return not self.token.done()
 
-    def run(self) -> int | _More | None:
-        """Runs one chunk of what the token needs; the token, where no more is left."""
-        return _More() if self.stream.run() else next(self.stream, None)
+
+#: A token, None where the text has ended, or what went wrong.
+_Result = int | _More | Exception | None
 
 
 class Generator:
     """Generates with one language model. One thread makes the tokens of all texts, in turns.
 
     Between two chunks of a prompt the other texts get a token each. A token is a run like any other: it
-    has those of the model's threads for which CPUs are free.
+    has those of the model's threads for which CPUs are free. Where the bundle has a program for that, and it is
+    faster, several texts get their tokens in one run.
 
     Args:
         model: an open bundle.
@@ -162,6 +166,9 @@ class Generator:
         self._cores = cores if cores is not None and enough else Cores(self._cpus)
         self._cores.share(self._begin)
         self._turns = Turns[_Step]()
+        self._together = Together(model) if model.batch_texts else None
+        #: What is known of runs of several texts.
+        self.pace = Pace(max(1, model.batch_texts))
         self._busy = False
         self._thread = Threads(1)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
@@ -338,48 +345,109 @@ class Generator:
 
     def _next(self, stream: TokenStream, key: bytes) -> asyncio.Future[int | None]:
         """The text's next token, once it has its turn and CPUs; None: it has ended."""
-        step = _Step(stream, key, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        step = _Step(stream, key, loop.create_future())
         self._turns.add(step, chunk=not stream.tokens)
-        self._begin()
+        if self._together is None:
+            self._begin()
+        else:  # once the other texts that have got tokens wait for their next ones
+            loop.call_soon(self._begin)
         return step.token
 
     def _begin(self) -> None:
-        """Begins the next step, if one can begin."""
+        """Begins the next step, if one can begin; of several texts where that is known to be faster."""
         if self._busy or self._cores.free < self._fewest:
             return
         step = self._turns.next()
         if step is not None:
             threads = min(self._cores.free, self._cpus)
+            steps = [step]
+            if step.stream.tokens and self._turns.tokens:
+                more = self.pace.choose(1 + self._turns.tokens, threads) - 1
+                steps += self._turns.take(more)
             self._cores.free -= threads
             self._busy = True
             self._thread.run(
-                partial(self._run_step, step, threads), partial(self._end, step, threads)
+                partial(self._run_steps, steps, threads), partial(self._end, steps, threads)
             )
 
-    def _run_step(self, step: _Step, threads: int) -> int | _More | Exception | None:
+    def _run_steps(self, steps: list[_Step], threads: int) -> list[_Result]:
         self.running_since = self._clock()
         try:
-            with self._journal.running([step.key], self._model):
+            with self._journal.running([step.key for step in steps], self._model):
                 if threads == self._cpus:
-                    return step.run()
-                result: int | _More | None = self._model.with_threads(threads, step.run)
-                return result
+                    return self._run_all(steps, threads)
+                results: list[_Result] = self._model.with_threads(
+                    threads, self._run_all, steps, threads
+                )
+                return results
         except Exception as error:
-            return error
+            return [error] * len(steps)
         finally:
             self.running_since = None
 
-    def _end(self, step: _Step, threads: int, result: int | _More | Exception | None) -> None:
+    def _run_all(self, steps: list[_Step], threads: int) -> list[_Result]:
+        """Runs what the steps need, together where they are several, and takes their tokens."""
+        together, began = self._together, time.perf_counter
+        failed = dict[_Step, Exception]()
+        if together is not None and len(steps) > 1:
+            ready = list[TokenStream]()
+            for step in steps:
+                try:
+                    if step.stream.single() is not None:
+                        ready.append(step.stream)
+                except Exception as error:  # its constraint's, which has ended it
+                    failed[step] = error
+            if len(ready) > 1:
+                at = began()
+                # A text that can't be run here is run alone below, and has its error there.
+                with suppress(EdgecompileError):
+                    together.run(ready)
+                    self.pace.saw(len(ready), threads, began() - at)
+        results = [failed.get(step) or self._run_alone(step, threads) for step in steps]
+        if together is not None and len(steps) == 1 and self._turns.tokens:
+            try:
+                self.pace.measure(threads, partial(self._time_nothing, together))
+            except EdgecompileError:  # no text's: from now on each is run alone
+                self._together = None
+        return results
+
+    def _run_alone(self, step: _Step, threads: int) -> _Result:
+        """Runs one chunk of what the token needs; the token, where no more is left."""
+        try:
+            single = step.stream.single() is not None
+            began = time.perf_counter()
+            if step.stream.run():
+                return _More()
+            if single:  # and no other run has given it its logits
+                # A run that tries further tokens says nothing of those of one.
+                took = time.perf_counter() - began
+                self.pace.saw(1, threads, None if step.stream.ahead else took)
+            return next(step.stream, None)
+        except Exception as error:
+            return error
+
+    def _time_nothing(self, together: Together, texts: int) -> float:
+        began = time.perf_counter()
+        together.run_nothing(texts)
+        return time.perf_counter() - began
+
+    def _end(self, steps: list[_Step], threads: int, results: list[_Result]) -> None:
         self._busy = False
         self._cores.free += threads
-        if step.wanted:
+        for step, result in zip(steps, results, strict=True):
+            if not step.wanted:
+                continue
             if isinstance(result, _More):
                 self._turns.add(step, chunk=True)
             elif isinstance(result, Exception):
                 step.token.set_exception(result)
             else:
                 step.token.set_result(result)
-        self._cores.freed(self._begin)
+        if self._together is None:
+            self._cores.freed(self._begin)
+        else:
+            asyncio.get_running_loop().call_soon(self._cores.freed, self._begin)
 
     def close(self) -> None:
         """Ends its threads."""

@@ -179,6 +179,11 @@ NARROW = {
     },
 }
 
+
+def batch(texts: int, program: str = "code/x86-64-v3/bucket-0.so") -> dict[str, Any]:
+    return {"texts": texts, "programs": {"x86-64-v3": program}}
+
+
 #: (rule, key path, value that breaks it, text of the error), as in test_hostile_manifest.py
 HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("key-type", "generation", None, "generation: must be an object, not null"),
@@ -202,6 +207,11 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("generation-default", "generation.defaults.repetition_penalty", 0.0, "0.0 makes no sense"),
     ("generation-default", "generation.defaults.max_new_tokens", 0, "0 isn't within 1.."),
     ("generation-default", "generation.defaults.max_new_tokens", 2**31, "2147483648 isn't"),
+    ("key-type", "generation.batch", 3, "generation.batch: must be an object, not integer"),
+    ("key-missing", "generation.batch", {"texts": 2}, "generation.batch.programs: is required"),
+    ("generation-batch", "generation.batch", batch(1), "1 isn't within 2..64"),
+    ("generation-batch", "generation.batch", batch(65), "65 isn't within 2..64"),
+    ("path-listed", "generation.batch", batch(2, "code/no.so"), "isn't listed"),
     ("generation-axes", "generation.length_axis", "context", "'context' isn't the length_axis"),
     ("generation-axes", "generation.length_axis", "", "'' isn't the length_axis"),
     ("generation-axes", "generation.context_axis", "length", "'length' isn't another one"),
@@ -272,6 +282,7 @@ HOSTILE_STATES: list[tuple[str, str, Any, str]] = [
     ("generation-states", "inputs.5.shape", ["context", 4], "all have the context's axis"),
     ("generation-shape", "generation.kind", "causal-lm", "'state' must be float32[context, 5]"),
     ("generation-shape", "generation.context_axis", None, "'key' must be float32 of fixed sizes"),
+    ("generation-batch", "generation.batch", batch(2), "is for the kind causal-lm alone"),
     ("generation-shape", "inputs.5.dtype", "float64", "'state' must be float32 of fixed sizes"),
     ("generation-shape", "inputs.5.dtype", "bfloat16", "'state' must be float32 of fixed sizes"),
     ("generation-shape", "inputs.5.shape", [], "'state' must be float32 of fixed sizes"),

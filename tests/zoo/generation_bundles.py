@@ -10,7 +10,13 @@ from tests.zoo.generation_families import LONGEST_RUN, LONGEST_SOURCE, TARGET
 
 
 def build_family(
-    loaded: Any, output: Path, work: Path, *, padded: bool = False, step: Any = None
+    loaded: Any,
+    output: Path,
+    work: Path,
+    *,
+    padded: bool = False,
+    texts: int = 0,
+    step: Any = None,
 ) -> Path:
     """Compiles a model for one token and for prompts, packs it and lets packing verify it.
 
@@ -19,6 +25,7 @@ def build_family(
         output: the bundle.
         work: where programs are left; a second build of the same model reuses them.
         padded: whether prompts of up to 12 tokens are padded instead of run as they are.
+        texts: the largest number of texts that a further program gives a token each; 0: there is none.
         step: is called with what is being done.
 
     Raises:
@@ -39,7 +46,7 @@ def build_family(
         prompts.insert(0, bucket("exact", 2, lookup))
     if padded:
         prompts = [bucket("pad", 2, 12), bucket("exact", 13, LONGEST_RUN)]
-    return _build(loaded, (bucket("exact", 1, 1), *prompts), output, work, step)
+    return _build(loaded, (bucket("exact", 1, 1), *prompts), output, work, step, texts=texts)
 
 
 def build_source_family(loaded: Any, output: Path, work: Path, *, step: Any = None) -> Path:
@@ -69,28 +76,34 @@ def _build(
     work: Path,
     step: Any,
     encoder: Path | None = None,
+    texts: int = 0,
 ) -> Path:
     from edgecompile.backends.compilation import compile_buckets
     from edgecompile.buckets.plan import BucketPlan
     from edgecompile.bundle.staging import Staging
     from edgecompile.export.store import ExportStore, export_buckets
+    from edgecompile.loaders.generators.texts_step import texts_buckets, texts_model
     from edgecompile.pipeline.packing import Contents, pack_bundle
     from edgecompile.targets.profile import load_target
 
     tell: Callable[[str], None] = step or (lambda text: None)
     tell("exporting")
     store = ExportStore(loaded, work / "exported")
-    exported = export_buckets(store, buckets)
+    exported, programs = export_buckets(store, buckets), buckets
+    keys = [store.key(item) for item in buckets]
+    if texts:
+        several = ExportStore(texts_model(loaded, texts), work / "exported")
+        batches = texts_buckets(several.model)
+        exported += export_buckets(several, batches)
+        keys, programs = keys + [several.key(item) for item in batches], (*buckets, *batches)
     tell("compiling")
-    compiled = compile_buckets(
-        exported,
-        buckets,
-        load_target(TARGET),
-        work / "artifacts",
-        keys=[store.key(item) for item in buckets],
-    )
+    target, folder = load_target(TARGET), work / "artifacts"
+    compiled = compile_buckets(exported, programs, target, folder, keys=keys)
+    if texts:
+        compiled = compiled.split_batch()
     tell("verifying")
     plan = BucketPlan(buckets[0].length_axis, buckets)
     with Staging(output, force=True) as claim:
-        packed = pack_bundle(Contents(loaded, plan, compiled, encoder=encoder), claim)
+        contents = Contents(loaded, plan, compiled, encoder=encoder, texts_at_once=texts)
+        packed = pack_bundle(contents, claim)
     return packed.bundle_path

@@ -26,13 +26,14 @@ from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering
 from edgecompile.export.halves import is_half
 from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
+from edgecompile.export.operators.texts_attention import TEXTS_ATTENTION
 from edgecompile.models.double import HALVES
 
 aten = torch.ops.aten
 
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 #: What moves numbers as they are, or reads them so: the keys and values of a language model's caches.
-_AS_THEY_ARE = (aten.index_copy_.default, CACHED_ATTENTION)
+_AS_THEY_ARE = (aten.index_copy_.default, CACHED_ATTENTION, TEXTS_ATTENTION)
 #: What only converts.
 _CONVERSIONS = (aten._to_copy.default, aten.copy_.default)
 _TO = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)

@@ -40,6 +40,7 @@ from edgecompile.export.operators.cached_attention import (
     per_token,
 )
 from edgecompile.export.operators.linear_scan import LINEAR_SCAN, linear_scan
+from edgecompile.export.operators.texts_attention import TEXTS_ATTENTION, texts_attention
 
 PANEL = 32
 
@@ -392,6 +393,7 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
 
 _register(CACHED_ATTENTION, cached_attention)
 _register(LINEAR_SCAN, linear_scan)
+_register(TEXTS_ATTENTION, texts_attention)
 LINEAR = define(
     "ec_linear(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor",
     _linear_cpu,

@@ -49,7 +49,7 @@ _BUILD: Groups = (
         ("--precision", "--max-error", "--max-perplexity-ratio", "--backend", "--profile"),
     ),
     ("Targets with a GPU", ("--jetpack", "--alternatives", "--no-fallback")),
-    ("Bundle", ("--prefix", "--no-tokenizer", "--force")),
+    ("Bundle", ("--prefix", "--texts-at-once", "--no-tokenizer", "--force")),
     (
         "Build host",
         ("--work-dir", "--keep-work", "--jobs", "--on", "--no-emulation", "--untested-torch"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from edgecompile.server.schedule.simulate import POLICIES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.server.schedule.sweep import Replay
+    from edgecompile.planning.costs.serving import TextServing
+    from edgecompile.server.schedule.simulate_texts import TextsReplay
+    from edgecompile.server.schedule.sweep import Replay, Workload
 
 _EPILOG = """\b
 Examples:
@@ -29,7 +32,10 @@ Examples:
 @click.command("simulate", cls=Command, epilog=_EPILOG, short_help="Replay traffic on a server.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @traffic_options
-@file_option("--trace", help="Replay these requests: CSV rows of seconds,length.")
+@file_option(
+    "--trace",
+    help="Replay these requests: CSV rows of seconds,length; for a language model seconds,length,new.",
+)
 @file_option("--costs", help="Use these costs: bench --serving FILE. Default: those in the bundle.")
 @number_option(
     "--cpus", help="Give the server N CPUs.  [default: those that the costs were measured on]"
@@ -57,6 +63,10 @@ Examples:
     help="Count answers within MS milliseconds as in time; our rule refuses requests that would be late.",
 )
 @number_option("--requests", default=2000, help="Replay N requests at each rate.")
+@number_option(
+    "--new-tokens",
+    help="Let N tokens follow each prompt of a language model.  [default: 128]",
+)
 @click.option(
     "--noise",
     type=click.FloatRange(min=0.0, max=2.0),
@@ -78,6 +88,7 @@ def command(
     rates: Sequence[float],
     slo: float | None,
     requests: int,
+    new_tokens: int | None,
     noise: float,
     seed: int,
     plot: Path | None,
@@ -86,17 +97,32 @@ def command(
 
     Nothing is run: the costs of batches, measured for the bundle or on the server, determine how
     long each run takes. For each rule and rate, the table has the answers per second, those within
-    --slo, the latencies and the refused requests.
+    --slo, the latencies and the refused requests. For a language model, whose --costs come from
+    bench --serving, it has the texts and tokens per second, and the times between tokens.
     """
     from edgecompile.lengths.traces import read_trace
-    from edgecompile.planning.costs.serving import read_serving
+    from edgecompile.planning.costs.serving import read_serving, read_text_serving
     from edgecompile.server.schedule.simulate import Arrival
+    from edgecompile.server.schedule.simulate_texts import TEXT_POLICIES
     from edgecompile.server.schedule.sweep import Workload, count_lengths, replay
 
     if trace is not None and (traffic or rates):
         raise click.UsageError(
             "--trace says when requests come and how long they are; leave --rate and the lengths out."
         )
+    texts = read_text_serving(bundle, costs)
+    if texts is not None:
+        given = {"--slo": slo, "--plot": plot, "--cpus": cpus}
+        others = [f"--policy {name}" for name in policies if name not in TEXT_POLICIES]
+        _refuse([name for name, value in given.items() if value is not None] + others)
+        workload = Workload({}, (), tuple(rates), requests, seed)
+        replayed = _replay_texts(
+            session, texts, workload, traffic, trace, policies, new_tokens, noise
+        )
+        session.emit({"bundle": str(bundle), **replayed.to_json()}, lambda: _text_tables(replayed))
+        return
+    if new_tokens is not None:
+        raise click.UsageError("--new-tokens is for language models")
     serving = read_serving(bundle, costs)
     longest = serving.costs.longest
     lengths, recorded = serving.lengths, tuple[Arrival, ...]()
@@ -131,6 +157,100 @@ def command(
         write_text(plot, load_page(result.outcomes, slo))
         session.console.say(f"wrote {plot}")
     session.emit({"bundle": str(bundle), **result.to_json()}, lambda: _tables(result))
+
+
+def _refuse(names: Sequence[str]) -> None:
+    """Refuses options that say nothing of a language model."""
+    if names:
+        raise click.UsageError(
+            f"{' and '.join(names)}: that is for models that answer in one run, and this one generates texts"
+        )
+
+
+def _replay_texts(
+    session: Session,
+    serving: TextServing,
+    workload: Workload,
+    traffic: TrafficOptions,
+    trace: Path | None,
+    policies: Sequence[str],
+    new: int | None,
+    noise: float,
+) -> TextsReplay:
+    from edgecompile.lengths.traces import read_text_trace
+    from edgecompile.server.schedule.simulate_texts import TextArrival, replay_texts
+
+    most, recorded = serving.max_context, list[TextArrival]()
+    if trace is not None:
+        if new is not None:
+            raise click.UsageError("--trace says how many tokens are new; leave --new-tokens out.")
+        rows = read_text_trace(trace)
+        recorded = [
+            TextArrival(at, tokens, more) for at, tokens, more in rows if tokens + more <= most
+        ]
+        over, total = len(rows) - len(recorded), len(rows)
+    elif traffic:
+        new = new or 128
+        read = traffic.read(max_length=most).lengths
+        lengths = dict(zip(map(int, read.lengths), map(int, read.counts), strict=True))
+        workload = replace(
+            workload, lengths={n: count for n, count in lengths.items() if n + new <= most}
+        )
+        total = sum(lengths.values())
+        over = total - sum(workload.lengths.values())
+    else:
+        raise click.UsageError("Texts of a language model need --trace, or lengths of prompts.")
+    if over == total:
+        raise click.UsageError(f"No text fits into the context of {most} tokens.")
+    if over:
+        session.console.say(
+            f"{over} of {total} texts don't fit into the context of {most} tokens: the server refuses them"
+        )
+    with session.console.step("replay") as step:
+        return replay_texts(
+            serving.costs,
+            serving.cpus,
+            workload,
+            recorded,
+            policies,
+            new=new or 1,
+            noise=noise,
+            progress=step.update,
+        )
+
+
+def _text_tables(result: TextsReplay) -> RenderableType:
+    from edgecompile.cli.terminal.tables import facts, stack, table
+    from edgecompile.server.schedule.simulate_texts import quantile_ms
+    from edgecompile.units import format_ms
+
+    def ms(times: Sequence[float], percent: int) -> str:
+        found = quantile_ms(times, percent)
+        return "-" if found is None else format_ms(found)
+
+    rows = [
+        [
+            outcome.policy,
+            "at once" if outcome.offered == float("inf") else f"{outcome.offered:.3g}",
+            f"{outcome.rate:.3g}",
+            f"{outcome.tokens_per_s:.3g}",
+            *(
+                ms(times, percent)
+                for times in (outcome.first, outcome.gaps)
+                for percent in (50, 99)
+            ),
+        ]
+        for outcome in result.outcomes
+    ]
+    columns = ["rule", "offered/s", "texts/s", "tokens/s", "first p50 ms", "first p99 ms"]
+    return stack(
+        facts([("CPUs", str(result.cpus))]),
+        table(
+            ["rule", "at most/s"],
+            [[name, f"{rate:.3g}"] for name, rate in result.saturated.items()],
+        ),
+        table([*columns, "gap p50 ms", "gap p99 ms"], rows),
+    )
 
 
 def _tables(result: Replay) -> RenderableType:

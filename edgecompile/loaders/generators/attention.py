@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.generators.cache import Place
 from edgecompile.runtime.format.schema import GenerationSpec
@@ -142,9 +141,8 @@ def _attend_placed(
     if attention_mask is not None:
         raise NotImplementedError("a mask beside the causal one")
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    position = _place.get().position
     window, cap = int(sliding_window or 0), float(softcap or 0.0)
-    result = CACHED_ATTENTION(query, key, value, position, window, float(scale), cap)
+    result = _place.get().attend(query, key, value, window, float(scale), cap)
     return result.transpose(1, 2), None
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
 from edgecompile.loaders.generators.storage import to_bfloat16
 
 KEY, VALUE, CONV, RECURRENT = "key", "value", "conv", "recurrent"
@@ -110,6 +111,13 @@ class Place:
     real: Tensor | None
     rows: Tensor
     last: Tensor
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, softcap: float
+    ) -> Tensor:
+        """The attention of the run's tokens to what is in the caches."""
+        result: Tensor = CACHED_ATTENTION(q, k, v, self.position, window, scale, softcap)
+        return result
 
 
 def find_place(length: Any, context: Any, position: Tensor, last: Tensor) -> Place:

@@ -19,6 +19,7 @@ from edgecompile.loaders.generators.cache import (
     KEY,
     VALUE,
     Kept,
+    Place,
     SourceCache,
     WrittenCache,
     find_kept,
@@ -162,31 +163,54 @@ class GenerationStep(nn.Module):
         written = WrittenCache(self.kept, tensors, place, context, halves=self.halves)
         cache: Any = written
         kind, all_rows = "decoder_" if source else "", 1 < tokens.shape[1] <= self.lookup
-        optional: dict[str, Any] = {
-            f"{kind}position_ids": place.rows[None],
-            "cache_position": place.rows,
-            "logits_to_keep": 0 if all_rows else place.last,
-            "return_dict": True,
-        }
-        if self.way.mask:
-            optional[f"{kind}attention_mask"] = torch.ones(1, context, dtype=torch.int64)
-        arguments = {name: value for name, value in optional.items() if name in self._accepted}
+        more: dict[str, Any] = {}
+        if self.way.mask and f"{kind}attention_mask" in self._accepted:
+            more[f"{kind}attention_mask"] = torch.ones(1, context, dtype=torch.int64)
         if source:
             from transformers.modeling_outputs import BaseModelOutput
 
             cache = SourceCache(written, source)
             # Of the encoder's result only the length is looked at: its projections are there.
             states = source[0][0].new_zeros(1, source[0][0].shape[0], 1)
-            arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
+            more["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
+        keep = None if all_rows else place.last
+        with placed(place, source=bool(source)), scanning(self.model, written):
+            logits = self.run_model(tokens, place, cache, keep, kind=kind, **more)
+        written.write_states()
+        return {"logits": logits[0] if all_rows else logits[:, 0]}
+
+    def run_model(
+        self,
+        tokens: Tensor,
+        place: Place,
+        cache: Any,
+        keep: Tensor | None = None,
+        *,
+        kind: str = "",
+        **more: Any,
+    ) -> Tensor:
+        """The model's logits behind some tokens, [1, tokens, vocabulary].
+
+        Args:
+            tokens: int64 [1, length].
+            place: their places.
+            cache: the model's cache.
+            keep: int64 of one dimension: the numbers of the tokens; None: all of them.
+            kind: what the names of a decoder's arguments begin with.
+            more: further arguments.
+        """
+        optional: dict[str, Any] = {
+            f"{kind}position_ids": place.rows[None],
+            "cache_position": place.rows,
+            "logits_to_keep": 0 if keep is None else keep,
+            "return_dict": True,
+        }
+        arguments = {name: value for name, value in optional.items() if name in self._accepted}
         arguments[f"{kind}input_ids"] = tokens
         arguments[self.past] = cache
-        with placed(place, source=bool(source)), scanning(self.model, written):
-            outputs = self.model(use_cache=True, **arguments)
-        written.write_states()
-        if all_rows:
-            return {"logits": outputs.logits[0]}
-        logits = outputs.logits if "logits_to_keep" in arguments else outputs.logits[:, place.last]
-        return {"logits": logits[:, 0]}
+        outputs = self.model(use_cache=True, **arguments, **more)
+        logits: Tensor = outputs.logits
+        return logits if keep is None or "logits_to_keep" in arguments else logits[:, keep]
 
 
 def _pairs(inputs: Mapping[str, Tensor], names: Sequence[str]) -> list[tuple[Tensor, Tensor]]:

@@ -134,10 +134,13 @@ def device_bytes(manifest: Manifest, variant: Variant) -> Dict[str, int]:
         return result
     precision = manifest.precision if variant.gpu is None else variant.gpu.precision
     # torch's variants have no runtime library in the bundle: torch is on the device already.
+    made = manifest.generation
+    several = None if made is None or made.batch is None else made.batch.programs.get(variant.name)
+    batch = [] if several is None else [several]
     native = [name for name in (variant.runtime, manifest.probes[variant.arch]) if name]
     result = {
         "weights": size(manifest.weights[precision]),
-        "programs": size(*variant.programs),
+        "programs": size(*variant.programs, *batch),
         "native_runtime": size(*native),
         "python_runtime": size(*python),
     }

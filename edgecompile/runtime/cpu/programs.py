@@ -2,7 +2,7 @@
 
 import os
 import threading
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..base.errors import BundleError
 from ..format.folder import BundleFolder
@@ -10,6 +10,9 @@ from ..format.schema import Variant
 from ..format.weights import Weights, map_weights
 from .libraries import pin_library
 from .library import Program, RuntimeLibrary, load_runtime
+
+#: Tokens, positions and addresses; logits.
+_BATCH_COUNTS = (3, 1)
 
 
 def open_cpu_variant(
@@ -64,6 +67,7 @@ class Programs:
         self._weights: Optional[Weights] = weights
         self._concurrency = concurrency
         self._programs: List[Optional[Program]] = [None] * len(folder.manifest.buckets)
+        self._batch: Optional[Program] = None
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -95,26 +99,34 @@ class Programs:
         """
         return self._programs[bucket] or self._load(bucket)
 
+    def get_batch(self, path: str) -> Program:
+        """The program that runs a token each of several texts; raises what ``get`` does."""
+        with self._lock:
+            if self._batch is None:
+                self._batch = self._open(path, _BATCH_COUNTS)
+            return self._batch
+
     def _load(self, bucket: int) -> Program:
+        manifest = self._folder.manifest
         with self._lock:
             program = self._programs[bucket]
             if program is None:
-                assert self._weights is not None
-                program = self.runtime.open_program(
-                    pin_library(self._folder, self._variant.programs[bucket]),
-                    self._weights,
-                    self._concurrency,
-                )
-                manifest = self._folder.manifest
-                counts = (program.n_inputs, program.n_outputs)
-                expected = (len(manifest.inputs), len(manifest.outputs))
-                if counts != expected:
-                    program.close()
-                    text = "{}: has {} inputs and {} outputs, the manifest has {} and {}"
-                    text = text.format(program.label, *(counts + expected))
-                    raise BundleError(text + " [program-signature]")
+                counts = (len(manifest.inputs), len(manifest.outputs))
+                program = self._open(self._variant.programs[bucket], counts)
                 self._programs[bucket] = program
             return program
+
+    def _open(self, path: str, expected: Tuple[int, int]) -> Program:
+        assert self._weights is not None
+        pinned = pin_library(self._folder, path)
+        program = self.runtime.open_program(pinned, self._weights, self._concurrency)
+        counts = (program.n_inputs, program.n_outputs)
+        if counts != expected:
+            program.close()
+            text = "{}: has {} inputs and {} outputs, the manifest has {} and {}"
+            text = text.format(program.label, *(counts + expected))
+            raise BundleError(text + " [program-signature]")
+        return program
 
     def close(self) -> None:
         """Gives the memory of all programs back; runs must be over."""
@@ -122,5 +134,8 @@ class Programs:
             if program is not None:
                 program.close()
                 self._programs[bucket] = None
+        if self._batch is not None:
+            self._batch.close()
+            self._batch = None
         self._weights = None
         self.runtime.trim()

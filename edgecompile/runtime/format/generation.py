@@ -15,6 +15,7 @@ from .schema import (
     MAX_LOOKUP,
     RECURRENT_LM,
     SEQ2SEQ,
+    BatchSpec,
     BucketSpec,
     Dim,
     GenerationSpec,
@@ -29,6 +30,7 @@ MAX_CROSS = 508
 MAX_EOS = 64
 MAX_START = 64
 MAX_SUPPRESS = 4096
+MAX_TEXTS = 64
 
 
 def read_generation(
@@ -93,6 +95,7 @@ class _GenerationReader:
             pad=pad or 0,
             defaults=defaults,
             lookup=longest or 1,
+            batch=self._batch(kind) if entry.find("batch").given else None,
             **names,
             **more,
         )
@@ -114,6 +117,19 @@ class _GenerationReader:
             "suppress": entry.at("suppress").integers(0, MAX_SUPPRESS),
             "suppress_first": entry.at("suppress_first").integers(0, MAX_SUPPRESS),
         }
+
+    def _batch(self, kind: Optional[str]) -> BatchSpec:
+        entry = self.entry.find("batch").object()
+        texts = entry.at("texts").within(2, MAX_TEXTS, "generation-batch")
+        programs = {
+            name: value.path(self.files)
+            for name, value in entry.at("programs").members(1, MAX_TEXTS)
+            if value.check_name(name) and value.string() is not None
+        }
+        if kind != CAUSAL_LM:
+            text = "is for the kind {} alone".format(CAUSAL_LM)
+            self.add("generation-batch", "batch", text)
+        return BatchSpec(texts or 0, programs)
 
     def _defaults(self) -> Dict[str, Any]:
         """The defaults that are known, each checked."""

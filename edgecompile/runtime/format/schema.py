@@ -278,6 +278,13 @@ class FileEntry(NamedTuple):
     sha256: str
 
 
+class BatchSpec(NamedTuple):
+    """Programs that run a token each of 2 to ``texts`` texts: their paths by the variant's name."""
+
+    texts: int
+    programs: Mapping[str, str]
+
+
 class GenerationSpec(NamedTuple):
     """The calls of a generative bundle's programs: the names of inputs, output and axes.
 
@@ -293,6 +300,8 @@ class GenerationSpec(NamedTuple):
     The others are for the kind "seq2seq": ``encoder`` is the folder of the bundle that makes the
     inputs ``cross`` of its input ``source``, ``start`` what every text begins with. Tokens of
     ``suppress`` are never chosen, those of ``suppress_first`` not as the first one.
+
+    ``batch`` is what runs several texts at once; None: nothing does.
     """
 
     input: str
@@ -315,6 +324,7 @@ class GenerationSpec(NamedTuple):
     suppress: Tuple[int, ...] = ()
     suppress_first: Tuple[int, ...] = ()
     lookup: int = 1
+    batch: Optional[BatchSpec] = None
 
     def has_rows(self, item: "TensorSpec") -> bool:
         """Whether one of ``caches`` has a row for each token, so that it isn't a state of a fixed size."""
@@ -328,6 +338,8 @@ class GenerationSpec(NamedTuple):
                 del whole[key]
         if self.lookup == 1:
             del whole["lookup"]
+        if self.batch is None:
+            del whole["batch"]
         return whole
 
 

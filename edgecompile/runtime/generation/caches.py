@@ -28,12 +28,14 @@ class Caches(Protocol):
         rows_step: the number of rows by which a program's view of the caches grows.
         arrays: the memory of each, with the rows of the whole context; none on a GPU. Float32, or the bits of
             bfloat16 as uint16.
+        addresses: where they lie, in the order of the specification; none on a GPU.
         growing: the names of those with a row for each token.
     """
 
     manifest: Manifest
     rows_step: int
     arrays: "Dict[str, NDArray[Any]]"
+    addresses: "NDArray[np.int64]"
     growing: FrozenSet[str]
 
     def bind(
@@ -85,6 +87,8 @@ class _HostCaches:
                 "no memory for the caches of {} rows".format(spec.max_context),
                 "build the bundle with a smaller max_context, or keep fewer sessions",
             ) from None
+        places = [self.arrays[name].ctypes.data for name in spec.caches]
+        self.addresses = np.array(places, np.int64)
 
     def bind(
         self, chunk: Chunk, inputs: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
@@ -102,6 +106,7 @@ class _GpuCaches:
     def __init__(self, bundle: OpenBundle, spec: GenerationSpec) -> None:
         self.rows_step = spec.max_context
         self.arrays: Dict[str, NDArray[Any]] = {}
+        self.addresses = np.zeros(0, np.int64)
         self.growing = frozenset(spec.caches)
         self._bundle = bundle
         self.manifest = bundle.gpu.manifest

@@ -49,6 +49,15 @@ class ConstrainedStream(TokenStream):
         self.reused = min(self.reused, len(self._request.prompt))
         return False
 
+    def single(self) -> Optional[int]:
+        if super().single() is None or self._run is None or self._is_known():
+            return None
+        return self.tokens[-1] if self._run == len(self.tokens) - 1 else None
+
+    def give(self, logits: "NDArray[np.float32]") -> None:
+        super().give(logits)
+        self._run = len(self.tokens)
+
     def _is_known(self) -> bool:
         """Whether nothing needs to run: the constraint forces the next token, or the text is complete."""
         tokens, constraint = self.tokens, self._constraint

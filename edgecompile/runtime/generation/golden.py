@@ -9,7 +9,7 @@ import base64
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ..format.schema import SEQ2SEQ, Manifest, Tolerance
 from .options import Options
 from .session import Session, open_session
 from .stream import GenerationRequest, TokenStream
+from .together import Together
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,7 +116,8 @@ def replay_generations(model: "OpenBundle", folder: Optional[str] = None) -> Lis
     Returns:
         For each case "case" (its number), "ok", "prompt" and "tokens" (how many), "ties" (choices
         that differed within the tolerance), "ms" per token, and "error" where it failed. A
-        generative bundle without the file has one failed case.
+        generative bundle without the file has one failed case. So has one more where several
+        texts in one run have other logits than alone.
     """
     if model.manifest.generation is None:
         return []
@@ -135,7 +137,15 @@ def replay_generations(model: "OpenBundle", folder: Optional[str] = None) -> Lis
         return [_result(0, error="can't be read: {}".format(error.strerror))]
     except EdgecompileError as error:
         return [_result(0, error=str(error))]
-    return [_replay(model, index, case) for index, case in enumerate(cases)]
+    results = [_replay(model, index, case) for index, case in enumerate(cases)]
+    if model.batch_texts:
+        try:
+            problem = _compare_together(model, [case.prompt for case in cases])
+        except EdgecompileError as failed:
+            problem = str(failed)
+        if problem is not None:
+            results.append(_result(len(cases), error=problem))
+    return results
 
 
 class _Judge:
@@ -224,6 +234,35 @@ def _compare_rows(
                     "build it without lookup"
                 )
                 return text.format(index, len(part))
+    return None
+
+
+def _compare_together(model: "OpenBundle", prompts: Sequence[Tuple[int, ...]]) -> Optional[str]:
+    """The first difference of texts that get tokens in one run from the same texts alone, to the last bit."""
+    together, spec = Together(model), model.manifest.generation
+    assert spec is not None
+    room = spec.max_context - together.most - 1
+    pairs = []
+    for text in range(together.most if room > 0 else 0):
+        prompt = prompts[text % len(prompts)][: min(1 + 5 * text, room)]
+        options = {"max_new_tokens": together.most + 1, "do_sample": False, "eos": ()}
+        pair = [open_session(model, Session).stream(prompt, **options) for _ in range(2)]
+        for stream in pair:
+            next(stream)
+        pairs.append(pair)
+    for count in range(2, len(pairs) + 1):
+        together.run([one for one, _ in pairs[:count]])
+        for text, (one, alone) in enumerate(pairs[:count]):
+            alone.run()
+            assert one.logits is not None
+            assert alone.logits is not None
+            if one.logits.tobytes() != alone.logits.tobytes():
+                return (
+                    "text {} of {} in one run has other logits than alone; "
+                    "build it without texts at once"
+                ).format(text, count)
+            next(one)
+            next(alone)
     return None
 
 

@@ -6,7 +6,7 @@ tried, the next logits are there already.
 """
 
 import time
-from typing import TYPE_CHECKING, List, Protocol, Sequence, Set
+from typing import TYPE_CHECKING, List, Optional, Protocol, Sequence, Set
 
 import numpy as np
 
@@ -130,6 +130,19 @@ class LookupStream(TokenStream):
         self._tried: List[int] = []
         self._rows: List[NDArray[np.float32]] = []
         self._expected: List[int] = []
+
+    @property
+    def ahead(self) -> int:
+        return len(self._rows)
+
+    def single(self) -> Optional[int]:
+        token = super().single()
+        return None if token is not None and self._tried[:1] == [token] else token
+
+    def give(self, logits: "NDArray[np.float32]") -> None:
+        super().give(logits)
+        # The run took back what was tried, and nothing was expected of it.
+        self._tried, self._rows, self._expected = [], [], []
 
     def _advance(self) -> "NDArray[np.float32]":
         token, text, worth = self.tokens[-1], self._text, self._worth

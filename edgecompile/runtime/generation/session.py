@@ -7,7 +7,20 @@ where a copy was kept: at the ends of prompts and answers. A text goes on from t
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, TypeVar
+from contextlib import contextmanager
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
 import numpy as np
 
@@ -396,6 +409,32 @@ class Session(Unique, Generator):
         if every and end % every == 0:
             states.take(end)
         return logits
+
+    @contextmanager
+    def lent(self, stream: TokenStream) -> "Iterator[Session]":
+        """Its caches, while somebody else runs one token of the stream's text."""
+        with self._lock:
+            if not self.has_turn(stream):
+                raise turn_lost()
+            self._retract()
+            yield self
+
+    @property
+    def addresses(self) -> "NDArray[np.int64]":
+        """Where the caches lie in memory."""
+        return self._caches.addresses
+
+    @property
+    def row(self) -> int:
+        """The row of the next token."""
+        return len(self._tokens)
+
+    def took(self, token: int, logits: "NDArray[np.float32]") -> "NDArray[np.float32]":
+        """Takes a token that was run while the session was lent; its own copy of the logits behind it."""
+        self._tokens.append(token)
+        self._behind = len(self._tokens)
+        self._row[...] = logits
+        return self._row
 
     def most_tried(self, stream: TokenStream) -> int:
         """How many tokens behind the next one can go into its run."""

@@ -5,6 +5,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
+    ContextManager,
     Dict,
     FrozenSet,
     Generator,
@@ -151,6 +152,28 @@ class Text(Protocol):
         """Whether the text is still this stream's."""
         ...
 
+    def lent(self, stream: "TokenStream") -> "ContextManager[Lent]":
+        """Its caches, for one token that somebody else runs."""
+        ...
+
+
+class Lent(Protocol):
+    """The caches of a text, while somebody else runs its next token."""
+
+    @property
+    def row(self) -> int:
+        """The row of that token."""
+        ...
+
+    @property
+    def addresses(self) -> "NDArray[np.int64]":
+        """Where its caches lie in memory."""
+        ...
+
+    def took(self, token: int, logits: "NDArray[np.float32]") -> "NDArray[np.float32]":
+        """Takes a token that was run; the session's own copy of the logits behind it."""
+        ...
+
 
 class TokenStream(Unique):
     """The new tokens of a text, one by one as they are made; an iterator.
@@ -184,6 +207,11 @@ class TokenStream(Unique):
         return list(self._request.prompt)
 
     @property
+    def logits(self) -> "Optional[NDArray[np.float32]]":
+        """The logits [vocabulary] that the next token is chosen from; None: they aren't there yet."""
+        return self._logits
+
+    @property
     def source(self) -> "Optional[Dict[str, NDArray[Any]]]":
         """The inputs of the encoder; None where there is none."""
         return self._request.source
@@ -209,6 +237,25 @@ class TokenStream(Unique):
                 return False
             self._runs = self._session.begin(self, self._request)
         return self._run_chunk(self._runs)
+
+    @property
+    def ahead(self) -> int:
+        """The number of further tokens that went into the last run, of which the logits are there."""
+        return 0
+
+    def single(self) -> Optional[int]:
+        """The token that has to be run before the next one can be chosen; None: nothing, or a prompt."""
+        if self.finish_reason is not None or self._logits is not None or self._runs is not None:
+            return None
+        return self.tokens[-1] if self.tokens else None
+
+    def lent(self) -> "ContextManager[Lent]":
+        """The caches of its session, for the token of ``single``."""
+        return self._session.lent(self)
+
+    def give(self, logits: "NDArray[np.float32]") -> None:
+        """Takes the logits [vocabulary] behind that token, which somebody else has run."""
+        self._logits = logits
 
     def _run_chunk(self, runs: "Runs") -> bool:
         try:

@@ -1,7 +1,7 @@
 """Measures what batches cost with a part of the CPUs each, for a server that has to choose.
 
 A run is timed while the other CPUs are busy with runs like it: that is what it costs a server with
-enough to do. docs/runtime.md says what is in the file.
+enough to do. A language model's runs have all CPUs. docs/runtime.md says what is in the file.
 """
 
 import os
@@ -14,11 +14,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from ..base.errors import InputError
 from ..call.inputs import make_inputs
 from ..format.output import check_output, write_report
-from ..format.schema import Manifest
+from ..format.schema import SEQ2SEQ, Manifest
 from ..model.model import Model
 from ..model.open_bundle import open_bundle
 from ..stats.file import format_time
 from .rounds import check_budget
+from .texts import measure_texts
 
 SERVING_VERSION = 1
 LEAST_ROUNDS, MOST_ROUNDS = 5, 20
@@ -49,6 +50,8 @@ def measure_serving(
 ) -> Dict[str, Any]:
     """Times runs of 1, 2, 4, … threads, rows and lengths, each beside as many as the CPUs hold.
 
+    Of a language model it times what :func:`.texts.measure_texts` does, as ``texts`` in place of ``points``.
+
     Args:
         path: the bundle.
         file: the JSON file for the returned value; None: no file.
@@ -60,8 +63,8 @@ def measure_serving(
         how: variant, verify and threads of ``open_bundle``.
 
     Raises:
-        InputError: ``file`` can't be written, a number is out of its range, or the bundle has no
-            batch and length that vary.
+        InputError: ``file`` can't be written, a number is out of its range, the bundle has no
+            batch and length that vary, or it generates behind an encoder.
         BundleError, UnsupportedHostError, NativeError: the bundle can't be opened.
     """
     check_budget(seconds, 0)
@@ -69,10 +72,14 @@ def measure_serving(
     how.update(concurrency=cpus or len(os.sched_getaffinity(0)), warmup=False)
     with open_bundle(path, **how) as model:
         cpus = cpus or int(model.info["threads"])
-        points = choose_points(model.manifest, thread_counts(model, cpus))
-        say("{} points on {} CPUs, {:g} s".format(len(points), cpus, seconds))
-        with ThreadPoolExecutor(cpus) as pool:
-            samples = _measure(model, points, cpus, seconds, seed, pool, say)
+        spec = model.manifest.generation
+        if spec is not None and spec.kind != SEQ2SEQ:
+            cpus = int(model.info["threads"])
+            took: Dict[str, Any] = {
+                "texts": measure_texts(model, seconds=seconds, seed=seed, say=say)
+            }
+        else:
+            took = {"points": _measure_points(model, cpus, seconds, seed, say)}
         info = model.info
         report = {
             "serving_version": SERVING_VERSION,
@@ -81,16 +88,25 @@ def measure_serving(
             "host": info["host"],
             "cpus": cpus,
             "date": format_time(time.time()),
-            "points": [
-                # What disturbs a run makes it longer: the lower quartile is nearer to what it costs.
-                [*point, round(sorted(times)[len(times) // 4], 6)]
-                for point, times in zip(points, samples)
-            ],
+            **took,
         }
     if target is not None:
         write_report(target, report)
         say("wrote {}".format(target))
     return report
+
+
+def _measure_points(
+    model: Model, cpus: int, seconds: float, seed: int, say: Callable[[str], None]
+) -> List[List[Any]]:
+    points = choose_points(model.manifest, thread_counts(model, cpus))
+    say("{} points on {} CPUs, {:g} s".format(len(points), cpus, seconds))
+    with ThreadPoolExecutor(cpus) as pool:
+        samples = _measure(model, points, cpus, seconds, seed, pool, say)
+    # What disturbs a run makes it longer: the lower quartile is nearer to what it costs.
+    return [
+        [*point, round(sorted(times)[len(times) // 4], 6)] for point, times in zip(points, samples)
+    ]
 
 
 def batch_axis(manifest: Manifest) -> str:

@@ -264,6 +264,24 @@ class OpenBundle(Unique):
         return functools.partial(program.run_into, arrays, results)
 
     @property
+    def batch_texts(self) -> int:
+        """The largest number of texts that one run gives a token each; 0: none does."""
+        spec = self.manifest.generation
+        batch = None if spec is None else spec.batch
+        return 0 if batch is None or self._variant.name not in batch.programs else batch.texts
+
+    def bind_batch(
+        self, arrays: "Sequence[NDArray[Any]]", results: "Sequence[NDArray[Any]]"
+    ) -> Callable[[], Any]:
+        """As ``bind``, of the program that runs several texts, where ``batch_texts`` isn't 0."""
+        spec = self.manifest.generation
+        assert spec is not None
+        assert spec.batch is not None
+        path, programs = spec.batch.programs[self._variant.name], self._programs
+        program: Program = self._life.hold(programs.get_batch, path)  # type: ignore[union-attr]
+        return program.bind(arrays, results)
+
+    @property
     def gpu(self) -> "TritonPrograms":
         """The programs of a variant for a GPU; what is asked of them goes through ``hold``."""
         return self._programs  # type: ignore[return-value]

@@ -121,6 +121,15 @@ class Metrics:
         lines += _family("runs_total", "counter", "Runs of a model.", runs)
         refused = [(_model(m.name), m.scheduler.traffic.snapshot()["refused"]) for m in models]
         lines += _family("refused_total", "counter", "Requests that were refused.", refused)
+        batches = [
+            (_model(m.name) + f',texts="{texts}"', count)
+            for m in models
+            if m.generator is not None
+            for texts, count in m.generator.pace.runs.items()
+        ]
+        lines += _family(
+            "token_runs_total", "counter", "Runs of so many texts, a token of each.", batches
+        )
         tokens = [(_model(name), count) for name, count in self._tokens.items()]
         lines += _family("generated_tokens_total", "counter", "Tokens made.", tokens)
         cut = [(_model(name), count) for name, count in self._truncated.items()]

@@ -36,6 +36,17 @@ class Turns(Generic[Step]):
         """Takes a step in; ``chunk``: it runs a part of a prompt."""
         (self._chunks if chunk else self._tokens).append(step)
 
+    @property
+    def tokens(self) -> int:
+        """Steps for tokens that wait."""
+        return len(self._tokens)
+
+    def take(self, count: int) -> list[Step]:
+        """Takes out so many further steps for tokens, to run them together with the one before."""
+        self._owed -= count
+        taken = [self._tokens.popleft() for _ in range(count)]
+        return [step for step in taken if step.wanted]
+
     def next(self) -> Step | None:
         """Takes out the step whose turn it is, once the one before has ended; None: none waits."""
         for waiting in (self._tokens, self._chunks):

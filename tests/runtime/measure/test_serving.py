@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgecompile.planning.costs.serving import read_text_serving
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import InputError
 from edgecompile.runtime.format.schema import Extent
@@ -61,3 +62,19 @@ def test_a_bundle_of_one_row_is_refused(native_bundle: str) -> None:
             choose_points(other, [2])
     with pytest.raises(InputError, match="file of costs"):
         measure_serving(native_bundle, "/nowhere/costs.json", seconds=0)
+
+
+def test_costs_of_texts(together_bundle: Path, tmp_path: Path) -> None:
+    """Parts of prompts up to the longest run, and a token of each of one to all texts."""
+    file = tmp_path / "costs.json"
+    report = measure_serving(str(together_bundle), str(file), seconds=0)
+    assert json.loads(file.read_text()) == json.loads(json.dumps(report))
+    runs = report["texts"]
+    assert "points" not in report and report["cpus"] >= 1
+    assert [tokens for tokens, _ in runs["prompts"]] == [1, 2, 4, 8, 16, 24]
+    assert [texts for texts, _ in runs["steps"]] == [1, 2, 3, 4]
+    assert all(ms > 0 for _, ms in (*runs["prompts"], *runs["steps"]))
+    assert runs["rows"] == 128 - 4 - 1
+    serving = read_text_serving(together_bundle, file)
+    assert serving is not None and serving.cpus == report["cpus"]
+    assert serving.costs.longest == 24 and set(serving.costs.step_s) == {1, 2, 3, 4}

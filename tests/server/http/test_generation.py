@@ -333,7 +333,7 @@ def test_tokens_take_their_turn_on_the_cpus(
         assert generator is not None
         model.proven, app = True, App(Repository([model]), Settings())
         free, threads = list[int](), list[int]()
-        step, part = generator._run_step, model.model.with_threads
+        step, part = generator._run_steps, model.model.with_threads
 
         def run_step(*given: Any) -> Any:
             free.append(cores.free)
@@ -343,7 +343,7 @@ def test_tokens_take_their_turn_on_the_cpus(
             threads.append(count)
             return part(count, *given)
 
-        monkeypatch.setattr(generator, "_run_step", run_step)
+        monkeypatch.setattr(generator, "_run_steps", run_step)
         monkeypatch.setattr(model.model, "with_threads", with_threads)
         cores.free = 0  # other models run
         task = asyncio.create_task(call(app, "POST", "/v1/completions", body()))

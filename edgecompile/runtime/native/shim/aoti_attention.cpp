@@ -1,6 +1,7 @@
 // Attention of AOTInductor's C ABI, and our own operator, on attention.h.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/profile.h"
@@ -113,6 +114,35 @@ Tensor* new_attention_like(const Tensor& query, Prepared* prepared) {
   return ordered.release();
 }
 
+// One text's token: writes its row of a cache, and lets the query see it and the rows before.
+// Without a cache that is the token's own row alone.
+void see_cache(const char* row, const int64_t* row_strides, int64_t size, int64_t heads,
+               int64_t width, int64_t address, int64_t position, const void** seen,
+               int64_t* strides) {
+  if (address == 0) {
+    *seen = row;
+    std::copy_n(row_strides, 3, strides);
+    return;
+  }
+  char* const cache = reinterpret_cast<char*>(address);
+  for (int64_t h = 0; h < heads; ++h) {
+    std::memcpy(cache + (position * heads + h) * width * size, row + h * row_strides[1] * size,
+                static_cast<size_t>(width * size));
+  }
+  *seen = cache;
+  strides[0] = 0;
+  strides[1] = width;
+  strides[2] = heads * width;
+}
+
+const int64_t* addresses_of(const Tensor& tensor, int64_t texts, const char* name) {
+  if (tensor.dtype != kInt64 || tensor.numel() != texts ||
+      (texts > 1 && tensor.strides[tensor.dims - 1] != 1)) {
+    fail("%s aren't int64 of %ld texts", name, texts);
+  }
+  return tensor.as<int64_t>();
+}
+
 float dot(const float* a, const float* b, int64_t n) {
   constexpr int64_t kStep = kFloatLanes;
   vf32 sum{};
@@ -221,6 +251,58 @@ EC_API int32_t ec_aoti_torch_cpu_ec_cached_attention(AtenTensorHandle q, AtenTen
       fail("position %ld, but the context has %ld rows", args.offset, args.len_k);
     }
     *ret = wrap(new_attention(&prepared));
+  });
+}
+
+// Each text's token by the very call that runs it alone, so that its result has the same bits.
+EC_API int32_t ec_aoti_torch_cpu_ec_texts_attention(AtenTensorHandle q, AtenTensorHandle k,
+                                                    AtenTensorHandle v, AtenTensorHandle keys,
+                                                    AtenTensorHandle values,
+                                                    AtenTensorHandle position, int64_t context,
+                                                    int64_t window, double scale, double softcap,
+                                                    AtenTensorHandle* ret) {
+  return guarded("aoti_torch_cpu_ec_texts_attention", [&] {
+    Prepared prepared;
+    prepare(*unwrap(q), *unwrap(k), *unwrap(v), nullptr, true, scale, &prepared, true);
+    const AttentionArgs& all = prepared.args;
+    const int64_t texts = all.len_q;
+    if (all.batch != 1 || all.len_k != texts) fail("%ld tokens of %ld texts", all.len_k, texts);
+    const int64_t* const key_places = addresses_of(*unwrap(keys), texts, "addresses of keys");
+    const int64_t* const value_places = addresses_of(*unwrap(values), texts, "addresses of values");
+    const int64_t* const places = addresses_of(*unwrap(position), texts, "positions");
+    OwnedTensor result(new_heads_last(1, all.heads_q, texts, all.dim_v));
+    int64_t read = 0;
+    for (int64_t t = 0; t < texts; ++t) {
+      const bool alone = key_places[t] == 0;
+      const int64_t place = alone ? 0 : places[t];
+      if (place < 0 || place >= context || alone != (value_places[t] == 0)) {
+        fail("position %ld, but the context has %ld rows", place, context);
+      }
+      read += place + 1;
+    }
+    const int64_t width = all.dim + all.dim_v, size = all.halves ? 2 : 4;
+    const WorkTimer timer(Work::kAttention, {.flops = 2 * all.heads_q * read * width,
+                                             .bytes = width * (4 * all.heads_q * texts +
+                                                               size * all.heads_kv * read)});
+    const auto* const keys_given = static_cast<const char*>(all.k);
+    const auto* const values_given = static_cast<const char*>(all.v);
+    for (int64_t t = 0; t < texts; ++t) {
+      AttentionArgs one = all;
+      one.len_q = 1;
+      one.offset = key_places[t] == 0 ? 0 : places[t];
+      one.len_k = one.offset + 1;
+      one.window = window;
+      one.softcap = static_cast<float>(softcap);
+      one.q = all.q + t * all.q_strides[2];
+      see_cache(keys_given + t * all.k_strides[2] * size, all.k_strides, size, all.heads_kv,
+                all.dim, key_places[t], one.offset, &one.k, one.k_strides);
+      see_cache(values_given + t * all.v_strides[2] * size, all.v_strides, size, all.heads_kv,
+                all.dim_v, value_places[t], one.offset, &one.v, one.v_strides);
+      one.out = result->as<float>() + t * result->strides[2];
+      set_strides(*result, one.out_strides);
+      attention(one);
+    }
+    *ret = wrap(result.release());
   });
 }
 

@@ -1,0 +1,152 @@
+"""One token of each of several texts, each over caches of its own, as a module to export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.errors import ModelError
+from edgecompile.export.operators.texts_attention import TEXTS_ATTENTION
+from edgecompile.loaders.generators.attention import WAYS, placed
+from edgecompile.loaders.generators.cache import Place, WrittenCache
+from edgecompile.loaders.generators.step import INPUT, POSITION, GenerationStep
+from edgecompile.loaders.generators.storage import to_bfloat16
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.modules import named_forward
+from edgecompile.models.probing import probe_model
+from edgecompile.models.specs import AxisLimits, InputSpec
+from edgecompile.runtime.format.schema import CAUSAL_LM
+
+CACHES, TEXTS = "caches", "texts"
+
+
+@dataclass(frozen=True)
+class _TextsPlace(Place):
+    """The places of tokens that belong to a text each.
+
+    Attributes:
+        context: rows of each cache.
+        caches: the addresses of keys and values of the layer that attends next.
+    """
+
+    context: int = 0
+    caches: list[Tensor] = field(default_factory=list)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, softcap: float
+    ) -> Tensor:
+        keys, values = self.caches  # of this layer, else another text's rows would be seen
+        self.caches.clear()
+        result: Tensor = TEXTS_ATTENTION(
+            q, k, v, keys, values, self.position, self.context, window, scale, softcap
+        )
+        return result
+
+    def require_attended(self) -> None:
+        """Raises NotImplementedError where a layer attended in a way of its own, to all rows as one text's."""
+        if self.caches:
+            raise NotImplementedError("attention of the model's own")
+
+
+class _TextsCache(WrittenCache):
+    """Hands the new keys and values on: the attention writes them, for it knows their texts."""
+
+    _place: _TextsPlace
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self._place.require_attended()
+        self._place.caches.extend(self._rows[layer_idx])
+        if self._halves:
+            return to_bfloat16(key_states), to_bfloat16(value_states)
+        return key_states, value_states
+
+
+class TextsStep(nn.Module):
+    """Runs ``step`` on one token of each of several texts.
+
+    ``forward`` takes ``input_ids`` int64 [1, texts], ``position`` int64 [texts] and ``caches`` int64
+    [caches, texts]: the addresses of the step's caches, each of the whole context. It gives
+    ``logits`` float32 [texts, vocabulary]. To the model the tokens are those of one text; their places
+    and the attention tell them apart.
+    """
+
+    def __init__(self, step: GenerationStep) -> None:
+        super().__init__()
+        # By the same name as there: constants are told apart by their names.
+        self.model = step.model
+        self._run, self._kept, self._context = step.run_model, step.kept, step.max_context
+        self._halves = step.halves
+        self.forward = named_forward((INPUT, POSITION, CACHES), self._step)
+
+    def _step(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        tokens, position = inputs[INPUT], inputs[POSITION].clamp(max=self._context - 1)
+        numbers = torch.arange(tokens.shape[1])
+        place = _TextsPlace(position, None, position, numbers, self._context)
+        addresses = list(inputs[CACHES])
+        cache = _TextsCache(self._kept, addresses, place, self._context, halves=self._halves)
+        with placed(place):
+            logits = self._run(tokens, place, cache)[0]
+        place.require_attended()
+        return {"logits": logits}
+
+
+def texts_model(model: LoadedModel, most: int) -> LoadedModel:
+    """The model that gives 2 to ``most`` texts of a generating model a token each.
+
+    Raises:
+        ModelError: its attention is none that can tell texts apart, or it keeps states of a fixed size.
+    """
+    step, made = model.module, model.generation
+    if made is None or not isinstance(step, GenerationStep):
+        raise ModelError(
+            f"{model.name} takes no `texts_at_once`: that is for language models in a folder",
+            hint="leave it out",
+        )
+    if made.spec.kind != CAUSAL_LM or step.way != WAYS[0]:
+        raise _refuse(model)
+    texts = TextsStep(step).eval()
+    tokens = next(item for item in model.inputs if item.name == INPUT)
+    inputs = (
+        replace(tokens, shape=(1, TEXTS)),
+        InputSpec(POSITION, "int64", (TEXTS,), bounds=(0, made.spec.max_context - 1)),
+        # Without caches: whatever is drawn would be taken for an address.
+        InputSpec(CACHES, "int64", (len(step.kept), TEXTS), bounds=(0, 0), in_place=True),
+    )
+    axes = {TEXTS: AxisLimits(2, most)}
+    try:
+        outputs, _ = probe_model(texts, inputs, axes, model.name)
+    except ModelError as error:
+        raise _refuse(model) from error
+    return LoadedModel(
+        name=model.name,
+        module=texts,
+        inputs=inputs,
+        outputs=outputs,
+        axes=axes,
+        length_axis=TEXTS,
+        source=model.source,
+        load=model.load,
+        stored=model.stored,
+    )
+
+
+def _refuse(model: LoadedModel) -> ModelError:
+    return ModelError(
+        f"{model.name} can't run several texts at once: every layer must keep keys and values of its own, and "
+        "attend by transformers' interface without a mask",
+        hint="leave `texts_at_once` out: a server runs the texts in turn",
+    )
+
+
+def texts_buckets(model: LoadedModel) -> tuple[Bucket, ...]:
+    """The bucket of :func:`texts_model`'s program."""
+    limits = model.axes[TEXTS]
+    assert limits.hi is not None
+    return (Bucket("exact", ((TEXTS, AxisRange(limits.lo, limits.hi, min(4, limits.hi))),)),)

@@ -1,0 +1,61 @@
+"""How many texts get a token in one run: as many as the measured seconds of such runs say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+#: Of learning how long a run takes, and of forgetting what isn't chosen: what was slow once is tried again.
+_FOLLOW, _FORGET = 0.1, 0.9998
+#: The share of its time that a run of more texts has to save for each text.
+_LEAST_GAIN = 0.05
+
+
+class Pace:
+    """Seconds of runs by their texts and threads. Whoever measures calls from one thread at a time.
+
+    Attributes:
+        most: the largest number of texts of a run.
+        runs: the number of runs by their number of texts.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.runs = dict.fromkeys(range(1, most + 1), 0)
+        self._seconds: dict[tuple[int, int], float] = {}
+        # What was only tried, on tokens of no text: the first real run replaces it.
+        self._tried = set[tuple[int, int]]()
+
+    def seconds(self, texts: int, threads: int) -> float | None:
+        """The seconds of a run of so many texts; None: it wasn't measured."""
+        return self._seconds.get((texts, threads))
+
+    def measure(self, threads: int, seconds_of: Callable[[int], float]) -> None:
+        """Measures what isn't known yet of these threads; ``seconds_of`` runs a number of texts."""
+        for texts in range(2, self.most + 1):
+            if (texts, threads) not in self._seconds:
+                self._seconds[texts, threads] = min(seconds_of(texts) for _ in range(2))
+                self._tried.add((texts, threads))
+
+    def saw(self, texts: int, threads: int, seconds: float | None) -> None:
+        """A run took so many seconds; None: they don't count."""
+        key = texts, threads
+        self.runs[texts] += 1
+        if seconds is None:
+            return
+        before = seconds if key in self._tried else self._seconds.get(key, seconds)
+        self._tried.discard(key)
+        self._seconds[key] = before + _FOLLOW * (seconds - before)
+
+    def choose(self, waiting: int, threads: int) -> int:
+        """How many of the texts that wait to run at once: 1, unless more are known to be faster."""
+        best, least = 1, self._seconds.get((1, threads))
+        if least is None:
+            return 1
+        for texts in range(2, min(waiting, self.most) + 1):
+            seconds = self._seconds.get((texts, threads))
+            if seconds is not None and seconds / texts < least * (1 - _LEAST_GAIN):
+                best, least = texts, seconds / texts
+        for texts in range(2, min(waiting, self.most) + 1):
+            if texts != best and (texts, threads) in self._seconds:
+                self._seconds[texts, threads] *= _FORGET
+        return best
