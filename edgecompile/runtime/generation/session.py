@@ -29,6 +29,7 @@ from .sampling import Sampler
 from .session_file import SessionFile, Snapshot
 from .sources import read_source, run_encoder, same_source
 from .stream import GenerationRequest, TokenStream, begin_text, make_generation_request, turn_lost
+from .tried import TriedTokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,12 +103,11 @@ class Session(Unique, Generator):
             self._states, self._every = Checkpoints(states, checkpoints), checkpoints.every
         self._prefix = find_prefix(bundle, spec, caches) if caches.arrays else None
         self.notes: Any = None
-        # Runs of tokens that may not be the text's: those that nobody confirmed, and the states before.
         self._rows: Optional[RowRuns] = None
+        self._tried: Optional[TriedTokens] = None
         if spec.lookup > 1:
             self._rows = RowRuns(bundle, spec, caches, self._planner)
-        self._tried: List[int] = []
-        self._kept: Optional[Checkpoint] = None
+            self._tried = TriedTokens(self._rows, self._states)
         self._worth = Worth(spec.lookup)
         vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
@@ -433,44 +433,40 @@ class Session(Unique, Generator):
         with self._lock:
             if not self.has_turn(stream):
                 raise turn_lost()
-            if not self._tried:
+            tried = self._tried
+            if tried is None or not tried.left:
                 return False
-            self._tokens.append(self._tried.pop(0))
-            self._stand()
+            self._tokens.append(tried.left.pop(0))
+            self._settle(tried)
             return True
 
     def _try(self, tokens: Sequence[int]) -> "NDArray[np.float32]":
         self._retract()
-        begin = len(self._tokens)
+        tried, begin = self._tried, len(self._tokens)
+        assert tried is not None
         if self._states is not None:
             if not 0 <= self._behind <= begin:
                 raise _states_lost()
             begin = self._behind
-            self._kept = self._states.copy(begin)
-        # What was taken back with a state goes in again.
-        again = self._tokens[begin:]
         self._behind = -1
-        assert self._rows is not None
-        logits = self._rows.run(begin, [*again, *tokens])
+        logits = tried.run(self._tokens, begin, tokens)
         self._tokens.append(tokens[0])
-        self._tried = list(tokens[1:])
-        self._stand()
-        return logits[len(again) :]
+        self._settle(tried)
+        return logits
 
-    def _stand(self) -> None:
+    def _settle(self, tried: TriedTokens) -> None:
         """Takes the states for the text's, once all that was tried is in it."""
-        if self._tried:
+        if not tried.settle():
             return
-        self._kept, self._behind = None, len(self._tokens)
+        self._behind = len(self._tokens)
         if self._every and self._states is not None and self._behind % self._every == 0:
             self._states.take(self._behind)
 
     def _retract(self) -> None:
         """Puts the states back before a run whose tokens aren't all in the text."""
-        if self._kept is not None and self._states is not None:
-            self._states.restore(self._kept)
-            self._behind = self._kept.length
-        self._kept, self._tried = None, []
+        behind = None if self._tried is None else self._tried.retract()
+        if behind is not None:
+            self._behind = behind
 
     def has_turn(self, stream: TokenStream) -> bool:
         """Whether the text is still this stream's, and so the logits that it got."""
