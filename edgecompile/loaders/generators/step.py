@@ -162,6 +162,7 @@ class GenerationStep(nn.Module):
         written = WrittenCache(self.kept, tensors, place, context, halves=self.halves)
         cache: Any = written
         kind, all_rows = "decoder_" if source else "", 1 < tokens.shape[1] <= self.lookup
+        as_steps = self.lookup > 1 and tokens.shape[1] <= self.lookup
         optional: dict[str, Any] = {
             f"{kind}position_ids": place.rows[None],
             "cache_position": place.rows,
@@ -180,7 +181,8 @@ class GenerationStep(nn.Module):
             arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
         arguments[f"{kind}input_ids"] = tokens
         arguments[self.past] = cache
-        with placed(place, source=bool(source)), scanning(self.model, written):
+        scans = scanning(self.model, written, as_steps=as_steps)
+        with placed(place, source=bool(source)), scans:
             outputs = self.model(use_cache=True, **arguments)
         written.write_states()
         if all_rows:
