@@ -10,7 +10,13 @@ from tests.zoo.generation_families import LONGEST_RUN, LONGEST_SOURCE, TARGET
 
 
 def build_family(
-    loaded: Any, output: Path, work: Path, *, padded: bool = False, step: Any = None
+    loaded: Any,
+    output: Path,
+    work: Path,
+    *,
+    padded: bool = False,
+    precision: str = "fp32",
+    step: Any = None,
 ) -> Path:
     """Compiles a model for one token and for prompts, packs it and lets packing verify it.
 
@@ -19,6 +25,7 @@ def build_family(
         output: the bundle.
         work: where programs are left; a second build of the same model reuses them.
         padded: whether prompts of up to 12 tokens are padded instead of run as they are.
+        precision: the data type of the linear layers' weights.
         step: is called with what is being done.
 
     Raises:
@@ -39,7 +46,8 @@ def build_family(
         prompts.insert(0, bucket("exact", 2, lookup))
     if padded:
         prompts = [bucket("pad", 2, 12), bucket("exact", 13, LONGEST_RUN)]
-    return _build(loaded, (bucket("exact", 1, 1), *prompts), output, work, step)
+    own = (bucket("exact", 1, 1), *prompts)
+    return _build(loaded, own, output, work, step, precision=precision)
 
 
 def build_source_family(loaded: Any, output: Path, work: Path, *, step: Any = None) -> Path:
@@ -69,12 +77,14 @@ def _build(
     work: Path,
     step: Any,
     encoder: Path | None = None,
+    precision: str = "fp32",
 ) -> Path:
-    from edgecompile.backends.compilation import compile_buckets
+    from edgecompile.backends.compilation import CompileOptions, compile_buckets
     from edgecompile.buckets.plan import BucketPlan
     from edgecompile.bundle.staging import Staging
     from edgecompile.export.store import ExportStore, export_buckets
     from edgecompile.pipeline.packing import Contents, pack_bundle
+    from edgecompile.precision import Precision
     from edgecompile.targets.profile import load_target
 
     tell: Callable[[str], None] = step or (lambda text: None)
@@ -87,6 +97,7 @@ def _build(
         buckets,
         load_target(TARGET),
         work / "artifacts",
+        CompileOptions(precision=Precision(precision)),
         keys=[store.key(item) for item in buckets],
     )
     tell("verifying")

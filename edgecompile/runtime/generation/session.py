@@ -29,7 +29,7 @@ from .sampling import Sampler
 from .session_file import SessionFile, Snapshot
 from .sources import read_source, run_encoder, same_source
 from .stream import GenerationRequest, TokenStream, begin_text, make_generation_request, turn_lost
-from .tried import TriedTokens
+from .tried import Room, TriedTokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,6 +74,7 @@ class Session(Unique, Generator):
     for the same source.
 
     Attributes:
+        worth: Whether runs for lookup pay; sessions of one model may share it.
         notes: Plain JSON values that were saved with it, such as the messages of a chat; None: none were.
     """
 
@@ -108,7 +109,7 @@ class Session(Unique, Generator):
         if spec.lookup > 1:
             self._rows = RowRuns(bundle, spec, caches, self._planner)
             self._tried = TriedTokens(self._rows, self._states)
-        self._worth = Worth(spec.lookup)
+        self.worth = Worth(spec.lookup, states=self._states is not None)
         vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
         self._ids = np.zeros((1, 1), np.int64)
@@ -149,6 +150,8 @@ class Session(Unique, Generator):
         """
         with self._lock:
             self._retract()
+            for _ in self._run_again():
+                pass
             file = SessionFile(self._bundle, self._spec, self._caches)
             tokens, items = list(self._tokens), []
             if self._states is not None:
@@ -182,7 +185,7 @@ class Session(Unique, Generator):
             constraint = CheckedConstraint(options.constraint, len(self._row))
             return ConstrainedStream(self, request, sampler, constraint)
         if options.lookup:
-            return LookupStream(self, request, sampler.choose, self._worth)
+            return LookupStream(self, request, sampler.choose, self.worth)
         return TokenStream(self, request, sampler.choose)
 
     def request(
@@ -255,6 +258,8 @@ class Session(Unique, Generator):
             self._behind = -1
             states.restore(found)
             self._behind = prefix
+        elif prefix > 0:
+            yield from self._run_again()
         states.cut(prefix)
         if prefix > 0:
             states.take(prefix)  # the end of an answer
@@ -300,8 +305,10 @@ class Session(Unique, Generator):
         self, states: Checkpoints, common: int, length: int
     ) -> "Tuple[int, Optional[Checkpoint]]":
         """How much of a text of this ``length`` needn't be run, and the checkpoint for that, if one is needed."""
-        found = states.find(common, length)
-        prefix = self._behind if 0 <= self._behind <= min(common, length - 1) else 0
+        found, behind = states.find(common, length), self._behind
+        if 0 <= behind < len(self._tokens) or (self._tried is not None and self._tried.pending):
+            behind = len(self._tokens)  # by a run of what was taken back
+        prefix = behind if 0 <= behind <= min(common, length - 1) else 0
         return (
             (found.length, found) if found is not None and found.length > prefix else (prefix, None)
         )
@@ -397,18 +404,19 @@ class Session(Unique, Generator):
             states.take(end)
         return logits
 
-    def most_tried(self, stream: TokenStream) -> int:
-        """How many tokens behind the next one can go into its run."""
+    def room(self, stream: TokenStream) -> Room:
+        """How many tokens can be tried with the next one; takes back those that weren't confirmed."""
         with self._lock:
             if not self.has_turn(stream):
                 raise turn_lost()
             self._retract()
-            begin, end = len(self._tokens), self._spec.max_context
+            length, end = len(self._tokens), self._spec.max_context
+            begin = length
             if self._states is not None:
-                begin = max(self._behind, 0)
+                begin = self._behind if self._behind >= 0 else length  # lost: the next run says so
                 if self._every:
                     end = min(end, begin - begin % self._every + self._every)
-            return min(end, begin + self._spec.lookup) - len(self._tokens) - 1
+            return Room(min(end, begin + self._spec.lookup) - length - 1, length - begin)
 
     def try_tokens(self, stream: TokenStream, tokens: Sequence[int]) -> "NDArray[np.float32]":
         """Runs a token behind the text, and further ones that may not be the text's; see ``confirm``.
@@ -467,6 +475,14 @@ class Session(Unique, Generator):
         behind = None if self._tried is None else self._tried.retract()
         if behind is not None:
             self._behind = behind
+
+    def _run_again(self) -> "Runs":
+        """Puts states that were taken back behind the text's last token."""
+        if self._states is not None and 0 <= self._behind < len(self._tokens):
+            again = self._tokens[self._behind :]
+            del self._tokens[self._behind :]
+            yield from self._extend(again)
+        return self._row
 
     def has_turn(self, stream: TokenStream) -> bool:
         """Whether the text is still this stream's, and so the logits that it got."""

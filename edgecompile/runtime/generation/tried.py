@@ -1,6 +1,6 @@
 """Tokens that were run with a text's next one, and that may turn out not to be the text's."""
 
-from typing import TYPE_CHECKING, List, Optional, Sequence
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -9,6 +9,13 @@ from .row_runs import RowRuns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class Room(NamedTuple):
+    """How many tokens fit into the next run behind its first: ``most``; and how many of the text go in ``again``."""
+
+    most: int
+    again: int
 
 
 class TriedTokens:
@@ -27,6 +34,11 @@ class TriedTokens:
         self._runs, self._states = runs, states
         # The states from before the run, as long as not all of its tokens are the text's.
         self._kept: Optional[Checkpoint] = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether the states may have to be put back."""
+        return self._kept is not None
 
     def run(self, text: Sequence[int], behind: int, tokens: Sequence[int]) -> "NDArray[np.float32]":
         """Runs tokens, at least one, behind a text whose states stand behind its first ``behind`` tokens.
