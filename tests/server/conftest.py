@@ -49,7 +49,7 @@ def speak(bundle: Path, folder: Path, vocabulary: int) -> Path:
     document["name"] = "speaking"
     document["text"] = {
         "tokenizer": "tokenizer.json",
-        "max_length": 32,
+        "max_length": document["axes"]["length"]["hi"],
         "pad_id": 0,
         "inputs": {"input_ids": "ids"},
     }
