@@ -213,6 +213,20 @@ def decoder_bundle(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def lookup_bundle(shared_folder: Path) -> Path:
+    """A family with rotary positions and grouped heads, with runs that give several rows of logits."""
+    pytest.importorskip("transformers")
+    from tests.zoo.generation_bundles import build_family
+    from tests.zoo.generation_families import load_family
+
+    output = shared_folder / "lookup.ecb"
+    with one_at_a_time(shared_folder / "lookup.lock"):
+        if not output.exists():
+            build_family(load_family("llama", lookup=8), output, shared_folder / "lookup.work")
+    return output
+
+
+@pytest.fixture(scope="session")
 def bytewise_bundle(shared_folder: Path, decoder_bundle: Path) -> Path:
     """The decoder with a tokenizer whose tokens are bytes, and a chat template that takes tools."""
     pytest.importorskip("tokenizers")

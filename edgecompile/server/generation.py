@@ -17,6 +17,7 @@ import numpy as np
 from edgecompile.runtime import Model
 from edgecompile.runtime.base.errors import EdgecompileError, NativeError
 from edgecompile.runtime.format.schema import RECURRENT_LM
+from edgecompile.runtime.generation.lookup import Worth
 from edgecompile.runtime.generation.options import Options
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.generation.together import Together
@@ -135,6 +136,7 @@ class Generator:
         cores: the CPUs that it shares with other models; None: as many as the model's threads.
         characters: the largest number of characters of a prompt.
         conversations: the largest number of texts whose caches are kept for their next turns.
+        lookup: whether texts try tokens that followed the same ones before, if the bundle has the program for it.
     """
 
     def __init__(
@@ -147,8 +149,13 @@ class Generator:
         cores: Cores | None = None,
         characters: float = math.inf,
         conversations: int = 0,
+        lookup: bool = False,
     ) -> None:
         self._model = model
+        spec = model.manifest.generation
+        self._lookup = lookup and spec is not None and spec.lookup > 1
+        # Whether that pays is measured once for all texts: each may be too short to find out.
+        self._worth: Worth | None = None
         self._conversations = Conversations(model, conversations)
         self._characters = characters
         self._clock = clock
@@ -266,7 +273,12 @@ class Generator:
         make = self._constrain(generation)
         try:
             most = count_new_tokens(prompts.spec, prompt, options.get("max_new_tokens"))
-            chosen = {**options, "max_new_tokens": most, "constraint": None}
+            chosen = {
+                **options,
+                "max_new_tokens": most,
+                "constraint": None,
+                "lookup": self._lookup,
+            }
             if make is None:
                 await self._places.acquire()
                 return Options(**chosen)
@@ -284,6 +296,7 @@ class Generator:
         try:
             prompts = self.prompts()
             session = self._conversations.take(prompt)
+            session.worth = self._worth = self._worth or session.worth
             stream = await self._begin_stream(session, prompt, generation, options)
             # Special tokens that are part of calls are read, and no others.
             special = [] if generation.tools is None else prompts.tool_format()[1]

@@ -34,6 +34,7 @@ class Options:
         backlog_ms: predicted work that a replica may have waiting before there is another one;
             0: a quarter of the deadline, or 100.
         token_ids: 1 where ids in place of texts are taken, as the model's own; 0: they are refused.
+        lookup: 1 where texts try tokens that followed the same ones before; 0: they don't.
     """
 
     bundle: str
@@ -44,6 +45,7 @@ class Options:
     slo_ms: float = 0.0
     backlog_ms: float = 0.0
     token_ids: int = 0
+    lookup: int = 0
 
     @property
     def backlog_s(self) -> float:
@@ -97,6 +99,7 @@ class Replica:
         self._model = ServedModel(
             open_bundle(options.bundle, threads=options.threads, concurrency=options.threads),
             options.name or None,
+            lookup=options.lookup == 1,
         )
         prove(self._model.model)
         self._model.proven = True

@@ -55,8 +55,9 @@ class ServedModel:
         costs: Mapping[str, Any] | None = None,
         journal: Journal | None = None,
         cores: Cores | None = None,
+        lookup: bool = False,
     ) -> None:
-        """Takes ``model`` over; ``close`` closes it. The rest is as in ``Scheduler``."""
+        """Takes ``model`` over; ``close`` closes it. The rest is as in ``Scheduler`` and ``Generator``."""
         self.model = model
         self.name = name or model.manifest.name
         self.version: str = model.info["manifest_sha256"][:12]
@@ -85,6 +86,7 @@ class ServedModel:
                 shared,
                 limits.characters,
                 limits.conversations,
+                lookup,
             )
         self._outputs = frozenset(item.name for item in model.manifest.outputs)
         self._encoder: TextEncoder | None = None

@@ -63,6 +63,7 @@ class Settings:
         drain_s: seconds in which requests that are in may end then.
         threads: the threads of one run; None: as many as there are CPUs.
         costs: files that ``bench --serving`` wrote here; each is for the bundle that it names.
+        lookup: whether texts of bundles with the program for it try tokens that followed the same ones before.
         token_ids: whether ids in place of texts are taken, as the model's own.
         stats: the file that counts the requests of a model, with {model} for its name and {pid} for
             the worker's number; None: nowhere.
@@ -78,6 +79,7 @@ class Settings:
     threads: int | None = None
     costs: tuple[str, ...] = ()
     stats: str | None = None
+    lookup: bool = False
     token_ids: bool = False
     cors_origins: tuple[str, ...] = ()
 

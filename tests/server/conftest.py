@@ -35,17 +35,21 @@ def served(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[Served
 @pytest.fixture(scope="module")
 def speaking_bundle(decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The decoder with a tokenizer: token n is the word "wn"."""
+    return speak(decoder_bundle, tmp_path_factory.mktemp("speaking") / "speaking.ecb", VOCABULARY)
+
+
+def speak(bundle: Path, folder: Path, vocabulary: int) -> Path:
+    """A copy of a bundle with such a tokenizer, called "speaking"."""
     tokenizers = pytest.importorskip("tokenizers")
-    folder = tmp_path_factory.mktemp("speaking") / "speaking.ecb"
-    shutil.copytree(decoder_bundle, folder, copy_function=os.link)
-    words = {f"w{index}": index for index in range(VOCABULARY)}
+    shutil.copytree(bundle, folder, copy_function=os.link)
+    words = {f"w{index}": index for index in range(vocabulary)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w1"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     document = json.loads((folder / "manifest.json").read_bytes())
     document["name"] = "speaking"
     document["text"] = {
         "tokenizer": "tokenizer.json",
-        "max_length": 32,
+        "max_length": document["axes"]["length"]["hi"],
         "pad_id": 0,
         "inputs": {"input_ids": "ids"},
     }

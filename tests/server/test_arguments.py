@@ -51,3 +51,8 @@ def test_origins(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=r"--cors-origin is .*, must be \* or SCHEME://HOST"):
             parse(["--cors-origin", bad, str(tmp_path)])
+
+
+def test_lookup_is_asked_for(tmp_path: Path) -> None:
+    assert parse(["--lookup", str(tmp_path)]).settings.lookup
+    assert not parse([str(tmp_path)]).settings.lookup

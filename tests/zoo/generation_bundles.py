@@ -16,6 +16,7 @@ def build_family(
     *,
     padded: bool = False,
     texts: int = 0,
+    precision: str = "fp32",
     step: Any = None,
 ) -> Path:
     """Compiles a model for one token and for prompts, packs it and lets packing verify it.
@@ -26,6 +27,7 @@ def build_family(
         work: where programs are left; a second build of the same model reuses them.
         padded: whether prompts of up to 12 tokens are padded instead of run as they are.
         texts: the largest number of texts that a further program gives a token each; 0: there is none.
+        precision: the data type of the linear layers' weights.
         step: is called with what is being done.
 
     Raises:
@@ -46,7 +48,8 @@ def build_family(
         prompts.insert(0, bucket("exact", 2, lookup))
     if padded:
         prompts = [bucket("pad", 2, 12), bucket("exact", 13, LONGEST_RUN)]
-    return _build(loaded, (bucket("exact", 1, 1), *prompts), output, work, step, texts=texts)
+    own = (bucket("exact", 1, 1), *prompts)
+    return _build(loaded, own, output, work, step, texts=texts, precision=precision)
 
 
 def build_source_family(loaded: Any, output: Path, work: Path, *, step: Any = None) -> Path:
@@ -77,13 +80,15 @@ def _build(
     step: Any,
     encoder: Path | None = None,
     texts: int = 0,
+    precision: str = "fp32",
 ) -> Path:
-    from edgecompile.backends.compilation import compile_buckets
+    from edgecompile.backends.compilation import CompileOptions, compile_buckets
     from edgecompile.buckets.plan import BucketPlan
     from edgecompile.bundle.staging import Staging
     from edgecompile.export.store import ExportStore, export_buckets
     from edgecompile.loaders.generators.texts_step import texts_buckets, texts_model
     from edgecompile.pipeline.packing import Contents, pack_bundle
+    from edgecompile.precision import Precision
     from edgecompile.targets.profile import load_target
 
     tell: Callable[[str], None] = step or (lambda text: None)
@@ -97,8 +102,14 @@ def _build(
         exported += export_buckets(several, batches)
         keys, programs = keys + [several.key(item) for item in batches], (*buckets, *batches)
     tell("compiling")
-    target, folder = load_target(TARGET), work / "artifacts"
-    compiled = compile_buckets(exported, programs, target, folder, keys=keys)
+    compiled = compile_buckets(
+        exported,
+        programs,
+        load_target(TARGET),
+        work / "artifacts",
+        CompileOptions(precision=Precision(precision)),
+        keys=keys,
+    )
     if texts:
         compiled = compiled.split_batch()
     tell("verifying")

@@ -432,10 +432,11 @@ SOURCES: Mapping[str, Family] = {
 }
 
 
-def make_family(name: str) -> Any:
+def make_family(name: str, *, calm: bool = False) -> Any:
     """A model of the family with random weights, the same ones every time.
 
-    They are large enough that the likeliest token changes with the context.
+    They are large enough that the likeliest token changes with the context; where it is ``calm``, small enough
+    that rounding them changes little.
     """
     import torch
     import transformers
@@ -450,10 +451,11 @@ def make_family(name: str) -> Any:
         with torch.no_grad():
             for path, parameter in model.named_parameters():
                 if parameter.dim() > 1:
-                    parameter.normal_(0, _spread(name, path))
+                    parameter.normal_(0, 0.05 if calm else _spread(name, path))
                 else:
                     parameter.add_(torch.randn_like(parameter) * 0.05)
-        add_outliers(model)
+        if not calm:
+            add_outliers(model)
     model.generation_config.update(**family.generation)
     return model
 
@@ -469,8 +471,8 @@ def _spread(name: str, path: str) -> float:
     return 0.05 if any(part in path for part in ("embed_tokens", "shared")) else 0.4
 
 
-def load_family(name: str, **changes: Any) -> Any:
-    """The family's model, to generate with; ``changes`` are fields of ``LoadOptions``.
+def load_family(name: str, *, calm: bool = False, **changes: Any) -> Any:
+    """The family's model, to generate with; ``changes`` are fields of ``LoadOptions``, ``calm`` is of ``make_family``.
 
     Raises:
         ModelError: it can't.
@@ -485,4 +487,5 @@ def load_family(name: str, **changes: Any) -> Any:
         options = LoadOptions(max_length=None if fixed else LONGEST_SOURCE, max_context=POSITIONS)
     options = replace(options, **changes)
     task, source = options.task or "seq2seq-lm", ModelSource("object", name)
-    return GeneratorMaker(task, make_family(name), options, name=name, source=source).make()
+    model = make_family(name, calm=calm)
+    return GeneratorMaker(task, model, options, name=name, source=source).make()

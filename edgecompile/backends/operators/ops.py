@@ -39,6 +39,7 @@ from edgecompile.export.operators.cached_attention import (
     cached_attention,
     per_token,
 )
+from edgecompile.export.operators.copy import COPY, copy
 from edgecompile.export.operators.linear_scan import LINEAR_SCAN, linear_scan
 from edgecompile.export.operators.texts_attention import TEXTS_ATTENTION, texts_attention
 
@@ -392,6 +393,7 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
 
 
 _register(CACHED_ATTENTION, cached_attention)
+_register(COPY, copy)
 _register(LINEAR_SCAN, linear_scan)
 _register(TEXTS_ATTENTION, texts_attention)
 LINEAR = define(
@@ -410,11 +412,6 @@ ATTENTION = define(
     "-> Tensor",
     _attention_cpu,
     lambda q, k, v, *_: per_token(q, v),
-)
-COPY = define(
-    "ec_copy(Tensor x) -> Tensor",
-    lambda x: x.clone(memory_format=torch.contiguous_format),
-    lambda x: x.new_empty(x.shape),
 )
 LAYER_NORM = define(
     "ec_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",

@@ -71,7 +71,7 @@ _PLAN: Groups = (
 )
 _SERVE: Groups = (
     ("Most used", ("--host", "--port", "--threads", "--api-keys", "--slo")),
-    ("Interfaces", ("--grpc-port", "--cors-origin", "--token-ids")),
+    ("Interfaces", ("--grpc-port", "--cors-origin", "--token-ids", "--lookup")),
     ("Scheduling and statistics", ("--costs", "--stats")),
     (
         "Restarts and replacement",

@@ -3,6 +3,9 @@
 transformers' versions pad a run to whole chunks, which fixes its length in an exported program, and take
 tokens behind the last one for part of the text. Models have these functions under common names, each in
 the module of its class.
+
+For single tokens transformers has other functions, which round otherwise. Where runs of several tokens have to
+give what single ones do, to the last bit, all of them scan by our operator.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
+from edgecompile.export.operators.copy import COPY
 from edgecompile.export.operators.linear_scan import LINEAR_SCAN
 from edgecompile.loaders.generators.cache import WrittenCache
 
@@ -24,23 +28,28 @@ from edgecompile.loaders.generators.cache import WrittenCache
 _UNSUPPORTED = ("cu_seqlens", "seq_idx")
 # transformers' constant in the norm of queries and keys.
 _EPSILON = 1e-6
+_UNLIMITED = (0.0, float("inf"))
 
 _cache: ContextVar[WrittenCache] = ContextVar("edgecompile_scanned_cache")
 
 
 @contextmanager
-def scanning(model: nn.Module, cache: WrittenCache) -> Iterator[None]:
-    """Lets the parts of ``model`` scan by our operator meanwhile, up to the last real token of a run."""
+def scanning(model: nn.Module, cache: WrittenCache, *, as_steps: bool = False) -> Iterator[None]:
+    """Lets the parts of ``model`` scan by our operator meanwhile, up to the last real token of a run.
+
+    With ``as_steps`` single tokens do so, too, and several tokens are computed as single ones are.
+    """
+    scans = _STEPS if as_steps else _SCANS
     names = {type(part).__module__ for part in model.modules()}
     found = [
         (module, name, getattr(module, name))
         for module in (sys.modules[name] for name in sorted(names))
-        for name in _SCANS
+        for name in scans
         if hasattr(module, name)
     ]
     token = _cache.set(cache)
     for module, name, _ in found:
-        setattr(module, name, _SCANS[name])
+        setattr(module, name, scans[name])
     try:
         yield
     finally:
@@ -61,7 +70,7 @@ def _scan_mamba2(
     dt_bias: Tensor | None = None,
     initial_states: Tensor | None = None,
     dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    dt_limit: tuple[float, float] = _UNLIMITED,
     return_final_states: bool = False,
     **rest: Any,
 ) -> Any:
@@ -116,6 +125,11 @@ def _scan_delta(
     return y[None], final[None] if output_final_state else None
 
 
+def _scan_delta_steps(query: Tensor, key: Tensor, *arguments: Any, **named: Any) -> Any:
+    """As single tokens: the sums of their norms are taken in the same order."""
+    return _scan_delta(COPY(query), COPY(key), *arguments, **named)
+
+
 def _scan_mamba(
     hidden_states: Tensor,
     dt: Tensor,
@@ -154,6 +168,78 @@ def _scan_mamba(
     return (y, final[None, :, :, 0]) if return_last_state else y
 
 
+def _scan_mamba2_steps(*arguments: Any, **named: Any) -> Any:
+    """As single tokens: those know no limits of ``dt``."""
+    return _scan_mamba2(*arguments, **{**named, "dt_limit": _UNLIMITED})
+
+
+def _step_mamba2(
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    z: Tensor | None = None,
+    **rest: Any,
+) -> Tensor:
+    """transformers' ``mamba2_selective_state_update``: ``mamba2_chunk_scan`` of one token.
+
+    What a head has one value of comes for each of its numbers. The state is changed in place.
+    """
+    y, final = _scan_mamba2(
+        hidden_states[:, None],
+        dt[:, None, :, 0],
+        A[:, 0, 0],
+        B[:, None],
+        C[:, None],
+        1,
+        None if D is None else D[:, 0],
+        None if z is None else z[:, None],
+        None if dt_bias is None else dt_bias[:, 0],
+        state,
+        dt_softplus,
+        return_final_states=True,
+        **rest,
+    )
+    state.copy_(final)
+    return y[:, 0]  # type: ignore[no-any-return]
+
+
+def _step_mamba(
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    z: Tensor | None = None,
+    **rest: Any,
+) -> Tensor:
+    """transformers' ``mamba_selective_state_update``: ``mamba_selective_scan`` of one token, in place."""
+    y, final = _scan_mamba(
+        hidden_states[:, :, None],
+        dt[:, :, None],
+        A,
+        B[:, :, None],
+        C[:, :, None],
+        D,
+        None if z is None else z[:, :, None],
+        dt_bias,
+        dt_softplus,
+        True,
+        **rest,
+    )
+    state.copy_(final)
+    return y[:, :, 0]  # type: ignore[no-any-return]
+
+
 def _first(state: Tensor | None, values: Tensor, keys: int, width: int) -> Tensor:
     return values.new_zeros(1, values.shape[2], keys, width) if state is None else state
 
@@ -174,4 +260,14 @@ _SCANS = {
     "mamba2_chunk_scan": _scan_mamba2,
     "mamba_selective_scan": _scan_mamba,
     "torch_chunk_gated_delta_rule": _scan_delta,
+}
+_STEPS = {
+    "chunk_kimi_delta_attention": _scan_delta_steps,
+    "mamba2_chunk_scan": _scan_mamba2_steps,
+    "mamba2_selective_state_update": _step_mamba2,
+    "mamba_selective_scan": _scan_mamba,
+    "mamba_selective_state_update": _step_mamba,
+    "recurrent_kimi_delta_attention": _scan_delta_steps,
+    "torch_chunk_gated_delta_rule": _scan_delta_steps,
+    "torch_recurrent_gated_delta_rule": _scan_delta_steps,
 }

@@ -174,7 +174,9 @@ class GenerationStep(nn.Module):
             states = source[0][0].new_zeros(1, source[0][0].shape[0], 1)
             more["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
         keep = None if all_rows else place.last
-        with placed(place, source=bool(source)), scanning(self.model, written):
+        as_steps = self.lookup > 1 and tokens.shape[1] <= self.lookup
+        scans = scanning(self.model, written, as_steps=as_steps)
+        with placed(place, source=bool(source)), scans:
             logits = self.run_model(tokens, place, cache, keep, kind=kind, **more)
         written.write_states()
         return {"logits": logits[0] if all_rows else logits[:, 0]}

@@ -221,7 +221,7 @@ def _compare_rows(
     next(stream)
     # From each token on a run of another number of tokens, of which the first one is kept.
     for made, token in enumerate(tokens[:-1]):
-        room = min(2 + made % (most - 1), session.most_tried(stream) + 1)
+        room = min(2 + made % (most - 1), session.room(stream).most + 1)
         part = tokens[made : made + room]
         if len(part) > 1:
             rows = list(session.try_tokens(stream, part))

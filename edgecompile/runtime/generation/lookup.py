@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, List, Optional, Protocol, Sequence, Set
 import numpy as np
 
 from .stream import GenerationRequest, Text, TokenStream
+from .tried import Room
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,8 +27,8 @@ _FORGOTTEN = 0.99
 class TriedText(Text, Protocol):
     """A text that can run tokens which may turn out not to be its own."""
 
-    def most_tried(self, stream: TokenStream) -> int:
-        """How many tokens behind the next one can go into its run."""
+    def room(self, stream: TokenStream) -> Room:
+        """How many tokens can be tried with the next one, and how many of the text go into its run again."""
         ...
 
     def try_tokens(self, stream: TokenStream, tokens: Sequence[int]) -> "NDArray[np.float32]":
@@ -45,8 +46,12 @@ class Worth:
     Nothing here changes a token.
     """
 
-    def __init__(self, most: int) -> None:
-        """``most`` is the number of tokens of the longest run."""
+    def __init__(self, most: int, *, states: bool = False) -> None:
+        """Args:
+        most: the number of tokens of the longest run.
+        states: whether there are states, so that what was right goes in again behind a wrong token.
+        """
+        self._states = states
         #: Nanoseconds of a run by its number of tokens; 0: it wasn't measured yet.
         self.costs = [0.0] * (most + 1)
         #: The share of tried tokens that were right.
@@ -65,22 +70,29 @@ class Worth:
         """Takes up whether a token was the one that the text would have tried."""
         self.right += _LATEST * (right - self.right)
 
-    def choose(self, most: int) -> int:
-        """How many tokens, at most ``most``, should be tried behind the next one; 0: none pays."""
-        single = self.costs[1]
+    def choose(self, most: int, again: int = 0) -> int:
+        """How many tokens, at most ``most``, should be tried behind the next one; 0: none pays.
+
+        The run has ``again`` tokens of the text in front of these.
+        """
+        single, costs = self.costs[1], self.costs[again + 1 :]
         if single == 0:
             return 0
-        best, count = single, 0
-        made, chance = 1.0, 1.0
+        best, count = costs[0] or single, 0
+        made, chance, later = 1.0, 1.0, 0.0
         for more in range(1, most + 1):
+            if self._states:
+                # Of the next run, where this token is the first wrong one.
+                longer = max(0.0, (self.costs[more + 1] or single) - single)
+                later += chance * (1 - self.right) * longer
             chance *= self.right
             made += chance
             # What wasn't measured yet counts as a step: it is tried once.
-            cost = (self.costs[more + 1] or single) / made
+            cost = ((costs[more] or single) + later) / made
             if cost < best:
                 best, count = cost, more
         for more in range(count + 1, most + 1):
-            self.costs[more + 1] *= _FORGOTTEN
+            self.costs[again + more + 1] *= _FORGOTTEN
         return count
 
 
@@ -151,22 +163,22 @@ class LookupStream(TokenStream):
             worth.note_token(token == self._expected.pop(0))
         if self._tried and self._tried[0] == token and text.confirm(self):
             del self._tried[0]
-            return self._rows.pop(0)
+            return self._rows.pop(0).copy()  # who saves the session may run the rows again
         self._tried, self._rows = [], []
         left = self._request.max_new_tokens - len(self.tokens)
         # The last token of the text needn't be run.
-        most = min(text.most_tried(self), left - 1)
-        found = self._draft.find(max(most, 0))
+        most, again = text.room(self)
+        found = self._draft.find(max(min(most, left - 1), 0))
         self._expected = found[:1]
-        count = worth.choose(len(found))
+        count = worth.choose(len(found), again)
         started = time.perf_counter_ns()
         if count == 0:
             logits = text.advance(self, token)
-            worth.note_run(1, time.perf_counter_ns() - started)
+            worth.note_run(again + 1, time.perf_counter_ns() - started)
             return logits
         tokens = [token, *found[:count]]
         rows = text.try_tokens(self, tokens)
-        worth.note_run(len(tokens), time.perf_counter_ns() - started)
+        worth.note_run(again + len(tokens), time.perf_counter_ns() - started)
         self._tried, self._expected, self._rows = tokens[1:], tokens[1:], list(rows[1:])
-        first: NDArray[np.float32] = rows[0]
+        first: NDArray[np.float32] = rows[0].copy()
         return first

@@ -42,6 +42,7 @@ from .sampling import Sampler
 from .session_file import SessionFile, Snapshot
 from .sources import read_source, run_encoder, same_source
 from .stream import GenerationRequest, TokenStream, begin_text, make_generation_request, turn_lost
+from .tried import Room, TriedTokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,6 +87,7 @@ class Session(Unique, Generator):
     for the same source.
 
     Attributes:
+        worth: Whether runs for lookup pay; sessions of one model may share it.
         notes: Plain JSON values that were saved with it, such as the messages of a chat; None: none were.
     """
 
@@ -115,13 +117,12 @@ class Session(Unique, Generator):
             self._states, self._every = Checkpoints(states, checkpoints), checkpoints.every
         self._prefix = find_prefix(bundle, spec, caches) if caches.arrays else None
         self.notes: Any = None
-        # Runs of tokens that may not be the text's: those that nobody confirmed, and the states before.
         self._rows: Optional[RowRuns] = None
+        self._tried: Optional[TriedTokens] = None
         if spec.lookup > 1:
             self._rows = RowRuns(bundle, spec, caches, self._planner)
-        self._tried: List[int] = []
-        self._kept: Optional[Checkpoint] = None
-        self._worth = Worth(spec.lookup)
+            self._tried = TriedTokens(self._rows, self._states)
+        self.worth = Worth(spec.lookup, states=self._states is not None)
         vocabulary = bundle.manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
         self._ids = np.zeros((1, 1), np.int64)
@@ -162,6 +163,8 @@ class Session(Unique, Generator):
         """
         with self._lock:
             self._retract()
+            for _ in self._run_again():
+                pass
             file = SessionFile(self._bundle, self._spec, self._caches)
             tokens, items = list(self._tokens), []
             if self._states is not None:
@@ -195,7 +198,7 @@ class Session(Unique, Generator):
             constraint = CheckedConstraint(options.constraint, len(self._row))
             return ConstrainedStream(self, request, sampler, constraint)
         if options.lookup:
-            return LookupStream(self, request, sampler.choose, self._worth)
+            return LookupStream(self, request, sampler.choose, self.worth)
         return TokenStream(self, request, sampler.choose)
 
     def request(
@@ -268,6 +271,8 @@ class Session(Unique, Generator):
             self._behind = -1
             states.restore(found)
             self._behind = prefix
+        elif prefix > 0:
+            yield from self._run_again()
         states.cut(prefix)
         if prefix > 0:
             states.take(prefix)  # the end of an answer
@@ -313,8 +318,10 @@ class Session(Unique, Generator):
         self, states: Checkpoints, common: int, length: int
     ) -> "Tuple[int, Optional[Checkpoint]]":
         """How much of a text of this ``length`` needn't be run, and the checkpoint for that, if one is needed."""
-        found = states.find(common, length)
-        prefix = self._behind if 0 <= self._behind <= min(common, length - 1) else 0
+        found, behind = states.find(common, length), self._behind
+        if 0 <= behind < len(self._tokens) or (self._tried is not None and self._tried.pending):
+            behind = len(self._tokens)  # by a run of what was taken back
+        prefix = behind if 0 <= behind <= min(common, length - 1) else 0
         return (
             (found.length, found) if found is not None and found.length > prefix else (prefix, None)
         )
@@ -436,18 +443,19 @@ class Session(Unique, Generator):
         self._row[...] = logits
         return self._row
 
-    def most_tried(self, stream: TokenStream) -> int:
-        """How many tokens behind the next one can go into its run."""
+    def room(self, stream: TokenStream) -> Room:
+        """How many tokens can be tried with the next one; takes back those that weren't confirmed."""
         with self._lock:
             if not self.has_turn(stream):
                 raise turn_lost()
             self._retract()
-            begin, end = len(self._tokens), self._spec.max_context
+            length, end = len(self._tokens), self._spec.max_context
+            begin = length
             if self._states is not None:
-                begin = max(self._behind, 0)
+                begin = self._behind if self._behind >= 0 else length  # lost: the next run says so
                 if self._every:
                     end = min(end, begin - begin % self._every + self._every)
-            return min(end, begin + self._spec.lookup) - len(self._tokens) - 1
+            return Room(min(end, begin + self._spec.lookup) - length - 1, length - begin)
 
     def try_tokens(self, stream: TokenStream, tokens: Sequence[int]) -> "NDArray[np.float32]":
         """Runs a token behind the text, and further ones that may not be the text's; see ``confirm``.
@@ -472,44 +480,48 @@ class Session(Unique, Generator):
         with self._lock:
             if not self.has_turn(stream):
                 raise turn_lost()
-            if not self._tried:
+            tried = self._tried
+            if tried is None or not tried.left:
                 return False
-            self._tokens.append(self._tried.pop(0))
-            self._stand()
+            self._tokens.append(tried.left.pop(0))
+            self._settle(tried)
             return True
 
     def _try(self, tokens: Sequence[int]) -> "NDArray[np.float32]":
         self._retract()
-        begin = len(self._tokens)
+        tried, begin = self._tried, len(self._tokens)
+        assert tried is not None
         if self._states is not None:
             if not 0 <= self._behind <= begin:
                 raise _states_lost()
             begin = self._behind
-            self._kept = self._states.copy(begin)
-        # What was taken back with a state goes in again.
-        again = self._tokens[begin:]
         self._behind = -1
-        assert self._rows is not None
-        logits = self._rows.run(begin, [*again, *tokens])
+        logits = tried.run(self._tokens, begin, tokens)
         self._tokens.append(tokens[0])
-        self._tried = list(tokens[1:])
-        self._stand()
-        return logits[len(again) :]
+        self._settle(tried)
+        return logits
 
-    def _stand(self) -> None:
+    def _settle(self, tried: TriedTokens) -> None:
         """Takes the states for the text's, once all that was tried is in it."""
-        if self._tried:
+        if not tried.settle():
             return
-        self._kept, self._behind = None, len(self._tokens)
+        self._behind = len(self._tokens)
         if self._every and self._states is not None and self._behind % self._every == 0:
             self._states.take(self._behind)
 
     def _retract(self) -> None:
         """Puts the states back before a run whose tokens aren't all in the text."""
-        if self._kept is not None and self._states is not None:
-            self._states.restore(self._kept)
-            self._behind = self._kept.length
-        self._kept, self._tried = None, []
+        behind = None if self._tried is None else self._tried.retract()
+        if behind is not None:
+            self._behind = behind
+
+    def _run_again(self) -> "Runs":
+        """Puts states that were taken back behind the text's last token."""
+        if self._states is not None and 0 <= self._behind < len(self._tokens):
+            again = self._tokens[self._behind :]
+            del self._tokens[self._behind :]
+            yield from self._extend(again)
+        return self._row
 
     def has_turn(self, stream: TokenStream) -> bool:
         """Whether the text is still this stream's, and so the logits that it got."""

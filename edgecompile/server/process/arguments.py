@@ -118,6 +118,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "{pid}: the worker's number)",
     )
     add(
+        "--lookup",
+        action="store_true",
+        help="try tokens that followed the same ones before, where that pays; no token changes. For bundles built "
+        "with --lookup",
+    )
+    add(
         "--token-ids",
         action="store_true",
         help="accept ids of the model's own vocabulary in place of texts",
@@ -240,6 +246,7 @@ def read_arguments(options: argparse.Namespace) -> Arguments:
         threads=options.threads,
         costs=tuple(options.costs),
         stats=options.stats,
+        lookup=options.lookup,
         token_ids=options.token_ids,
         cors_origins=tuple(options.cors_origin),
     )

@@ -121,6 +121,7 @@ class Worker:
                 costs=next(own, None),
                 journal=self._journal,
                 cores=cores,
+                lookup=settings.lookup,
             )
             if settings.stats is not None:
                 file = settings.stats.replace("{model}", quote(served.name, safe=""))

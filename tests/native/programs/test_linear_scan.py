@@ -61,6 +61,17 @@ def test_padding_is_never_read() -> None:
     assert not y[5:].any()
 
 
+@pytest.mark.parametrize("delta", [False, True])
+def test_tokens_give_what_each_of_them_gives_alone(delta: bool) -> None:
+    """Bit for bit, as lookup needs it."""
+    *inputs, state = draw(8, 6, 3, 20, 33)
+    y, last = scan([*inputs, state], delta, 7)
+    for t in range(8):
+        row, state = scan([*(tensor[t : t + 1] for tensor in inputs), state], delta, 0)
+        assert torch.equal(row[0], y[t])
+    assert torch.equal(state, last)
+
+
 def test_views_are_read_as_they_are() -> None:
     arguments = draw(6, 4, 4, 5, 5)
     turned = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in arguments]

@@ -16,22 +16,6 @@ from edgecompile.runtime.generation import golden
 from edgecompile.runtime.generation.golden import replay_generations
 from edgecompile.runtime.generation.lookup import Draft, Worth
 from edgecompile.runtime.generation.session import Session
-from tests.conftest import one_at_a_time
-from tests.zoo.generation_bundles import build_family
-from tests.zoo.generation_families import load_family
-
-MOST = 8
-
-
-@pytest.fixture(scope="session")
-def lookup_bundle(shared_folder: Path) -> Path:
-    """A family with rotary positions and grouped heads, with runs that give several rows of logits."""
-    output = shared_folder / "lookup.ecb"
-    with one_at_a_time(shared_folder / "lookup.lock"):
-        if not output.exists():
-            loaded = load_family("llama", lookup=MOST)
-            build_family(loaded, output, shared_folder / "lookup.work")
-    return output
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +39,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         runs[-1] = runs[-1][0], runs[-1][1] + kept
         return kept
 
-    monkeypatch.setattr(Worth, "choose", lambda self, most: most)
+    monkeypatch.setattr(Worth, "choose", lambda self, most, again=0: most)
     monkeypatch.setattr(Session, "try_tokens", tried)
     monkeypatch.setattr(Session, "confirm", confirmed)
     return runs
@@ -223,3 +207,25 @@ def test_what_does_not_pay_is_left_out_and_tried_again_later() -> None:
         worth.note_token(True)
     assert worth.choose(3) == 1
     assert next(n for n in range(1000) if worth.choose(3) == 3) > 10
+
+
+def measured(costs: list[float], *, right: float, states: bool = False) -> Worth:
+    """One that has seen each number of tokens take ``costs``, and tried tokens be right that often."""
+    worth = Worth(len(costs), states=states)
+    for tokens, ns in enumerate(costs, 1):
+        for cost in (0.0, ns):
+            worth.note_run(tokens, cost)
+    worth.right = right
+    return worth
+
+
+def test_states_must_pay_for_what_goes_in_again() -> None:
+    costs = [10.0, 14.0, 20.0, 26.0]
+    assert measured(costs, right=0.5).choose(3) == 1
+    # Each second time the next run has a token more.
+    assert measured(costs, right=0.5, states=True).choose(3) == 0
+    assert measured(costs, right=1.0, states=True).choose(3) == 3
+    # With a token that goes in anyway, one more costs little; with two, there is room for one.
+    assert measured([10.0, 19.0, 20.0, 21.0], right=0.2).choose(2) == 0
+    assert measured([10.0, 19.0, 20.0, 21.0], right=0.2).choose(2, again=1) > 0
+    assert measured([10.0, 11.0, 12.0, 30.0], right=0.9).choose(1, again=2) == 0

@@ -82,7 +82,10 @@ async def call(
 async def serving(*bundles: Path, **settings: Any) -> AsyncIterator[App]:
     """An application over open bundles that are ready."""
     chosen = Settings(**settings)
-    models = [ServedModel(open_bundle(path), limits=chosen.limits) for path in bundles]
+    models = [
+        ServedModel(open_bundle(path), limits=chosen.limits, lookup=chosen.lookup)
+        for path in bundles
+    ]
     for model in models:
         model.proven = True
     yield App(Repository(models), chosen)

@@ -17,6 +17,7 @@ from edgecompile.backends.lowering.in_place import (
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, is_float32, replace
 from edgecompile.backends.operators import ops
 from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
+from edgecompile.export.operators.copy import COPY
 
 aten = torch.ops.aten
 
@@ -122,7 +123,7 @@ def _materialised(
         for _ in range(4 - _rank(source)):
             result = gm.graph.call_function(aten.unsqueeze.default, (result, 0))
         if source.op == "call_function":
-            result = gm.graph.call_function(ops.COPY, (result,))
+            result = gm.graph.call_function(COPY, (result,))
         done[key] = result
     return done[key]
 
