@@ -83,7 +83,7 @@ def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
     n, k = weight.shape
     rows = max(1, _AT_ONCE // max(k, 1) // PANEL) * PANEL
     if n > rows:  # narrowing takes several copies in float64
-        return torch.cat([pack_weight(part, precision) for part in weight.split(rows)])
+        return torch.cat([pack_weight(part, precision) for part in torch.split(weight, rows)])
     if precision == "int4":
         return pack_int4(*_quantise_int4(weight.detach().to(torch.float32)))
     panels = -(-n // PANEL)
