@@ -34,7 +34,7 @@ def test_an_axis_that_no_length_counts_needs_a_limit() -> None:
         plan_scope(load_model(spec), request)
     assert '"limits": {"query_length": (1, 512)}' in str(caught.value.hint)
     limited = plan_scope(load_model({**spec, "limits": {"query_length": (1, 7)}}), request)
-    assert dict(limited.axes)["query_length"] == AxisRange(1, 7, 1)
+    assert dict(limited.axes)["query_length"] == AxisRange(1, 7, 2)
     # A sample of both says how large it gets.
     joint = JointDistribution(("length", "query_length"), ((3, 2), (9, 5)), (1, 1))
     both = plan_scope(load_model(spec), replace(request, joint=joint))
