@@ -241,6 +241,8 @@ def with_traffic(request: PlanRequest, model: LoadedModel) -> PlanRequest:
     axis = model.length_axis
     if request.lengths is not None:
         joint = request.joint
+        if joint is not None and axis == joint.axes[1]:
+            return replace(request, joint=joint.turned(), lengths=joint.marginal(axis))
         if joint is not None and axis is not None and axis not in joint.axes:
             # A sample's "length" is the length axis, whatever its name.
             request = replace(request, joint=replace(joint, axes=(axis, joint.axes[1])))

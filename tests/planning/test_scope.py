@@ -46,6 +46,22 @@ def test_an_axis_that_no_length_counts_needs_a_limit() -> None:
     assert 'give {"axes": ["length", "query_length"], "sizes": [' in str(wrong.value.hint)
 
 
+def test_the_axis_that_is_planned_first_may_be_second_in_the_sample() -> None:
+    spec = {
+        "module": nn.ReLU(),
+        "inputs": {"input": torch.ones(1, 3, 5, 9)},
+        "axes": {"input": {2: "height", 3: "width"}},
+        "limits": {"height": (1, 60), "width": (1, 80)},
+        "length_axis": "width",
+    }
+    joint = JointDistribution(("height", "width"), ((3, 20), (9, 70)), (1, 4))
+    model = load_model(spec)
+    request = with_traffic(PlanRequest(joint.marginal("height"), joint=joint), model)
+    scope = plan_scope(model, request)
+    assert scope.joint is not None and scope.joint.axes == ("width", "height")
+    assert dict(scope.axes) == {"width": AxisRange(1, 80, 70), "height": AxisRange(1, 60, 9)}
+
+
 def test_length_stands_for_the_length_axis_whatever_its_name() -> None:
     x = torch.ones(2, 5, 4)
     model = load_model(
