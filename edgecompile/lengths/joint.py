@@ -81,7 +81,9 @@ class JointDistribution(CountedSamples):
 
     def turned(self) -> JointDistribution:
         """The same with the axes in the other order."""
-        counts = {(b, a): n for (a, b), n in zip(self.sizes, self.counts, strict=True)}
+        counts: dict[Sizes, int] = {
+            (b, a): n for (a, b), n in zip(self.sizes, self.counts, strict=True)
+        }
         return JointDistribution.from_counts(self.axes[::-1], counts, self.source)
 
     def clip(self, axis: str, max_size: int) -> tuple[JointDistribution, float]:

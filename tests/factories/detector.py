@@ -46,8 +46,9 @@ def _stand_in() -> Any:
     return library
 
 
-# A library's operators live as long as it does.
-_LIBRARY = _stand_in() if find_torchvision() is None else None
+# A library's operators live as long as it does. A build runs this file once more.
+_KNOWN = find_torchvision() is not None or hasattr(torch.ops.torchvision, "nms")
+_LIBRARY = None if _KNOWN else _stand_in()
 OPS = SimpleNamespace(
     nms=torch.ops.torchvision.nms.default, roi_align=torch.ops.torchvision.roi_align.default
 )
