@@ -113,9 +113,43 @@ def _period(node: ast.AST, name: str) -> int:
     raise LookupError(ast.dump(node))
 
 
+def if_apart(expression: Any) -> bool | None:
+    """Whether a condition holds where a size that follows from others is 2 or more; None: it isn't whether one is 1.
+
+    Strides are products of sizes. That two of them differ, or that one is no multiple of another, is another way to
+    say that a size isn't 1.
+    """
+    if not isinstance(expression, sympy.core.relational.Relational):
+        return None
+    left, right = expression.args
+    if right.is_zero and left.func.__name__ in ("Mod", "PythonMod"):
+        left, right = left.args  # a size is a multiple of its product with another one if that is 1
+    if not (left.is_Integer or right.is_Integer):
+        factor, other = left / right, right / left
+        left, right = (factor, sympy.Integer(1)) if _is_whole(factor) else (sympy.Integer(1), other)
+    size, number = (left, right) if right.is_Integer else (right, left)
+    if not number.is_Integer or size.is_Symbol or not size.free_symbols or not _is_whole(size):
+        return None
+    at_one, at_two, beyond = (
+        bool(expression.func(n, number) if size is left else expression.func(number, n))
+        for n in (1, 2, sympy.oo)
+    )
+    return at_two if at_one != at_two == beyond else None
+
+
+def _is_whole(factor: Any) -> bool:
+    """Whether nothing is divided in a product, but within functions that give whole numbers."""
+    return not any(power.is_Pow and power.exp.is_negative for power in sympy.Mul.make_args(factor))
+
+
 @contextmanager
-def certain_conditions() -> Iterator[None]:
-    """Lets torch's tracing decide conditions that always give the same without keeping them."""
+def certain_conditions(apart: list[Any] | None = None) -> Iterator[None]:
+    """Lets torch's tracing decide conditions that always give the same without keeping them.
+
+    Args:
+        apart: gets conditions (sympy) that hold unless a size that follows from others is 1. They are taken for
+            given, as torch takes an axis' own size for 2 or more. None: they are torch's to decide.
+    """
     known: dict[tuple[str, tuple[tuple[str, Range], ...]], bool | None] = {}
     evaluate: Callable[..., Any] = ShapeEnv.evaluate_expr
     require: Callable[..., Any] = ShapeEnv.guard_or_defer_runtime_assert
@@ -130,6 +164,10 @@ def certain_conditions() -> Iterator[None]:
         key = text, tuple(ranges.items())
         if key not in known:
             known[key] = outcome(text, ranges)
+            if apart is not None and known[key] is None:
+                known[key] = if_apart(expression)
+                if known[key] is not None:
+                    apart.append(expression if known[key] else sympy.Not(expression))
         return known[key]
 
     def evaluate_expr(environment: Any, expression: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from edgecompile.errors import ExportError
-from edgecompile.export.attempts import Attempt, best_part, climb
+from edgecompile.export.attempts import Attempt, best_part, climb, try_strategy
 from edgecompile.export.checks import (
     ExportScope,
     Range,
@@ -35,7 +35,7 @@ from edgecompile.export.program import ExportedModel, fill_bounds
 from edgecompile.export.refusal import refusal
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import OutputSpec
-from edgecompile.runtime.format.sums import size_of
+from edgecompile.runtime.format.sums import axes_of, size_of
 
 
 def export_model(
@@ -81,7 +81,8 @@ def export_model(
             own = replace(scope, traced=attempt.traced)
             result = attempt.result or check_program(attempt.program, own)
             if result.ok:
-                return _finish(scope, replace(attempt, result=result), effects.notes)
+                served = _without_ones(own, replace(attempt, result=result))
+                return _finish(scope, served, effects.notes)
             if result.only_eager:
                 # No other way to export can be right where the model itself fails.
                 part = best_part(scope, [replace(attempt, problem=result.describe())])
@@ -94,6 +95,42 @@ def export_model(
     if allow_narrower and (part := best_part(scope, attempts)) is not None:
         return _finish(scope, part, effects.notes)
     raise refusal(scope, attempts)
+
+
+def _without_ones(scope: ExportScope, attempt: Attempt) -> Attempt:
+    """The attempt, or one that is traced with larger sizes, so that none which follows from them is 1.
+
+    A feature map of a small image may have one column. Inductor takes a size that is 1 where it was traced for 1
+    everywhere.
+    """
+    program, loaded = attempt.program, scope.loaded
+    assert program is not None
+    symbols = size_symbols(program.graph_module, loaded.inputs)
+    shapes = (getattr(node.meta.get("val"), "shape", ()) for node in program.graph.nodes)
+    varying = (size for shape in shapes for size in shape if isinstance(size, torch.SymInt))
+    sizes = {size.node.expr for size in varying} - symbols.keys()
+    sizes = {size for size in sizes if size.free_symbols <= symbols.keys()}
+
+    def ones(traced: Mapping[str, int]) -> set[str]:
+        numbers = {symbol: size_of(axis, traced) for symbol, axis in symbols.items()}
+        few = [size for size in sizes if size.xreplace(numbers) == 1]
+        names = {symbols[symbol] for size in few for symbol in size.free_symbols}
+        return {axis for name in names for axis in axes_of(name, scope.ranges)}
+
+    traced = dict(scope.traced)
+    while small := ones(traced):
+        wanted = {axis: 2 * size if axis in small else size for axis, size in traced.items()}
+        larger = trace_sizes(loaded, scope.ranges, wanted, scope.residue)
+        if sum(larger.values()) <= sum(traced.values()):
+            return attempt  # they can't be
+        traced = larger
+    if traced == scope.traced:
+        return attempt
+    other = try_strategy(replace(scope, traced=traced), attempt.strategy)
+    if other.program is None or other.ranges != attempt.ranges:
+        return attempt
+    result = other.result or check_program(other.program, replace(scope, traced=traced))
+    return replace(other, result=result) if result.ok else attempt
 
 
 def _resolve_ranges(loaded: LoadedModel, ranges: Mapping[str, Range]) -> dict[str, Range]:

@@ -20,7 +20,7 @@ from edgecompile.export.operators.whole_layers import WholeRecurrences
 from edgecompile.export.rewrites.numbers import symbolic_math
 from edgecompile.export.rewrites.varying import VaryingSizes
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.specs import InputSpec
+from edgecompile.models.specs import InputSpec, usual_size
 from edgecompile.runtime.format.sums import axes_of, parse_sum, size_of, size_span
 
 
@@ -33,6 +33,7 @@ class ExportStrategy:
         strict: trace Python bytecode instead of running it.
         auto: let torch find out which sizes may vary, instead of demanding the whole range.
         deferred: turn conditions on sizes into checks in the graph where that is possible.
+        apart: take sizes that follow from others for 2 or more, and compare where one is 1.
         recurrences: export recurrent layers as operators of our own, whose length may vary; for
             models that have such layers.
         unguarded: drop the conditions on sizes and compare at every size instead; see
@@ -43,6 +44,7 @@ class ExportStrategy:
     strict: bool = False
     auto: bool = False
     deferred: bool = False
+    apart: bool = False
     recurrences: bool = False
     unguarded: bool = False
 
@@ -54,6 +56,7 @@ LADDER: tuple[ExportStrategy, ...] = (
     ExportStrategy("recurrences", recurrences=True),
     ExportStrategy("recurrences-deferred", deferred=True, recurrences=True),
     ExportStrategy("deferred", deferred=True),
+    ExportStrategy("apart", deferred=True, apart=True),
     ExportStrategy("auto", auto=True),
     ExportStrategy("strict", strict=True),
     ExportStrategy("auto-deferred", auto=True, deferred=True),
@@ -78,8 +81,12 @@ def export_program(
     inputs: Sequence[InputSpec],
     ranges: Mapping[str, Range],
     strategy: ExportStrategy,
+    apart: list[Any] | None = None,
 ) -> torch.export.ExportedProgram:
-    """Calls torch.export with the inputs as keyword arguments; raises whatever it raises."""
+    """Calls torch.export with the inputs as keyword arguments; raises whatever it raises.
+
+    A strategy with ``apart`` adds what it takes for given to the list (:func:`certain_conditions`).
+    """
     if strategy.recurrences and not has_recurrences(module):
         raise ValueError("the model has no LSTM, GRU or RNN")
     recurrences = WholeRecurrences() if strategy.recurrences else nullcontext()
@@ -87,7 +94,7 @@ def export_program(
     with (
         torch.no_grad(),
         quiet_torch(),
-        certain_conditions(),
+        certain_conditions(apart if strategy.apart else None),
         without_fast_path(),
         without_mask_detection(module),
         recurrences,
@@ -349,7 +356,7 @@ def trace_sizes(
         return min(found, default=2) >= 2 and len(set(known)) == len(known)
 
     for axis, (lo, hi) in spans.items():
-        usual = 16 if axis == loaded.length_axis else lo
+        usual = 16 if axis == loaded.length_axis else usual_size(axis, lo, hi)
         size = min(max(hint.get(axis, usual), lo), hi)
         if lo < hi:
             size = min(max(size, 2), hi)

@@ -11,11 +11,12 @@ the other branch is traced, which may be right for both.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from edgecompile.export.checks import CheckResult, ExportScope, Range, Sizes, check_program
-from edgecompile.export.conditions import drop_conditions, every_size
+from edgecompile.export.conditions import drop_conditions, every_size, unlike_sizes
 from edgecompile.export.ladder import ExportStrategy, export_program
 
 #: How many branches are traced before the last one stands.
@@ -36,10 +37,13 @@ def export_with(
     Raises:
         Exception: whatever torch, or the model, raises.
     """
-    program = _export(scope, scope.traced, strategy)
-    if not strategy.unguarded:
-        return program, [], None
     ranges, traced = scope.ranges, scope.traced
+    apart: list[Any] = []
+    program = _export(scope, traced, strategy, apart)
+    if not strategy.unguarded:
+        gm = program.graph_module
+        ones = unlike_sizes(gm, apart, scope.loaded.inputs, ranges, traced, scope.residue)
+        return program, ones, check_program(program, scope, ones) if ones else None
     tried: list[Mapping[str, int]] = [traced]
     while True:
         also = drop_conditions(program, scope.loaded.inputs, ranges, traced, scope.residue)
@@ -59,11 +63,14 @@ def export_with(
 
 
 def _export(
-    scope: ExportScope, sizes: Mapping[str, int], strategy: ExportStrategy
+    scope: ExportScope,
+    sizes: Mapping[str, int],
+    strategy: ExportStrategy,
+    apart: list[Any] | None = None,
 ) -> torch.export.ExportedProgram:
     # Some positions are masked: else tracing could take "nothing is masked" for given.
     example, loaded = scope.example(sizes, 1), scope.loaded
-    return export_program(loaded.module, example, loaded.inputs, scope.ranges, strategy)
+    return export_program(loaded.module, example, loaded.inputs, scope.ranges, strategy, apart)
 
 
 def _untried(

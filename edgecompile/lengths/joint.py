@@ -79,6 +79,13 @@ class JointDistribution(CountedSamples):
         sizes, counts = add_up(self.size_array[:, self.index(axis)], self.count_array)
         return LengthDistribution(tuple(sizes.tolist()), tuple(counts.tolist()), self.source)
 
+    def turned(self) -> JointDistribution:
+        """The same with the axes in the other order."""
+        counts: dict[Sizes, int] = {
+            (b, a): n for (a, b), n in zip(self.sizes, self.counts, strict=True)
+        }
+        return JointDistribution.from_counts(self.axes[::-1], counts, self.source)
+
     def clip(self, axis: str, max_size: int) -> tuple[JointDistribution, float]:
         """Counts larger sizes on one axis as ``max_size``, and gives their share of the samples."""
         column = self.index(axis)

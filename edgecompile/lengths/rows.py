@@ -70,6 +70,8 @@ class Problems:
 
 #: The axes of a source, the length axis first, each with the name that it has there, in lower case.
 Columns = Mapping[str, str]
+#: The axes of a log of images.
+IMAGE = ("height", "width")
 LENGTHS_ALONE: Columns = {LENGTH: LENGTH}
 
 
@@ -79,9 +81,11 @@ def choose_columns(names: Sequence[str], axes: Sequence[str] | None) -> Columns 
     Args:
         names: the column names of the source.
         axes: the model's axes that may vary, the length axis first; None accepts "length" with
-            "batch", or with another name that has "length" in it. A column "length" stands for the
-            length axis whatever its name.
+            "batch", or with another name that has "length" in it, and "height" with "width". A column "length"
+            stands for the length axis whatever its name.
     """
+    if axes is None and {*IMAGE} <= {name.lower() for name in names}:
+        return find_pair(names, IMAGE)
     pair = find_pair(names, axes)
     if pair and (axes or any(axis == "batch" or LENGTH in axis for axis in list(pair)[1:])):
         return pair

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -116,6 +117,11 @@ def axis_sizes(inputs: Sequence[InputSpec], arrays: Mapping[str, Any]) -> dict[s
     }
     take_sizes(sizes, find_givers(sizes, [dim for dim in sizes if dim.isidentifier()]))
     return {axis: size for axis, size in sizes.items() if axis.isidentifier()}
+
+
+def usual_size(axis: str, lo: int, hi: int) -> int:
+    """A size of an axis whose sizes nobody has counted: few rows of a batch, else the middle by ratios."""
+    return lo if axis == BATCH else math.isqrt(lo * hi)
 
 
 def batch_problem(axes: Collection[str], batch: tuple[int, int] | None) -> str | None:

@@ -12,7 +12,7 @@ from edgecompile.lengths.joint import JointDistribution, both_axes_hint
 from edgecompile.lengths.rows import MAX_LENGTH
 from edgecompile.lengths.served_traffic import missing_lengths
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.specs import BATCH
+from edgecompile.models.specs import BATCH, usual_size
 from edgecompile.planning.request import PlanRequest
 from edgecompile.units import format_share
 
@@ -192,7 +192,8 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> PlanScope:
     axes = {axis: AxisRange(shortest, longest, middle)}
     for name, other in model.axes.items():
         if name != axis:
-            axes[name] = AxisRange(other.lo, other.hi or other.lo, other.lo)
+            top = other.hi or other.lo
+            axes[name] = AxisRange(other.lo, top, usual_size(name, other.lo, top))
     joint = request.joint
     if joint is not None:
         second = joint.axes[1]
@@ -240,6 +241,8 @@ def with_traffic(request: PlanRequest, model: LoadedModel) -> PlanRequest:
     axis = model.length_axis
     if request.lengths is not None:
         joint = request.joint
+        if joint is not None and axis == joint.axes[1]:
+            return replace(request, joint=joint.turned(), lengths=joint.marginal(axis))
         if joint is not None and axis is not None and axis not in joint.axes:
             # A sample's "length" is the length axis, whatever its name.
             request = replace(request, joint=replace(joint, axes=(axis, joint.axes[1])))

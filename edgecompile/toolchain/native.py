@@ -54,6 +54,11 @@ SMALL_SOURCES = frozenset(
     }
 )  # fmt: skip
 
+#: Sources whose products and sums are rounded one by one, as torch's are: a last bit decides which results there are.
+EXACT_SOURCES = frozenset(
+    {"kernels/roi_align.cpp", "kernels/suppression.cpp", "shim/aoti_boxes.cpp"}
+)
+
 
 #: What most of them include, for precompiled headers: making those takes as long as they save in seven sources.
 _HEADERS = "".join(
@@ -160,7 +165,8 @@ class NativeLibrary:
             for text in texts:
                 digest.update(text.encode() + b"\0")
 
-        add(self.arch, *COMMON_FLAGS, *sorted(SMALL_SOURCES), native_headers_id())
+        special = sorted(SMALL_SOURCES), sorted(EXACT_SOURCES)
+        add(self.arch, *COMMON_FLAGS, *map(str, special), native_headers_id())
         for part in self.parts:
             add(*part.flags, *map(headers_id, part.folders))
             for source in part.sources:
@@ -257,16 +263,20 @@ def _compile(toolchain: Toolchain, part: Part) -> list[BuiltObject]:
     known_headers = " ".join([native_headers_id(), *map(headers_id, folders)])
 
     def build(source: Path) -> BuiltObject:
-        is_small = root in source.parents and source.relative_to(root).as_posix() in SMALL_SOURCES
+        name = source.relative_to(root).as_posix() if root in source.parents else ""
+        own = (
+            *(("-O2",) if name in SMALL_SOURCES else ()),
+            *(("-ffp-contract=off",) if name in EXACT_SOURCES else ()),
+        )
         return compile_object(
             toolchain,
             source.read_bytes(),
             name=source.name,
-            flags=(*flags, *(("-O2",) if is_small else ())),
+            flags=(*flags, *own),
             # The probe names a header from its own folder.
             include_dirs=(*folders, root, root / "probe"),
             headers_id=known_headers,
-            precompiled="" if is_small else headers,
+            precompiled="" if own else headers,
         )
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:

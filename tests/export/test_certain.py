@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
+from torch.utils._sympy.functions import Mod
 
-from edgecompile.export.certain import outcome
+from edgecompile.export.certain import if_apart, outcome
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
 
@@ -34,6 +36,31 @@ WAVE = 480_000
 )
 def test_the_outcome_of_a_condition(condition: str, most: int, expected: bool | None) -> None:
     assert outcome(condition, {"s": (2, most)}) is expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("Eq(floor(s/2), 1)", False),
+        ("Ne(1, floor(s/2))", True),
+        ("floor(s/2) >= 2", True),
+        ("2 > floor(s/2)", False),
+        ("floor(s/2) > 1", True),
+        ("floor(s/2) > 2", None),
+        ("Eq(floor(s/2), 2)", None),
+        ("Ne(floor(s/2), 0)", None),
+        ("Eq(s, 1)", None),  # torch knows that a size of its own is 2 or more
+        ("Eq(floor(s/2), s - 1)", None),
+        ("Eq(floor(s/2)*(s + 3), s + 3)", False),
+        ("s + 3 < floor(s/2)*(s + 3)", True),
+        ("Ne(floor(s/2)*(s + 3), s + 4)", None),
+        ("Ne(Mod(s + 3, floor(s/2)*(s + 3)), 0)", True),
+        ("Ne(Mod(s + 3, floor(s/2)), 0)", None),
+    ],
+)
+def test_conditions_on_a_size_that_follows_being_1(condition: str, expected: bool | None) -> None:
+    names = {"s": sympy.Symbol("s", integer=True, positive=True), "Mod": Mod}
+    assert if_apart(sympy.sympify(condition, names)) is expected
 
 
 def test_conditions_on_several_sizes_are_tried_at_all_of_them() -> None:

@@ -116,7 +116,8 @@ def test_the_right_part_of_a_range_is_found(
     name: str, asked: tuple[int, int], part: tuple[int, int]
 ) -> None:
     model = load(name)
-    ladder = [strategy for strategy in LADDER if not (strategy.unguarded or strategy.strict)]
+    others = ("unguarded", "strict", "apart")
+    ladder = [rung for rung in LADDER if not any(getattr(rung, name) for name in others)]
     with pytest.raises(ExportError) as failure:
         export_model(model, {"length": asked}, ladder=ladder)
     assert f"can be exported for length {part[0]}..{part[1]}" in (failure.value.hint or "")
@@ -252,12 +253,72 @@ def of_lengths(module: torch.nn.Module, lo: int, hi: int) -> LoadedModel:
     return load_model(spec)
 
 
-@pytest.mark.parametrize(("name", "asked"), [("differences", (1, 40)), ("frames", (3, 40))])
+@pytest.mark.parametrize(
+    ("name", "asked", "strategy"),
+    [("differences", (1, 40), "unguarded"), ("frames", (3, 40), "apart")],
+)
 def test_small_sizes_are_served_where_only_conditions_exclude_them(
-    name: str, asked: tuple[int, int]
+    name: str, asked: tuple[int, int], strategy: str
 ) -> None:
     exported = export_model(load(name), {"length": asked})
-    assert exported.strategy == "unguarded" and exported.ranges["length"] == asked
+    assert exported.strategy == strategy and exported.ranges["length"] == asked
+
+
+class Halved(torch.nn.Module):
+    """Two convolutions, each with half of the rows and columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(4, 4, 3, 2, 1), torch.nn.BatchNorm2d(4), torch.nn.Conv2d(4, 2, 3, 2, 1)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layers(x)
+        return y.flatten(2).softmax(2)
+
+
+class Single(torch.nn.Module):
+    """Does something else where half of the length is 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = x[..., ::2]
+        return half * 2 if half.shape[2] == 1 else half + 1
+
+
+def test_images_of_one_pixel_are_served_though_their_feature_maps_have_one() -> None:
+    model = load_model(
+        {
+            "module": Halved(),
+            "inputs": {"x": torch.randn(1, 4, 20, 30)},
+            "axes": {"x": {2: "height", 3: "width"}},
+            "limits": {"height": (1, 40), "width": (1, 50)},
+            "length_axis": "height",
+        }
+    )
+    exported = export_model(model)
+    assert exported.ranges == {"height": (1, 40), "width": (1, 50)}
+    graph = exported.program.module()
+    for height, width in ((1, 1), (1, 50), (4, 3), (40, 1), (5, 5), (40, 50)):
+        x = torch.randn(1, 4, height, width)
+        wanted = model.run({"x": x})["output"]
+        torch.testing.assert_close(graph(x=x)["output"], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_another_branch_where_a_size_that_follows_is_1_is_found() -> None:
+    (strategy,) = (rung for rung in LADDER if rung.apart)
+    with pytest.raises(ExportError, match="differs from eager"):
+        export_model(of_lengths(Single(), 1, 40), hint={"length": 21}, ladder=[strategy])
+
+
+def test_a_program_is_traced_at_sizes_from_which_no_1_follows() -> None:
+    class Quarter(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.avg_pool1d(x, 4, 4).exp()
+
+    exported = export_model(of_lengths(Quarter(), 4, 64), hint={"length": 5})
+    (node,) = (n for n in exported.program.graph.nodes if n.op == "placeholder" and n.name == "x")
+    assert node.meta["val"].shape[2].node.hint >= 8
 
 
 @pytest.mark.parametrize("traced", [20, 21])

@@ -191,3 +191,16 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_document_of_two_axes_holds_no_lengths_alone() -> None:
     with pytest.raises(LengthsError, match="about two axes"):
         LengthDistribution.from_json({"axes": ["length", "width"], "sizes": [[1, 2]]})
+
+
+@pytest.mark.parametrize("header", ["height,width,count", "Width,count,Height"])
+def test_a_log_of_images_names_its_axes(tmp_path: Path, header: str) -> None:
+    names = header.lower().split(",")
+    rows = [
+        ",".join(str({"height": h, "width": w, "count": n}[name]) for name in names)
+        for h, w, n in ((480, 640, 7), (1, 1, 2))
+    ]
+    found = read_sizes(write(tmp_path, "\n".join([header, *rows])))
+    assert isinstance(found, JointDistribution) and found.axes == ("height", "width")
+    assert found.sizes == ((1, 1), (480, 640)) and found.counts == (2, 7)
+    assert found.turned().sizes == ((1, 1), (640, 480)) and found.turned().counts == (2, 7)

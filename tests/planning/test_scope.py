@@ -34,7 +34,7 @@ def test_an_axis_that_no_length_counts_needs_a_limit() -> None:
         plan_scope(load_model(spec), request)
     assert '"limits": {"query_length": (1, 512)}' in str(caught.value.hint)
     limited = plan_scope(load_model({**spec, "limits": {"query_length": (1, 7)}}), request)
-    assert dict(limited.axes)["query_length"] == AxisRange(1, 7, 1)
+    assert dict(limited.axes)["query_length"] == AxisRange(1, 7, 2)
     # A sample of both says how large it gets.
     joint = JointDistribution(("length", "query_length"), ((3, 2), (9, 5)), (1, 1))
     both = plan_scope(load_model(spec), replace(request, joint=joint))
@@ -44,6 +44,22 @@ def test_an_axis_that_no_length_counts_needs_a_limit() -> None:
     with pytest.raises(LengthsError, match="batch in the sample is 2 to 2") as wrong:
         plan_scope(load_model({**spec, "limits": {"query_length": (1, 7)}}), unnamed)
     assert 'give {"axes": ["length", "query_length"], "sizes": [' in str(wrong.value.hint)
+
+
+def test_the_axis_that_is_planned_first_may_be_second_in_the_sample() -> None:
+    spec = {
+        "module": nn.ReLU(),
+        "inputs": {"input": torch.ones(1, 3, 5, 9)},
+        "axes": {"input": {2: "height", 3: "width"}},
+        "limits": {"height": (1, 60), "width": (1, 80)},
+        "length_axis": "width",
+    }
+    joint = JointDistribution(("height", "width"), ((3, 20), (9, 70)), (1, 4))
+    model = load_model(spec)
+    request = with_traffic(PlanRequest(joint.marginal("height"), joint=joint), model)
+    scope = plan_scope(model, request)
+    assert scope.joint is not None and scope.joint.axes == ("width", "height")
+    assert dict(scope.axes) == {"width": AxisRange(1, 80, 70), "height": AxisRange(1, 60, 9)}
 
 
 def test_length_stands_for_the_length_axis_whatever_its_name() -> None:

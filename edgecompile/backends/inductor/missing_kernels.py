@@ -17,7 +17,7 @@ from edgecompile.models.source_lines import line_of_trace
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"rand|bernoulli|multinomial|exponential|normal|uniform|dropout", "draws random numbers"),
     (r"repeat_interleave", "the size of its result depends on values: output_size gives it one"),
-    (r"unique|bincount", "the size of its result depends on values"),
+    (r"unique|bincount|nms|suppress", "the size of its result depends on values"),
     (
         r"^aten\.(item|_local_scalar_dense)",
         "a size is made of its number, which has no end: torch._check(number <= most) gives it one",

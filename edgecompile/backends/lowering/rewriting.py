@@ -34,7 +34,8 @@ class LoweringReport:
             read instead of all; ``halves``: operators of half precision that
             compute in float32 and round; ``grouped``: products of groups of rows (mixtures of
             experts); ``tables``: embeddings whose table is a packed weight; ``pointwise``: convolutions that became linears; ``batch_norms``, ``pads`` and
-            ``convolved_activations``: what was taken over into convolutions.
+            ``convolved_activations``: what was taken over into convolutions; ``boxes``: torchvision's
+            suppressions and averages over boxes.
         kept: reasons, by node name, why a candidate was left to Inductor.
         plain_convolutions: reasons, by node name, why one was left to the general kernel.
         packed: names of the weights behind each packed one, by the attribute of the latter.

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgecompile.export.operators import library, recurrence
+from edgecompile.export.operators import boxes, library, recurrence
 from edgecompile.export.operators.cached_attention import (
     CACHED_ATTENTION,
     cached_attention,
@@ -396,6 +396,8 @@ _register(CACHED_ATTENTION, cached_attention)
 _register(COPY, copy)
 _register(LINEAR_SCAN, linear_scan)
 _register(TEXTS_ATTENTION, texts_attention)
+_register(boxes.SUPPRESS, boxes.suppress)
+_register(boxes.ROI_ALIGN, boxes.roi_align)
 LINEAR = define(
     "ec_linear(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor",
     _linear_cpu,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgecompile.export.rewrites.boxes import branching_functions
 from edgecompile.export.rewrites.logarithms import Logarithm, logarithm
 from edgecompile.export.rewrites.symbols import Size, is_symbol, sym_float, sym_int
 from edgecompile.models.source_lines import is_user_code
@@ -115,7 +116,8 @@ def symbolic_math(casts: bool = False) -> Iterator[None]:
     """Lets mathematics of sizes keep them varying, until it is left.
 
     Replaces ``math`` and its functions in the modules that aren't torch's or Python's own, which
-    compare them with the originals, and gives sizes the methods that numpy's functions call.
+    compare them with the originals, and gives sizes the methods that numpy's functions call. torchvision's
+    functions that branch on a size are replaced as well.
 
     Args:
         casts: replace ``int``, ``float`` and ``round`` there, too. Code that asks whether a type *is* one of
@@ -136,6 +138,7 @@ def _places(casts: bool) -> list[tuple[Any, str, Any]]:
         original = getattr(math, name)
         setattr(symbolic, name, _for_symbols(original, own))
         replaced[id(original)] = getattr(symbolic, name)
+    replaced.update({id(original): own for original, own in branching_functions()})
     places: list[tuple[Any, str, Any]] = [(torch.SymInt, "bit_length", _bit_length)]
     modules = [item for item in list(sys.modules.values()) if isinstance(item, ModuleType)]
     for module in {id(item): item for item in modules}.values():

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgecompile.export.rewrites.ceil_pooling import ceil_max_pool
-from edgecompile.export.rewrites.symbols import Size, is_symbol, surely_equal
+from edgecompile.export.rewrites.symbols import Size, is_symbol, larger, surely_equal
 
 
 def max_pool1d(
@@ -57,7 +57,8 @@ def _windows(n: Size, outputs: Size) -> tuple[Tensor, Tensor, Tensor]:
     output = torch.arange(outputs)
     start = output * n // outputs
     end = -(-(output + 1) * n // outputs)
-    widest = (n - 1) // outputs + 2  # in a form that torch sees to be more than one
+    # In a form that torch sees to be more than one. There may be no output: half of one row is none.
+    widest = (n - 1) // larger(outputs, 1) + 2
     places = start[:, None] + torch.arange(widest)
     return torch.minimum(places, end[:, None] - 1), places < end[:, None], end - start
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from edgecompile.export.rewrites.boxes import box_operators
 from edgecompile.export.rewrites.ceil_pooling import CEIL_POOLING
 from edgecompile.export.rewrites.pooling import POOLING
 from edgecompile.export.rewrites.products import PRODUCTS
@@ -33,16 +34,20 @@ _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
 
 
 class VaryingSizes(TorchFunctionMode):
-    """While it is entered, functions of :data:`_REWRITES` are computed by others where a size varies.
+    """While it is entered, functions of :data:`_REWRITES`, and torchvision's on boxes, are computed by others where a size varies.
 
     Where all sizes are numbers, torch's own are called, unless nothing that runs a program has their kernel.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rewrites = {**_REWRITES, **box_operators()}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        rewrite = _REWRITES.get(func)
+        rewrite = self._rewrites.get(func)
         if rewrite is not None:
             given = {
                 k: v

@@ -23,6 +23,7 @@ from edgecompile.backends.cpu.lowering.norms import lower_norms
 from edgecompile.backends.cpu.lowering.residuals import fuse_residuals, lower_layer_norms
 from edgecompile.backends.cpu.lowering.tables import share_tables
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic, lower_long_means
+from edgecompile.backends.lowering.boxes import lower_boxes
 from edgecompile.backends.lowering.complex import lower_complex
 from edgecompile.backends.lowering.constants import (
     constant_of,
@@ -82,6 +83,7 @@ def lower_graph(
     low.report.counts["rows"] += drop_dead_rows(gm)
     select_by_masks(gm)
     write_distinct(gm)
+    lower_boxes(low)
     split_recurrences(low)
     lower_complex(low)
     lower_arithmetic(low)

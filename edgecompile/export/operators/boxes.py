@@ -1,0 +1,105 @@
+"""Operators on boxes, as torchvision has them, for programs that run without it.
+
+How many boxes a suppression keeps depends on values, so its result has a size of its own in each run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgecompile.export.operators.library import define
+
+#: Up to so many numbers of boxes torchvision's ``batched_nms`` moves the groups apart, so that one
+#: suppression does for all; of more boxes it takes each group by itself.
+MOST_MOVED = 4000
+
+
+def suppress(boxes: Tensor, scores: Tensor, groups: Tensor | None, threshold: float) -> Tensor:
+    """Computes the operator with torch's own ones; see :data:`SUPPRESS`."""
+    if not len(boxes):
+        return boxes.new_empty(0, dtype=torch.int64)
+    if groups is not None and boxes.numel() <= MOST_MOVED:
+        offsets = groups.to(boxes.dtype) * (boxes.max() + 1)
+        boxes, groups = boxes + offsets[:, None], None
+    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    order = scores.sort(descending=True, stable=True)[1]
+    gone = torch.zeros(len(boxes), dtype=torch.bool)
+    kept = []
+    for i in order.tolist():
+        if gone[i]:
+            continue
+        kept.append(i)
+        first, last = boxes[i, :2], boxes[i, 2:]
+        starts = torch.where(first < boxes[:, :2], boxes[:, :2], first)
+        ends = torch.where(boxes[:, 2:] < last, boxes[:, 2:], last)
+        sides = torch.where(ends - starts > 0, ends - starts, 0)
+        common = sides[:, 0] * sides[:, 1]
+        over = (common / (area[i] + area - common)).double() > threshold
+        gone |= over if groups is None else over & (groups == groups[i])
+    return torch.tensor(kept, dtype=torch.int64)
+
+
+def _suppress_fake(boxes: Tensor, *_: Any) -> Tensor:
+    context: Any = torch.library.get_ctx()
+    return boxes.new_empty(context.new_dynamic_size(), dtype=torch.int64)
+
+
+#: Non-maximum suppression. ``boxes`` [N, 4] (left, top, right, bottom) and ``scores`` [N], both float32 or both
+#: float64, ``groups`` [N]: boxes suppress others of their group alone; None: all boxes are in one. Gives the numbers
+#: of the boxes that are kept, int64 [K], the highest score first, equal ones in the order of their numbers. A box is
+#: kept unless more than ``threshold`` of its union with one that is kept before it is common to both.
+SUPPRESS = define(
+    "ec_suppress(Tensor boxes, Tensor scores, Tensor? groups, float threshold) -> Tensor",
+    suppress,
+    _suppress_fake,
+)
+
+
+def roi_align(
+    x: Tensor, boxes: Tensor, scale: float, rows: int, columns: int, samples: int, aligned: bool
+) -> Tensor:
+    """Computes the operator with torch's own ones; see :data:`ROI_ALIGN`."""
+    result = x.new_zeros(len(boxes), x.shape[1], rows, columns)
+    for number, (image, *sides) in enumerate(boxes):
+        left, top, right, bottom = (side * scale - (0.5 if aligned else 0.0) for side in sides)
+        y, y_samples = _places(top, bottom - top, rows, samples, aligned)
+        x_, x_samples = _places(left, right - left, columns, samples, aligned)
+        if not y_samples or not x_samples:
+            continue
+        down, across = _shares(y, x.shape[2]), _shares(x_, x.shape[3])
+        each = down.to(x.dtype) @ x[int(image)] @ across.to(x.dtype).t()
+        bins = each.reshape(-1, rows, y_samples, columns, x_samples)
+        result[number] = bins.mean((2, 4))
+    return result
+
+
+def _places(
+    start: Tensor, size: Tensor, bins: int, samples: int, aligned: bool
+) -> tuple[Tensor, int]:
+    """The places of a box's samples along one axis, and the number of samples in a bin."""
+    size = size if aligned else size.clamp(min=1.0)
+    each = samples if samples > 0 else max(int((size / bins).ceil().nan_to_num(0)), 0)
+    steps = torch.arange(bins)[:, None] + (torch.arange(each) + 0.5) / max(each, 1)
+    return (start + steps.to(start.dtype) * (size / bins)).flatten(), each
+
+
+def _shares(places: Tensor, size: int) -> Tensor:
+    """The share of each of ``size`` pixels in what lies at the places, ``[places, size]``; none outside."""
+    inside = (places >= -1) & (places <= size)
+    near = places.clamp(0, size - 1)
+    return (1 - (torch.arange(size) - near[:, None]).abs()).clamp(min=0) * inside[:, None]
+
+
+#: Averages over the bins of boxes. ``x`` [N, C, H, W], ``boxes`` [K, 5] of its dtype, float32: the number of the image, left, top,
+#: right and bottom, in units of ``1 / scale`` pixels. Gives [K, C, rows, columns]: the means of ``samples`` by ``samples``
+#: interpolated values of each bin; with 0 or less one for each pixel, about. With ``aligned`` pixels' centres are at halves.
+ROI_ALIGN = define(
+    "ec_roi_align(Tensor x, Tensor boxes, float scale, int rows, int columns, int samples, bool aligned) -> Tensor",
+    roi_align,
+    lambda x, boxes, scale, rows, columns, *_: x.new_empty(
+        (boxes.shape[0], x.shape[1], rows, columns)
+    ),
+)
