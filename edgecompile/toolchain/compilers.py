@@ -270,6 +270,10 @@ def link_shared(
     libstdc++ and libgcc are linked statically with their symbols hidden: devices may lack them,
     and exported copies clash with another copy in the same process.
     """
+    source = old_libc() / "new_names.cpp"
+    names = compile_object(
+        toolchain, source.read_bytes(), name=source.name, flags=("-O2", "-ffunction-sections")
+    )
     # Names of its own: another process may be linking the same library.
     own = f"{output.name}.{uuid.uuid4().hex}"
     script = output.with_name(own + ".map")
@@ -291,8 +295,7 @@ def link_shared(
         "-Wl,-z,defs",
         "-o",
         str(partial),
-        *map(str, objects),
-        *map(str, libraries),
+        *map(str, [*objects, names.path, *libraries]),
     ]
     if soname:
         command.append(f"-Wl,-soname,{soname}")
