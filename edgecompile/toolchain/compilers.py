@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import edgecompile.runtime
 from edgecompile.errors import CompileError, DiskFullError, ToolchainError
 from edgecompile.toolchain.precompiled import headers_wanted, precompile
 
@@ -46,7 +47,7 @@ _KEPT_SYMBOLS = {
 }
 
 #: Changed when what this module does with the same arguments changes; part of every key.
-_RECIPE = b"2"
+_RECIPE = b"3"
 
 #: By key: what one thread compiles another one waits for.
 _COMPILING: dict[str, threading.Lock] = {}
@@ -177,6 +178,11 @@ def run_tool(command: Sequence[str], what: str) -> None:
     raise CompileError(f"{what} failed:\n" + "\n".join((lines or text.splitlines())[:12]))
 
 
+def old_libc() -> Path:
+    """A folder of headers that come before the C library's, so that code made with a new glibc runs with an old one."""
+    return Path(next(iter(edgecompile.runtime.__path__))) / "native" / "libc"
+
+
 def compile_object(
     toolchain: Toolchain,
     source: bytes,
@@ -222,9 +228,10 @@ def compile_object(
         try:
             scratch.mkdir(parents=True)
             (scratch / name).write_bytes(source)
-            includes = [f"-I{d}" for d in include_dirs]
+            folders = (old_libc(), *include_dirs)
+            includes = [f"-I{d}" for d in folders]
             # No folder's name may reach the object (through __FILE__, say), or builds would differ.
-            includes += [f"-ffile-prefix-map={d}=include" for d in include_dirs]
+            includes += [f"-ffile-prefix-map={d}=include" for d in folders]
             if precompiled and headers_wanted():
                 header = precompile(
                     cache_directory(), [*command, *includes], precompiled, headers_id
@@ -263,6 +270,10 @@ def link_shared(
     libstdc++ and libgcc are linked statically with their symbols hidden: devices may lack them,
     and exported copies clash with another copy in the same process.
     """
+    source = old_libc() / "new_names.cpp"
+    names = compile_object(
+        toolchain, source.read_bytes(), name=source.name, flags=("-O2", "-ffunction-sections")
+    )
     # Names of its own: another process may be linking the same library.
     own = f"{output.name}.{uuid.uuid4().hex}"
     script = output.with_name(own + ".map")
@@ -284,8 +295,7 @@ def link_shared(
         "-Wl,-z,defs",
         "-o",
         str(partial),
-        *map(str, objects),
-        *map(str, libraries),
+        *map(str, [*objects, names.path, *libraries]),
     ]
     if soname:
         command.append(f"-Wl,-soname,{soname}")

@@ -42,7 +42,7 @@ RUNTIME_FLAGS = (
 )
 
 #: Folders whose sources are built for themselves, or into every model library.
-_APART = frozenset({"cuda", "generated", "probe", "replay"})
+_APART = frozenset({"cuda", "generated", "libc", "probe", "replay"})
 
 #: Sources that -O3 would make half as much code again of, or more, for nothing: those where no run
 #: spends its time (loops cloned for each stride and count), and convolution_channels.cpp, whose

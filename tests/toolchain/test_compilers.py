@@ -81,6 +81,16 @@ def test_header_folders_do_not_reach_the_object(tmp_path: Path) -> None:
     assert str(tmp_path).encode() not in built.path.read_bytes()
 
 
+def test_headers_of_a_new_glibc_name_no_new_functions() -> None:
+    source = (
+        b"#include <cstdlib>\n"
+        b"#if !defined(__GLIBC_USE_C2X_STRTOL) || __GLIBC_USE_C2X_STRTOL || __GLIBC_USE_C23_STRTOL\n"
+        b"#error strtol may be __isoc23_strtol\n#endif\n"
+        b"long f(const char* text) { return std::strtol(text, nullptr, 10); }\n"
+    )
+    assert compile_f(source=source).path.is_file()
+
+
 def test_a_library_exports_only_what_it_should(tmp_path: Path) -> None:
     tools = toolchain.find_toolchain()
     extra = b'extern "C" __attribute__((visibility("default"))) int g() { return 3; }\n'

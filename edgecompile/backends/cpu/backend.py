@@ -104,8 +104,8 @@ _INCLUDES = {
     "kernels.cpp": KERNEL_INCLUDES,
 }
 
-#: libm's hypot is among them as a host with glibc 2.35 or newer would bind it to that version.
-FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_|hypotf?$)")
+#: libm's hypot and fmod are among them as a host with glibc 2.35 or 2.38 would bind them to that version.
+FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_|(hypot|fmod)f?$)")
 
 
 #: Those of the container's functions that the runtime calls: what only others need is left out.

@@ -16,6 +16,12 @@
 #include "math/vecmath_log.h"
 #include "math/vecmath_trig.h"
 
+#ifdef __aarch64__
+// glibc 2.38 has newer versions of these, which older systems lack. x86-64 has an instruction instead.
+__asm__(".symver fmod,fmod@GLIBC_2.17");
+__asm__(".symver fmodf,fmodf@GLIBC_2.17");
+#endif
+
 namespace ec {
 
 // sqrt(x² + y²); the squares of floats are exact in double and can't overflow there.

@@ -43,7 +43,8 @@ double hypot_double(double x, double y) {
   return static_cast<double>(std::sqrt(a * a + b * b));
 }
 
-double exp10_double(double v) { return ::exp10(v); }
+// Not exp10, whose version in glibc 2.39 older systems lack.
+double exp10_double(double v) { return std::pow(10.0, v); }
 
 }  // namespace
 }  // namespace ec
@@ -131,6 +132,8 @@ EC_FLOATS(EC_DEFINE_PAIR, sincos, _u35, ec::sincos(x))
 EC_DOUBLES(EC_DEFINE_PAIR, sincos, _u10, ec::sincos_double(x))
 
 // What kernels call by libm's names where a level has no vectors for it.
+EC_API double ec_fmod(double x, double y) { return std::fmod(x, y); }
+EC_API float ec_fmodf(float x, float y) { return std::fmod(x, y); }
 EC_API double ec_hypot(double x, double y) { return ec::hypot_double(x, y); }
 EC_API float ec_hypotf(float x, float y) {
   if (std::isinf(x) || std::isinf(y)) return std::numeric_limits<float>::infinity();
