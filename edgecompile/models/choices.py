@@ -1,4 +1,4 @@
-"""Follows what sorts, selections and maxima choose to a model's outputs, to find what near ties could change there.
+"""Follows what sorts, selections, maxima and suppressions of boxes choose to a model's outputs, to find what near ties could change there.
 
 Two nearly equal values have no order that a program in another precision, or with another order of summation, has to
 share. So a run of eager records which places a line of values gave, which other places have nearly the same value, and
@@ -71,7 +71,7 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func in _CHOOSE:
+        if func in _CHOOSE or _name(func) in _SUPPRESS:
             self._choose(func, args, kwargs, result)
         elif len(self._followers) and hasattr(func, "_schema"):
             self._follow(func, args, kwargs, result)
@@ -129,7 +129,9 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _choose(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         names = [argument.name for argument in func._schema.arguments]
         bound = {**dict(zip(names, args, strict=False)), **kwargs}
-        x, dim = bound["self"], bound.get("dim", None if "arg" in str(func) else -1)
+        # A suppression keeps boxes in the order of their scores.
+        x = bound["scores" if _name(func) in _SUPPRESS else "self"]
+        dim = bound.get("dim", None if "arg" in str(func) else -1)
         index = result if isinstance(result, Tensor) else result[1]
         if x.dim() == 0 or not x.numel():
             return
@@ -185,6 +187,9 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func.overloadpacket in (*_MOVES, aten.gather, aten.index_select, aten.index):
             apart = {id(t) for t in _indices(func, args)}
             slots = func(*_replace(args, lambda t: t if id(t) in apart else numbers(t)))
+        elif _name(func) in _ALIGN:
+            row = _join(numbers(args[1]).unbind(1))
+            slots = row if row is None else row[:, None, None, None].expand(result.shape)
         elif torch.Tag.pointwise in func.tags and isinstance(result, Tensor):
             slots = _join([numbers(t).expand(result.shape) for t in _tensors(args)])
         if slots is None:
@@ -292,6 +297,11 @@ def _slots_of_reads(func: Any, args: Sequence[Any], slots: Tensor, result: Tenso
     return slots.expand(common).reshape(*common, *[1] * behind).expand(result.shape)
 
 
+def _name(func: Any) -> str:
+    schema = getattr(func, "_schema", None)
+    return "" if schema is None else str(schema.name)
+
+
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in _tensors(item)]
@@ -308,6 +318,10 @@ _CHOOSE = (
     aten.sort.default, aten.sort.stable, aten.topk.default, aten.max.dim, aten.min.dim, aten.argmax.default,
     aten.argmin.default,
 )  # fmt: skip
+# By their names: torchvision may not be there.
+_SUPPRESS = ("torchvision::nms", "edgecompile::ec_suppress")
+#: What computes a row of each box, the second argument.
+_ALIGN = ("torchvision::roi_align", "edgecompile::ec_roi_align")
 _COPIES = (aten._to_copy, aten.clone, aten.detach, aten.alias, aten.lift_fresh)
 _MOVES = (
     aten.view, aten._unsafe_view, aten.reshape, aten.squeeze, aten.unsqueeze, aten.permute, aten.transpose, aten.t,

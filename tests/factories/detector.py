@@ -67,7 +67,12 @@ class Detector(nn.Module):
         super().__init__()
         self.fine, self.coarse = _convolution(3, 8, 2), _convolution(8, 8, 2)
         self.merge = _convolution(16, 8, 1)
-        self.heads = nn.ModuleList(nn.Conv2d(8, 5, 1) for _ in range(2))
+        heads = [nn.Conv2d(8, 5, 1) for _ in range(2)]
+        for head in heads:
+            nn.init.normal_(head.weight, std=4)
+            assert head.bias is not None
+            nn.init.constant_(head.bias[4:], -1)  # there is nothing in a black image
+        self.heads = nn.ModuleList(heads)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         fine = self.fine(image)
@@ -88,10 +93,9 @@ class Detector(nn.Module):
 
     @staticmethod
     def decode(x: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-        rows, columns = (torch.arange(n) + 0.5 for n in x.shape[2:])
-        places = torch.stack(
-            [columns[None].expand(len(rows), -1), rows[:, None].expand(-1, len(columns))]
-        )
+        height, width = x.shape[2:]
+        rows, columns = torch.arange(height) + 0.5, torch.arange(width) + 0.5
+        places = torch.stack([columns.expand(height, width), rows[:, None].expand(height, width)])
         centres = (places + x[0, :2].tanh()) * stride
         halves = x[0, 2:4].sigmoid() * 2 * stride
         boxes = torch.cat([centres - halves, centres + halves]).flatten(1).t()
@@ -102,9 +106,9 @@ def detector() -> dict[str, Any]:
     torch.manual_seed(0)
     return {
         "module": Detector(),
-        "inputs": {"image": torch.randn(1, 3, 24, 40)},
+        "inputs": {"image": torch.randn(1, 3, 16, 24)},
         "axes": {"image": {2: "height", 3: "width"}},
-        "limits": {"height": (1, 64), "width": (1, 64)},
+        "limits": {"height": (8, 32), "width": (8, 32)},
         "length_axis": "height",
         "outputs": ["boxes", "scores", "features"],
     }

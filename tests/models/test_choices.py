@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from torch import Tensor
 
+from edgecompile.export.operators.boxes import ROI_ALIGN, SUPPRESS
 from edgecompile.models.choices import Choices
 from edgecompile.models.definite import definite
 from edgecompile.runtime.format.schema import Tolerance
 from edgecompile.runtime.format.ties import Ties, take_ties
+from tests.factories.detector import OPS
 
 FP32 = Tolerance(1e-6, 2e-5)
 Arrays = dict[str, npt.NDArray[Any]]
@@ -127,3 +130,37 @@ def test_nothing_is_recorded_where_places_do_not_decide_single_elements() -> Non
         lambda: SCORES[:, ::2].argsort(),
     ):
         assert record(lambda run=run: {"y": run()})[1] is None
+
+
+@pytest.mark.parametrize("of_torchvision", [True, False])
+def test_a_suppression_keeps_boxes_of_nearly_equal_scores_in_either_order(
+    of_torchvision: bool,
+) -> None:
+    features = torch.arange(2.0 * 20 * 20).reshape(1, 2, 20, 20)
+    places = torch.tensor([0.0, 8.0, 1.0, 8.0, 30.0, 50.0, 50.5])
+    boxes = torch.stack([places, places, places + 9, places + 9], 1)
+    boxes[3, [1, 3]] += 40  # apart from box 1, with which it ties
+
+    def detect() -> Mapping[str, Tensor]:
+        if of_torchvision:
+            kept = OPS.nms(boxes, SCORES[0], 0.5)
+        else:
+            kept = SUPPRESS(boxes, SCORES[0], None, 0.5)
+        regions = torch.cat([torch.zeros(len(kept), 1), boxes[kept]], 1)
+        align = OPS.roi_align if of_torchvision else ROI_ALIGN
+        return {
+            "kept": kept,
+            "boxes": boxes[kept],
+            "rows": align(features, regions, 0.5, 2, 2, 2, True),
+        }
+
+    want, ties = record(detect)
+    assert want["kept"].tolist() == [1, 3, 2, 4, 5]  # 2 hides 0, and 5 hides 6
+    order = [1, 0, 2, 3, 4]
+    assert agrees({name: array[order] for name, array in want.items()}, want, ties)
+    assert not agrees({**want, "rows": want["rows"][order]}, want, ties)
+    assert not agrees({name: array[[0, 2, 1, 3, 4]] for name, array in want.items()}, want, ties)
+    # Either of two boxes that hide each other.
+    assert agrees(
+        {**want, "kept": np.array([1, 3, 2, 4, 6])}, *record(lambda: {"kept": detect()["kept"]})
+    )

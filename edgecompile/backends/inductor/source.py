@@ -114,6 +114,8 @@ def sum_serially(kernels: str) -> str:
 
 
 _KERNEL = re.compile(r'^extern "C"', re.MULTILINE)
+#: Each loop's values are numbered from 0: a name that stands for floats in one may stand for whole numbers in another.
+_BODY = re.compile(r"(?=\bauto tmp0 =)")
 _VECTOR = re.compile(r"\bauto (tmp\d+) = at::vec::Vectorized<float>|\b(tmp_acc\w*_vec)\b")
 #: Sums of whole numbers look like those of floats.
 _WHOLE = re.compile(r"Vectorized(?:N)?<u?int[^;]*?> (tmp_acc\w*_vec)\b")
@@ -130,15 +132,16 @@ def computes_in_vectors(kernels: str) -> bool:
     only copy: nothing can be said then about how they were compiled. Times 1 is a copy, too.
     """
     for kernel in _KERNEL.split(kernels):
-        if ones := "|".join({one[2] for one in _ONE.finditer(kernel)}):
-            kernel = re.sub(rf"\w+ [*/] (?:{ones})\b|\b(?:{ones}) \* \w+", "", kernel)
-        names = {name for pair in _VECTOR.findall(kernel) for name in pair if name}
-        names -= set(_WHOLE.findall(kernel))
-        if not names:
-            continue
-        operand = "|".join(sorted(names))
-        if re.search(rf"= (?:(?:{operand}) [-+*/] \w|\w+ [-+*/] (?:{operand})\b)", kernel):
-            return True
+        whole = set(_WHOLE.findall(kernel))
+        for body in _BODY.split(kernel):
+            if ones := "|".join({one[2] for one in _ONE.finditer(body)}):
+                body = re.sub(rf"\w+ [*/] (?:{ones})\b|\b(?:{ones}) \* \w+", "", body)
+            names = {name for pair in _VECTOR.findall(body) for name in pair if name} - whole
+            operand = "|".join(sorted(names))
+            if names and re.search(
+                rf"= (?:(?:{operand}) [-+*/] \w|\w+ [-+*/] (?:{operand})\b)", body
+            ):
+                return True
     return False
 
 

@@ -1,6 +1,6 @@
-"""Python's mathematics of sizes that vary: roots, logarithms and powers.
+"""Python's mathematics of sizes that vary: roots, logarithms, powers, and the lengths of tensors.
 
-``math``'s functions turn a size into a float, which fixes it. While :func:`symbolic_math` is entered,
+``math``'s functions turn a size into a float, which fixes it, as ``len`` does. While :func:`symbolic_math` is entered,
 they give a symbol where they get one.
 """
 
@@ -65,6 +65,11 @@ def _round(x: Size, ndigits: int | None = None) -> Any:
     return low + low % 2 * (high - low)
 
 
+def _length(x: Any) -> Any:
+    """``len``, and of a tensor its first size as it is: Python's own gives an int, which fixes it."""
+    return x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else len(x)
+
+
 class _Cast(type):
     """A class that stands for ``int`` or ``float`` and gives symbols for symbols."""
 
@@ -117,7 +122,7 @@ def symbolic_math(casts: bool = False) -> Iterator[None]:
 
     Replaces ``math`` and its functions in the modules that aren't torch's or Python's own, which
     compare them with the originals, and gives sizes the methods that numpy's functions call. torchvision's
-    functions that branch on a size are replaced as well.
+    functions that branch on a size and, for tensors, ``len`` are replaced as well.
 
     Args:
         casts: replace ``int``, ``float`` and ``round`` there, too. Code that asks whether a type *is* one of
@@ -146,9 +151,10 @@ def _places(casts: bool) -> list[tuple[Any, str, Any]]:
         if is_user_code(file) if file else module.__name__ == "__main__":
             known = [(name, replaced.get(id(item))) for name, item in list(vars(module).items())]
             places += [(module, name, own) for name, own in known if own is not None]
+            builtins: dict[str, Any] = {"len": _length}
             if casts:
-                builtins = {"round": _for_symbols(round, _round), **_CASTS}
-                places += [(module, n, v) for n, v in builtins.items() if n not in vars(module)]
+                builtins |= {"round": _for_symbols(round, _round), **_CASTS}
+            places += [(module, n, v) for n, v in builtins.items() if n not in vars(module)]
     for kind in (torch.SymInt, torch.SymFloat):
         methods = ("sqrt", "log", "log2", "log10", "log1p", "exp")
         places += [(kind, name, getattr(symbolic, name)) for name in methods]

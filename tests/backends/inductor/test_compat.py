@@ -243,6 +243,9 @@ def test_the_interface_is_split_off_and_the_same_for_every_model() -> None:
         split_interface(one[1])
 
 
+_ADDED = "auto tmp0 = at::vec::Vectorized{0}::loadu(p);\nauto tmp3 = at::vec::Vectorized{0}(tmp2);\nauto tmp4 = tmp0 + tmp3;\n"
+
+
 @pytest.mark.parametrize(
     ("body", "computes"),
     [
@@ -257,6 +260,16 @@ def test_the_interface_is_split_off_and_the_same_for_every_model() -> None:
             "at::vec::VectorizedN<int64_t,2> tmp_acc0_vec = z;\ntmp_acc0_vec = tmp_acc0_vec + tmp0;",
             False,
         ),
+        # One loop adds whole numbers, another one copies floats under the same names.
+        (
+            f"{_ADDED.format('N<int64_t,2>')}auto tmp0 = at::vec::Vectorized<float>::loadu(p);\n",
+            False,
+        ),
+        (
+            f"auto tmp0 = at::vec::Vectorized<float>::loadu(p);\n{_ADDED.format('N<int64_t,2>')}",
+            False,
+        ),
+        (f"{_ADDED.format('N<int64_t,2>')}{_ADDED.format('<float>')}", True),
     ],
 )
 def test_which_kernels_calculate_with_vectors(body: str, computes: bool) -> None:

@@ -308,6 +308,27 @@ def test_casts_of_a_length_keep_it_varying() -> None:
         assert compare_outputs(graph(**example), model.run(example)) < 1e-6
 
 
+def test_the_length_of_a_tensor_keeps_varying() -> None:
+    class Grid(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = torch.arange(x.shape[1]) / 7
+            assert len([rows]) == 1 and len("ab") == 2 and len(x) == 2
+            return x + rows[:, None].expand(len(rows), 4) / len(rows)
+
+    spec = {
+        "module": Grid(),
+        "inputs": {"x": torch.randn(2, 9, 4)},
+        "axes": {"x": {1: "length"}},
+        "limits": {"length": (1, 40)},
+    }
+    exported = export_model(load_model(spec))
+    assert (exported.ranges["length"], exported.strategy) == ((1, 40), "dim")
+    with symbolic_math(), pytest.raises(TypeError, match="has no len"):
+        len(3)  # type: ignore[arg-type]
+    with symbolic_math(), pytest.raises(TypeError, match="0-d tensor"):
+        len(torch.tensor(1))
+
+
 def _with_numbers() -> list[Any]:
     """What Python's types and mathematics give where no size is about."""
     return [
