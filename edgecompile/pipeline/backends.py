@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from edgecompile.backends import BOTH, CPU
 from edgecompile.export.store import ExportStore
-from edgecompile.loaders.generators.texts_step import texts_buckets, texts_model
 from edgecompile.pipeline.backend import Backend, Job, compiler_checks
 from edgecompile.pipeline.stages import compile_programs, export_programs
 from edgecompile.pipeline.tensorrt_backend import TensorRtBackend
@@ -52,6 +51,11 @@ class CpuBackend(Backend):
         keys, together = [exports.key(bucket) for bucket in served], run.options.texts_at_once
         programs = served
         if together is not None:
+            from edgecompile.loaders.generators.texts_step import (  # needs transformers
+                texts_buckets,
+                texts_model,
+            )
+
             texts = texts_model(job.model, together)
             batches, store = texts_buckets(texts), ExportStore(texts, exports.folder)
             exported = (

@@ -37,7 +37,6 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         if earlier is not None:
             return earlier
 
-    from edgecompile.loaders.generators.texts_step import texts_model
     from edgecompile.pipeline.preflight import begin_build
     from edgecompile.pipeline.run import Run, work_folder
     from edgecompile.pipeline.stages import load, with_prefix
@@ -46,9 +45,10 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
     with begin_build(run) as staging:
         model = load(run)
         if request.plan.texts_at_once is not None:
-            texts_model(
-                model, request.plan.texts_at_once
-            )  # what can't be is refused before any work
+            from edgecompile.loaders.generators.texts_step import texts_model  # needs transformers
+
+            # What can't be is refused before any work.
+            texts_model(model, request.plan.texts_at_once)
         model = with_prefix(model, request.plan.prefix)
         with work_folder(work, model.source) as folder:
             if model.encoder is not None:

@@ -70,6 +70,21 @@ def test_where_only_the_runtime_is_shipped(tmp_path: Path) -> None:
     assert "ImportError: edgecompile.build belongs to the build tools" in done.stderr
 
 
+def test_factories_are_built_without_transformers() -> None:
+    """It comes with an extra: only models of its folders may ask for it."""
+    program = (
+        "import importlib, pkgutil, sys\n"
+        "sys.modules['transformers'] = None\n"
+        "import edgecompile, edgecompile.loaders.factories, edgecompile.loaders.saved_programs\n"
+        "for name in ('api', 'pipeline', 'planning', 'quantization', 'backends', 'export', 'bundle', 'report', 'cli'):\n"
+        "    package = importlib.import_module(f'edgecompile.{name}')\n"
+        "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        if '.cuda' not in module.name: importlib.import_module(module.name)\n"
+    )
+    done = python(program, PACKAGE.parent)
+    assert done.returncode == 0, done.stderr
+
+
 #: Options of the command line about the terminal, and those with another form in Python.
 _ELSEWHERE = {
     "session", "verbose", "json", "quiet", "debug", "as_json", "no_progress",
