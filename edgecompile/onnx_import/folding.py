@@ -23,6 +23,8 @@ Constants = dict[str, Known | torch.Tensor]
 #: What may give far more than it takes.
 _GROWING = ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Upsample", "OneHot")
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli")
+#: What combines elements one by one.
+_ONE_BY_ONE = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "PRelu")
 #: Elements that a result may have.
 _MOST_PRODUCT = 1 << 24
 #: Nodes whose constant weights are stored in another order.
@@ -92,14 +94,15 @@ def _folded_inside(
     own += [name for inner in graph.nodes for name in inner.outputs if name]
     names = {name: _new_name(f"{node.label}/{name}", taken) for name in own}
     added = {names[name]: stored(tensor) for name, tensor in graph.tensors.items()}
-    tried = {**constants, **added}
+    tried, prepared = {**constants, **added}, dict(shared)
     try:
-        nodes = _fold_nodes([_renamed(n, names) for n in graph.nodes], tried, shared, taken)
+        nodes = _fold_nodes([_renamed(n, names) for n in graph.nodes], tried, prepared, taken)
     except ModelError:
         if node.operator == "If":
             return graph  # it may be the branch that is never taken
         raise
     constants.update(tried)
+    shared.update(prepared)
     return Graph(
         tuple(replace(value, name=names[value.name]) for value in graph.inputs),
         tuple(names.get(name, name) for name in graph.outputs),
@@ -155,24 +158,28 @@ def _taken(node: Node) -> set[str]:
 
 def _foldable(node: Node, constants: Mapping[str, Any]) -> bool:
     names = [name for name in node.inputs if name]
-    if node.operator in _RANDOM or any(name not in constants for name in names):
+    if node.operator in _RANDOM or table.find(node) is None:
+        return False
+    if any(name not in constants for name in names):
         return False
     if node.domain in ("", MICROSOFT) and node.operator == "DequantizeLinear":
         return True
     tensors = [constants[n] for n in names if isinstance(constants[n], torch.Tensor)]
     if node.operator in _GROWING and not all(_few(constants[name]) for name in names):
         return False
-    if node.operator == "Concat" or (len(tensors) <= 1 and node.operator not in _GROWING):
+    if len(tensors) <= 1 and node.operator not in _GROWING:
         return True
-    return _joint_size([tensor.shape for tensor in tensors]) <= _MOST_PRODUCT
+    return _result_size(node, [tensor.shape for tensor in tensors]) <= _MOST_PRODUCT
 
 
-def _joint_size(shapes: Sequence[torch.Size]) -> int:
-    """Elements that a result of these operands may have."""
-    try:
+def _result_size(node: Node, shapes: Sequence[torch.Size]) -> int:
+    """Elements that a result may have: as few as are known."""
+    sizes = [math.prod(shape) for shape in shapes]
+    if node.operator == "Concat":
+        return sum(sizes)
+    if node.operator in _ONE_BY_ONE:
         return math.prod(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
-    except RuntimeError:  # it isn't computed one by one
-        return math.prod(math.prod(shape) for shape in shapes)
+    return math.prod(sizes)
 
 
 def _few(value: Known | torch.Tensor) -> bool:
@@ -208,7 +215,8 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def _renamed_graph(graph: Graph, names: Mapping[str, str]) -> Graph:
-    own = set(graph.tensors).union(*(node.outputs for node in graph.nodes))
+    own = {value.name for value in graph.inputs}.union(graph.tensors)
+    own.update(*(node.outputs for node in graph.nodes))
     outer = {name: new for name, new in names.items() if name not in own}
     nodes = tuple(_renamed(node, outer) for node in graph.nodes)
     return replace(graph, nodes=nodes, outputs=tuple(outer.get(n, n) for n in graph.outputs))

@@ -115,8 +115,9 @@ def _constant(graph: Graph, name: str, number: int | float) -> torch.Tensor:
     try:
         tensor = torch.full((), number, dtype=value.dtype)
     except (OverflowError, RuntimeError):  # beyond the type's range
-        tensor = torch.zeros((), dtype=value.dtype)
-    if not value.dtype.is_floating_point and tensor.item() != number:
+        tensor = None
+    whole = not value.dtype.is_floating_point
+    if tensor is None or (whole and tensor.item() != number) or not tensor.isfinite():
         raise ModelError(f"the input '{name}' is {value.dtype}, which {number} isn't")
     return tensor.expand(sizes).clone()
 

@@ -19,7 +19,10 @@ from edgecompile.onnx_import.sizes import SYMBOLS, Known, as_tensor, known, stor
 OPERATORS = ("If", "Loop", "Scan")
 #: Nodes that an exported program gets for rounds one after the other.
 _MOST_UNROLLED = 2000
+#: Rounds of a run of the model, those of inner Loops too.
 _MOST_ROUNDS = 1 << 16
+#: Where a run's values have the number of its rounds: no value has this name.
+_ROUNDS = ""
 _Values = dict[str, Any]
 _Run = Callable[[Iterable[Node], _Values], None]
 _Body = Callable[[Sequence[Any]], list[Any]]
@@ -52,6 +55,7 @@ def compute_inner(node: Node, values: _Values, run: _Run) -> Sequence[Any]:
             )
         branch = node.graphs["then_branch" if bool(condition.numbers[0]) else "else_branch"]
         return _body(branch, values, run)([])
+    values.setdefault(_ROUNDS, [0])
     body = node.graphs.get("body")
     if body is None:
         raise ModelError(f"the ONNX node {node} has no body")
@@ -100,12 +104,13 @@ class _Rounds:
         """Whether the rounds go on, and what the body gives: carried values, then rows of results."""
         raise NotImplementedError
 
-    def _unroll(self, body: _Body) -> tuple[list[Any], list[list[Any]]]:
+    def _unroll(self, body: _Body, spent: list[int]) -> tuple[list[Any], list[list[Any]]]:
         carried, made, done = list(self.carried), [], 0
         goes_on = True
         while goes_on and (self.count is None or done < self.count):
-            if done >= _MOST_ROUNDS:
-                raise self._error(f"has more than {_MOST_ROUNDS} rounds")
+            spent[0] += 1
+            if spent[0] > _MOST_ROUNDS:
+                raise self._error(f"has more than {_MOST_ROUNDS} rounds, with those around it")
             goes_on, results = self._step(body, carried, [row[done] for row in self.rows])
             carried, done = results[: len(carried)], done + 1
             made.append([as_tensor(value) for value in results[len(carried) :]])
@@ -118,7 +123,7 @@ class _Rounds:
         if varies or (torch.compiler.is_compiling() and (self.count or 0) * nodes > _MOST_UNROLLED):
             carried, stacks = self._as_scan(body, values)
             return [*carried, *stacks]
-        carried, columns = self._unroll(body)
+        carried, columns = self._unroll(body, values[_ROUNDS])
         made = len(self._node.outputs) - len(carried)
         if made > 0 and not columns:
             raise self._error("runs no round, and the shape of its results isn't known then")
@@ -185,9 +190,9 @@ class _Loop(_Rounds):
         if isinstance(self.count, int) and self.count > _MOST_ROUNDS:
             self.count = None
 
-    def _unroll(self, body: _Body) -> tuple[list[Any], list[list[Any]]]:
+    def _unroll(self, body: _Body, spent: list[int]) -> tuple[list[Any], list[list[Any]]]:
         self.rows = [range(_MOST_ROUNDS)]
-        return super()._unroll(body)
+        return super()._unroll(body, spent)
 
     def _as_scan(self, body: _Body, values: _Values) -> tuple[list[Any], list[Any]]:
         self.rows = [torch.arange(self.count)]

@@ -267,3 +267,10 @@ def test_sizes_at_which_a_pool_has_nothing_to_pool_are_left_out(tmp_path: Path) 
     loaded = load_model(save(proto, tmp_path))
     note = next(note for note in loaded.notes if "compared with ONNX Runtime" in note)
     assert "height 16" in note and "height 8" not in note
+
+
+def test_a_number_beyond_an_input_s_type_is_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "s"], ["y"])]
+    proto = model(nodes, [value("x", [2]), value("s", [])], [value("y", [2])])
+    with pytest.raises(ModelError, match=r"'s' is torch.float32, which 1e\+39 isn't"):
+        load_model(save(proto, tmp_path), fixed_input={"s": 1e39})

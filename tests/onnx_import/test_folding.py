@@ -5,6 +5,7 @@ import pytest
 from onnx import helper
 
 from edgecompile.errors import ModelError
+from edgecompile.onnx_import import folding
 from edgecompile.onnx_import.importer import import_onnx
 from tests.onnx_import.graphs import compare, model, run_imported, save, value
 
@@ -92,3 +93,42 @@ def test_names_the_node_without_a_branch(tmp_path):
     proto = model([node], [value("x", [2, 3])], [value("y", None)], {"yes": np.array(True)})
     with pytest.raises(ModelError, match=r"the ONNX node 'if' \(If\).*no then_branch"):
         import_onnx(save(proto, tmp_path))
+
+
+def test_a_branch_that_can_not_be_folded_keeps_no_weights_from_others(tmp_path):
+    then = _branch(
+        [
+            _NODE("MatMul", ["x", "w"], ["m"]),
+            _NODE("Gather", ["w", "far"], ["g"]),
+            _NODE("Add", ["m", "g"], ["t"]),
+        ],
+        "t",
+    )
+    nodes = [
+        _NODE("Shape", ["x"], ["s"]),
+        _NODE("Gather", ["s", "nought"], ["rows"]),
+        _NODE("Less", ["rows", "nought"], ["yes"]),
+        _if("if", "b", then),
+        _NODE("MatMul", ["x", "w"], ["h"]),
+        _NODE("Add", ["h", "b"], ["y"]),
+    ]
+    tensors = {**_weights("w"), "far": np.array(99), "nought": np.array(0)}
+    proto = model(nodes, [value("x", ["length", 3])], [value("y", None)], tensors)
+    compare(proto, {"x": _X}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        _NODE("Concat", ["c", "c"], ["big"], axis=0),
+        _NODE("Gather", ["c", "c_"], ["big"]),
+        _NODE("Einsum", ["c", "c"], ["big"], equation="i,j->ij"),
+    ],
+)
+def test_a_small_file_makes_no_large_weights(node, tmp_path, monkeypatch):
+    monkeypatch.setattr(folding, "_MOST_PRODUCT", 100)
+    tensors = {"c": np.ones(90, np.float32), "c_": np.zeros((90, 2), np.int64)}
+    nodes = [node, _NODE("ReduceSum", ["big"], ["s"], keepdims=0), _NODE("Add", ["x", "s"], ["y"])]
+    proto = model(nodes, [value("x", [2])], [value("y", None)], tensors)
+    module = import_onnx(save(proto, tmp_path)).module
+    assert max(p.numel() for p in module.parameters()) == 90

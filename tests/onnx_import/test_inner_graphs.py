@@ -195,3 +195,49 @@ def test_a_body_has_to_fit_its_node(tmp_path):
     proto = model(scan, [value("x", [4])], [value("y", None)])
     with pytest.raises(ModelError, match="has 1 inputs, 2 of them in rows"):
         import_onnx(save(proto, tmp_path)).module(torch.ones(4))
+
+
+def test_loops_within_loops_end(tmp_path):
+    def loop(nodes, carried, after, *, names):
+        number, go, goes = names
+        inputs = [value(number, [], _INT), value(go, [], _BOOL), value(carried, None)]
+        nodes = [*nodes, _NODE("Identity", [go], [goes])]
+        return _body(nodes, inputs, [value(goes, [], _BOOL), value(after, None)])
+
+    inner = loop([_NODE("Add", ["q", "q"], ["r"])], "q", "r", names=("i", "g", "s"))
+    around = [_NODE("Loop", ["many", "", "h"], ["after"], body=inner)]
+    outer = loop(around, "h", "after", names=("j", "k", "l"))
+    nodes = [_NODE("Loop", ["many", "", "x"], ["y"], body=outer)]
+    for many, ends in ((3, True), (1 << 15, False)):
+        proto = model(nodes, [value("x", [2])], [value("y", None)], {"many": np.array(many)})
+        if ends:
+            compare(proto, {"x": np.ones(2, np.float32)}, tmp_path)
+            continue
+        with pytest.raises(ModelError, match="more than 65536 rounds"):
+            import_onnx(save(proto, tmp_path)).module(torch.ones(2))
+
+
+def test_an_inner_body_may_use_a_name_before_it_is_another_value_s(tmp_path):
+    inputs = [value("i", [], _INT), value("go", [], _BOOL), value("h", None)]
+    inner = _body(
+        [_NODE("Add", ["q", "q"], ["r"]), _NODE("Identity", ["g"], ["s"])],
+        [value("j", [], _INT), value("g", [], _BOOL), value("q", None)],
+        [value("s", [], _BOOL), value("r", None)],
+    )
+    nodes = [
+        _NODE("Loop", ["three", "", "h"], ["t"], body=inner),
+        _NODE("Neg", ["t"], ["q"]),
+        _NODE("Identity", ["q"], ["after"]),
+        _NODE("Identity", ["go"], ["goes"]),
+    ]
+    body = _body(nodes, inputs, [value("goes", [], _BOOL), value("after", None)])
+    loop = [_NODE("Loop", ["three", "", "x"], ["y"], body=body)]
+    proto = model(loop, [value("x", [2])], [value("y", None)], {"three": np.array(3)})
+    compare(proto, {"x": np.ones(2, np.float32)}, tmp_path)
+
+
+def test_an_operator_of_a_body_that_is_not_taken_is_listed(tmp_path):
+    nodes = [_NODE("NoSuch", ["one"], ["made"]), _NODE("Add", ["h", "made"], ["after"])]
+    path = save(_counting(nodes, "three", {"one": np.array(1.0, np.float32)}), tmp_path)
+    with pytest.raises(ModelError, match=r"NoSuch \(opset 17\): NoSuch_0"):
+        import_onnx(path)
