@@ -113,7 +113,7 @@ def test_a_loop_over_positions_is_a_specialisation() -> None:
     special = found.export.fixed_axes[0]
     assert special.place is not None and special.place.short == line
     # Tracing at another size shows that any is fixed; more ways would be in vain.
-    tried = ["dim", "deferred", "strict", "dim at length 7"]
+    tried = ["dim", "deferred", "apart", "strict", "dim at length 7"]
     assert list(outcomes(found)) == [*tried, "static", "static-strict"]
     assert found.program.graph == "static"
 
