@@ -46,7 +46,7 @@ def halves_together(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def narrow_together(shared_folder: Path) -> Path:
-    """A build of a folder, as a user makes it: in int4, with a prompt in the bundle."""
+    """A build of a folder, as a user makes it: in int4, with a tied head and a prompt in the bundle."""
     pytest.importorskip("transformers")
     from edgecompile.models.samples import SampleTexts
     from edgecompile.pipeline.build import build
@@ -55,7 +55,7 @@ def narrow_together(shared_folder: Path) -> Path:
     folder, output = shared_folder / "narrow-together", shared_folder / "narrow-together.ecb"
     with one_at_a_time(shared_folder / "narrow-together.lock"):
         if not output.exists():
-            save_llama(folder, spread=0.1, outliers=False)
+            save_llama(folder, tied=True, spread=0.1)
             write_texts(folder / "texts.txt", 40)
             (folder / "prompt.txt").write_text("cat sat on the mat\n")
             result = build(
