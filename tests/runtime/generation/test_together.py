@@ -228,7 +228,7 @@ def test_tried_tokens_are_taken_back_where_a_text_joins_others(
 ) -> None:
     """A text whose next logits are there already waits for no run; another one drops what it tried."""
     model = open_bundle(halves_together, threads=1, warmup=False)
-    monkeypatch.setattr(Worth, "choose", lambda self, most: most)
+    monkeypatch.setattr(Worth, "choose", lambda self, most, again=0: most)
     repeated = [[5, 6, 7, 8] * 3, [9, 4, 9, 4, 9]]
     wanted = [model.generate(p, max_new_tokens=NEW, eos=()) for p in repeated]
     together, texts = Together(model), begin(model, repeated, lookup=True)
@@ -250,7 +250,7 @@ def test_tries_that_were_wrong_change_nothing(
     halves_together: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = open_bundle(halves_together, threads=1, warmup=False)
-    monkeypatch.setattr(Worth, "choose", lambda self, most: most)
+    monkeypatch.setattr(Worth, "choose", lambda self, most, again=0: most)
     monkeypatch.setattr(Draft, "find", lambda self, most: [5] * most)
     wanted = [model.generate(p, max_new_tokens=NEW, eos=()) for p in PROMPTS[:2]]
     together, texts = Together(model), begin(model, PROMPTS[:2], lookup=True)
