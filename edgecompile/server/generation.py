@@ -418,7 +418,7 @@ class Generator:
                     together.run(ready)
                     self.pace.saw(len(ready), threads, began() - at)
         results = [failed.get(step) or self._run_alone(step, threads) for step in steps]
-        if together is not None and len(steps) == 1 and self._turns.tokens:
+        if together is not None and self._turns.tokens:
             try:
                 self.pace.measure(threads, partial(self._time_nothing, together))
             except EdgecompileError:  # no text's: from now on each is run alone
@@ -441,6 +441,7 @@ class Generator:
             return error
 
     def _time_nothing(self, together: Together, texts: int) -> float:
+        self.running_since = self._clock()  # it is no part of the run before, which may be stuck
         began = time.perf_counter()
         together.run_nothing(texts)
         return time.perf_counter() - began

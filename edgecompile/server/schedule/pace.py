@@ -30,11 +30,15 @@ class Pace:
         return self._seconds.get((texts, threads))
 
     def measure(self, threads: int, seconds_of: Callable[[int], float]) -> None:
-        """Measures what isn't known yet of these threads; ``seconds_of`` runs a number of texts."""
+        """Measures the least number of texts that isn't known yet of these threads; ``seconds_of`` runs one.
+
+        Of the others each waits for a call of its own, since texts wait meanwhile.
+        """
         for texts in range(2, self.most + 1):
             if (texts, threads) not in self._seconds:
                 self._seconds[texts, threads] = min(seconds_of(texts) for _ in range(2))
                 self._tried.add((texts, threads))
+                return
 
     def saw(self, texts: int, threads: int, seconds: float | None) -> None:
         """A run took so many seconds; None: they don't count."""

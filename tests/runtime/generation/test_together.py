@@ -219,8 +219,10 @@ def test_a_text_whose_session_has_another_one_stops_all(model: Model) -> None:
 
 def test_texts_of_nothing_can_be_run(model: Model) -> None:
     together = Together(model)
+    before = model.stats["runs"]
     for count in range(2, 5):
         together.run_nothing(count)
+    assert model.stats["runs"] == before, "nobody asked for them"
 
 
 def test_tried_tokens_are_taken_back_where_a_text_joins_others(

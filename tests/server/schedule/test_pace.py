@@ -34,7 +34,8 @@ def test_as_many_run_as_are_fastest_for_each(
 def test_nothing_is_guessed() -> None:
     pace = Pace(4)
     assert pace.choose(4, 2) == 1
-    pace.measure(2, lambda texts: 1.0)
+    for _ in range(3):
+        pace.measure(2, lambda texts: 1.0)
     assert pace.choose(4, 2) == 1, "one text alone wasn't measured"
     pace.saw(1, 2, 1.0)
     assert pace.choose(4, 2) == 4
@@ -61,6 +62,24 @@ def test_a_known_size_is_not_measured_twice() -> None:
     pace.most = 3
     pace.measure(2, seconds_of)
     assert asked == [3, 3]
+
+
+def test_one_number_of_texts_is_measured_at_a_time() -> None:
+    asked = list[int]()
+
+    def seconds_of(texts: int) -> float:
+        asked.append(texts)
+        return 1.0
+
+    pace = Pace(4)
+    for texts in (2, 3, 4):
+        pace.measure(2, seconds_of)
+        assert asked == [texts, texts] and pace.seconds(texts, 2) == 1.0
+        asked.clear()
+    pace.measure(2, seconds_of)
+    assert not asked, "all are known"
+    pace.measure(1, seconds_of)
+    assert asked == [2, 2], "of one thread none is"
 
 
 def test_a_trial_counts_until_the_first_real_run() -> None:
