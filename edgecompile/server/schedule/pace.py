@@ -59,7 +59,7 @@ class Pace:
             seconds = self._seconds.get((texts, threads))
             if seconds is not None and seconds / texts < least * (1 - _LEAST_GAIN):
                 best, least = texts, seconds / texts
-        for texts in range(2, min(waiting, self.most) + 1):
+        for texts in range(1, min(waiting, self.most) + 1):
             if texts != best and (texts, threads) in self._seconds:
                 self._seconds[texts, threads] *= _FORGET
         return best

@@ -51,6 +51,15 @@ def test_what_became_slow_is_left_and_tried_again() -> None:
     assert chosen[0] == 1 and chosen[-1] == 2
 
 
+def test_a_single_run_that_was_slow_is_tried_again() -> None:
+    pace = paced(5.0, 1.1)
+    chosen = [pace.choose(2, 2) for _ in range(20_000)]
+    assert chosen[0] == 2 and chosen[-1] == 1
+    for _ in range(100):
+        pace.saw(1, 2, 5.0)
+    assert pace.choose(2, 2) == 2
+
+
 def test_a_known_size_is_not_measured_twice() -> None:
     asked = list[int]()
 
