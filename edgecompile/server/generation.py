@@ -404,13 +404,15 @@ class Generator:
         together, began = self._together, time.perf_counter
         failed = dict[_Step, Exception]()
         if together is not None and len(steps) > 1:
-            ready = list[TokenStream]()
+            able = list[tuple[TokenStream, tuple[float, float] | None]]()
             for step in steps:
                 try:
                     if step.stream.single() is not None:
-                        ready.append(step.stream)
+                        able.append((step.stream, step.stream.tries()))
                 except Exception as error:  # its constraint's, which has ended it
                     failed[step] = error
+            alone = self.pace.leave_out([tries for _, tries in able], threads)
+            ready = [stream for index, (stream, _) in enumerate(able) if index not in alone]
             if len(ready) > 1:
                 at = began()
                 # A text that can't be run here is run alone below, and has its error there.

@@ -267,3 +267,30 @@ def test_trial_runs_are_spread_over_the_steps(
             assert len(set(since)) == 6 and None not in since
 
     run(work())
+
+
+def test_a_text_that_tries_tokens_faster_runs_alone(
+    bundle: Path, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined, run_texts = list[list[int]](), Together.run
+
+    def tries(self: TokenStream) -> tuple[float, float] | None:
+        return (1e-9, 3.0) if self.prompt == PROMPTS[1] else None
+
+    def noted(self: Together, streams: Any) -> None:
+        joined.extend(stream.prompt for stream in streams)
+        run_texts(self, streams)
+
+    async def work() -> None:
+        monkeypatch.setattr(TokenStream, "tries", tries)
+        monkeypatch.setattr(Together, "run", noted)
+        async with serving(bundle, token_ids=True) as app:
+            generator = generator_of(app)
+            for texts in range(1, 5):
+                generator.pace.saw(texts, generator._cpus, 1.0)
+            replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
+            assert [reply.json["choices"][0]["text"] for reply in replies] == wanted
+            assert all(prompt in joined for prompt in (PROMPTS[0], *PROMPTS[2:]))
+            assert PROMPTS[1] not in joined
+
+    run(work())

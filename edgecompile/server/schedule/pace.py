@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 #: Of learning how long a run takes, and of forgetting what isn't chosen: what was slow once is tried again.
 _FOLLOW, _FORGET = 0.1, 0.9998
@@ -63,3 +64,27 @@ class Pace:
             if texts != best and (texts, threads) in self._seconds:
                 self._seconds[texts, threads] *= _FORGET
         return best
+
+    def leave_out(self, tries: Sequence[tuple[float, float] | None], threads: int) -> set[int]:
+        """Which texts run alone, several tokens each, so that a token of all of them takes the least time.
+
+        Args:
+            tries: of each text that could run with the others the seconds of that run, and how many tokens it
+                gives in the mean; None: it would run one token.
+            threads: threads of each run.
+
+        Returns:
+            Their indices.
+        """
+        able = [(run[0] / run[1], index, run) for index, run in enumerate(tries) if run is not None]
+        able.sort()
+        best, least, seconds, tokens = 0, math.inf, 0.0, 0.0
+        for alone in range(len(able) + 1):
+            if alone:
+                seconds += able[alone - 1][2][0]
+                tokens += able[alone - 1][2][1]
+            rest = len(tries) - alone
+            others = self._seconds.get((rest, threads)) if rest else 0.0
+            if others is not None and (seconds + others) / (tokens + rest) < least:
+                best, least = alone, (seconds + others) / (tokens + rest)
+        return {index for _, index, _ in able[:best]}

@@ -264,6 +264,43 @@ def test_tries_that_were_wrong_change_nothing(
     assert [text.tokens for text in texts] == wanted
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_runs_of_several_texts_tell_whether_tries_would_be_right(
+    halves_together: Path, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    """So a text that joins others learns when it would be faster alone."""
+    model = open_bundle(halves_together, threads=1, warmup=False)
+    wanted = [model.generate(p, max_new_tokens=NEW, eos=()) for p in PROMPTS[:2]]
+
+    def find(self: Draft, most: int) -> list[int]:
+        (text,) = (w for w, p in zip(wanted, PROMPTS, strict=False) if len(p) == self._prompt)
+        at = self._count - self._prompt
+        return [token if right else token + 1 for token in text[at : at + most]]
+
+    monkeypatch.setattr(Draft, "find", find)
+    together, texts = Together(model), begin(model, PROMPTS[:2], lookup=True)
+    costs = [0.0, 10e9, 12e9, 14e9, 16e9]
+    for text in texts:
+        worth: Any = text._session.worth  # type: ignore[attr-defined]
+        assert text.tries() == (0.0, 1.0), "a run of one token isn't known yet"
+        worth.costs = costs.copy()
+    for _ in range(NEW - 1):
+        offers = [text.tries() for text in texts]
+        together.run(texts)
+        for text in texts:
+            next(text)
+    assert [text.tokens for text in texts] == wanted
+    assert (worth.right > 0.8) == right and (worth.right < 0.2) != right
+    assert offers == [None, None], "the last token of a text needn't be run"
+    (text,) = begin(model, PROMPTS[:1], lookup=True)
+    later: Any = text._session.worth  # type: ignore[attr-defined]
+    later.costs, later.right = costs, worth.right
+    offered = text.tries()
+    assert (offered is not None) == right
+    if offered is not None:
+        assert offered[0] == 16.0 and 3 < offered[1] <= 4
+
+
 def test_the_self_test_notices_other_logits(
     together_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

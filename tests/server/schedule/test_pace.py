@@ -106,3 +106,26 @@ def test_a_run_whose_time_does_not_count_is_a_run() -> None:
     pace = Pace(2)
     pace.saw(1, 2, None)
     assert pace.runs == {1: 1, 2: 0} and pace.seconds(1, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tries", "alone"),
+    [
+        ((1.0, 1.1), [None, None], set()),
+        ((1.0, 1.1), [(0.2, 3.0), None], {0}),
+        ((1.0, 1.1), [None, (0.2, 3.0)], {1}),
+        # A token of it takes 0.5 s and one of both 0.55 s, but then the other one takes 1 s.
+        ((1.0, 1.1), [(1.5, 3.0), None], set()),
+        ((1.0, 1.1), [(1.5, 3.0), (1.5, 3.0)], {0, 1}),
+        ((1.0, 1.1, 1.2), [(9.0, 3.0), None, (0.6, 3.0)], {2}),
+        ((1.0, 1.1, 1.2), [(9.0, 3.0), None, (9.0, 4.0)], set()),
+    ],
+)
+def test_who_tries_tokens_runs_alone_where_that_is_faster(
+    seconds: tuple[float, ...], tries: list[tuple[float, float] | None], alone: set[int]
+) -> None:
+    assert paced(*seconds).leave_out(tries, 2) == alone
+
+
+def test_nobody_is_left_out_where_no_time_is_known() -> None:
+    assert Pace(4).leave_out([(0.1, 3.0), None, None], 2) == set()
