@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgecompile.backends import CPU
 from edgecompile.loaders.checkpoints.gguf_header import read_gguf_header
-from edgecompile.loaders.checkpoints.packing import Packing, read_packing
+from edgecompile.loaders.checkpoints.packing import AWQ, GPTQ, Packing, read_packing
 from edgecompile.loaders.folders.files import find_weights, read_object, stored_shapes
 from edgecompile.loaders.kinds import find_gguf
 from edgecompile.models.tasks import architecture_of, find_task
@@ -27,6 +27,8 @@ _LONGEST, _PROGRAMS = 512, 2
 _MOST_PROGRAMS = 6
 #: Ends of names of packed numbers; gpt-oss's have 16 bytes a block of 32.
 _PACKED, _BLOCKS = ("qweight", "weight_packed"), "_blocks"
+#: Ends of names of scales and zeros.
+_STEPS = ("scales", "qzeros", "weight_scale", "weight_zero_point")
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,24 @@ def _matrices(
         if len(shape) < 2:
             continue
         if packing is not None and name.endswith(_PACKED):
-            shape = (*shape[:-1], shape[-1] * (2 if packing.floats else 32 // packing.bits))
+            shape = _unpacked(shape, packing)
         elif packing is not None and name.endswith(_BLOCKS):
             shape = (*shape[:-2], 2 * shape[-2] * shape[-1])
-        elif packing is not None and name.endswith(("scales", "qzeros", "weight_scale")):
+        elif packing is not None and name.endswith(_STEPS):
             continue
         made.append((math.prod(shape[:-1]), shape[-1]))
     return made
+
+
+def _unpacked(shape: tuple[int, ...], packing: Packing) -> tuple[int, ...]:
+    """The sizes ``(N, K)`` of a matrix by those of its packed numbers."""
+    held = 2 if packing.floats else 32 // packing.bits  # in a number of the file
+    *rows, last = shape
+    if packing.method == GPTQ:  # [K / held, N]
+        return (last, math.prod(rows) * held)
+    if packing.method == AWQ:  # [K, N / held]
+        return (last * held, math.prod(rows))
+    return (*rows, last * held)
 
 
 def _tokens(file: Path | None) -> tuple[int, int]:

@@ -404,13 +404,15 @@ class Generator:
         together, began = self._together, time.perf_counter
         failed = dict[_Step, Exception]()
         if together is not None and len(steps) > 1:
-            ready = list[TokenStream]()
+            able = list[tuple[TokenStream, tuple[float, float] | None]]()
             for step in steps:
                 try:
                     if step.stream.single() is not None:
-                        ready.append(step.stream)
+                        able.append((step.stream, step.stream.tries()))
                 except Exception as error:  # its constraint's, which has ended it
                     failed[step] = error
+            alone = self.pace.leave_out([tries for _, tries in able], threads)
+            ready = [stream for index, (stream, _) in enumerate(able) if index not in alone]
             if len(ready) > 1:
                 at = began()
                 # A text that can't be run here is run alone below, and has its error there.
@@ -418,7 +420,7 @@ class Generator:
                     together.run(ready)
                     self.pace.saw(len(ready), threads, began() - at)
         results = [failed.get(step) or self._run_alone(step, threads) for step in steps]
-        if together is not None and len(steps) == 1 and self._turns.tokens:
+        if together is not None and self._turns.tokens:
             try:
                 self.pace.measure(threads, partial(self._time_nothing, together))
             except EdgecompileError:  # no text's: from now on each is run alone
@@ -441,6 +443,7 @@ class Generator:
             return error
 
     def _time_nothing(self, together: Together, texts: int) -> float:
+        self.running_since = self._clock()  # it is no part of the run before, which may be stuck
         began = time.perf_counter()
         together.run_nothing(texts)
         return time.perf_counter() - began

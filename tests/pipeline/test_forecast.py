@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers")
+
+from torch import Tensor
 
 from edgecompile.errors import EdgecompileError
 from edgecompile.lengths.distribution import LengthDistribution
@@ -26,7 +28,7 @@ from edgecompile.pipeline.run import Run
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import NullProgress, StepHandle
 from edgecompile.targets.profile import load_target
-from tests.factories.packed_folders import pack_compressed, pack_folder
+from tests.factories.packed_folders import pack_awq, pack_compressed, pack_folder, pack_gptq
 from tests.quantization.test_quality import save_llama, write_texts
 
 TARGET = "cpu-x86-64-v3"
@@ -87,12 +89,16 @@ def test_other_models_have_none(folder: Path, task: str) -> None:
     assert find_work(request_of(folder), load_target("cuda-any")) is None
 
 
-def test_packed_weights_count_as_the_numbers_that_they_are(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "pack"),
+    [("gptq", pack_gptq), ("awq", pack_awq), ("compressed-tensors", pack_compressed)],
+)
+def test_packed_weights_count_as_the_numbers_that_they_are(
+    folder: Path, tmp_path: Path, method: str, pack: Callable[[Tensor, int], dict[str, Tensor]]
+) -> None:
     plain = work_of(request_of(folder))
     save_llama(tmp_path / "model")
-    pack_folder(
-        tmp_path / "model", "compressed-tensors", lambda weight: pack_compressed(weight, 32)
-    )
+    pack_folder(tmp_path / "model", method, lambda weight: pack(weight, 32))
     write_texts(tmp_path / "model" / "texts.txt", 40)
     packed = work_of(request_of(tmp_path / "model"))
     assert plain is not None and packed is not None

@@ -236,3 +236,61 @@ def test_a_program_that_cannot_be_tried_is_not_used(
             assert tried == [2] and not sizes
 
     run(work())
+
+
+def test_trial_runs_are_spread_over_the_steps(
+    bundle: Path, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is watched as a run of its own, and all sizes are tried, whichever is chosen meanwhile."""
+    steps, since = list[list[int]](), list[float | None]()
+    run_steps, run_nothing = Generator._run_steps, Together.run_nothing
+
+    async def work() -> None:
+        async with serving(bundle, token_ids=True) as app:
+            generator = app.repository.get("speaking").generator
+            assert generator is not None
+
+            def begin(self: Generator, *given: Any) -> Any:
+                steps.append([])
+                return run_steps(self, *given)
+
+            def note(self: Together, texts: int) -> None:
+                steps[-1].append(texts)
+                since.append(generator.running_since)
+                run_nothing(self, texts)
+
+            monkeypatch.setattr(Generator, "_run_steps", begin)
+            monkeypatch.setattr(Together, "run_nothing", note)
+            replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
+            assert [reply.json["choices"][0]["text"] for reply in replies] == wanted
+            assert [tried for tried in steps if tried] == [[2, 2], [3, 3], [4, 4]]
+            assert len(set(since)) == 6 and None not in since
+
+    run(work())
+
+
+def test_a_text_that_tries_tokens_faster_runs_alone(
+    bundle: Path, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined, run_texts = list[list[int]](), Together.run
+
+    def tries(self: TokenStream) -> tuple[float, float] | None:
+        return (1e-9, 3.0) if self.prompt == PROMPTS[1] else None
+
+    def noted(self: Together, streams: Any) -> None:
+        joined.extend(stream.prompt for stream in streams)
+        run_texts(self, streams)
+
+    async def work() -> None:
+        monkeypatch.setattr(TokenStream, "tries", tries)
+        monkeypatch.setattr(Together, "run", noted)
+        async with serving(bundle, token_ids=True) as app:
+            generator = generator_of(app)
+            for texts in range(1, 5):
+                generator.pace.saw(texts, generator._cpus, 1.0)
+            replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
+            assert [reply.json["choices"][0]["text"] for reply in replies] == wanted
+            assert all(prompt in joined for prompt in (PROMPTS[0], *PROMPTS[2:]))
+            assert PROMPTS[1] not in joined
+
+    run(work())

@@ -27,7 +27,8 @@ def add_bench_options(command: argparse.ArgumentParser) -> None:
     add(
         "--serving",
         metavar="FILE",
-        help="time batches on parts of the CPUs instead, and write their costs for a server",
+        help="time batches on parts of the CPUs instead, and write their costs for a server; of a language "
+        "model prompts and tokens, for edgecompile simulate",
     )
     add("--profile", action="store_true", help="show which kernels take the time instead")
 

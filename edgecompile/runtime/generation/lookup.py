@@ -6,7 +6,7 @@ tried, the next logits are there already.
 """
 
 import time
-from typing import TYPE_CHECKING, List, Optional, Protocol, Sequence, Set
+from typing import TYPE_CHECKING, List, Optional, Protocol, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -75,12 +75,22 @@ class Worth:
 
         The run has ``again`` tokens of the text in front of these.
         """
-        single, costs = self.costs[1], self.costs[again + 1 :]
-        if single == 0:
+        if self.costs[1] == 0:
             return 0
-        best, count = costs[0] or single, 0
+        count = self.weigh(most, again)[0]
+        for more in range(count + 1, most + 1):
+            self.costs[again + more + 1] *= _FORGOTTEN
+        return count
+
+    def weigh(self, most: int, again: int = 0) -> Tuple[int, float, float]:
+        """What ``choose`` says, and the run's nanoseconds and how many tokens it gives, both as expected.
+
+        0 nanoseconds: a run of one token wasn't measured yet.
+        """
+        single, costs = self.costs[1], self.costs[again + 1 :]
+        best = 0, costs[0] or single, 1.0
         made, chance, later = 1.0, 1.0, 0.0
-        for more in range(1, most + 1):
+        for more in range(1, most + 1 if single else 1):
             if self._states:
                 # Of the next run, where this token is the first wrong one.
                 longer = max(0.0, (self.costs[more + 1] or single) - single)
@@ -88,12 +98,10 @@ class Worth:
             chance *= self.right
             made += chance
             # What wasn't measured yet counts as a step: it is tried once.
-            cost = ((costs[more] or single) + later) / made
-            if cost < best:
-                best, count = cost, more
-        for more in range(count + 1, most + 1):
-            self.costs[again + more + 1] *= _FORGOTTEN
-        return count
+            cost = (costs[more] or single) + later
+            if cost / made < best[1] / best[2]:
+                best = more, cost, made
+        return best
 
 
 class Draft:
@@ -142,6 +150,7 @@ class LookupStream(TokenStream):
         self._tried: List[int] = []
         self._rows: List[NDArray[np.float32]] = []
         self._expected: List[int] = []
+        self._noted = 0  # tokens, when the last one was compared with what was expected
 
     @property
     def ahead(self) -> int:
@@ -151,24 +160,48 @@ class LookupStream(TokenStream):
         token = super().single()
         return None if token is not None and self._tried[:1] == [token] else token
 
+    def tries(self) -> Optional[Tuple[float, float]]:
+        found, again = self._find()
+        self._expected = found[:1]
+        if not found:
+            return None
+        count = self._worth.choose(len(found), again)
+        _, ns, tokens = self._worth.weigh(len(found), again)
+        # Where a run of one token wasn't measured yet, it counts as none: it has to run alone for that.
+        return (ns / 1e9, tokens) if count or ns == 0 else None
+
     def give(self, logits: "NDArray[np.float32]") -> None:
         super().give(logits)
-        # The run took back what was tried, and nothing was expected of it.
-        self._tried, self._rows, self._expected = [], [], []
+        # The run took back what was tried.
+        self._tried, self._rows = [], []
+        if self._noted != len(self.tokens):
+            self._expected = []  # of the token before, which nobody compared
+
+    def _find(self) -> Tuple[List[int], int]:
+        """What may follow the last token, and how many tokens of the text go into that run again."""
+        self._note()
+        left = self._request.max_new_tokens - len(self.tokens)
+        # The last token of the text needn't be run.
+        most, again = self._text.room(self)
+        return self._draft.find(max(min(most, left - 1), 0)), again
+
+    def _note(self) -> None:
+        """Compares the last token with the one that was expected, once."""
+        if self._noted == len(self.tokens):
+            return
+        self._noted = len(self.tokens)
+        self._draft.follow(self.tokens)
+        if self._expected:
+            self._worth.note_token(self.tokens[-1] == self._expected.pop(0))
 
     def _advance(self) -> "NDArray[np.float32]":
         token, text, worth = self.tokens[-1], self._text, self._worth
-        self._draft.follow(self.tokens)
-        if self._expected:
-            worth.note_token(token == self._expected.pop(0))
+        self._note()
         if self._tried and self._tried[0] == token and text.confirm(self):
             del self._tried[0]
             return self._rows.pop(0).copy()  # who saves the session may run the rows again
         self._tried, self._rows = [], []
-        left = self._request.max_new_tokens - len(self.tokens)
-        # The last token of the text needn't be run.
-        most, again = text.room(self)
-        found = self._draft.find(max(min(most, left - 1), 0))
+        found, again = self._find()
         self._expected = found[:1]
         count = worth.choose(len(found), again)
         started = time.perf_counter_ns()

@@ -58,21 +58,18 @@ class Together:
                 bound.ids[0, index] = token
                 bound.position[index] = lent[index].row
                 bound.addresses[:, index] = lent[index].addresses
-            self._run(bound)
+            # Counted as a run of one token.
+            self._bundle.run_bound(bound.run, self._bucket, self._sizes)
             for index, (stream, token) in enumerate(zip(streams, tokens)):
                 assert token is not None
                 stream.give(lent[index].took(token, bound.logits[index]))
 
     def run_nothing(self, texts: int) -> None:
-        """Runs as many tokens of no text: they see themselves alone."""
+        """Runs as many tokens of no text: they see themselves alone. Statistics don't count it."""
         bound = self._bind(texts)
         for array in (bound.ids, bound.position, bound.addresses):
             array[...] = 0
-        self._run(bound)
-
-    def _run(self, bound: _Bound) -> None:
-        # Counted as a run of one token.
-        self._bundle.run_bound(bound.run, self._bucket, self._sizes)
+        self._bundle.hold(bound.run)
 
     def _bind(self, texts: int) -> _Bound:
         bound = self._bound.get(texts)

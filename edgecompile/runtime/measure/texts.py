@@ -4,6 +4,7 @@ import random
 import time
 from typing import Any, Callable, Dict, List, Tuple
 
+from ..base.errors import InputError
 from ..generation.together import Together
 from ..model.model import Model
 
@@ -33,15 +34,15 @@ def measure_texts(
         gives a token each and its milliseconds.
 
     Raises:
+        InputError: the context has less than three tokens.
         NativeError: a run failed.
     """
     spec = model.manifest.generation
     assert spec is not None
-    most = max(1, model.batch_texts)
+    most, rows = choose_sizes(model.batch_texts, spec.max_context)
     longest = model.manifest.axes[spec.length_axis].hi
     lengths = sorted({1 << i for i in range(longest.bit_length())} | {longest})
     lengths = [n for n in lengths if n < spec.max_context]
-    rows = max(1, min(MOST_ROWS, spec.max_context - most - 1))
     order, vocabulary = random.Random(seed), int(model.manifest.outputs[0].shape[1])  # type: ignore[arg-type]
 
     def draw(tokens: int) -> List[int]:
@@ -91,6 +92,25 @@ def measure_texts(
             step_times[texts].append(ms)
         rounds += 1
     return {"rows": rows, "prompts": _usual(prompt_times), "steps": _usual(step_times)}
+
+
+def choose_sizes(texts: int, max_context: int) -> Tuple[int, int]:
+    """The largest number of texts to measure, and the tokens before those that they get.
+
+    Each text gets a token before the first measured run, and one behind every run.
+
+    Args:
+        texts: the largest number of texts that the bundle runs at once; 0: it has no program for several.
+        max_context: the tokens of the context.
+
+    Raises:
+        InputError: the context has less than three tokens.
+    """
+    if max_context < 3:
+        text = "the context has {} tokens; a run behind a prompt is measured from 3 on"
+        raise InputError(text.format(max_context))
+    most = max(1, min(texts, max_context - 2))
+    return most, min(MOST_ROWS, max_context - most - 1)
 
 
 def _usual(times: Dict[int, List[float]]) -> List[Tuple[int, float]]:

@@ -109,7 +109,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="compose batches by the costs that bench --serving FILE measured on this machine",
+        help="compose batches by the costs that bench --serving FILE measured on this machine; not for a "
+        "language model, whose runs the server measures itself",
     )
     add(
         "--stats",

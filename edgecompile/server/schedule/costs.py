@@ -217,6 +217,10 @@ def read_document(path: str) -> dict[str, Any]:
         document = json.load(file)
     if not isinstance(document, dict) or not isinstance(document.get("manifest_sha256"), str):
         raise ValueError("isn't what bench --serving writes")
+    if "texts" in document:
+        raise ValueError(
+            "holds the costs of a language model, which simulate takes; the server measures these itself"
+        )
     read_costs(document, most_rows=1, longest=1)
     return document
 

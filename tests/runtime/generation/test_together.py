@@ -46,7 +46,7 @@ def halves_together(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def narrow_together(shared_folder: Path) -> Path:
-    """A build of a folder, as a user makes it: in int4, with a prompt in the bundle."""
+    """A build of a folder, as a user makes it: in int4, with a tied head and a prompt in the bundle."""
     pytest.importorskip("transformers")
     from edgecompile.models.samples import SampleTexts
     from edgecompile.pipeline.build import build
@@ -55,7 +55,7 @@ def narrow_together(shared_folder: Path) -> Path:
     folder, output = shared_folder / "narrow-together", shared_folder / "narrow-together.ecb"
     with one_at_a_time(shared_folder / "narrow-together.lock"):
         if not output.exists():
-            save_llama(folder, spread=0.1, outliers=False)
+            save_llama(folder, tied=True, spread=0.1)
             write_texts(folder / "texts.txt", 40)
             (folder / "prompt.txt").write_text("cat sat on the mat\n")
             result = build(
@@ -219,8 +219,10 @@ def test_a_text_whose_session_has_another_one_stops_all(model: Model) -> None:
 
 def test_texts_of_nothing_can_be_run(model: Model) -> None:
     together = Together(model)
+    before = model.stats["runs"]
     for count in range(2, 5):
         together.run_nothing(count)
+    assert model.stats["runs"] == before, "nobody asked for them"
 
 
 def test_tried_tokens_are_taken_back_where_a_text_joins_others(
@@ -228,7 +230,7 @@ def test_tried_tokens_are_taken_back_where_a_text_joins_others(
 ) -> None:
     """A text whose next logits are there already waits for no run; another one drops what it tried."""
     model = open_bundle(halves_together, threads=1, warmup=False)
-    monkeypatch.setattr(Worth, "choose", lambda self, most: most)
+    monkeypatch.setattr(Worth, "choose", lambda self, most, again=0: most)
     repeated = [[5, 6, 7, 8] * 3, [9, 4, 9, 4, 9]]
     wanted = [model.generate(p, max_new_tokens=NEW, eos=()) for p in repeated]
     together, texts = Together(model), begin(model, repeated, lookup=True)
@@ -250,7 +252,7 @@ def test_tries_that_were_wrong_change_nothing(
     halves_together: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = open_bundle(halves_together, threads=1, warmup=False)
-    monkeypatch.setattr(Worth, "choose", lambda self, most: most)
+    monkeypatch.setattr(Worth, "choose", lambda self, most, again=0: most)
     monkeypatch.setattr(Draft, "find", lambda self, most: [5] * most)
     wanted = [model.generate(p, max_new_tokens=NEW, eos=()) for p in PROMPTS[:2]]
     together, texts = Together(model), begin(model, PROMPTS[:2], lookup=True)
@@ -260,6 +262,43 @@ def test_tries_that_were_wrong_change_nothing(
         for text in texts:
             next(text)
     assert [text.tokens for text in texts] == wanted
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_runs_of_several_texts_tell_whether_tries_would_be_right(
+    halves_together: Path, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    """So a text that joins others learns when it would be faster alone."""
+    model = open_bundle(halves_together, threads=1, warmup=False)
+    wanted = [model.generate(p, max_new_tokens=NEW, eos=()) for p in PROMPTS[:2]]
+
+    def find(self: Draft, most: int) -> list[int]:
+        (text,) = (w for w, p in zip(wanted, PROMPTS, strict=False) if len(p) == self._prompt)
+        at = self._count - self._prompt
+        return [token if right else token + 1 for token in text[at : at + most]]
+
+    monkeypatch.setattr(Draft, "find", find)
+    together, texts = Together(model), begin(model, PROMPTS[:2], lookup=True)
+    costs = [0.0, 10e9, 12e9, 14e9, 16e9]
+    for text in texts:
+        worth: Any = text._session.worth  # type: ignore[attr-defined]
+        assert text.tries() == (0.0, 1.0), "a run of one token isn't known yet"
+        worth.costs = costs.copy()
+    for _ in range(NEW - 1):
+        offers = [text.tries() for text in texts]
+        together.run(texts)
+        for text in texts:
+            next(text)
+    assert [text.tokens for text in texts] == wanted
+    assert (worth.right > 0.8) == right and (worth.right < 0.2) != right
+    assert offers == [None, None], "the last token of a text needn't be run"
+    (text,) = begin(model, PROMPTS[:1], lookup=True)
+    later: Any = text._session.worth  # type: ignore[attr-defined]
+    later.costs, later.right = costs, worth.right
+    offered = text.tries()
+    assert (offered is not None) == right
+    if offered is not None:
+        assert offered[0] == 16.0 and 3 < offered[1] <= 4
 
 
 def test_the_self_test_notices_other_logits(

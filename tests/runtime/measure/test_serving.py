@@ -18,6 +18,7 @@ from edgecompile.runtime.measure.serving import (
     measure_serving,
     thread_counts,
 )
+from edgecompile.runtime.measure.texts import choose_sizes
 
 
 def test_costs_of_every_point(native_bundle: str, tmp_path: Path) -> None:
@@ -78,3 +79,17 @@ def test_costs_of_texts(together_bundle: Path, tmp_path: Path) -> None:
     serving = read_text_serving(together_bundle, file)
     assert serving is not None and serving.cpus == report["cpus"]
     assert serving.costs.longest == 24 and set(serving.costs.step_s) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("texts", [0, 2, 8])
+@pytest.mark.parametrize("context", [3, 4, 8, 9, 10, 4096])
+def test_measured_texts_fit_into_the_context(texts: int, context: int) -> None:
+    most, rows = choose_sizes(texts, context)
+    assert 1 <= most <= max(1, texts) and rows >= 1
+    assert rows + 1 + most <= context, "a token before the runs, and one behind each"
+    assert most == max(1, texts) or rows == 1, "as many as there is room for"
+
+
+def test_a_context_without_room_for_a_run_is_refused() -> None:
+    with pytest.raises(InputError, match="the context has 2 tokens"):
+        choose_sizes(4, 2)

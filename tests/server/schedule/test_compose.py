@@ -240,3 +240,12 @@ def test_a_file_of_costs_is_looked_at_before_the_server_starts(tmp_path: Path) -
     for path in (bad, tmp_path / "absent.json"):
         with pytest.raises(InputError, match=path.name):
             parse([str(tmp_path), "--costs", str(path)])
+
+
+def test_costs_of_a_language_model_are_refused_in_words(tmp_path: Path) -> None:
+    """The same command writes them, for another one."""
+    file = tmp_path / "costs.json"
+    texts = {"rows": 3, "prompts": [[1, 2.0]], "steps": [[1, 2.0]]}
+    file.write_text(json.dumps({"manifest_sha256": "ab" * 32, "cpus": 2, "texts": texts}))
+    with pytest.raises(InputError, match="costs of a language model, which simulate takes"):
+        parse([str(tmp_path), "--costs", str(file)])

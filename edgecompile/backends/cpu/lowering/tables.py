@@ -27,7 +27,7 @@ def share_tables(low: Lowering) -> None:
     something else reads stays as it is.
     """
     gm = low.gm
-    if not _keeps_caches(gm):
+    if not _is_decoder(gm):
         return
     lookups: dict[str, list[Node]] = {}
     for node in gm.graph.nodes:
@@ -53,11 +53,13 @@ def share_tables(low: Lowering) -> None:
         low.report.counts["tables"] += 1
 
 
-def _keeps_caches(gm: GraphModule) -> bool:
-    """Whether all inputs of floats are changed in place: those of a language model are its caches.
+def _is_decoder(gm: GraphModule) -> bool:
+    """Whether all inputs of floats are changed in place, or caches lie at addresses: it's a language model then.
 
-    A decoder behind a source has others.
+    A decoder behind a source has other inputs of floats.
     """
+    if any(node.target is ops.TEXTS_ATTENTION for node in gm.graph.nodes):
+        return True
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     values = {node: value_of(node) for node in inputs}
     floats = [

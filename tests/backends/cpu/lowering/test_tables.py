@@ -114,3 +114,21 @@ def test_other_readers_and_other_models_keep_the_table(module: nn.Module) -> Non
     graph, report = lowered(module)
     assert not report.tables and holds_table(graph)
     torch.testing.assert_close(run(graph, module)[0], run(module, module)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_token_of_several_texts_has_its_rows_from_there_too() -> None:
+    """That program takes its caches by their addresses, and has no input of floats."""
+    pytest.importorskip("transformers")
+    from edgecompile.export.store import export_bucket
+    from edgecompile.loaders.generators.texts_step import texts_buckets, texts_model
+    from tests.zoo.generation_families import load_family
+
+    texts = texts_model(load_family("gemma"), 3)
+    table = texts.module.get_submodule("model").get_input_embeddings().weight
+    program = export_bucket(texts, *texts_buckets(texts)).program
+    graph = program.module()
+    assert isinstance(graph, torch.fx.GraphModule)
+    report = lower_graph(graph, Precision("int8"))
+    assert report.counts["tables"] == 1
+    tensors = [*graph.parameters(), *graph.buffers()]
+    assert not any(tensor.shape == table.shape for tensor in tensors)
