@@ -79,8 +79,8 @@ def read_normalizations(folder: Path, features: Sequence[str]) -> Normalizations
     _refuse(folder, problems)
     observed = _Normalizer(folder, before[_NORMALIZE], problems)
     performed = _Normalizer(folder, after[_RESTORE], problems)
-    scalings = {name: observed.scaling(name, divides=True) for name in features}
-    action = performed.scaling(ACTION, divides=False)
+    scalings = {name: observed.observation(name) for name in features}
+    action = performed.action()
     without = not (observed.statistics and performed.statistics)
     _refuse(folder, problems, "is a policy without statistics" if without else _UNUSABLE)
     return Normalizations(
@@ -144,12 +144,20 @@ class _Normalizer:
             self.problems.append(f"the statistics {name} can't be read: {error}")
             return {}
 
-    def scaling(self, name: str, divides: bool) -> Scaling | None:
-        """The normalization of a value; ``divides``: on the way to the model."""
+    def observation(self, name: str) -> Scaling | None:
+        """The normalization of an observation; None: it isn't a feature, or isn't among the keys."""
         kind = _object(self.features.get(name)).get("type")
-        mode = self.modes.get(str(kind), _IDENTITY)
         listed = self.only is None or name in self.only
-        if kind is None or mode == _IDENTITY or not listed:
+        return self._scaling(name, str(kind), divides=True) if kind and listed else None
+
+    def action(self) -> Scaling | None:
+        """The normalization of actions; LeRobot restores them whatever the features and keys are."""
+        return self._scaling(ACTION, "ACTION", divides=False)
+
+    def _scaling(self, name: str, kind: str, divides: bool) -> Scaling | None:
+        """The normalization of a value of a kind of features; ``divides``: on the way to the model."""
+        mode = self.modes.get(kind, _IDENTITY)
+        if mode == _IDENTITY:
             return None
         if mode not in _MODES:
             self.problems.append(f"{name} is normalized by {mode!r}, which isn't known")

@@ -102,6 +102,23 @@ def test_mean_and_spread(tmp_path: Path) -> None:
     np.testing.assert_array_equal(restore(x, made.action), x * HIGH + LOW)  # without eps
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"normalize_observation_keys": [CAMERA]},
+        {"normalize_observation_keys": []},
+        {"features": {STATE: FEATURES[STATE]}},
+        {"features": {**FEATURES, "action": FEATURES[STATE]}, "norm_map": {"ACTION": "MEAN_STD"}},
+    ],
+)
+def test_actions_are_restored_whatever_is_observed(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    write(tmp_path, "MEAN_STD", ("mean", "std"), **settings)
+    x = np.float32([[1, 2, 3]])
+    np.testing.assert_array_equal(restore(x, read(tmp_path).action), x * HIGH + LOW)
+
+
 def test_what_isnt_normalized(tmp_path: Path) -> None:
     write(tmp_path, "MEAN_STD", ("mean", "std"), normalize_observation_keys=[CAMERA])
     made = read(tmp_path)
@@ -109,6 +126,7 @@ def test_what_isnt_normalized(tmp_path: Path) -> None:
     assert made.observations[STATE] is None
     assert made.observations[WORLD] is None
     assert made.observations[CAMERA] is not None
+    assert made.action is not None
     write(tmp_path, "IDENTITY", ("mean", "std"))
     assert read(tmp_path) == Normalizations(dict.fromkeys(NAMES), None, {})
 
