@@ -7,6 +7,7 @@ Each loaded model has been compared with LeRobot's own run by the loader.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from checkpoint import CAMERA, STATE, write_checkpoint
 
@@ -38,7 +39,7 @@ CASES = {
 
 
 def main(folder: Path) -> None:
-    found = {}
+    found: dict[str, Any] = {}
     for name, (kind, settings) in CASES.items():
         where = folder / name.replace(" ", "-")
         write_checkpoint(where, kind, **settings)
@@ -50,6 +51,13 @@ def main(folder: Path) -> None:
         assert model.policy is not None
         shapes = {item.name: list(item.shape) for item in model.inputs}
         found[name] = [shapes, [list(item.shape) for item in model.outputs], model.policy.to_json()]
+    found["pad"] = [
+        item.pad for item in load_model(folder / "act", pad={"observation_state": 0}).inputs
+    ]
+    try:
+        load_model(folder / "act", pad={"observation.state": 0})
+    except EdgecompileError as error:
+        found["other pad"] = [type(error).__name__, error.message, error.hint]
     cut = folder / "act"
     (cut / "model.safetensors").write_bytes((folder / "ddim" / "model.safetensors").read_bytes())
     try:
