@@ -149,10 +149,12 @@ class RowReader:
 
     Attributes:
         columns: the columns of the file; None before the first row, or where it can't be one.
+        ignored: names of the first row, in lower case, that nothing counts.
     """
 
     def __init__(self, axes: Sequence[str] | None) -> None:
         self.columns: Columns | None = None
+        self.ignored: tuple[str, ...] = ()
         self._axes = axes
         self._names: Sequence[str] = (LENGTH,)
         self._objects = False
@@ -168,6 +170,9 @@ class RowReader:
         self._objects = text.startswith("{")
         names = list(_object_of(text) or ()) if self._objects else split_cells(text)
         columns = choose_columns(names, self._axes)
+        if columns is not None:
+            counted = (*columns.values(), COUNT)
+            self.ignored = tuple(name.lower() for name in names if name.lower() not in counted)
         if self._objects:
             self.columns = columns or LENGTHS_ALONE
             return False
