@@ -7,7 +7,7 @@ samples doesn't exceed), so every number that a summary prints did occur.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -103,6 +103,7 @@ class LengthDistribution(CountedSamples):
         lengths: the distinct lengths, ascending, each from 1 to 2^31-1.
         counts: how many samples have each length, each from 1 up, 2^53 at most in all.
         source: where the lengths come from, for people to read.
+        ignored: names of the source's columns, in lower case, that aren't counted.
 
     Raises:
         LengthsError: the fields break one of these rules.
@@ -111,6 +112,7 @@ class LengthDistribution(CountedSamples):
     lengths: tuple[int, ...]
     counts: tuple[int, ...]
     source: str = "samples"
+    ignored: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         self._check((LENGTH,), self.lengths, "length")

@@ -38,11 +38,13 @@ class CountedSizes(NamedTuple):
         axes: its axes, the length axis first; ("length",) for lengths alone.
         counts: samples by sizes.
         source: the source of the samples, for people.
+        ignored: names of columns, in lower case, that aren't counted.
     """
 
     axes: tuple[str, ...]
     counts: Mapping[Sizes, int]
     source: str
+    ignored: tuple[str, ...] = ()
 
 
 def count_document(value: object, name: str, axes: Sequence[str] | None = None) -> CountedSizes:

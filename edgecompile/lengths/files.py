@@ -59,7 +59,8 @@ def read_sizes(
             return distribution_of(count_document(document, name, axes))
         reader = RowReader(axes)
         counts = count_rows(head, stream, name, reader, rows_hint(head))
-        return distribution_of(CountedSizes(tuple(reader.columns or (LENGTH,)), counts, name))
+        columns = tuple(reader.columns or (LENGTH,))
+        return distribution_of(CountedSizes(columns, counts, name, reader.ignored))
 
 
 def _count_npy(data: bytes, name: str) -> CountedSizes:

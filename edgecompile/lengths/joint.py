@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -122,5 +122,6 @@ def both_axes_hint(axes: Iterable[str], length_axis: str = LENGTH) -> str:
 def distribution_of(counted: CountedSizes) -> LengthDistribution | JointDistribution:
     """The distribution of a source's counts, over one axis or two."""
     if len(counted.axes) == 1:
-        return LengthDistribution.from_sizes(counted.counts, counted.source)
+        lengths = LengthDistribution.from_sizes(counted.counts, counted.source)
+        return replace(lengths, ignored=counted.ignored)
     return JointDistribution.from_counts(counted.axes, counted.counts, counted.source)

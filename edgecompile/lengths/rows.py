@@ -81,15 +81,15 @@ def choose_columns(names: Sequence[str], axes: Sequence[str] | None) -> Columns 
     Args:
         names: the column names of the source.
         axes: the model's axes that may vary, the length axis first; None accepts "length" with
-            "batch", or with another name that has "length" in it, and "height" with "width". A column "length"
-            stands for the length axis whatever its name.
+            "batch", or with another name that has "length" in it, and without "length" "height" with "width".
+            A column "length" stands for the length axis whatever its name.
     """
-    if axes is None and {*IMAGE} <= {name.lower() for name in names}:
+    lower = [name.lower() for name in names]
+    if axes is None and {*IMAGE} <= {*lower} and LENGTH not in lower:
         return find_pair(names, IMAGE)
     pair = find_pair(names, axes)
     if pair and (axes or any(axis == "batch" or LENGTH in axis for axis in list(pair)[1:])):
         return pair
-    lower = [name.lower() for name in names]
     return LENGTHS_ALONE if lower.count(LENGTH) == 1 and lower.count(COUNT) < 2 else None
 
 
@@ -149,10 +149,12 @@ class RowReader:
 
     Attributes:
         columns: the columns of the file; None before the first row, or where it can't be one.
+        ignored: names of the first row, in lower case, that nothing counts.
     """
 
     def __init__(self, axes: Sequence[str] | None) -> None:
         self.columns: Columns | None = None
+        self.ignored: tuple[str, ...] = ()
         self._axes = axes
         self._names: Sequence[str] = (LENGTH,)
         self._objects = False
@@ -168,6 +170,9 @@ class RowReader:
         self._objects = text.startswith("{")
         names = list(_object_of(text) or ()) if self._objects else split_cells(text)
         columns = choose_columns(names, self._axes)
+        if columns is not None:
+            counted = (*columns.values(), COUNT)
+            self.ignored = tuple(name.lower() for name in names if name.lower() not in counted)
         if self._objects:
             self.columns = columns or LENGTHS_ALONE
             return False

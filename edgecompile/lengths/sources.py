@@ -47,7 +47,7 @@ def read_traffic(
               shape [samples, 2], or a mapping from pair to number of samples;
             - a distribution, which is returned as it is.
         axes: the model's axes that may vary, the length axis first; None: "length" and "batch".
-            Of a file, columns with other names are ignored.
+            Of a file, columns with other names are ignored: a plan refuses those of the model's axes.
 
     Raises:
         UsageError: the source is of another type.

@@ -232,15 +232,28 @@ def _refuse_unlimited(model: LoadedModel, settled: Collection[str]) -> None:
         )
 
 
+def _refuse_ignored(model: LoadedModel, lengths: LengthDistribution) -> None:
+    """Raises a LengthsError if sizes of an axis of the model are in the sample, but not counted."""
+    for name, limits in model.axes.items():
+        if name != model.length_axis and name.lower() in lengths.ignored and limits.lo != limits.hi:
+            raise LengthsError(
+                f"{lengths.source}: the column '{name}' isn't counted, and {model.name} has an axis of this name",
+                hint="leave the column out, or name two axes: "
+                f'{{"axes": ["length", "{name}"], "sizes": [[12, 3]], "counts": [1]}}',
+            )
+
+
 def with_traffic(request: PlanRequest, model: LoadedModel) -> PlanRequest:
     """The request with lengths, on axes named as the model's; every batch size once if there are none.
 
     Raises:
         UsageError: the model's lengths vary, so that they are needed.
+        LengthsError: a column that isn't counted has the name of an axis that varies.
     """
     axis = model.length_axis
     if request.lengths is not None:
         joint = request.joint
+        _refuse_ignored(model, request.lengths)
         if joint is not None and axis == joint.axes[1]:
             return replace(request, joint=joint.turned(), lengths=joint.marginal(axis))
         if joint is not None and axis is not None and axis not in joint.axes:

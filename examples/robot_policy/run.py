@@ -16,6 +16,7 @@ from typing import Any, Dict, Tuple
 
 import numpy as np
 import torch
+from lerobot.configs.policies import PreTrainedConfig
 from lerobot.processor import PolicyProcessorPipeline
 from lerobot.processor.converters import policy_action_to_transition, transition_to_policy_action
 
@@ -26,18 +27,22 @@ _CLASSES = {"act": "ACTPolicy", "diffusion": "DiffusionPolicy"}
 
 
 class LeRobot:
-    """A checkpoint as LeRobot runs it."""
+    """A checkpoint as LeRobot runs it, on the CPU; nothing is fetched."""
 
     def __init__(self, folder: str) -> None:
         text = (Path(folder) / "config.json").read_text(encoding="utf-8")
         self.kind = json.loads(text)["type"]
         module = importlib.import_module(f"lerobot.policies.{self.kind}.modeling_{self.kind}")
-        self.policy = getattr(module, _CLASSES[self.kind]).from_pretrained(folder).to("cpu")
-        load = PolicyProcessorPipeline.from_pretrained
-        self.before = load(folder, config_filename="policy_preprocessor.json")
-        self.after = load(
+        config = PreTrainedConfig.from_pretrained(folder)
+        config.device = "cpu"
+        # The checkpoint has all weights: those that the backbone's training began with would be fetched for nothing.
+        if hasattr(config, "pretrained_backbone_weights"):
+            config.pretrained_backbone_weights = None
+        self.policy = getattr(module, _CLASSES[self.kind]).from_pretrained(folder, config=config)
+        self.before = _processor(folder, "policy_preprocessor.json")
+        self.after = _processor(
             folder,
-            config_filename="policy_postprocessor.json",
+            "policy_postprocessor.json",
             to_transition=policy_action_to_transition,
             to_output=transition_to_policy_action,
         )
@@ -54,6 +59,17 @@ class LeRobot:
             options["noise"] = torch.from_numpy(noise[:, 0])
         tensors = {name: torch.from_numpy(array) for name, array in observation.items()}
         return self.after(self.policy.select_action(self.before(tensors), **options)).numpy()
+
+
+def _processor(folder: str, name: str, **converters: Any) -> Any:
+    """The processor that a file of the folder describes, on the CPU."""
+    steps = json.loads((Path(folder) / name).read_text(encoding="utf-8"))["steps"]
+    device = "device_processor"
+    listed = any(step.get("registry_name") == device for step in steps)
+    overrides = {device: {"device": "cpu"}} if listed else {}
+    return PolicyProcessorPipeline.from_pretrained(
+        folder, config_filename=name, overrides=overrides, **converters
+    )
 
 
 def drive(folder: str, bundle: str, steps: int, robots: int) -> float:

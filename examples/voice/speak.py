@@ -1,9 +1,11 @@
 """Speaks tokens with the two bundles of ``voice.py``: numpy and the runtime are all that it needs.
 
-python3 speak.py text.ecb sound.ecb OUTPUT.wav TOKEN…
+python3 speak.py text.ecb sound.ecb OUTPUT.wav TOKEN… --rate 16000
+
+The rate is the model's: the build of ``make_sound`` prints it.
 """
 
-import sys
+import argparse
 import wave
 
 import numpy as np
@@ -46,13 +48,25 @@ class Voice:
 
 
 def main():
-    text, sound, output, *tokens = sys.argv[1:]
-    with open_bundle(text) as first, open_bundle(sound) as second:
-        samples = Voice(first, second).speak([int(token) for token in tokens])
-    with wave.open(output, "wb") as file:
+    parser = argparse.ArgumentParser(description="Speak tokens into a file of sound.")
+    parser.add_argument("text", help="the bundle of make_text")
+    parser.add_argument("sound", help="the bundle of make_sound")
+    parser.add_argument("output", help="the file to write, .wav")
+    parser.add_argument("tokens", nargs="+", type=int, metavar="TOKEN")
+    parser.add_argument(
+        "--rate",
+        type=int,
+        required=True,
+        metavar="HZ",
+        help="samples a second, as the build of make_sound prints them",
+    )
+    arguments = parser.parse_args()
+    with open_bundle(arguments.text) as first, open_bundle(arguments.sound) as second:
+        samples = Voice(first, second).speak(arguments.tokens)
+    with wave.open(arguments.output, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
-        file.setframerate(16000)
+        file.setframerate(arguments.rate)
         file.writeframes((samples.clip(-1, 1) * 32767).astype("<i2").tobytes())
 
 

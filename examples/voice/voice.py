@@ -6,8 +6,9 @@ How many samples a text has depends on values that the model computes in its mid
     edgecompile build voice.py:make_text --lengths tokens.txt --mode exact --output text.ecb
     edgecompile build voice.py:make_sound --lengths frames.txt --mode exact --output sound.ecb
 
-``speak.py`` puts them together on the device. Noise is an input of both, so that the same noise gives the same
-samples. A model of several speakers speaks with the voice of the number in the variable SPEAKER.
+``speak.py`` puts them together on the device, at the rate that the second build prints. Noise is an input of both, so
+that the same noise gives the same samples. A model of several speakers speaks with the voice of the number in the
+variable SPEAKER.
 """
 
 import os
@@ -88,6 +89,7 @@ def make_text():
 def make_sound():
     """The factory of the part that makes the sound."""
     model, speaker = load()
+    print(f"speak.py writes this model's sound with --rate {model.config.sampling_rate}")
     return {
         "module": Sound(model, speaker),
         "inputs": {"latents": torch.randn(1, model.config.flow_size, 20)},

@@ -6,6 +6,9 @@ The reference draws its noise as it does; the noise is recorded, and is an input
 from __future__ import annotations
 
 import importlib.util
+import re
+import sys
+import wave
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -29,6 +32,7 @@ from tests.plans import exact_plan  # noqa: E402
 EXAMPLE = Path(__file__).parents[2] / "examples" / "voice"
 SIZES = {
     "vocab_size": 20,
+    "sampling_rate": 22050,
     "hidden_size": 16,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -108,7 +112,11 @@ def spoken(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_bundles_speak_as_transformers_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: None, kind: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kept: None,
+    kind: str,
 ) -> None:
     folder = write(tmp_path / "voice", **KINDS[kind])
     wanted = spoken(folder, monkeypatch, **({"speaker_id": 2} if kind == "speakers" else {}))
@@ -141,3 +149,12 @@ def test_two_bundles_speak_as_transformers_does(
         assert np.array_equal(voice.speak(ids, seed=3), voice.speak(ids, seed=3))
         if kind == "speakers":  # other noise, another length
             assert len({len(voice.speak(ids, seed=seed)) for seed in range(4)}) > 1
+    printed = re.search(r"--rate (\d+)", capsys.readouterr().err)
+    assert printed is not None
+    file = tmp_path / "said.wav"
+    given = [*map(str, bundles.values()), str(file), "3", "1", "4", "--rate", printed[1]]
+    monkeypatch.setattr(sys, "argv", ["speak.py", *given])
+    speak.main()
+    with wave.open(str(file)) as sound:
+        assert (sound.getframerate(), sound.getnchannels(), sound.getsampwidth()) == (22050, 1, 2)
+        assert sound.getnframes() > 0

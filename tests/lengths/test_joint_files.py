@@ -73,6 +73,8 @@ def test_the_columns_of_a_model_are_picked_by_its_axes(tmp_path: Path) -> None:
         "12,3\n",
         "length,count\n12,3\n",
         "length,width\n12,3\n",
+        "length,height,width\n12,3,4\n",
+        '{"length": 12, "height": 3, "width": 4}\n',
         "length,batch,batch\n12,3,4\n",
         "length\n12\n",
         '{"length": 12, "count": 3}\n',

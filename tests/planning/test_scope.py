@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.errors import LengthsError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.files import read_sizes
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.planning.request import PlanRequest
@@ -60,6 +62,41 @@ def test_the_axis_that_is_planned_first_may_be_second_in_the_sample() -> None:
     scope = plan_scope(model, request)
     assert scope.joint is not None and scope.joint.axes == ("width", "height")
     assert dict(scope.axes) == {"width": AxisRange(1, 80, 70), "height": AxisRange(1, 60, 9)}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("length,frames,count\n12,300,2\n", "frames"),
+        ('{"length": 12, "frames": 300}\n', "frames"),
+        ("length,batch,frames\n12,4,300\n", "batch"),
+    ],
+)
+def test_a_column_of_an_axis_is_counted_or_refused(tmp_path: Path, text: str, name: str) -> None:
+    spec: dict[str, Any] = {
+        "module": nn.ReLU(),
+        "inputs": {"input": torch.ones(2, 5, 9)},
+        "axes": {"input": {0: "batch", 1: "length", 2: "frames"}},
+        "limits": {"batch": (1, 4), "length": (1, 60), "frames": (1, 400)},
+    }
+    file = tmp_path / "log"
+    file.write_text(text)
+    lengths = read_sizes(file)
+    assert isinstance(lengths, LengthDistribution)
+    with pytest.raises(LengthsError, match=f"the column '{name}' isn't counted") as refused:
+        with_traffic(PlanRequest(lengths), load_model(spec))
+    assert '{"axes": ["length", "' in str(refused.value.hint)
+    # Where the axis has one size, or isn't the model's, the column says nothing of use.
+    for limits in ({"batch": (2, 2), "length": (1, 60), "frames": (9, 9)}, {"length": (1, 60)}):
+        axes = {0: "batch", 1: "length", 2: "frames"} if len(limits) > 1 else {1: "length"}
+        model = load_model({**spec, "axes": {"input": axes}, "limits": limits})
+        assert with_traffic(PlanRequest(lengths), model).lengths == lengths
+    file.write_text('{"axes": ["length", "frames"], "sizes": [[12, 300]], "counts": [2]}')
+    joint = read_sizes(file)
+    assert isinstance(joint, JointDistribution)
+    model = load_model(spec)
+    request = with_traffic(PlanRequest(joint.marginal("length"), joint=joint), model)
+    assert plan_scope(model, request).second == "frames"
 
 
 def test_length_stands_for_the_length_axis_whatever_its_name() -> None:

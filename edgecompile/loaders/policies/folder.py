@@ -17,6 +17,7 @@ from edgecompile.errors import MissingDependencyError, ModelError, UsageError
 from edgecompile.files import hash_tree
 from edgecompile.loaders.folders.files import find_weights, plain_name, read_object
 from edgecompile.loaders.folders.pretrained import OFFLINE
+from edgecompile.loaders.input_specs import with_pads
 from edgecompile.loaders.policies.denoising import denoising_steps
 from edgecompile.loaders.policies.networks import ActNetwork, DiffusionNetwork
 from edgecompile.loaders.policies.statistics import ACTION, read_normalizations
@@ -48,7 +49,8 @@ def load_policy(folder: Path, options: LoadOptions) -> LoadedModel:
     chunk of normalized actions [batch, actions, size].
 
     Raises:
-        ModelError: the folder is incomplete, has no statistics, or the policy can't be compiled.
+        ModelError: the folder is incomplete, has no statistics, the policy can't be compiled, or a pad value is for
+            no input of it.
         MissingDependencyError: LeRobot can't be imported.
         UsageError: a maximum length is asked for.
     """
@@ -58,16 +60,17 @@ def load_policy(folder: Path, options: LoadOptions) -> LoadedModel:
     policy = _Policy(folder)
     with torch.no_grad(), redirect_stdout(sys.stderr):
         network = policy.network()
-    module = NamedModule(network, [item.name for item in policy.inputs], output_names=[ACTION])
+    inputs = with_pads(policy.inputs, options)
+    module = NamedModule(network, [item.name for item in inputs], output_names=[ACTION])
     module.eval()
     name = plain_name(options.name or folder.resolve().name)
     axes = {BATCH: AxisLimits(*(options.batch or (1, 1)))}
-    outputs, copied = probe_model(module, policy.inputs, axes, name)
+    outputs, copied = probe_model(module, inputs, axes, name)
     policy.compare(module)
     return LoadedModel(
         name=name,
         module=module,
-        inputs=policy.inputs,
+        inputs=inputs,
         outputs=outputs,
         axes=axes,
         length_axis=BATCH,

@@ -5,12 +5,13 @@ The files are read as plain JSON and safetensors: nothing that they name is impo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import read_object
@@ -38,6 +39,9 @@ _MODES: Mapping[str, tuple[str, str]] = {
     "QUANTILE10": ("q10", "q90"),
 }
 _IDENTITY = "IDENTITY"
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+#: Dtypes of statistics.
+_NUMBERS = (*_FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _UNUSABLE = "is a policy whose normalization can't be used"
 
 
@@ -75,16 +79,18 @@ def read_normalizations(folder: Path, features: Sequence[str]) -> Normalizations
     problems: list[str] = []
     before = _steps(folder, PREPROCESSOR, (_RENAME, _NORMALIZE), problems)
     after = _steps(folder, POSTPROCESSOR, (_RESTORE,), problems)
-    renamed = _object(before.get(_RENAME, {}).get("rename_map"))
+    renamed = before.get(_RENAME, {}).get("rename_map", {})
+    if not _are_names_by_key(renamed):
+        problems.append(f"'rename_map' of {_RENAME} isn't an object of names")
     _refuse(folder, problems)
-    observed = _Normalizer(folder, before[_NORMALIZE], problems)
-    performed = _Normalizer(folder, after[_RESTORE], problems)
-    scalings = {name: observed.scaling(name, divides=True) for name in features}
-    action = performed.scaling(ACTION, divides=False)
+    observed = _Normalizer(folder, _NORMALIZE, before[_NORMALIZE], problems)
+    performed = _Normalizer(folder, _RESTORE, after[_RESTORE], problems)
+    scalings = {name: observed.observation(name) for name in features}
+    action = performed.action()
     without = not (observed.statistics and performed.statistics)
     _refuse(folder, problems, "is a policy without statistics" if without else _UNUSABLE)
     return Normalizations(
-        scalings, action, {str(new): str(old) for old, new in renamed.items() if new in features}
+        scalings, action, {new: old for old, new in renamed.items() if new in features}
     )
 
 
@@ -118,20 +124,55 @@ def _steps(
     return found
 
 
+def _is_number(value: Any) -> bool:
+    """Whether it is a number of float32 that is finite."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= torch.finfo(torch.float32).max
+
+
+def _are_names(value: Any) -> bool:
+    """Whether it is a list of strings; None: there is none."""
+    return value is None or (
+        isinstance(value, list) and all(isinstance(item, str) for item in value)
+    )
+
+
+def _are_names_by_key(value: Any) -> bool:
+    return isinstance(value, Mapping) and _are_names(list(value.values()))
+
+
+def _are_features(value: Any) -> bool:
+    """Whether it is an object of features, each with the name of its type."""
+    return isinstance(value, Mapping) and _are_names(
+        [_object(feature).get("type") for feature in value.values()]
+    )
+
+
 class _Normalizer:
     """A step that normalizes, or that restores."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], problems: list[str]) -> None:
-        self.problems = problems
-        self.features = _object(config.get("features"))
-        self.modes = _object(config.get("norm_map"))
-        self.eps = np.float32(config.get("eps", 1e-8))
-        self.only = config.get("normalize_observation_keys")
+    def __init__(
+        self, folder: Path, step: str, config: Mapping[str, Any], problems: list[str]
+    ) -> None:
+        self.problems, self._step, self._config = problems, step, config
+        self.features = self._setting("features", _are_features, "an object of features", {})
+        self.modes = self._setting("norm_map", _are_names_by_key, "an object of modes' names", {})
+        self.eps = np.float32(self._setting("eps", _is_number, "a finite number", 1e-8))
+        keys = "a list of names"
+        self.only = self._setting("normalize_observation_keys", _are_names, keys, None)
         self.statistics = self._read(folder, config.get("state_file"))
 
-    def _read(self, folder: Path, name: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def _setting(self, key: str, fits: Callable[[Any], bool], form: str, default: Any) -> Any:
+        """A checked setting. Those that may be missing fit by their default."""
+        value = self._config.get(key, default or None)
+        if fits(value):
+            return value
+        self.problems.append(f"'{key}' of {self._step} isn't {form}")
+        return default
+
+    def _read(self, folder: Path, name: Any) -> dict[str, torch.Tensor]:
         from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors.torch import load_file
 
         if name is None:
             return {}
@@ -139,17 +180,25 @@ class _Normalizer:
             self.problems.append(f"{name!r} isn't the name of a file of statistics")
             return {}
         try:
-            return dict(load_file(folder / name))
+            return load_file(folder / name)
         except (OSError, SafetensorError) as error:
             self.problems.append(f"the statistics {name} can't be read: {error}")
             return {}
 
-    def scaling(self, name: str, divides: bool) -> Scaling | None:
-        """The normalization of a value; ``divides``: on the way to the model."""
+    def observation(self, name: str) -> Scaling | None:
+        """The normalization of an observation; None: it isn't a feature, or isn't among the keys."""
         kind = _object(self.features.get(name)).get("type")
-        mode = self.modes.get(str(kind), _IDENTITY)
         listed = self.only is None or name in self.only
-        if kind is None or mode == _IDENTITY or not listed:
+        return self._scaling(name, str(kind), divides=True) if kind and listed else None
+
+    def action(self) -> Scaling | None:
+        """The normalization of actions; LeRobot restores them whatever the features and keys are."""
+        return self._scaling(ACTION, "ACTION", divides=False)
+
+    def _scaling(self, name: str, kind: str, divides: bool) -> Scaling | None:
+        """The normalization of a value of a kind of features; ``divides``: on the way to the model."""
+        mode = self.modes.get(kind, _IDENTITY)
+        if mode == _IDENTITY:
             return None
         if mode not in _MODES:
             self.problems.append(f"{name} is normalized by {mode!r}, which isn't known")
@@ -172,10 +221,11 @@ class _Normalizer:
         if value is None:
             self.problems.append(f"there is no statistic '{key}' of {name}")
             return None
-        if value.dtype.kind not in "fiu" or value.size not in (1, *value.shape[:1]):
-            self.problems.append(f"the statistic '{key}' of {name} is {value.dtype} {value.shape}")
+        if value.dtype not in _NUMBERS or value.numel() not in (1, *value.shape[:1]):
+            dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
+            self.problems.append(f"the statistic '{key}' of {name} is {dtype} {shape}")
             return None
-        numbers = value.astype(np.float32).reshape(-1)
+        numbers: np.ndarray[Any, Any] = value.float().reshape(-1).numpy()
         if not np.isfinite(numbers).all():
             self.problems.append(f"the statistic '{key}' of {name} isn't finite")
             return None

@@ -100,7 +100,9 @@ class Policy(OneAtATime):
     def predict_chunk(
         self, observation: Mapping[str, Any], *, noise: Any = None, threads: int = 0
     ) -> "Array":
-        """All actions that the model makes of an observation; those that wait stay as they are.
+        """All actions that the model makes of an observation.
+
+        Actions that wait stay as they are, and the observation isn't among those before the next one.
 
         Args:
             observation, noise, threads: see ``select_action``.
@@ -113,9 +115,7 @@ class Policy(OneAtATime):
         """
         with self._taken():
             seen, single = self._observe(observation)
-            chunk = self._predict(seen, noise, threads)
-            self._seen = seen
-            return self._finish(chunk, single)
+            return self._finish(self._predict(seen, noise, threads), single)
 
     def _observe(self, observation: Mapping[str, Any]) -> "Tuple[_Seen, bool]":
         """The last normalized observations by name, this one behind them; whether it is of one robot alone.

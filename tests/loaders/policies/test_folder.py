@@ -63,7 +63,7 @@ def test_inputs_and_outputs(found: Any) -> None:
 
 def test_every_setting_agrees_with_lerobot(found: Any) -> None:
     refused = {name: item for name, item in found.items() if isinstance(item[0], str)}
-    assert sorted(refused) == ["many steps", "no statistics", "other weights"]
+    assert sorted(refused) == ["many steps", "no statistics", "other pad", "other weights"]
 
 
 def test_refusals(found: Any) -> None:
@@ -75,6 +75,12 @@ def test_refusals(found: Any) -> None:
     assert "there is no statistic 'mean' of observation.state" in message
     kind, message, _ = found["other weights"]
     assert kind == "ModelError" and "LeRobot can't load the policy" in message
+
+
+def test_pad_values_are_for_inputs(found: Any) -> None:
+    assert found["pad"] == [0, None, None, None]
+    text = "pad values for inputs that don't exist: observation.state"
+    assert found["other pad"][:2] == ["ModelError", text]
 
 
 def write(folder: Path, **config: Any) -> Path:

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_tensors
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.policies.statistics import (
@@ -102,6 +104,23 @@ def test_mean_and_spread(tmp_path: Path) -> None:
     np.testing.assert_array_equal(restore(x, made.action), x * HIGH + LOW)  # without eps
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"normalize_observation_keys": [CAMERA]},
+        {"normalize_observation_keys": []},
+        {"features": {STATE: FEATURES[STATE]}},
+        {"features": {**FEATURES, "action": FEATURES[STATE]}, "norm_map": {"ACTION": "MEAN_STD"}},
+    ],
+)
+def test_actions_are_restored_whatever_is_observed(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    write(tmp_path, "MEAN_STD", ("mean", "std"), **settings)
+    x = np.float32([[1, 2, 3]])
+    np.testing.assert_array_equal(restore(x, read(tmp_path).action), x * HIGH + LOW)
+
+
 def test_what_isnt_normalized(tmp_path: Path) -> None:
     write(tmp_path, "MEAN_STD", ("mean", "std"), normalize_observation_keys=[CAMERA])
     made = read(tmp_path)
@@ -109,6 +128,7 @@ def test_what_isnt_normalized(tmp_path: Path) -> None:
     assert made.observations[STATE] is None
     assert made.observations[WORLD] is None
     assert made.observations[CAMERA] is not None
+    assert made.action is not None
     write(tmp_path, "IDENTITY", ("mean", "std"))
     assert read(tmp_path) == Normalizations(dict.fromkeys(NAMES), None, {})
 
@@ -164,6 +184,57 @@ def test_processors_that_cant_be_used(
         read(tmp_path)
 
 
+@pytest.mark.parametrize("file", [PREPROCESSOR, POSTPROCESSOR])
+@pytest.mark.parametrize(
+    ("key", "value", "form"),
+    [
+        ("eps", "x", "a finite number"),
+        ("eps", None, "a finite number"),
+        ("eps", True, "a finite number"),
+        ("eps", float("nan"), "a finite number"),
+        ("eps", 10**400, "a finite number"),
+        ("norm_map", [], "an object of modes' names"),
+        ("norm_map", None, "an object of modes' names"),
+        ("norm_map", {"ACTION": ["MIN_MAX"]}, "an object of modes' names"),
+        ("features", [STATE], "an object of features"),
+        ("features", {STATE: "STATE"}, "an object of features"),
+        ("features", {STATE: {"type": ["STATE"]}}, "an object of features"),
+        ("normalize_observation_keys", 3, "a list of names"),
+        ("normalize_observation_keys", STATE, "a list of names"),
+        ("normalize_observation_keys", [[STATE]], "a list of names"),
+    ],
+)
+def test_settings_of_another_type(
+    tmp_path: Path, file: str, key: str, value: Any, form: str
+) -> None:
+    write(tmp_path, "MIN_MAX", ("min", "max"))
+    change(tmp_path, file, ("steps", 1, "config", key), value)
+    step = "normalizer_processor" if file == PREPROCESSOR else "unnormalizer_processor"
+    with pytest.raises(ModelError, match=f"'{key}' of {step} isn't {form}"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("renames", [[], {"joints": [STATE]}, None])
+def test_new_names_of_another_type(tmp_path: Path, renames: Any) -> None:
+    step = {"registry_name": "rename_observations_processor", "config": {"rename_map": renames}}
+    write(tmp_path, "MIN_MAX", ("min", "max"), before=[step])
+    with pytest.raises(
+        ModelError, match="'rename_map' of rename_observations_processor isn't an object of names"
+    ):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
+def test_statistics_of_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    write(tmp_path, "MIN_MAX", ("min", "max"))
+    wanted = read(tmp_path)
+    values = {**statistics("min", LOW), **statistics("max", HIGH)}
+    for kind in ("normalizer_processor", "unnormalizer_processor"):
+        cast = {name: torch.from_numpy(value).to(dtype) for name, value in values.items()}
+        save_tensors(cast, tmp_path / f"{kind}.safetensors")
+    assert read(tmp_path) == wanted
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -171,6 +242,7 @@ def test_processors_that_cant_be_used(
         (np.float32([1, 2]), "have 3 and 2 values"),
         (np.ones((3, 2), np.float32), r"is float32 \(3, 2\)"),
         (np.ones(3, bool), "is bool"),
+        (np.ones(3, np.complex64), "is complex64"),
     ],
 )
 def test_statistics_that_cant_be_used(

@@ -1,4 +1,4 @@
-"""The operators on boxes of the C ABI against those in torch, and against torchvision where it is installed."""
+"""The operators on boxes of the C ABI against those in torch, and against results of torchvision."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgecompile.export.operators.boxes import MOST_MOVED, roi_align, suppress
-from tests.factories.detector import find_torchvision
+from edgecompile.export.operators.boxes import roi_align, suppress
 from tests.native.programs.aoti import ShimError
+from tests.native.programs.box_cases import (
+    AVERAGES,
+    GROUPS,
+    KEPT,
+    SUPPRESSIONS,
+    draw_boxes,
+    draw_groups,
+    draw_map,
+    draw_regions,
+    draw_scores,
+    torchvision_results,
+)
 from tests.native.programs.torch_cases import Optional, ours
-
-
-def draw_boxes(count: int, dtype: torch.dtype = torch.float32, side: float = 30.0) -> Tensor:
-    """Boxes [count, 4] of which many overlap, some without a size and some turned about."""
-    torch.manual_seed(count)
-    first = torch.rand(count, 2, dtype=dtype) * 60
-    boxes = torch.cat([first, first + torch.rand(count, 2, dtype=dtype) * side], 1)
-    boxes[::13, 2:] = boxes[::13, :2]
-    boxes[5::17] = boxes[5::17, [2, 3, 0, 1]]
-    return boxes
-
-
-def draw_scores(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Scores of which many are equal."""
-    return (torch.rand(count, dtype=dtype) * 16).round() / 16
 
 
 def kept(boxes: Tensor, scores: Tensor, groups: Tensor | None, threshold: float) -> Tensor:
@@ -32,30 +28,20 @@ def kept(boxes: Tensor, scores: Tensor, groups: Tensor | None, threshold: float)
     return ours("cpu_ec_suppress", boxes, scores, Optional(groups), threshold, results=1)[0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 33, 300])
-@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.5, 1.0, -1.0, float("nan")])
+@pytest.mark.parametrize(("dtype", "count", "threshold"), SUPPRESSIONS)
 def test_suppression(dtype: torch.dtype, count: int, threshold: float) -> None:
     boxes, scores = draw_boxes(count, dtype), draw_scores(count, dtype)
     wanted = suppress(boxes, scores, None, threshold)
     assert torch.equal(kept(boxes, scores, None, threshold), wanted)
-    torchvision = find_torchvision()
-    if torchvision is not None:
-        assert torch.equal(torchvision.ops.nms(boxes, scores, threshold), wanted)
+    assert wanted.tolist() == torchvision_results()[str((dtype, count, threshold))].tolist()
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int64, torch.int32, torch.float32, torch.float64, torch.bool]
-)
-@pytest.mark.parametrize("count", [0, 5, 200, MOST_MOVED // 4, MOST_MOVED // 4 + 1])
+@pytest.mark.parametrize(("dtype", "count"), GROUPS)
 def test_suppression_within_groups(dtype: torch.dtype, count: int) -> None:
-    boxes, scores = draw_boxes(count), torch.rand(count)
-    groups = torch.randint(-2, 3, (count,)).to(dtype)
+    boxes, (scores, groups) = draw_boxes(count), draw_groups(count, dtype)
     wanted = suppress(boxes, scores, groups, 0.4)
     assert torch.equal(kept(boxes, scores, groups, 0.4), wanted)
-    torchvision = find_torchvision()
-    if torchvision is not None:
-        assert torch.equal(torchvision.ops.batched_nms(boxes, scores, groups, 0.4), wanted)
+    assert wanted.tolist() == torchvision_results()[str((dtype, count))].tolist()
 
 
 def test_the_share_is_compared_as_torchvision_compares_it() -> None:
@@ -110,21 +96,11 @@ def aligned_boxes(x: Tensor, boxes: Tensor, *settings: float) -> Tensor:
     return ours("cpu_ec_roi_align", x, boxes, float(scale), *map(int, rest), results=1)[0]
 
 
-def draw_regions(count: int, images: int, side: float) -> Tensor:
-    """Boxes [count, 5] of images, partly outside of maps whose longer side is ``side``."""
-    boxes = draw_boxes(count, side=50.0) * (side / 70) - side / 10
-    return torch.cat([torch.randint(0, images, (count, 1)).float(), boxes], 1)
-
-
-@pytest.mark.parametrize(
-    "settings", [(1.0, 3, 2, -1), (0.5, 7, 7, 2), (0.25, 1, 1, 0), (2.0, 2, 5, 3)]
-)
-@pytest.mark.parametrize("aligned", [False, True])
-@pytest.mark.parametrize("size", [(1, 1), (1, 9), (13, 8), (30, 41)])
+@pytest.mark.parametrize(("settings", "aligned", "size"), AVERAGES)
 def test_averages_over_boxes(
     settings: tuple[float, ...], aligned: bool, size: tuple[int, int]
 ) -> None:
-    x, boxes = torch.randn(2, 70, *size), draw_regions(19, 2, max(size) / settings[0])
+    x, boxes = draw_map(size), draw_regions(max(size) / settings[0])
     own = aligned_boxes(x, boxes, *settings, aligned)
     scale, (rows, columns, samples) = settings[0], map(int, settings[1:])
     wanted = roi_align(x, boxes, scale, rows, columns, samples, aligned)
@@ -132,14 +108,8 @@ def test_averages_over_boxes(
     # Channels last in memory, as convolutions leave them.
     last = x.to(memory_format=torch.channels_last)
     assert torch.equal(aligned_boxes(last, boxes, *settings, aligned), own)
-    torchvision = find_torchvision()
-    if torchvision is not None:
-        torch.testing.assert_close(
-            own,
-            torchvision.ops.roi_align(x, boxes, (rows, columns), scale, samples, aligned),
-            rtol=1e-6,
-            atol=1e-6,
-        )
+    theirs = torchvision_results()[str((settings, aligned, size))]
+    torch.testing.assert_close(own[KEPT].flatten(), theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_no_boxes_have_no_averages() -> None:

@@ -71,6 +71,21 @@ def test_a_chunk_leaves_the_queue_as_it_is() -> None:
     assert policy.select_action({"x": [0.0]}) == 101
 
 
+def test_a_chunk_leaves_earlier_observations_as_they_are() -> None:
+    model = whole(steps=1)
+    policy = Policy(model)  # type: ignore[arg-type]
+    policy.predict_chunk(observation(9, 2))  # of other robots, before the episode's first step
+    policy.select_action(observation(0))
+    for seed in (1, 2):
+        policy.predict_chunk(observation(seed))
+    policy.select_action(observation(3))
+    _, first, *chunks, second = (item["state"][0] for item in model.inputs)
+    np.testing.assert_array_equal(first[0], first[1])
+    for given in (*chunks, second):
+        np.testing.assert_array_equal(given[0], first[1])
+    assert len({given[1].tobytes() for given in (*chunks, second)}) == 3
+
+
 @pytest.mark.parametrize("coefficient", [0.01, 0.0, -0.5])
 def test_an_ensemble_is_the_mean_of_all_chunks_for_a_step(coefficient: float) -> None:
     model = counting(4)
