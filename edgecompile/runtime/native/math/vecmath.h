@@ -17,7 +17,7 @@
 #include "math/vecmath_trig.h"
 
 #ifdef __aarch64__
-// glibc 2.38 has newer versions of these, which older systems lack. x86-64 has an instruction instead.
+// glibc 2.38 has newer versions of these, which older systems lack.
 __asm__(".symver fmod,fmod@GLIBC_2.17");
 __asm__(".symver fmodf,fmodf@GLIBC_2.17");
 #endif
