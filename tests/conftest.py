@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,44 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
+def built_once(folder: Path, name: str, make: Callable[[Path, Path], object]) -> Path:
+    """The bundle ``NAME.ecb`` of a test run: the first process that asks for it makes it.
+
+    Args:
+        folder: the run's shared folder.
+        name: the bundle's name.
+        make: a function that builds it, from its path and that of a work folder.
+    """
+    output = folder / f"{name}.ecb"
+    with one_at_a_time(folder / f"{name}.lock"):
+        if not output.exists():
+            make(output, folder / f"{name}.work")
+    return output
+
+
+def family_once(
+    folder: Path, name: str, family: str, load: Mapping[str, Any] | None = None, **how: Any
+) -> Path:
+    """A generative bundle of a family of the zoo, as :func:`built_once` has it.
+
+    Args:
+        folder: the run's shared folder.
+        name: the bundle's name.
+        family: the family's name.
+        load: options of loading the model.
+        how: further arguments of ``build_family``.
+    """
+    pytest.importorskip("transformers")
+    from tests.zoo.generation_bundles import build_family
+    from tests.zoo.generation_families import load_family
+
+    return built_once(
+        folder,
+        name,
+        lambda output, work: build_family(load_family(family, **(load or {})), output, work, **how),
+    )
+
+
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all the processes of this test run see."""
@@ -139,21 +177,21 @@ def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     from edgecompile.planning.request import PlanRequest
     from tests.plans import exact_plan
 
-    output = shared_folder / "tiny.ecb"
-    with one_at_a_time(shared_folder / "tiny.lock"):
-        if not output.exists():
-            lengths = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
-            build(
-                BuildRequest(
-                    model=str(tiny_model),
-                    target="cpu-x86-64",
-                    plan=PlanRequest(lengths, plan=exact_plan(9, 20, 32, batch=2), max_length=32),
-                    output=output,
-                    load=LoadOptions(batch=(1, 2)),
-                    work_dir=shared_folder / "tiny.work",
-                )
+    lengths = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
+    return built_once(
+        shared_folder,
+        "tiny",
+        lambda output, work: build(
+            BuildRequest(
+                model=str(tiny_model),
+                target="cpu-x86-64",
+                plan=PlanRequest(lengths, plan=exact_plan(9, 20, 32, batch=2), max_length=32),
+                output=output,
+                load=LoadOptions(batch=(1, 2)),
+                work_dir=work,
             )
-    return output
+        ),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -161,18 +199,18 @@ def rows_bundle(shared_folder: Path) -> Path:
     """tests/factories/rows.py for up to 8 rows of up to 512 tokens."""
     import edgecompile
 
-    output = shared_folder / "rows.ecb"
-    with one_at_a_time(shared_folder / "rows.lock"):
-        if not output.exists():
-            edgecompile.build(
-                f"{FACTORIES / 'rows.py'}:make",
-                lengths=[4, 9, 512],
-                batch=(1, 8),
-                quick=True,
-                output=output,
-                work_dir=shared_folder / "rows.work",
-            )
-    return output
+    return built_once(
+        shared_folder,
+        "rows",
+        lambda output, work: edgecompile.build(
+            f"{FACTORIES / 'rows.py'}:make",
+            lengths=[4, 9, 512],
+            batch=(1, 8),
+            quick=True,
+            output=output,
+            work_dir=work,
+        ),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -184,20 +222,20 @@ def stateful_bundle(shared_folder: Path) -> Path:
     from edgecompile.planning.request import PlanRequest
     from tests.plans import exact_plan
 
-    output = shared_folder / "stateful.ecb"
-    with one_at_a_time(shared_folder / "stateful.lock"):
-        if not output.exists():
-            lengths = LengthDistribution.from_samples([3, 8, 24])
-            build(
-                BuildRequest(
-                    model=f"{FACTORIES / 'stateful.py'}:make",
-                    target="cpu-x86-64-v3",
-                    plan=PlanRequest(lengths, plan=exact_plan(7, 24)),
-                    output=output,
-                    work_dir=shared_folder / "stateful.work",
-                )
+    lengths = LengthDistribution.from_samples([3, 8, 24])
+    return built_once(
+        shared_folder,
+        "stateful",
+        lambda output, work: build(
+            BuildRequest(
+                model=f"{FACTORIES / 'stateful.py'}:make",
+                target="cpu-x86-64-v3",
+                plan=PlanRequest(lengths, plan=exact_plan(7, 24)),
+                output=output,
+                work_dir=work,
             )
-    return output
+        ),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -205,25 +243,13 @@ def decoder_bundle(shared_folder: Path) -> Path:
     """A small decoder with rotary positions and grouped heads as a generative bundle."""
     from tests.generative import build_decoder
 
-    output = shared_folder / "decoder.ecb"
-    with one_at_a_time(shared_folder / "decoder.lock"):
-        if not output.exists():
-            build_decoder(output, shared_folder / "decoder.work")
-    return output
+    return built_once(shared_folder, "decoder", build_decoder)
 
 
 @pytest.fixture(scope="session")
 def lookup_bundle(shared_folder: Path) -> Path:
     """A family with rotary positions and grouped heads, with runs that give several rows of logits."""
-    pytest.importorskip("transformers")
-    from tests.zoo.generation_bundles import build_family
-    from tests.zoo.generation_families import load_family
-
-    output = shared_folder / "lookup.ecb"
-    with one_at_a_time(shared_folder / "lookup.lock"):
-        if not output.exists():
-            build_family(load_family("llama", lookup=8), output, shared_folder / "lookup.work")
-    return output
+    return family_once(shared_folder, "lookup", "llama", {"lookup": 8})
 
 
 @pytest.fixture(scope="session")
@@ -232,54 +258,27 @@ def bytewise_bundle(shared_folder: Path, decoder_bundle: Path) -> Path:
     pytest.importorskip("tokenizers")
     from tests.bytewise import build_bytewise
 
-    output = shared_folder / "bytewise.ecb"
-    with one_at_a_time(shared_folder / "bytewise.lock"):
-        if not output.exists():
-            build_bytewise(decoder_bundle, output)
-    return output
+    return built_once(
+        shared_folder, "bytewise", lambda output, _: build_bytewise(decoder_bundle, output)
+    )
 
 
 @pytest.fixture(scope="session")
 def hybrid_bundle(shared_folder: Path) -> Path:
     """A generative bundle of a family with states of a fixed size beside keys and values."""
-    pytest.importorskip("transformers")
-    from tests.zoo.generation_bundles import build_family
-    from tests.zoo.generation_families import load_family
-
-    output = shared_folder / "hybrid.ecb"
-    with one_at_a_time(shared_folder / "hybrid.lock"):
-        if not output.exists():
-            build_family(load_family("qwen3_5"), output, shared_folder / "hybrid.work", padded=True)
-    return output
+    return family_once(shared_folder, "hybrid", "qwen3_5", padded=True)
 
 
 @pytest.fixture(scope="session")
 def halves_bundle(shared_folder: Path) -> Path:
     """One of another such family, with keys and values in bfloat16."""
-    pytest.importorskip("transformers")
-    from tests.zoo.generation_bundles import build_family
-    from tests.zoo.generation_families import load_family
-
-    output = shared_folder / "halves.ecb"
-    with one_at_a_time(shared_folder / "halves.lock"):
-        if not output.exists():
-            loaded = load_family("lfm2", cache_precision="bf16")
-            build_family(loaded, output, shared_folder / "halves.work")
-    return output
+    return family_once(shared_folder, "halves", "lfm2", {"cache_precision": "bf16"})
 
 
 @pytest.fixture(scope="session")
 def together_bundle(shared_folder: Path) -> Path:
     """A generative bundle of a family with a program that gives up to four texts a token each."""
-    pytest.importorskip("transformers")
-    from tests.zoo.generation_bundles import build_family
-    from tests.zoo.generation_families import load_family
-
-    output = shared_folder / "together.ecb"
-    with one_at_a_time(shared_folder / "together.lock"):
-        if not output.exists():
-            build_family(load_family("llama"), output, shared_folder / "together.work", texts=4)
-    return output
+    return family_once(shared_folder, "together", "llama", texts=4)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from edgecompile.runtime.generation.golden import replay_generations
 from edgecompile.runtime.generation.lookup import Draft, Worth
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.generation.together import Together
-from tests.conftest import one_at_a_time
+from tests.conftest import built_once, family_once
 from tests.generative import replace_files
 from tests.runtime.generation.test_constraints import Rule
 
@@ -32,16 +32,8 @@ PROMPTS = [
 @pytest.fixture(scope="session")
 def halves_together(shared_folder: Path) -> Path:
     """The same family with caches in bfloat16, and with runs of several tokens of one text."""
-    pytest.importorskip("transformers")
-    from tests.zoo.generation_bundles import build_family
-    from tests.zoo.generation_families import load_family
-
-    output = shared_folder / "halves-together.ecb"
-    with one_at_a_time(shared_folder / "halves-together.lock"):
-        if not output.exists():
-            loaded = load_family("llama", cache_precision="bf16", lookup=4)
-            build_family(loaded, output, shared_folder / "halves-together.work", texts=4)
-    return output
+    load = {"cache_precision": "bf16", "lookup": 4}
+    return family_once(shared_folder, "halves-together", "llama", load, texts=4)
 
 
 @pytest.fixture(scope="session")
@@ -52,24 +44,25 @@ def narrow_together(shared_folder: Path) -> Path:
     from edgecompile.pipeline.build import build
     from tests.quantization.test_quality import request_for, save_llama, write_texts
 
-    folder, output = shared_folder / "narrow-together", shared_folder / "narrow-together.ecb"
-    with one_at_a_time(shared_folder / "narrow-together.lock"):
-        if not output.exists():
-            save_llama(folder, tied=True, spread=0.1)
-            write_texts(folder / "texts.txt", 40)
-            (folder / "prompt.txt").write_text("cat sat on the mat\n")
-            result = build(
-                request_for(
-                    folder,
-                    output,
-                    precision="int4",
-                    texts=SampleTexts(folder / "texts.txt", folder / "tokenizer.json"),
-                    prefix=folder / "prompt.txt",
-                    texts_at_once=4,
-                )
+    folder = shared_folder / "narrow-together"
+
+    def make(output: Path, _: Path) -> None:
+        save_llama(folder, tied=True, spread=0.1)
+        write_texts(folder / "texts.txt", 40)
+        (folder / "prompt.txt").write_text("cat sat on the mat\n")
+        result = build(
+            request_for(
+                folder,
+                output,
+                precision="int4",
+                texts=SampleTexts(folder / "texts.txt", folder / "tokenizer.json"),
+                prefix=folder / "prompt.txt",
+                texts_at_once=4,
             )
-            assert result.verify is not None and result.verify.ok
-    return output
+        )
+        assert result.verify is not None and result.verify.ok
+
+    return built_once(shared_folder, "narrow-together", make)
 
 
 @pytest.fixture(
