@@ -221,11 +221,11 @@ def _replay_texts(
 
 def _text_tables(result: TextsReplay) -> RenderableType:
     from edgecompile.cli.terminal.tables import facts, stack, table
-    from edgecompile.server.schedule.simulate_texts import quantile_ms
+    from edgecompile.server.schedule.simulate import percentile_ms
     from edgecompile.units import format_ms
 
     def ms(times: Sequence[float], percent: int) -> str:
-        found = quantile_ms(times, percent)
+        found = percentile_ms(times, percent)
         return "-" if found is None else format_ms(found)
 
     rows = [

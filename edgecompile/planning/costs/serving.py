@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,5 @@ def _read_runs(value: Any) -> dict[int, float]:
 
 
 def _read_manifest(bundle: str | os.PathLike[str]) -> Manifest:
-    folder = BundleFolder(os.fspath(bundle))
-    try:
+    with closing(BundleFolder(os.fspath(bundle))) as folder:
         return folder.manifest
-    finally:
-        folder.close()

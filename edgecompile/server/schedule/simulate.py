@@ -35,6 +35,19 @@ class Arrival:
     length: int
 
 
+def percentile(ascending: Sequence[float], percent: float) -> float | None:
+    """A quantile of ascending numbers; None of none."""
+    if not ascending:
+        return None
+    return ascending[min(len(ascending) - 1, int(len(ascending) * percent / 100))]
+
+
+def percentile_ms(ascending: Sequence[float], percent: float) -> float | None:
+    """A quantile of ascending seconds, in milliseconds; None of none."""
+    seconds = percentile(ascending, percent)
+    return None if seconds is None else seconds * 1e3
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of one trace under one policy.
@@ -73,19 +86,11 @@ class Outcome:
 
     def percentile(self, percent: float) -> float | None:
         """A quantile of the latencies, in seconds; None without an answer."""
-        if not self.latencies:
-            return None
-        return self.latencies[
-            min(len(self.latencies) - 1, int(len(self.latencies) * percent / 100))
-        ]
+        return percentile(self.latencies, percent)
 
     def to_json(self) -> dict[str, object]:
         """Plain data; times in milliseconds."""
-        ms = {
-            f"p{percent}_ms": None if value is None else value * 1e3
-            for percent in (50, 90, 99)
-            for value in [self.percentile(percent)]
-        }
+        ms = {f"p{percent}_ms": percentile_ms(self.latencies, percent) for percent in (50, 90, 99)}
         return {
             "policy": self.policy,
             "offered_per_s": None if self.offered == float("inf") else self.offered,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgecompile.server.schedule.pace import Pace
-from edgecompile.server.schedule.simulate import Arrival, draw_trace
+from edgecompile.server.schedule.simulate import Arrival, draw_trace, percentile_ms
 from edgecompile.server.schedule.sweep import LOADS, Workload
 from edgecompile.server.schedule.turns import Turns
 from edgecompile.server.settings import DEFAULT_LIMITS
@@ -98,19 +98,12 @@ class TextsOutcome:
             "texts_per_s": self.rate,
             "tokens_per_s": self.tokens_per_s,
             **{
-                f"{name}_p{percent}_ms": quantile_ms(times, percent)
+                f"{name}_p{percent}_ms": percentile_ms(times, percent)
                 for name, times in (("first", self.first), ("gap", self.gaps))
                 for percent in (50, 99)
             },
             "runs": {str(texts): count for texts, count in self.runs.items() if count},
         }
-
-
-def quantile_ms(times: Sequence[float], percent: float) -> float | None:
-    """A quantile of ascending seconds, in milliseconds; None of none."""
-    if not times:
-        return None
-    return times[min(len(times) - 1, int(len(times) * percent / 100))] * 1e3
 
 
 @dataclass
