@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,9 +51,9 @@ class LoadOptions:
             bf16; None: fp32.
         lookup: tokens of the longest run that gives logits behind each of its tokens, by which the
             device tries tokens that it found in the text so far; None: there is no such run.
-        fixed_input: by input of an ONNX file, the number that it always is, such as a sampling rate.
-        input_shape: by input of an ONNX file, its sizes: numbers, and names of axes for those that vary.
-        state: by input of an ONNX file, the output that it is in a stream's next run.
+        fixed_input: numbers that inputs of an ONNX file always are, such as a sampling rate, by input name.
+        input_shape: sizes of an ONNX file's inputs by name: numbers, and names of axes for those that vary.
+        state: outputs of an ONNX file that are inputs in a stream's next run, by input name.
 
     Raises:
         UsageError: a value is of the wrong type or out of its range.
@@ -120,40 +120,35 @@ class LoadOptions:
         return options
 
 
-def _by_input(name: str, value: Any, form: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+def _by_input(name: str, value: Any, fits: Callable[[Any], bool], form: str) -> dict[str, Any]:
+    """A mapping from inputs' names to what fits; ``form`` says how it is written."""
+    named = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    if not named or not all(fits(item) for item in value.values()):
         raise UsageError(f"`{name}` is {value!r}", hint=f"give {form}")
     return dict(value)
 
 
 def _numbers(name: str, value: Any) -> Mapping[str, Number]:
-    form = 'numbers by input name, such as {"ids": 0}'
-    numbers = _by_input(name, value, form)
-    for number in numbers.values():
-        if not isinstance(number, (int, float)) or not -math.inf < number < math.inf:
-            raise UsageError(f"`{name}` is {value!r}", hint=f"give {form}")
-    return numbers
+    def fits(number: Any) -> bool:
+        return isinstance(number, (int, float)) and -math.inf < number < math.inf
+
+    return _by_input(name, value, fits, 'numbers by input name, such as {"ids": 0}')
 
 
 def _shapes(name: str, value: Any) -> Mapping[str, tuple[int | str, ...]]:
-    form = 'sizes by input name, such as {"frames": (1, "length", 80)}'
-    shapes = _by_input(name, value, form)
-    for shape in shapes.values():
-        plain = isinstance(shape, (list, tuple)) and all(
+    def fits(shape: Any) -> bool:
+        return isinstance(shape, (list, tuple)) and all(
             (isinstance(size, int) and size > 0) or (isinstance(size, str) and size.isidentifier())
             for size in shape
         )
-        if not plain:
-            raise UsageError(f"`{name}` is {value!r}", hint=f"give {form}")
-    return {key: tuple(shape) for key, shape in shapes.items()}
+
+    form = 'sizes by input name, such as {"frames": (1, "length", 80)}'
+    return {key: tuple(shape) for key, shape in _by_input(name, value, fits, form).items()}
 
 
 def _states(name: str, value: Any) -> Mapping[str, str]:
     form = 'outputs by input name, such as {"h": "h_next"}'
-    states = _by_input(name, value, form)
-    if not all(isinstance(output, str) for output in states.values()):
-        raise UsageError(f"`{name}` is {value!r}", hint=f"give {form}")
-    return states
+    return _by_input(name, value, lambda output: isinstance(output, str), form)
 
 
 def _lookup(name: str, value: Any) -> int | None:

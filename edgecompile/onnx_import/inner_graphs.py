@@ -173,11 +173,14 @@ class _Rounds:
 
 class _Loop(_Rounds):
     def __init__(self, node: Node, body: Graph, values: _Values) -> None:
-        most, condition, *carried = (
-            values[name] if name else None
-            for name in (*node.inputs, "")[: max(2, len(node.inputs))]
-        )
-        super().__init__(node, body, list(carried), [])
+        names = [
+            *node.inputs,
+            "",
+            "",
+        ]  # both the number of rounds and the condition may be left out
+        most, condition = (values[name] if name else None for name in names[:2])
+        carried = [values[name] for name in node.inputs[2:]]
+        super().__init__(node, body, carried, [])
         self._check(2 + len(carried), 1 + len(carried), len(body.outputs) - 1)
         for value, name in ((most, "as often as"), (condition, "while")):
             if value is not None and not isinstance(value, Known):

@@ -31,7 +31,7 @@ class Likeness:
     """Embeddings of a precision beside the model's own, by the cosines of all pairs of texts.
 
     Attributes:
-        nearest: of the nearest :data:`NEAREST` texts of a text, the number that both find: a mean.
+        nearest: mean number of a text's nearest :data:`NEAREST` texts that both find.
         correlation: Spearman's correlation of the ranks of all pairs.
     """
 

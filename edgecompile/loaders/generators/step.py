@@ -198,7 +198,7 @@ class GenerationStep(nn.Module):
             place: their places.
             cache: the model's cache.
             keep: int64 of one dimension: the numbers of the tokens; None: all of them.
-            kind: what the names of a decoder's arguments begin with.
+            kind: beginning of the names of a decoder's arguments.
             more: further arguments.
         """
         optional: dict[str, Any] = {

@@ -50,8 +50,8 @@ class Normalizations:
     """The normalization of each observation and of actions; None: there is none.
 
     Attributes:
-        observations: by the policy's own name.
-        action: of actions, from the model's to the robot's.
+        observations: scalings by the policy's own names.
+        action: scaling of actions, from the model's to the robot's.
         names: the robot's name of an observation by the policy's, where they differ.
     """
 

@@ -69,7 +69,7 @@ class Pace:
         """Which texts run alone, several tokens each, so that a token of all of them takes the least time.
 
         Args:
-            tries: of each text that could run with the others the seconds of that run, and how many tokens it
+            tries: seconds of a run for each text that could run with the others, and how many tokens it
                 gives in the mean; None: it would run one token.
             threads: threads of each run.
 
