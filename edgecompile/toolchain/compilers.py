@@ -2,20 +2,21 @@
 
 Objects are kept in a content-addressed cache: the key covers the compiler's version, every flag,
 the source's bytes and the identity of the headers, so that an unchanged source is never compiled
-twice. Entries are written beside and renamed, which makes concurrent builds safe.
+twice, nor by two processes at a time. Entries are written beside and renamed, which makes concurrent builds safe.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -48,9 +49,6 @@ _KEPT_SYMBOLS = {
 
 #: Changed when what this module does with the same arguments changes; part of every key.
 _RECIPE = b"3"
-
-#: By key: what one thread compiles another one waits for.
-_COMPILING: dict[str, threading.Lock] = {}
 
 
 @dataclass(frozen=True)
@@ -220,13 +218,16 @@ def compile_object(
     directory = cache_directory() / "objects" / key[:2]
     target = directory / f"{key}.o"
     command = (toolchain.cxx, *options)
-    with _COMPILING.setdefault(key, threading.Lock()):
-        if target.is_file():
-            return BuiltObject(target, 0.0, command)
-        start = time.perf_counter()
-        scratch = directory / f"{key}.{os.getpid()}.{time.monotonic_ns()}"
-        try:
-            scratch.mkdir(parents=True)
+    if target.is_file():
+        return BuiltObject(target, 0.0, command)
+    scratch = directory / f"{key}.{os.getpid()}.{time.monotonic_ns()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _alone(directory / f"{key[2]}.lock"):
+            if target.is_file():
+                return BuiltObject(target, 0.0, command)
+            start = time.perf_counter()
+            scratch.mkdir()
             (scratch / name).write_bytes(source)
             folders = (old_libc(), *include_dirs)
             includes = [f"-I{d}" for d in folders]
@@ -244,16 +245,32 @@ def compile_object(
                 f"compiling {name}",
             )
             os.replace(output, target)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFullError(f"the disk is full: {directory}") from error
-            raise ToolchainError(
-                f"the cache directory can't be written: {error}",
-                hint="set EDGECOMPILE_CACHE_DIR to a directory that you can write",
-            ) from error
+            return BuiltObject(target, time.perf_counter() - start, command)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"the disk is full: {directory}") from error
+        raise ToolchainError(
+            f"the cache directory can't be written: {error}",
+            hint="set EDGECOMPILE_CACHE_DIR to a directory that you can write",
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Lets one thread of all processes go on at a time.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        return BuiltObject(target, time.perf_counter() - start, command)
+            # The file's end alone wouldn't unlock it: a process forked meanwhile has it open, too.
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def link_shared(

@@ -6,6 +6,9 @@ import ctypes
 import os
 import shutil
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,7 +47,7 @@ def test_an_object_is_compiled_once(private_cache: Path) -> None:
     assert first.path == second.path
     assert first.seconds > 0
     assert second.seconds == 0
-    assert [p.name for p in private_cache.rglob("*") if p.is_file()] == [first.path.name]
+    assert [p.name for p in private_cache.rglob("*.*") if p.stat().st_size] == [first.path.name]
 
 
 def test_whatever_shapes_the_result_is_in_the_key() -> None:
@@ -53,12 +56,46 @@ def test_whatever_shapes_the_result_is_in_the_key() -> None:
     assert compile_f(source=SOURCE + b"\n").path != base.path
 
 
-def test_concurrent_builds_agree(private_cache: Path) -> None:
+def test_concurrent_builds_agree() -> None:
     with ThreadPoolExecutor(4) as pool:
         built = list(pool.map(lambda _: compile_f(7), range(4)))
     assert len({item.path for item in built}) == 1
     assert len([item for item in built if item.seconds > 0]) == 1  # the others wait for it
-    assert len([p for p in private_cache.rglob("*") if p.is_file()]) == 1
+
+
+#: Compiles with the compiler that is named, and prints the object's path.
+COMPILE = """
+import sys
+from dataclasses import replace
+from edgecompile.toolchain.compilers import compile_object, find_toolchain
+tools = replace(find_toolchain(), cxx=sys.argv[1])
+print(compile_object(tools, b"int f() { return 1; }", name="f.cpp", flags=()).path)
+"""
+
+
+def test_what_one_process_compiles_another_waits_for(private_cache: Path, tmp_path: Path) -> None:
+    begun, go, slow = (tmp_path / name for name in ("begun", "go", "slow-g++"))
+    begun.touch()
+    real = toolchain.find_toolchain().cxx
+    slow.write_text(
+        f'#!/bin/sh\necho >>{begun}\nuntil [ -e {go} ]; do sleep 0.01; done\nexec {real} "$@"\n'
+    )
+    slow.chmod(0o755)
+
+    def waiting() -> int:
+        inodes = [path.stat().st_ino for path in private_cache.rglob("*.lock")]
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        return sum(int(line[6].rpartition(":")[2]) in inodes for line in lines if line[1] == "->")
+
+    command = [sys.executable, "-c", COMPILE, str(slow)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    while len(begun.read_text()) + waiting() < 2:
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.01)
+    go.touch()
+    built = {process.communicate()[0] for process in processes}
+    assert len(built) == 1 and b".o" in built.pop()
+    assert begun.read_text() == "\n"
 
 
 def test_objects_do_not_depend_on_where_they_are_built(
@@ -129,7 +166,7 @@ def test_a_compiler_error_is_short_and_leaves_nothing(private_cache: Path) -> No
     with pytest.raises(CompileError, match="error: ") as caught:
         compile_f(source=b"int x = ;\n" * 50)
     assert len(str(caught.value).splitlines()) < 20
-    assert not [p for p in private_cache.rglob("*") if p.is_file()]
+    assert not [p for p in private_cache.rglob("*") if p.is_file() and p.suffix != ".lock"]
 
 
 def test_an_undefined_symbol_is_a_link_error(tmp_path: Path) -> None:
