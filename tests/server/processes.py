@@ -136,6 +136,32 @@ def customized(folder: Path, code: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+class DrainDelay:
+    """A delay between a server's notice that it ends and the end of its listening; the test ends it.
+
+    Args:
+        folder: a folder for what the server's processes run first.
+    """
+
+    options = ("--drain-delay", "3600")
+
+    def __init__(self, folder: Path) -> None:
+        self._over = folder / "over"
+        self.env = customized(
+            folder,
+            "import asyncio, os\n"
+            "sleep = asyncio.sleep\n"
+            "async def until_told(seconds):\n"
+            f"    while seconds == 3600 and not os.path.exists({str(self._over)!r}):\n"
+            "        await sleep(0.01)\n"
+            "    await sleep(0 if seconds == 3600 else seconds)\n"
+            "asyncio.sleep = until_told\n",
+        )
+
+    def end(self) -> None:
+        self._over.touch()
+
+
 def write_costs(path: Path, bundle: Path, costs: Mapping[str, Any]) -> None:
     """Writes costs of this bundle as ``bench --serving`` does."""
     manifest = hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()

@@ -37,11 +37,11 @@ def test_steps_are_lines_in_a_log() -> None:
     lines = stream.getvalue().splitlines()
     assert lines[:4] == ["  model  m [x]", "  batch  1, 8", "  jobs   –", "  keep   yes"]
     compiled = next(line for line in lines if "compile" in line)
-    assert re.fullmatch(r"  ok compile +0\.0 s  two variants", compiled)
+    assert re.fullmatch(r"  ok compile +\d+\.\d s  two variants", compiled)
     following = lines[lines.index(compiled) + 1]
     assert following.strip() == "cached"
     assert following.index("cached") == compiled.index("two variants")
-    assert any(re.fullmatch(r"  FAILED plan +0\.0 s", line) for line in lines)
+    assert any(re.fullmatch(r"  FAILED plan +\d+\.\d s", line) for line in lines)
     assert lines[-4:] == ["warning: thin tail", "hint: more data", "", "  size  1 MB"]
     assert "\x1b" not in stream.getvalue()
 
@@ -76,10 +76,11 @@ def test_a_terminal_shows_the_running_step(monkeypatch: pytest.MonkeyPatch) -> N
     stream = Terminal()
     with Console(stream=stream).step("compile [all]") as step:
         step.update(1, 4, "bucket 1 [x]")
-        time.sleep(0.3)
+        while "1/4" not in stream.getvalue():
+            time.sleep(0.01)
     text = stream.getvalue()
     assert "1/4" in text and "bucket 1 [x]" in text and "━" in text
-    assert re.search(r"✓ compile \[all\] +0\.\d s\n$", text)
+    assert re.search(r"✓ compile \[all\] +\d+\.\d s\n$", text)
 
 
 def test_tables_are_plain_in_a_file() -> None:

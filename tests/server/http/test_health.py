@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,18 @@ def test_health(tiny_bundle: Path) -> None:
             assert (await call(app, "GET", "/v2/health/live")).status == 200
             model.proven = True
             # A run that began an hour ago, by the model's clock.
-            release = asyncio.Event()
+            began, release = asyncio.Event(), threading.Event()
+            loop = asyncio.get_running_loop()
+
+            def block(*_: Any, **__: Any) -> Any:
+                loop.call_soon_threadsafe(began.set)
+                release.wait()
+                raise RuntimeError("stuck no more")
+
             clock, model.clock = model.clock, lambda: clock() + 3600
-            model.model.run, run_once = (lambda *a, **k: _block(release)), model.model.run  # type: ignore[method-assign]
+            model.model.run, run_once = block, model.model.run  # type: ignore[method-assign]
             task = asyncio.create_task(call(app, "POST", INFER, tensor(1, 2, 3)))
-            await asyncio.sleep(0.05)
+            await began.wait()
             reply = await call(app, "GET", "/v2/health/live")
             assert reply.status == 503 and "has been running for" in reply.error
             release.set()
@@ -38,12 +45,6 @@ def test_health(tiny_bundle: Path) -> None:
             reply = await call(app, "GET", "/v2/health/ready")
             assert (reply.status, reply.headers["connection"]) == (503, "close")
             assert (await call(app, "POST", INFER, tensor(1, 2, 3))).status == 200
-
-    def _block(release: asyncio.Event) -> Any:
-
-        while not release.is_set():
-            time.sleep(0.01)
-        raise RuntimeError("stuck no more")
 
     run(ask())
 

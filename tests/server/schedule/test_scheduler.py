@@ -135,7 +135,8 @@ def test_deadlines(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     scheduler.submit_all([draw(2, 32)] * 2)
                 assert caught.value.retry_after is not None and caught.value.retry_after < 1
                 assert scheduler.backlog > 0
-                clock.now += 0.02  # the run takes longer than predicted
+                # Later than the deadline: the run's thread may have begun or not, and tells how fast the machine is.
+                clock.now += 0.03
                 held.go.set()
                 await running
                 with pytest.raises(DeadlineExceeded, match="any more"):
@@ -307,16 +308,14 @@ def test_a_run_follows_another_without_the_loop(
             try:
                 assert scheduler.waiting == (2 if shared else 1) and cores.free == 0
                 for _ in range(4):
-                    assert begun.acquire(timeout=10)
+                    begun.acquire()
                 go.release()
                 # The loop does nothing meanwhile.
-                assert begun.acquire(timeout=0.2 if shared else 10) is not shared
+                assert begun.acquire(timeout=0.2 if shared else None) is not shared
                 assert cores.free == 0
             finally:
                 go.release(5)
-            for answer, each in zip(
-                await asyncio.wait_for(asyncio.gather(*futures), 20), wanted, strict=True
-            ):
+            for answer, each in zip(await asyncio.gather(*futures), wanted, strict=True):
                 same(answer, each)
             assert scheduler.batches == {1: 6} and cores.free == 4
             await scheduler.close()
