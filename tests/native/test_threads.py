@@ -221,22 +221,22 @@ BUSY = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"
 
 
 def test_busy_neighbours_cause_no_stalls(pool: ctypes.CDLL) -> None:
-    """With every core taken by another process too, jobs go on at about half the speed, rather
-    than waiting a time slice of milliseconds for each: 2000 jobs of two 20 µs tasks in seconds."""
+    """With every core taken by another process too, most jobs of two 20 µs tasks end within a time slice,
+    rather than waiting one of milliseconds each."""
     pool.t_set_num_threads(2)
     neighbours = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in os.sched_getaffinity(0)]
     try:
         time.sleep(0.3)
-        start = time.perf_counter()
+        seconds = []
         for _ in range(2000):
+            start = time.perf_counter()
             count_tasks(pool, 4, spin=10_000)
-        seconds = time.perf_counter() - start
+            seconds.append(time.perf_counter() - start)
     finally:
         for p in neighbours:
             p.kill()
             p.wait()
-    print(f"{seconds / 2000 * 1e6:.0f} µs per job")
-    assert seconds < 2000 * 0.004
+    assert np.median(seconds) < 0.002
 
 
 # ---- OpenMP -------------------------------------------------------------------------------------
