@@ -18,6 +18,7 @@ import pytest
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.writer import BundleWriter
 from tests.hostile.conftest import Toy
+from tests.other_user import OTHER_USER, admit_other_user
 from tests.runtime.bundles import DummyBundle
 
 MALFORMED, DAMAGED, NOT_PERMITTED = 20, 22, 71
@@ -246,16 +247,12 @@ def test_a_program_in_the_bundle_doesn_t_import_its_neighbours(
     ],
 )
 def test_what_may_not_be_read_isn_t_called_damaged(
-    bundle: DummyBundle, name: str, mode: int
+    bundle: DummyBundle, shared_folder: Path, name: str, mode: int
 ) -> None:
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("only root can become another user")
-    for folder in (bundle.folder, *bundle.folder.parents):
-        if "pytest" in str(folder):
-            folder.chmod(0o755)
+    admit_other_user(bundle.folder, shared_folder)
     (bundle.folder / name).chmod(mode)
-    become = ["--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
-    code, said = start(*become, bundle.folder, "info", python="setpriv")
+    become, *options = OTHER_USER
+    code, said = start(*options, sys.executable, bundle.folder, "info", python=become)
     (bundle.folder / name).chmod(0o755)
     assert code == NOT_PERMITTED and str(bundle.folder / name) in said, said
     assert "user 65534" in said and "chmod" in said and "Traceback" not in said

@@ -21,6 +21,7 @@ from edgecompile.runtime.base.errors import (
     OpenFilesError,
 )
 from edgecompile.runtime.cpu.host import architecture
+from tests.other_user import OTHER_USER, admit_other_user
 from tests.runtime.bundles import DummyBundle
 
 # Opens a bundle after a limit was set, with ever more room below it: prints the error of each try,
@@ -126,13 +127,7 @@ def test_a_file_that_this_user_may_not_read(
     native_copy: Path, shared_folder: Path, device_python: str, library: str
 ) -> None:
     """Its owner is another user, as where root copied the bundle."""
-    become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("only root can become another user")
-    for folder in native_copy.parents:
-        own = shared_folder in (folder, *folder.parents) or "pytest" in str(folder)
-        if own and folder.stat().st_mode & 0o5 != 0o5:
-            folder.chmod(0o755)
+    admit_other_user(native_copy, shared_folder)
     program = next(native_copy.rglob("*.so"))
     for place, mode in (
         (program, 0o600),
@@ -145,7 +140,7 @@ def test_a_file_that_this_user_may_not_read(
             place.write_bytes(copied)
         before = place.stat().st_mode
         place.chmod(mode)
-        lines = errors_of(device_python, native_copy, "none", 1, library, *become)
+        lines = errors_of(device_python, native_copy, "none", 1, library, *OTHER_USER)
         place.chmod(before)
         assert len(lines) == 1
         assert lines[0].startswith("FilePermissionError 71 "), lines
