@@ -134,13 +134,15 @@ class Loader:
 
 
 class PythonLoader(Loader):
-    """edgecompile.runtime, in worker.py."""
+    """edgecompile.runtime, in worker.py, with that program's last arguments."""
 
-    def __init__(self, *, memory_mib: int, cpu_seconds: int, variables: dict[str, str]) -> None:
+    def __init__(
+        self, *options: str, memory_mib: int, cpu_seconds: int, variables: dict[str, str]
+    ) -> None:
         worker = "tests.hostile.worker"
         super().__init__(
             "python",
-            [sys.executable, "-m", worker, str(memory_mib), str(cpu_seconds)],
+            [sys.executable, "-m", worker, str(memory_mib), str(cpu_seconds), *options],
             wall_seconds=10 * cpu_seconds,
             variables={"PYTHONPATH": str(REPOSITORY), **variables},
         )
