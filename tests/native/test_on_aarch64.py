@@ -41,7 +41,7 @@ SELECTED = {
 }  # fmt: skip
 
 #: What a variant multiplies otherwise, on a CPU that has its instructions.
-OTHER_PRODUCTS = f"((int8 or int4) and not (random_shapes or every_number_of_rows or long_rows) or (int8 or int4) and ({{variant}}-0 or 2065) or half_precision or forms) and {FEW_FORMS}"
+OTHER_PRODUCTS = f"(({{kinds}}) and not (random_shapes or every_number_of_rows or long_rows) or ({{kinds}}) and ({{variant}}-0 or 2065) or half_precision or forms) and {FEW_FORMS}"
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +60,16 @@ def test_native_tests_pass_on_aarch64(file: str, arm64_python: str, cross_tools:
 
 
 @pytest.mark.parametrize(
-    ("variant", "cpu"), [("aarch64-dotprod", "cortex-a76"), ("aarch64-i8mm", "max")]
+    ("variant", "cpu", "kinds"),
+    [
+        ("aarch64-dotprod", "cortex-a76", "int8 or int4"),
+        ("aarch64-i8mm", "max", "int8 or int4 or bf16"),
+    ],
 )
 def test_other_products_pass_on_aarch64(
-    variant: str, cpu: str, arm64_python: str, cross_tools: Path
+    variant: str, cpu: str, kinds: str, arm64_python: str, cross_tools: Path
 ) -> None:
-    select = OTHER_PRODUCTS.format(variant=variant)
+    select = OTHER_PRODUCTS.format(variant=variant, kinds=kinds)
     run_tests("kernels/test_gemm_packed.py", select, cpu, arm64_python, cross_tools, variant)
 
 

@@ -67,7 +67,7 @@ def test_products_by_avx_vnni_use_it_and_nothing_that_the_variant_lacks(
 def test_products_of_matrices_use_them_and_nothing_that_the_variant_lacks() -> None:
     need_aarch64_compiler()
     variant = load_variant("aarch64-i8mm")
-    sources = [NATIVE / f"kernels/gemm/narrow/gemm_{kind}.cpp" for kind in ("int8", "int4")]
+    sources = [NATIVE / f"kernels/gemm/narrow/gemm_{kind}.cpp" for kind in ("bf16", "int8", "int4")]
     objects = compile_native(find_toolchain(variant.arch), sources, march_flags(variant.name))
     objdump = find_objdump(variant.arch)
     assert objdump is not None
@@ -77,4 +77,6 @@ def test_products_of_matrices_use_them_and_nothing_that_the_variant_lacks() -> N
             counts[use.feature] += use.count
     # 64 inputs of 8 rows by 8 columns: of int8 with one scale and with two, of int4 with minimums and without.
     assert counts["i8mm"] >= 4 * 8 * 16 and counts["asimddp"] > 0
+    # Four steps of 6 rows by four vectors in the largest tile.
+    assert counts["bf16"] >= 4 * 6 * 4
     assert set(counts) <= set(variant.requires)

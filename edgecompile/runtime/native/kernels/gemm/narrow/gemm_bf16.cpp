@@ -1,5 +1,5 @@
-// B in bfloat16: expanded to single precision in registers, multiplied in pairs by vdpbf16ps, or on
-// AMX tiles.
+// B in bfloat16: expanded to single precision in registers, multiplied in pairs by vdpbf16ps or
+// bfdot, or on AMX tiles.
 #include "kernels/gemm/gemm_pack.h"
 #include "kernels/gemm/narrow/gemm_bf16_pairs.h"
 #include "kernels/gemm/narrow/gemm_narrow.h"
@@ -57,7 +57,7 @@ struct Bf16Tiles {
 bool bf16_rounds_a() {
 #if EC_BF16_TILES
   return amx_permitted();
-#elif EC_BF16_PAIRS
+#elif EC_BF16_PAIRS || EC_BF16_DOTS
   return pairs_pay();
 #else
   return false;
@@ -86,7 +86,7 @@ void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
     return;
   }
 #endif
-#if EC_BF16_PAIRS
+#if EC_BF16_PAIRS || EC_BF16_DOTS
   if (pairs_pay()) {
     NarrowProduct<Bf16Pairs> p{m, n, k, nullptr, 0, b, panel_bytes, c, ldc, epilogue};
     run_prepared(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld) {
