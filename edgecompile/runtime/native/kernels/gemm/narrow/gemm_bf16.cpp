@@ -30,9 +30,17 @@ struct Bf16Math {
     keep_in_register(high);  // two shifts, since a mask would take a register
     return bits_as<vf32>(bits_as<vu32>(high) << 16);
   }
-  EC_INLINE static vf32 load_a(const float* a, int part) { return broadcast(a[part]); }
+  EC_INLINE static Spread load_a(const float* a, int part) { return spread(a[part]); }
+#if defined(__aarch64__)
+  EC_INLINE static vf32 multiply_add(vf32 acc, Spread a, vf32 b) {
+    add_product(acc, a, b);
+    return acc;
+  }
+  EC_INLINE static void keep(vf32&) {}  // the instruction is opaque as it is
+#else
   EC_INLINE static vf32 multiply_add(vf32 acc, vf32 a, vf32 b) { return fma(a, b, acc); }
   EC_INLINE static void keep(vf32& v) { keep_in_register(v); }
+#endif
 };
 
 #if EC_BF16_TILES
