@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import tempfile
@@ -50,6 +51,11 @@ def run_emulated(
             if ended:
                 return subprocess.CompletedProcess(command, process.returncode, printed, errors)
     raise AssertionError(f"{command} locked up {ATTEMPTS} times: {printed[-2000:]}")
+
+
+def leave_no_core() -> None:
+    """For ``preexec_fn``: qemu writes a core of its own, where it was started, if a program dies of a signal."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _wait(process: subprocess.Popen[bytes], stalled_s: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.conftest import one_at_a_time
-from tests.emulated import run_emulated
+from tests.emulated import leave_no_core, run_emulated
 from tests.needs import need, need_aarch64_compiler
 
 if TYPE_CHECKING:
@@ -47,12 +46,7 @@ def run(
         **(variables or {}),
     }
     environment.pop("EDGECOMPILE_VARIANT", None)
-    return run_emulated(command, env=environment, cwd=bundle, preexec_fn=_leave_no_core)
-
-
-def _leave_no_core() -> None:
-    """qemu writes one of its own, into the bundle, where a program dies of a signal."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return run_emulated(command, env=environment, cwd=bundle, preexec_fn=leave_no_core)
 
 
 def selftest(

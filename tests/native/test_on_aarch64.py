@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.emulated import run_emulated
+from tests.emulated import leave_no_core, run_emulated
 from tests.native.sweep import EMULATED
 from tests.needs import need
 
@@ -39,7 +41,7 @@ SELECTED = {
 }  # fmt: skip
 
 #: What a variant multiplies otherwise, on a CPU that has its instructions.
-DOTPROD = f"((int8 or int4) and not (random_shapes or every_number_of_rows or long_rows) or (int8 or int4) and (dotprod-0 or 2065) or half_precision or forms) and {FEW_FORMS}"
+OTHER_PRODUCTS = f"(({{kinds}}) and not (random_shapes or every_number_of_rows or long_rows) or ({{kinds}}) and ({{variant}}-0 or 2065) or half_precision or forms) and {FEW_FORMS}"
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +59,42 @@ def test_native_tests_pass_on_aarch64(file: str, arm64_python: str, cross_tools:
     run_tests(file, SELECTED[file], "cortex-a53", arm64_python, cross_tools)
 
 
-def test_dot_products_pass_on_aarch64(arm64_python: str, cross_tools: Path) -> None:
-    run_tests(
-        "kernels/test_gemm_packed.py",
-        DOTPROD,
-        "cortex-a76",
-        arm64_python,
-        cross_tools,
-        "aarch64-dotprod",
-    )
+@pytest.mark.parametrize(
+    ("variant", "cpu", "kinds"),
+    [
+        ("aarch64-dotprod", "cortex-a76", "int8 or int4"),
+        ("aarch64-i8mm", "max", "int8 or int4 or bf16"),
+    ],
+)
+def test_other_products_pass_on_aarch64(
+    variant: str, cpu: str, kinds: str, arm64_python: str, cross_tools: Path
+) -> None:
+    select = OTHER_PRODUCTS.format(variant=variant, kinds=kinds)
+    run_tests("kernels/test_gemm_packed.py", select, cpu, arm64_python, cross_tools, variant)
+
+
+def test_products_of_matrices_are_those_of_dot_products(
+    arm64_python: str, cross_tools: Path
+) -> None:
+    """On a CPU without the instruction the first ones die, so it is what gives the results."""
+    file, variant = "kernels/test_rounded_variants.py", "aarch64-i8mm"
+    run_tests(file, "matrices", "max", arm64_python, cross_tools, variant)
+    done = emulate_tests(file, "matrices", "cortex-a76", arm64_python, cross_tools, variant)
+    assert done.returncode == -signal.SIGILL, done.stdout
 
 
 def run_tests(
     file: str, select: str, cpu: str, python: str, cross_tools: Path, march: str = ""
 ) -> None:
+    done = emulate_tests(file, select, cpu, python, cross_tools, march)
+    print(done.stdout[-3000:])
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def emulate_tests(
+    file: str, select: str, cpu: str, python: str, cross_tools: Path, march: str
+) -> subprocess.CompletedProcess[str]:
     """pytest itself is emulated; the compilers that it calls are not."""
     environment = {
         **os.environ,
@@ -86,7 +110,5 @@ def run_tests(
         del environment[name]
     chosen = ["-k", select] if select else []
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = run_emulated([*command, *chosen, f"tests/native/{file}"], cwd=ROOT, env=environment)
-    print(done.stdout[-3000:])
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    command += [*chosen, f"tests/native/{file}"]
+    return run_emulated(command, cwd=ROOT, env=environment, preexec_fn=leave_no_core)

@@ -115,7 +115,8 @@ def test_the_body_is_rounded_for_texts_and_the_head_stays_int8(
 @pytest.mark.parametrize(
     ("variant", "int8", "int4"),
     [("x86-64-v2", False, True), ("x86-64-v3", False, True), ("x86-64-avxvnni", True, True),
-     ("x86-64-avx512bf16", True, True), ("aarch64-neon", False, False), ("aarch64-dotprod", True, True)],
+     ("x86-64-avx512bf16", True, True), ("aarch64-neon", False, False), ("aarch64-dotprod", True, True),
+     ("aarch64-i8mm", True, True)],
 )  # fmt: skip
 def test_products_of_int4_round_activations_on_more_cpus(
     variant: str, int8: bool, int4: bool

@@ -68,7 +68,8 @@ def test_shipped_targets_are_listed() -> None:
     assert {
         *("cpu-x86-64", "cpu-x86-64-v2", "cpu-x86-64-v3", "cpu-x86-64-v4", "cpu-x86-64-amx"),
         *("cpu-x86-64-avxvnni", "cpu-x86-64-avx512bf16"),
-        *("cpu-aarch64", "cpu-any", "graviton2", "graviton3"),
+        *("cpu-aarch64", "cpu-aarch64-i8mm", "cpu-any"),
+        *("graviton2", "graviton3", "graviton4"),
         *("raspberry-pi-4", "raspberry-pi-5", "jetson-orin-cpu"),
     } <= set(list_targets())
     assert list(list_targets()) == sorted(list_targets())
@@ -127,9 +128,11 @@ def test_devices_name_what_their_cpus_have() -> None:
     """The best code for each, no more than it can run."""
     assert [v.name for v in load_target("raspberry-pi-4").variants] == ["aarch64-neon"]
     assert "asimddp" not in load_target("raspberry-pi-4").features_of("aarch64")
-    for name in ("raspberry-pi-5", "graviton2", "graviton3", "jetson-orin-cpu"):
+    best = dict.fromkeys(("raspberry-pi-5", "graviton2", "jetson-orin-cpu"), "aarch64-dotprod")
+    best |= dict.fromkeys(("graviton3", "graviton4"), "aarch64-i8mm")
+    for name, variant in best.items():
         profile = load_target(name)
-        assert [v.name for v in profile.variants] == ["aarch64-dotprod"]
+        assert [v.name for v in profile.variants] == [variant]
         assert set(profile.variants[0].requires) <= set(profile.features_of("aarch64"))
     assert "sve" in load_target("graviton3").features_of("aarch64")
 
@@ -262,7 +265,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         ("RPi4", "raspberry-pi-4? "),
         ("orin-nano", "jetson-orin-nano or "),
         ("jetson-orin-nan", "jetson-orin-nano or "),
-        ("graviton", "graviton2 or graviton3? "),
+        ("graviton", "graviton2 or graviton3 or graviton4? "),
     ],
 )
 def test_short_names_are_understood(name: str, meant: str) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 
 import pytest
 
 from edgecompile.audit.instructions import InstructionEvidence, find_objdump, scan_instructions
 from edgecompile.targets.profile import load_variant
-from tests.native.conftest import Build
+from edgecompile.toolchain.compilers import find_toolchain
+from edgecompile.toolchain.native import compile_native
+from tests.native.conftest import NATIVE, Build, march_flags
+from tests.needs import need_aarch64_compiler
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,3 +62,21 @@ def test_products_by_avx_vnni_use_it_and_nothing_that_the_variant_lacks(
     counts, _ = products(build_native, "x86-64-avxvnni")
     # 6 rows by two vectors, in whole blocks and in the last one.
     assert counts["avx_vnni"] >= 24
+
+
+def test_products_of_matrices_use_them_and_nothing_that_the_variant_lacks() -> None:
+    need_aarch64_compiler()
+    variant = load_variant("aarch64-i8mm")
+    sources = [NATIVE / f"kernels/gemm/narrow/gemm_{kind}.cpp" for kind in ("bf16", "int8", "int4")]
+    objects = compile_native(find_toolchain(variant.arch), sources, march_flags(variant.name))
+    objdump = find_objdump(variant.arch)
+    assert objdump is not None
+    counts = Counter[str]()
+    for item in objects:
+        for use in scan_instructions(item.path, variant.arch, objdump).uses:
+            counts[use.feature] += use.count
+    # 64 inputs of 8 rows by 8 columns: of int8 with one scale and with two, of int4 with minimums and without.
+    assert counts["i8mm"] >= 4 * 8 * 16 and counts["asimddp"] > 0
+    # Four steps of 6 rows by four vectors in the largest tile.
+    assert counts["bf16"] >= 4 * 6 * 4
+    assert set(counts) <= set(variant.requires)

@@ -1,7 +1,8 @@
 """Products of int8 and int4 on AMX tiles and by AVX-VNNI are those of AVX-512's VNNI, bit for bit.
 
 Where the CPU lacks the instructions, emulated/ takes the place of the header that has them. All else is
-compiled as for CPUs that have them.
+compiled as for CPUs that have them. On aarch64 products of matrices are those of the dot product;
+test_on_aarch64.py runs these tests.
 """
 
 from __future__ import annotations
@@ -16,12 +17,7 @@ from tests.native.conftest import HERE, Build, runnable_marches
 from tests.native.kernels.test_gemm import GELU_ERF, SILU, Epilogue, F, random_floats
 from tests.native.kernels.test_gemm_packed import ROUNDED, Weights, product
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        "x86-64-avx512bf16" not in runnable_marches(), reason="this CPU has no AVX-512 with VNNI"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 SOURCES = (
     *("base/allocator.cpp", "threads/threads.cpp", "threads/thread_count.cpp"),
@@ -35,11 +31,13 @@ LEAST = 32
 
 @pytest.fixture(scope="module")
 def vectors(build_native: Build) -> ctypes.CDLL:
+    if "x86-64-avx512bf16" not in runnable_marches():
+        pytest.skip("this CPU has no AVX-512 with VNNI")
     return ctypes.CDLL(str(build_native("vectors", SOURCES, march="x86-64-avx512bf16")))
 
 
 @pytest.fixture(scope="module", params=["emulated", "real"])
-def tiles(request: pytest.FixtureRequest, build_native: Build) -> ctypes.CDLL:
+def tiles(request: pytest.FixtureRequest, build_native: Build, vectors: ctypes.CDLL) -> ctypes.CDLL:
     real = request.param == "real"
     if real and "x86-64-amx" not in runnable_marches():
         pytest.skip("this CPU has no AMX")
@@ -131,3 +129,54 @@ def test_avx_vnni_gives_every_bit_of_avx_512(
             e = Epilogue(bias=random_floats(rng, n), residual=random_floats(rng, m, n))
             got, want = product(narrow, w, a[:m], e), product(vectors, w, a[:m], e)
             assert got.tobytes() == want.tobytes(), (k, n, m)
+
+
+@pytest.fixture(scope="module")
+def on_aarch64(build_native: Build) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """Products by the dot product, and those that multiply matrices."""
+    if "aarch64-i8mm" not in runnable_marches():
+        pytest.skip("this CPU has no products of int8 matrices")
+    dots, matrices = (
+        ctypes.CDLL(str(build_native("rounded", SOURCES, march=march)))
+        for march in ("aarch64-dotprod", "aarch64-i8mm")
+    )
+    return dots, matrices
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_matrices_give_every_bit_of_dot_products(
+    on_aarch64: tuple[ctypes.CDLL, ctypes.CDLL], kind: str
+) -> None:
+    """Every number of pairs in the last tile, whole pairs and others, before and after the least number of rows."""
+    dots, matrices = on_aarch64
+    rng = np.random.default_rng(8)
+    shapes = [(576, 96), (1, 40), (31, 31), (33, 64), (64, 16), (65, 33), (70, 33), (127, 70)]
+    for k, n in shapes:
+        w = Weights.of(kind, random_floats(rng, k, n))
+        for m in (*range(7, 25), 49):
+            a = random_floats(rng, m, k)
+            a[m // 2, k // 2], a[m - 2] = 1e3, 0
+            e = Epilogue(bias=random_floats(rng, n), act=SILU, residual=random_floats(rng, m, n))
+            dots.t_set_num_threads(1)
+            want = product(dots, w, a, e).tobytes()
+            for threads in (1, 3):
+                matrices.t_set_num_threads(threads)
+                assert product(matrices, w, a, e).tobytes() == want, (k, n, m, threads)
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_matrices_with_rows_of_every_kind(
+    on_aarch64: tuple[ctypes.CDLL, ctypes.CDLL], kind: str
+) -> None:
+    """Outliers in some rows of a tile only, zeros, the smallest numbers, and what isn't finite."""
+    rng = np.random.default_rng(5)
+    for k in (4225, 16385):  # more than 64 blocks, and more than are unpacked
+        w = Weights.of(kind, random_floats(rng, k, 40))
+        a = random_floats(rng, 21, k)
+        a[3, 100], a[8, 4200], a[13, ::64], a[20, 0] = 1e3, -500, 300, 1e4
+        a[5], a[6], a[9, 7], a[10, 9] = 0, F(1e-40), np.nan, np.inf
+        a[14:17] *= F(1e30)
+        want, got = (product(lib, w, a, Epilogue(act=GELU_ERF)) for lib in on_aarch64)
+        finite = ~np.isnan(want)
+        assert (np.isnan(got) == ~finite).all() and not finite.all()
+        assert got[finite].tobytes() == want[finite].tobytes()

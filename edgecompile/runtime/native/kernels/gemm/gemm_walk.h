@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "kernels/gemm/gemm.h"
+#include "math/simd.h"
 #include "threads/threads.h"
 
 namespace ec {
@@ -77,5 +78,17 @@ void prefetch_next_part(const T** prefetch, const T* panel, int64_t part, int64_
   *prefetch += part;
   if (*prefetch - panel >= size) *prefetch = nullptr;
 }
+
+// Memory soon needed, a few lines for each step.
+struct StepPrefetch {
+  const char* next;
+  const char* end;
+  int64_t lines;
+
+  EC_INLINE void advance() {
+    if (next >= end) return;
+    for (int64_t i = 0; i < lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+  }
+};
 
 }  // namespace ec

@@ -4,22 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/gemm/gemm_walk.h"
 #include "kernels/gemm/narrow/amx_registers.h"
 #include "kernels/gemm/narrow/gemm_narrow_tile.h"
 
 namespace ec {
-
-// Memory soon needed, a few lines for each step.
-struct AmxPrefetch {
-  const char* next;
-  const char* end;
-  int64_t lines;
-
-  EC_INLINE void advance() {
-    if (next >= end) return;
-    for (int64_t i = 0; i < lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
-  }
-};
 
 struct AmxBlock {
   int64_t groups;  // of a column of B
@@ -60,7 +49,7 @@ EC_INLINE void store_all_sums(const AmxBlock& t) {
 // so is each half of the panel: four sums, enough to cover the 52 cycles that each waits for the
 // one before.
 template <class Math>
-inline void run_two_tiles(const AmxBlock& t, int64_t distance, AmxPrefetch& prefetch) {
+inline void run_two_tiles(const AmxBlock& t, int64_t distance, StepPrefetch& prefetch) {
   const int64_t steps = amx_steps(t.groups);
   zero_all_sums();
   for (int64_t s = 0; s < steps; ++s) {
@@ -81,7 +70,7 @@ inline void run_two_tiles(const AmxBlock& t, int64_t distance, AmxPrefetch& pref
 
 // One tile of A: every other step has sums of its own, to be added to the others.
 template <class Math>
-inline void run_one_tile(const AmxBlock& t, AmxPrefetch& prefetch) {
+inline void run_one_tile(const AmxBlock& t, StepPrefetch& prefetch) {
   const int64_t steps = amx_steps(t.groups);
   const auto load = [&](auto tile, int64_t s) __attribute__((always_inline)) {
     const char* const b = amx_step(t, s);

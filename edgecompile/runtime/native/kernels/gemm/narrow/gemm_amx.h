@@ -65,7 +65,7 @@ void run_amx_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int64_t
   for (int64_t i = 0; i < walk.count(); ++i) {
     const int64_t panel = walk.panel(i), next = walk.after(i).panel;
     t.b = p.b + panel * p.panel_bytes;
-    AmxPrefetch prefetch{nullptr, nullptr, lines};
+    StepPrefetch prefetch{nullptr, nullptr, lines};
     // To prefetch for a single block takes as long as to read: only what is this task's for sure.
     if (next >= 0 && !(blocks == 1 && walk.is_last(i))) {
       prefetch.next = p.b + next * p.panel_bytes;

@@ -1,5 +1,5 @@
-// B in bfloat16: expanded to single precision in registers, multiplied in pairs by vdpbf16ps, or on
-// AMX tiles.
+// B in bfloat16: expanded to single precision in registers, multiplied in pairs by vdpbf16ps or
+// bfdot, or on AMX tiles.
 #include "kernels/gemm/gemm_pack.h"
 #include "kernels/gemm/narrow/gemm_bf16_pairs.h"
 #include "kernels/gemm/narrow/gemm_narrow.h"
@@ -30,9 +30,17 @@ struct Bf16Math {
     keep_in_register(high);  // two shifts, since a mask would take a register
     return bits_as<vf32>(bits_as<vu32>(high) << 16);
   }
-  EC_INLINE static vf32 load_a(const float* a, int part) { return broadcast(a[part]); }
+  EC_INLINE static Spread load_a(const float* a, int part) { return spread(a[part]); }
+#if defined(__aarch64__)
+  EC_INLINE static vf32 multiply_add(vf32 acc, Spread a, vf32 b) {
+    add_product(acc, a, b);
+    return acc;
+  }
+  EC_INLINE static void keep(vf32&) {}  // the instruction is opaque as it is
+#else
   EC_INLINE static vf32 multiply_add(vf32 acc, vf32 a, vf32 b) { return fma(a, b, acc); }
   EC_INLINE static void keep(vf32& v) { keep_in_register(v); }
+#endif
 };
 
 #if EC_BF16_TILES
@@ -57,7 +65,7 @@ struct Bf16Tiles {
 bool bf16_rounds_a() {
 #if EC_BF16_TILES
   return amx_permitted();
-#elif EC_BF16_PAIRS
+#elif EC_BF16_PAIRS || EC_BF16_DOTS
   return pairs_pay();
 #else
   return false;
@@ -86,7 +94,7 @@ void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
     return;
   }
 #endif
-#if EC_BF16_PAIRS
+#if EC_BF16_PAIRS || EC_BF16_DOTS
   if (pairs_pay()) {
     NarrowProduct<Bf16Pairs> p{m, n, k, nullptr, 0, b, panel_bytes, c, ldc, epilogue};
     run_prepared(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld) {

@@ -76,12 +76,14 @@ struct Int8Math : WholeBlocks {
   EC_INLINE static int8x16_t load_b(const char* b, FirstHalf = {}) {
     return vld1q_s8(reinterpret_cast<const int8_t*>(b));
   }
-  EC_INLINE static int8x16_t load_a(const int8_t* a) {
-    return bits_as<int8x16_t>(broadcast_from<vi32>(a));
+  // Four k in the first lane, which multiplication can take.
+  EC_INLINE static float load_a(const int8_t* a) {
+    float four;
+    std::memcpy(&four, a, sizeof four);
+    return four;
   }
-  EC_INLINE static void add_products(Acc& acc, int8x16_t a, int8x16_t b) {
-    acc = vdotq_s32(acc, b, a);
-    asm volatile("" : "+w"(acc));
+  EC_INLINE static void add_products(Acc& acc, float a, int8x16_t b) {
+    asm volatile("sdot %0.4s, %2.16b, %1.4b[0]" : "+w"(acc) : "w"(a), "w"(b));
   }
   EC_INLINE static vi32 total(const Acc (&acc)[1]) { return bits_as<vi32>(acc[0]); }
 };

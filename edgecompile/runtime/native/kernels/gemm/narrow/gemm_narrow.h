@@ -45,7 +45,7 @@ enum Int4Block : int64_t {
 bool is_int8_panel(int64_t k, int64_t bytes);
 bool is_int4_panel(int64_t k, int64_t bytes);
 
-// Whether rows of A are rounded to bfloat16, too: on AMX tiles and by vdpbf16ps.
+// Whether rows of A are rounded to bfloat16, too: on AMX tiles, by vdpbf16ps and by bfdot.
 bool bf16_rounds_a();
 
 // C[M×N] from A[M×K] with contiguous rows. A stays single precision, unless bf16_rounds_a(): then

@@ -11,6 +11,7 @@
 
 #include "kernels/gemm/narrow/amx_tiles.h"
 #include "kernels/gemm/narrow/gemm_rounded_product.h"
+#include "kernels/gemm/narrow/gemm_rounded_steps.h"
 #include "kernels/gemm/narrow/row_quantizer.h"
 
 namespace ec {
@@ -107,45 +108,22 @@ AmxPanel prepare_amx_panel(const char* panel, int64_t k, const RoundedWeight& we
   }
 }
 
-// Where the operands of a step lie: a block, with the first or the second part of activations.
-struct AmxStep {
-  int32_t a, b;
-};
-
-// Writes the steps of 16 prepared rows in order. Returns their number, up to two for a block.
-template <class Row>
-int64_t list_amx_steps(const Row& row, const char* rows, int64_t block_bytes, AmxStep* steps) {
-  AmxStep* to = steps;
-  uint64_t wanted = 0;  // a bit for each of 64 blocks
-  for (int64_t block = 0; block < row.blocks; ++block, wanted >>= 1) {
-    if (block % 64 == 0) {
-      wanted = 0;
-      for (int64_t r = 0; r < kAmxRows; ++r) wanted |= row.wanted(rows, r)[block / 64];
-    }
-    const AmxStep step{static_cast<int32_t>(block * Row::kRecord),
-                       static_cast<int32_t>(block * block_bytes)};
-    *to++ = step;
-    if (wanted & 1) *to++ = {step.a + static_cast<int32_t>(row.part()), step.b};
-  }
-  return to - steps;
-}
-
 struct AmxRoundedTile {
   const char* a;  // 16 prepared rows
   const char* b;  // the first column of a panel
-  const AmxStep* steps;
+  const RoundedStep* steps;
   int64_t count;
   float* sums;  // [16][16], rows kPanel apart
 };
 
 template <class Math, bool kMinimums>
-inline void run_amx_rounded_tile(const AmxRoundedTile& t, AmxPrefetch& prefetch) {
+inline void run_amx_rounded_tile(const AmxRoundedTile& t, StepPrefetch& prefetch) {
   using Row = RoundedRow<Math, kAmxRows>;
   using Whole = int32_t[Math::kHalves][kAmxRows * kAmxBytes / 4];
   alignas(64) Whole whole[2];  // sums of one step, and of the next
   vf32 sums[kAmxRows] = {};
   const char *const rows = t.a, *const panel = t.b;
-  const auto multiply = [&](auto half, const AmxStep& step,
+  const auto multiply = [&](auto half, const RoundedStep& step,
                             Whole& to) __attribute__((always_inline)) {
     constexpr int kHalf = half.value;
     // One register for both strides: with more the compiler moves some to the vectors' side, where
@@ -157,7 +135,7 @@ inline void run_amx_rounded_tile(const AmxRoundedTile& t, AmxPrefetch& prefetch)
     store_tile<kHalf>(to[kHalf], kAmxBytes);
   };
   // The scaled sums of half of the rows.
-  const auto add = [&](auto of_rows, const AmxStep& step,
+  const auto add = [&](auto of_rows, const RoundedStep& step,
                        const Whole& exact) __attribute__((always_inline)) {
     constexpr int64_t kRows = kAmxRows / 2, kFrom = of_rows.value * kRows;
     const auto of_columns = [&](int64_t i) __attribute__((always_inline)) {
@@ -186,8 +164,8 @@ inline void run_amx_rounded_tile(const AmxRoundedTile& t, AmxPrefetch& prefetch)
       }
     }
   };
-  const AmxStep* step = t.steps;
-  const AmxStep* const last = step + t.count - 1;
+  const RoundedStep* step = t.steps;
+  const RoundedStep* const last = step + t.count - 1;
   multiply(FirstHalf{}, *step, whole[0]);
   if constexpr (Math::kHalves == 2) multiply(SecondHalf{}, *step, whole[0]);
   Whole *now = &whole[0], *ahead = &whole[1];
@@ -223,12 +201,12 @@ void run_amx_rounded_block(const RoundedProduct<Math>& p, const RoundedWeight& w
   char* const memory =
       reinterpret_cast<char*>(t_panel.get(unpacks ? blocks * kAmxUnpackedBytes / 4 : 0));
   alignas(64) float sums[kAmxRows * kPanel];
-  AmxStep steps[2 * kAmxMostBlocks];
+  RoundedStep steps[2 * kAmxMostBlocks];
   const AmxShapes shapes(kAmxRows, kBlockGroups<Math>);
   for (int64_t i = 0; i < walk.count(); ++i) {
     const int64_t panel = walk.panel(i), next = walk.after(i).panel;
     const AmxPanel b = prepare_amx_panel<Math>(p.b + panel * p.panel_bytes, p.k, weight, memory);
-    AmxPrefetch prefetch{nullptr, nullptr, lines};
+    StepPrefetch prefetch{nullptr, nullptr, lines};
     if (next >= 0) {
       prefetch.next = p.b + next * p.panel_bytes;
       prefetch.end = prefetch.next + p.panel_bytes;
@@ -236,7 +214,7 @@ void run_amx_rounded_block(const RoundedProduct<Math>& p, const RoundedWeight& w
     const NarrowColumns columns(p, panel);
     for (int64_t r0 = m0; r0 < m1; r0 += kAmxRows) {
       const char* const a = p.a + r0 * p.lda;
-      const int64_t count = list_amx_steps(row, a, b.block_bytes, steps);
+      const int64_t count = list_rounded_steps(row, a, 1, 0, b.block_bytes, steps);
       for (int64_t j = 0; j < columns.count; j += kFloatLanes) {
         run({a, b.blocks + 4 * j, steps, count, sums + j}, prefetch);
       }

@@ -7,6 +7,9 @@
 #if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
 #define EC_ROUNDED_TILES 1
 #include "kernels/gemm/narrow/gemm_rounded_amx.h"
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#define EC_ROUNDED_MMLA 1
+#include "kernels/gemm/narrow/gemm_rounded_mmla.h"
 #endif
 
 namespace ec {
@@ -48,6 +51,8 @@ void run_rounded(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
   const RoundedProduct<Math> p{m, n, k, nullptr, 0, b.panels, b.panel_bytes, c, ldc, epilogue};
 #if EC_ROUNDED_TILES
   if (rounded_tiles_pay(m, k)) return run_rounded_amx<Math>(p, b, a, lda);
+#elif EC_ROUNDED_MMLA
+  if (mmla_pays(m, k)) return run_rounded_mmla<Math>(p, b, a, lda);
 #endif
   const RowQuantizer<Math> quantize(k);
   RoundedTile form{};

@@ -39,13 +39,21 @@ enum class Shift { kNone, kZeros, kMinimums };
 //
 // With kTogether rows a record holds [kTogether][kRoundedBlock] elements, then what follows them of
 // each row. Every kRowsApart rows have cache lines of their own, for threads that prepare them.
+//
+// Of two rows, 8 elements of one lie before 8 of the other. The scales of both follow, each twice,
+// then starts likewise: as the sums of 2 rows by 2 columns lie in a register.
 constexpr int64_t kRowsApart = 4;
 template <class Math, int kTogether = 1>
 struct RoundedRow {
+  static constexpr int64_t kRows = kTogether;
+  static constexpr bool kPaired = kTogether == 2;
+  static constexpr int64_t kRun = kPaired ? 8 : kRoundedBlock;  // elements of a row without a gap
   static constexpr int64_t kScaleAt =
       kTogether * kRoundedBlock * static_cast<int64_t>(sizeof(typename Math::A));
   static constexpr int64_t kStarts = Math::kOffset != 0 ? Math::kHalves : 0;
-  static constexpr int64_t kNextScale = kTogether == 1 ? 4 + 4 * kStarts : 64 / kRowsApart;
+  static constexpr int64_t kNextScale = kTogether == 1 ? 4 + 4 * kStarts
+                                        : kPaired      ? 8 + 8 * kStarts
+                                                       : 64 / kRowsApart;
   static constexpr int64_t kRecord = kScaleAt + kTogether * kNextScale;
   int64_t blocks;
 
@@ -55,6 +63,20 @@ struct RoundedRow {
   int64_t words() const { return Math::kParts > 1 ? (blocks + 63) / 64 : 0; }
   int64_t next_words() const { return kTogether == 1 ? words() : (words() + 1) / 2 * 2; }
   int64_t bytes() const { return wanted_at() + kTogether * next_words() * 8; }
+  // Where a row's i-th element of a block lies behind its first.
+  static constexpr int64_t place(int64_t i) { return kPaired ? i + (i & -kRun) : i; }
+  // Writes the scale (slot 0) or a start (1, 2) of the index-th row of a record.
+  template <class T>
+  static void put(char* record, int64_t index, int64_t slot, T value) {
+    static_assert(sizeof value == 4);
+    if constexpr (kPaired) {
+      char* const to = record + kScaleAt + slot * 16 + index * 8;
+      std::memcpy(to, &value, 4);
+      std::memcpy(to + 4, &value, 4);
+    } else {
+      std::memcpy(record + kScaleAt + index * kNextScale + slot * 4, &value, 4);
+    }
+  }
   // The bits of a row.
   template <class Byte>
   auto wanted(Byte* row, int64_t index) const {

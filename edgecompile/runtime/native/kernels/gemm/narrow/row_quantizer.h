@@ -59,35 +59,37 @@ class RowQuantizer {
     if constexpr (Math::kParts > 1) std::fill_n(wanted, row_.words(), 0);
     for (int64_t block = 0; block < row_.blocks; ++block) {
       char* const record = to + block * Row::kRecord;
-      char* const scale = record + Row::kScaleAt + index * Row::kNextScale;
-      A* const values = reinterpret_cast<A*>(record) + index * kRoundedBlock;
+      A* const values = values_of(record, index);
+      const auto put_scale = [&](int64_t part, float scale) {
+        Row::put(record + part * row_.part(), index, 0, scale);
+      };
       const int64_t from = block * kRoundedBlock, n = std::min(kRoundedBlock, k_ - from);
       const float largest = as_float(most[block]);
       int32_t sums[2][Math::kHalves] = {};
-      if (Math::kParts > 1) put_scale(scale + row_.part(), 0.0f);
+      if (Math::kParts > 1) put_scale(1, 0.0f);
       if (!finite || most[block] == 0) {
-        std::fill_n(values, kRoundedBlock, A{0});
-        put_scale(scale, finite ? 0.0f : __builtin_nanf(""));
+        clear(values);
+        put_scale(0, finite ? 0.0f : __builtin_nanf(""));
       } else if (Math::kParts == 1) {
         const RoundingStep step(largest, kFine);
         round<1>(x + from, n, step.factor, values, sums);
-        put_scale(scale, step.scale);
+        put_scale(0, step.scale);
       } else if (largest * largest <= kOutlier * kOutlier * square) {
         const RoundingStep step(largest, kCoarse);
         round<1>(x + from, n, step.factor, values, sums);
-        put_scale(scale, step.scale);
+        put_scale(0, step.scale);
       } else {
         const RoundingStep step(largest, kFine);
         round<2>(x + from, n, step.factor, values, sums);
-        put_scale(scale, step.scale * 128.0f);
-        put_scale(scale + row_.part(), step.scale);
+        put_scale(0, step.scale * 128.0f);
+        put_scale(1, step.scale);
         wanted[block / 64] |= uint64_t{1} << (block % 64);
       }
       if constexpr (Math::kOffset != 0) {
         for (int part = 0; part < Math::kParts; ++part) {
           for (int half = 0; half < Math::kHalves; ++half) {
-            const int32_t start = -Math::kOffset * sums[part][half];
-            std::memcpy(scale + part * row_.part() + 4 + 4 * half, &start, sizeof start);
+            Row::put(record + part * row_.part(), index, 1 + half,
+                     -Math::kOffset * sums[part][half]);
           }
         }
       }
@@ -98,15 +100,22 @@ class RowQuantizer {
   void blank(char* to, int64_t index) const {
     std::fill_n(row_.wanted(to, index), row_.words(), 0);
     for (int64_t record = 0; record < Math::kParts * row_.blocks; ++record, to += Row::kRecord) {
-      std::fill_n(reinterpret_cast<A*>(to) + index * kRoundedBlock, kRoundedBlock, A{0});
-      std::memset(to + Row::kScaleAt + index * Row::kNextScale, 0, 4 + 4 * Row::kStarts);
+      clear(values_of(to, index));
+      for (int64_t slot = 0; slot <= Row::kStarts; ++slot) Row::put(to, index, slot, 0.0f);
     }
   }
 
  private:
   using Row = RoundedRow<Math, kTogether>;
 
-  static void put_scale(char* to, float scale) { std::memcpy(to, &scale, sizeof scale); }
+  static A* values_of(char* record, int64_t index) {
+    return reinterpret_cast<A*>(record) + index * Row::kRun;
+  }
+  static void clear(A* values) {
+    for (int64_t i = 0; i < kRoundedBlock; i += Row::kRun) {
+      std::fill_n(values + Row::place(i), Row::kRun, A{0});
+    }
+  }
 
   // The bits of each block's largest magnitude, and the mean square; -1 if not all are finite. As
   // integers, infinity's bits exceed every number's and a NaN's exceed infinity's.
@@ -146,10 +155,10 @@ class RowQuantizer {
           const vi32 shifted = whole + 64;
           const vi32 low = (shifted & 127) - 64;
           whole = shifted >> 7;
-          store(rest + i, convert<Vector<A, kL>>(low));
+          store(rest + Row::place(i), convert<Vector<A, kL>>(low));
           sum[1] += low;
         }
-        store(to + i, convert<Vector<A, kL>>(whole));
+        store(to + Row::place(i), convert<Vector<A, kL>>(whole));
         sum[0] += whole;
       };
       const int64_t filled = std::min(n, end);
