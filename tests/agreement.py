@@ -19,6 +19,7 @@ CHECKED_RULES = frozenset(
     {
         *("key-type", "key-missing", "list-size", "generation-kind", "generation-axes"),
         *("generation-inputs", "generation-shape", "generation-states", "generation-buckets"),
+        "generation-scales",
     }
 )
 #: Rules that it doesn't check: no name that breaks this one is that of a constant of a program.

@@ -276,6 +276,12 @@ def halves_bundle(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def scaled_bundle(shared_folder: Path) -> Path:
+    """The same with keys and values in int8."""
+    return family_once(shared_folder, "scaled", "lfm2", {"cache_precision": "int8"})
+
+
+@pytest.fixture(scope="session")
 def together_bundle(shared_folder: Path) -> Path:
     """A generative bundle of a family with a program that gives up to four texts a token each."""
     return family_once(shared_folder, "together", "llama", texts=4)

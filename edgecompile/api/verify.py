@@ -229,7 +229,7 @@ def _load_model(
 def _quality_bound(manifest: Manifest, model: LoadedModel) -> float | None:
     """The bound that a language model's narrow weights were judged by; None: they weren't."""
     figures = manifest.plan.get("quality")
-    if not isinstance(figures, dict) or model.generation is None:
+    if not isinstance(figures, dict) or model.generation is None or manifest.precision == "fp32":
         return None
     bound = figures.get("bound")
     if not isinstance(bound, int | float) or bound <= 1 or model.generation.logits is None:

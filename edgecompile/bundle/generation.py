@@ -12,6 +12,7 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.models.arrays import to_numpy
+from edgecompile.models.cache_rows import dequantize_rows
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import run_module
 
@@ -87,7 +88,9 @@ def prefix_caches(model: LoadedModel) -> bytes:
     run_module(model.module, inputs, model.name)  # changes the caches in place
     growing = {item.name for item in model.inputs if item.shape[:1] == (spec.context_axis,)}
     ordered = sorted(spec.caches, key=lambda name: name not in growing)
-    if not all(inputs[name].isfinite().all() for name in ordered):
+    scaled = {item.name for item in model.inputs if item.has_scales}
+    numbers = (dequantize_rows(inputs[x]) if x in scaled else inputs[x] for x in ordered)
+    if not all(x.isfinite().all() for x in numbers):
         raise ModelError(f"{model.name} leaves NaN or infinity behind the prefix")
     arrays = to_numpy({name: inputs[name] for name in ordered}).values()
     return b"".join([np.array(made.prefix, "<i8").tobytes(), *(x.tobytes() for x in arrays)])

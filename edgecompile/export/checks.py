@@ -13,7 +13,8 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.export.conditions import Residue, broken_conditions
-from edgecompile.export.halves import stores_halves
+from edgecompile.export.halves import stores_rounded
+from edgecompile.models.cache_rows import dequantize_rows
 from edgecompile.models.definite import definite
 from edgecompile.models.kinds import turn
 from edgecompile.models.loaded import LoadedModel
@@ -151,7 +152,7 @@ def check_program(
         result.failed.append((dict(hint), f"the graph can't be run: {describe_error(exc)}"))
         return result
     # What is written to a cache counts among the results.
-    tolerance = HALF_TOLERANCE if stores_halves(module) else TOLERANCE
+    tolerance = HALF_TOLERANCE if stores_rounded(module) else TOLERANCE
     state = WriteWatch(
         {
             **dict(module.named_parameters()),
@@ -227,7 +228,11 @@ def _within(sizes: Sizes, ranges: Mapping[str, Range]) -> bool:
 
 def _changed(loaded: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inputs that the model changes in place, which count among its results."""
-    return {f"{s.name} afterwards": inputs[s.name] for s in loaded.inputs if s.in_place}
+    return {
+        f"{s.name} afterwards": dequantize_rows(inputs[s.name]) if s.has_scales else inputs[s.name]
+        for s in loaded.inputs
+        if s.in_place
+    }
 
 
 def compare_outputs(

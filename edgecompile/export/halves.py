@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from edgecompile.export.operators.cache_rows import QUANTIZE_ROWS
 from edgecompile.models.double import HALVES
 from edgecompile.precision import STORED, TOLERANCES
 from edgecompile.runtime.format.schema import Tolerance
@@ -29,12 +30,12 @@ def tolerance_of(precision: str, *modules: torch.nn.Module) -> Tolerance:
     """The tolerance of a precision; that of bf16 at least, where an exported graph itself computes in half.
 
     A sum in another order may round to the next number of the narrower type, and what doesn't round is as right.
-    Where a graph only stores keys and values so, few of them become the next number, and most are equal.
+    Where a graph only stores keys and values in half or int8, few become the next number, and most are equal.
     """
     found = [TOLERANCES[precision]]
     if any(map(computes_in_halves, modules)):
         found.append(TOLERANCES["bf16"])
-    elif any(map(stores_halves, modules)):
+    elif any(map(stores_rounded, modules)):
         found.append(STORED)
     return max(found, key=lambda tolerance: tolerance.rtol)
 
@@ -48,17 +49,21 @@ def computes_in_halves(module: torch.nn.Module) -> bool:
     return any(not _is_stored(node) for node in _halves(module))
 
 
-def stores_halves(module: torch.nn.Module) -> bool:
-    """Whether an exported graph, or one within it, has results of half precision, if only to store them."""
-    return any(True for _ in _halves(module))
+def stores_rounded(module: torch.nn.Module) -> bool:
+    """Whether an exported graph, or one within it, has results of half precision or rows of int8, if only to store them."""
+    return any(node.target is QUANTIZE_ROWS for node in _calls(module)) or any(
+        True for _ in _halves(module)
+    )
 
 
 def _halves(module: torch.nn.Module) -> Iterator[Node]:
+    return (node for node in _calls(module) if is_half(node.meta.get("val")))
+
+
+def _calls(module: torch.nn.Module) -> Iterator[Node]:
     for part in module.modules():
         if isinstance(part, GraphModule):
-            for node in part.graph.nodes:
-                if node.op == "call_function" and is_half(node.meta.get("val")):
-                    yield node
+            yield from (node for node in part.graph.nodes if node.op == "call_function")
 
 
 def _is_stored(node: Node) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from edgecompile.models.cache_rows import quantize_rows, row_width
 from edgecompile.models.draws import shape_values
 from edgecompile.models.specs import InputSpec
 from edgecompile.runtime.format.dtypes import BY_NAME, Number
@@ -84,6 +85,8 @@ def _draw(
     generator: torch.Generator,
 ) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
+    if spec.has_scales:
+        return quantize_rows(torch.randn([*shape[:-1], row_width(shape[-1])], generator=generator))
     if BY_NAME[spec.dtype].kind == "f":
         if span is None:
             return torch.randn(shape, generator=generator).to(dtype)

@@ -16,7 +16,7 @@ from edgecompile.runtime.format.dtypes import Number
 from edgecompile.runtime.format.schema import MAX_LOOKUP
 
 #: Types of keys and values in caches.
-CACHE_PRECISIONS = ("fp32", "bf16")
+CACHE_PRECISIONS = ("fp32", "bf16", "int8")
 #: Options of language models that generate, and of no others.
 FOR_GENERATION = ("max_context", "cache_precision", "lookup")
 #: Options of ONNX files, and of no others.
@@ -47,8 +47,8 @@ class LoadOptions:
         image_size: height and width, each one size or (smallest, largest); None: what the folder says.
         max_context: tokens that a prompt and what follows it may have together, for generation;
             None: the model's limit, at most 2048.
-        cache_precision: the type of keys and values in the caches of a language model on a CPU, fp32 or
-            bf16; None: fp32.
+        cache_precision: the type of keys and values in the caches of a language model on a CPU: fp32,
+            bf16 or int8; None: fp32.
         lookup: tokens of the longest run that gives logits behind each of its tokens, by which the
             device tries tokens that it found in the text so far; None: there is no such run.
         fixed_input: numbers that inputs of an ONNX file always are, such as a sampling rate, by input name.

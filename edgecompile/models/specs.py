@@ -70,6 +70,11 @@ class InputSpec(_Spec):
     in_place: bool = False
 
     @property
+    def has_scales(self) -> bool:
+        """Whether it is a cache of rows in int8 with scales (:mod:`edgecompile.models.cache_rows`)."""
+        return self.in_place and self.dtype == "int8"
+
+    @property
     def is_mask(self) -> bool:
         """Whether the input only tells real positions (1) from padding (0)."""
         return self.pad == 0 and self.draw == (1, 1)

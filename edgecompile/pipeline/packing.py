@@ -143,7 +143,7 @@ def pack_bundle(
     reference = find_reference_model(
         contents.model, contents.compiled, contents.quality, seed=seed, step=step
     )
-    quality = reference.quality
+    quality = reference.quality or contents.quality  # float32 has those of narrow caches alone
     if quality is not None:
         manifest = manifest._replace(plan={**manifest.plan, "quality": quality.to_json()})
     if contents.texts is not None:

@@ -258,7 +258,7 @@ def _check_model(preflight: Preflight, request: BuildRequest, profile: TargetPro
     """That a model is there, and that a folder has what it needs and takes the lengths; gives the
     number of its weights, 0 for other forms of models."""
     model, load = request.model, request.load
-    if profile.gpu is not None and load.cache_precision == "bf16":
+    if profile.gpu is not None and load.cache_precision not in (None, "fp32"):
         preflight.problems.append(
             UsageError(
                 f"Target {profile.name} has a GPU: `cache_precision` is for caches on CPUs",

@@ -49,7 +49,7 @@ def is_judged(model: LoadedModel) -> bool:
 
 def stores_rounded(model: LoadedModel) -> bool:
     """Whether a language model's keys and values are rounded where they are stored."""
-    return any(spec.dtype == BFLOAT16 for spec in model.inputs)
+    return any(spec.dtype == BFLOAT16 or spec.has_scales for spec in model.inputs)
 
 
 def cache_quality(model: LoadedModel, texts: LanguageTexts) -> Quality:

@@ -42,7 +42,6 @@ from edgecompile.quantization.trials import PrecisionChoice, Trial
 
 #: Of ``auto``, whatever it chooses.
 _AUTO_RATIO = MAX_PERPLEXITY_RATIOS[INT8]
-_CACHES = "keys and values in bf16"
 
 
 def resolve(
@@ -83,10 +82,11 @@ def resolve(
     bucket = subject.serving.bucket
     step.update(text="reading texts" if request.texts else "writing texts")
     texts = language_texts(model, request.texts, seed=request.seed)
+    caches = None
     if rounded_caches and (auto or name == FP32.name):
-        subject.notes.add(check_caches(model, texts).describe(_CACHES))
+        caches = _judge_caches(subject, texts)
         if not auto:
-            return ResolvedPrecision(FP32)
+            return ResolvedPrecision(FP32, quality=caches)
     judged = JudgedModel(model, subject.exports.get(bucket), texts)
     if name == CHECKPOINT_PRECISION:
         return _keep_checkpoint(subject, judged, step)
@@ -103,15 +103,15 @@ def resolve(
     if judged.problem:
         subject.notes.add(f"narrow weights aren't judged by texts: {judged.problem}")
         if auto:
-            return ResolvedPrecision(FP32)
+            return ResolvedPrecision(FP32, quality=caches)
         if rounded_caches:
-            subject.notes.add(check_caches(model, texts).describe(_CACHES))
+            _judge_caches(subject, texts)
         subject.notes.add(*rounding_notes(precision))
         return ResolvedPrecision(precision)
     if auto:
         choice, quality = LanguageTrials(subject, judged, narrow, step).find()
         subject.notes.add(*choice.notes, *rounding_notes(choice.precision))
-        return ResolvedPrecision(choice.precision, choice, quality=quality)
+        return ResolvedPrecision(choice.precision, choice, quality=quality or caches)
     step.update(text=f"running {texts.source}")
     bound = request.max_perplexity_ratio or MAX_PERPLEXITY_RATIOS[name]
     quality = check_quality(judged.quality(precision, step), name, bound)
@@ -120,18 +120,31 @@ def resolve(
 
 
 def check_caches(model: LoadedModel, texts: LanguageTexts) -> Quality:
-    """The figures of caches in bfloat16 alone; a narrow weight is judged together with them.
+    """The figures of rounded caches alone; a narrow weight is judged together with them.
 
     Raises:
-        VerificationError: they are beyond the bound of weights in bfloat16.
+        VerificationError: they are beyond the bound of weights in as many bits.
     """
-    quality, bound = cache_quality(model, texts), MAX_PERPLEXITY_RATIOS["bf16"]
+    precision = _cache_precision(model)
+    quality, bound = cache_quality(model, texts), MAX_PERPLEXITY_RATIOS[precision]
     if quality.within(bound):
         return replace(quality, bound=bound)
+    caches = f"keys and values in {precision}"
     raise VerificationError(
-        f"{_CACHES} change what the model says by more than is allowed: {quality.describe(_CACHES)}",
+        f"{caches} change what the model says by more than is allowed: {quality.describe(caches)}",
         hint="leave `cache_precision` out",
     )
+
+
+def _judge_caches(subject: Subject, texts: LanguageTexts) -> Quality:
+    """The same, with a note for people."""
+    quality = check_caches(subject.model, texts)
+    subject.notes.add(quality.describe(f"keys and values in {_cache_precision(subject.model)}"))
+    return quality
+
+
+def _cache_precision(model: LoadedModel) -> str:
+    return INT8 if any(spec.has_scales for spec in model.inputs) else "bf16"
 
 
 def _keep_checkpoint(subject: Subject, judged: JudgedModel, step: StepHandle) -> ResolvedPrecision:

@@ -376,10 +376,10 @@ def test_what_cannot_generate_on_a_gpu_is_refused(tiny_model: Path, tmp_path: Pa
         assert "which TensorRT can't run" in text and '`backend="triton"`' in text
         assert refusal(model, "cuda-sm90", "triton", task) == ""
     assert refusal(decoder, "jetson-orin-nano", "auto", "logits") == ""
-    halves = {"cache_precision": "bf16"}
-    text = refusal(decoder, "cuda-sm90", "triton", None, **halves)
-    assert "cuda-sm90 has a GPU: `cache_precision` is for caches on CPUs" in text
-    assert refusal(decoder, "cpu-x86-64", "auto", None, **halves) == ""
+    for narrow in ("bf16", "int8"):
+        text = refusal(decoder, "cuda-sm90", "triton", None, cache_precision=narrow)
+        assert "cuda-sm90 has a GPU: `cache_precision` is for caches on CPUs" in text
+        assert refusal(decoder, "cpu-x86-64", "auto", None, cache_precision=narrow) == ""
     assert "no backend for GPUs generates by two parts" in refusal(
         tiny_model, "cuda-sm90", "triton", "seq2seq-lm"
     )

@@ -1,4 +1,4 @@
-"""Caches in bfloat16 are judged by texts: alone, and together with narrow weights."""
+"""Caches in bfloat16 and int8 are judged by texts: alone, and together with narrow weights."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import VerificationError
 from edgecompile.export.store import ExportStore
 from edgecompile.loaders.generators import storage
+from edgecompile.models.cache_rows import row_width
 from edgecompile.models.language_texts import LanguageTexts, language_texts
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.precision import Precision
@@ -23,10 +24,10 @@ from edgecompile.quantization.language_choice import check_caches
 from tests.zoo.generation_families import load_family
 
 
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
+@pytest.fixture(scope="module", params=["bf16", "int8"])
+def model(request: pytest.FixtureRequest) -> LoadedModel:
     """A model that is less sure than random weights make it."""
-    loaded: LoadedModel = load_family("llama", cache_precision="bf16")
+    loaded: LoadedModel = load_family("llama", cache_precision=request.param)
     made = loaded.generation
     assert made is not None and made.logits is not None
     logits = made.logits
@@ -50,7 +51,14 @@ def test_alone(model: LoadedModel, texts: LanguageTexts, monkeypatch: pytest.Mon
     found = check_caches(model, texts)
     assert found.mean_kl > 1e-8 and found.bound == 1.002
     monkeypatch.setattr(storage, "to_bfloat16", torch.zeros_like)
-    with pytest.raises(VerificationError, match="keys and values in bf16 change what the model"):
+    monkeypatch.setattr(
+        storage,
+        "DEQUANTIZE_ROWS",
+        lambda rows: torch.zeros(*rows.shape[:-1], row_width(rows.shape[-1])),
+    )
+    with pytest.raises(
+        VerificationError, match=r"keys and values in (bf16|int8) change what the model"
+    ):
         check_caches(model, texts)
 
 

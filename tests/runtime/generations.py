@@ -21,6 +21,8 @@ INPUTS: list[dict[str, Any]] = [
 ]
 #: The first of the caches in bfloat16.
 HALF: dict[str, Any] = {**INPUTS[3], "dtype": "bfloat16", "pad": None}
+#: The first of the caches in int8, of two heads of 3 numbers.
+SCALED: dict[str, Any] = {**INPUTS[3], "dtype": "int8", "shape": ["context", 2, 5]}
 GENERATION: dict[str, Any] = {
     "kind": "causal-lm",
     "input": "input_ids",
@@ -235,6 +237,17 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("dtype-cache", "inputs.3", {**HALF, "bounds": [0, 1]}, "inputs[3].bounds: must be null"),
     ("dtype-cache", "inputs.3", {**HALF, "default": 0}, "inputs[3].default: must be null"),
     ("generation-shape", "inputs.3", {**HALF, "shape": [2, 3]}, "'key' must be bfloat16[context"),
+    ("generation-shape", "inputs.3", {**SCALED, "shape": [2, 5]}, "'key' must be int8[context"),
+    (
+        "generation-shape",
+        "inputs.3",
+        {**SCALED, "dtype": "uint8"},
+        "must be float32[context, 2, 5]",
+    ),
+    ("generation-scales", "inputs.3", {**SCALED, "shape": ["context", 2, 2]}, "rows of 2 bytes"),
+    ("generation-scales", "inputs.3", {**SCALED, "shape": ["context", 1]}, "rows of 1 bytes"),
+    ("generation-scales", "inputs.3", {**SCALED, "shape": ["context", 2, 69]}, "of 69 bytes"),
+    ("generation-scales", "inputs.3", {**SCALED, "shape": ["context", 2, 70]}, "of 70 bytes"),
     ("generation-shape", "inputs.3.shape", [2, "context"], "fixed sizes behind it"),
     ("generation-shape", "inputs.3.shape", [2, 3], "'key' must be float32[context, 3]"),
     ("generation-shape", "inputs.4.shape", ["context"], "'value' must have the context's axis"),
@@ -285,6 +298,7 @@ HOSTILE_STATES: list[tuple[str, str, Any, str]] = [
     ("generation-batch", "generation.batch", batch(2), "is for the kind causal-lm alone"),
     ("generation-shape", "inputs.5.dtype", "float64", "'state' must be float32 of fixed sizes"),
     ("generation-shape", "inputs.5.dtype", "bfloat16", "'state' must be float32 of fixed sizes"),
+    ("generation-shape", "inputs.5.dtype", "int8", "'state' must be float32 of fixed sizes"),
     ("generation-shape", "inputs.5.shape", [], "'state' must be float32 of fixed sizes"),
     ("generation-shape", "inputs.5.shape", [4, "context"], "'state' must be float32 of fixed"),
     ("generation-shape", "inputs.3.shape", ["context"], "'key' must have the context's axis first"),

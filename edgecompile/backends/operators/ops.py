@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from edgecompile.export.operators import boxes, library, recurrence
+from edgecompile.export.operators.cache_rows import DEQUANTIZE_ROWS, QUANTIZE_ROWS
 from edgecompile.export.operators.cached_attention import (
     CACHED_ATTENTION,
     cached_attention,
@@ -42,6 +43,7 @@ from edgecompile.export.operators.cached_attention import (
 from edgecompile.export.operators.copy import COPY, copy
 from edgecompile.export.operators.linear_scan import LINEAR_SCAN, linear_scan
 from edgecompile.export.operators.texts_attention import TEXTS_ATTENTION, texts_attention
+from edgecompile.models.cache_rows import dequantize_rows, quantize_rows
 
 PANEL = 32
 
@@ -394,7 +396,9 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
 
 _register(CACHED_ATTENTION, cached_attention)
 _register(COPY, copy)
+_register(DEQUANTIZE_ROWS, dequantize_rows)
 _register(LINEAR_SCAN, linear_scan)
+_register(QUANTIZE_ROWS, quantize_rows)
 _register(TEXTS_ATTENTION, texts_attention)
 _register(boxes.SUPPRESS, boxes.suppress)
 _register(boxes.ROI_ALIGN, boxes.roi_align)

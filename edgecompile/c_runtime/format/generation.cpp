@@ -12,6 +12,9 @@ namespace {
 constexpr size_t kMaxCaches = 509;
 constexpr int64_t kMaxContext = (int64_t{1} << 31) - 1;
 
+// A block of a row in int8: a scale in bfloat16, and the numbers that it is of.
+constexpr int64_t kScaleBytes = 2, kBlockBytes = kScaleBytes + 32;
+
 bool is_fixed(const Dim& dim) { return dim.kind == Dim::Kind::kFixed; }
 
 }  // namespace
@@ -69,7 +72,14 @@ void read_generation(const Field& entry, Manifest* manifest) {
       spec.has_states = spec.has_states || is_state;
       const bool grows = shape.size() >= 2 && shape[0].kind == Dim::Kind::kAxis && spec.context &&
                          shape[0].axis == *spec.context;
-      const bool is_known = dtype == ECR_FLOAT32 || (grows && dtype == ECR_BFLOAT16);
+      const bool is_known =
+          dtype == ECR_FLOAT32 || (grows && (dtype == ECR_BFLOAT16 || dtype == ECR_INT8));
+      if (grows && dtype == ECR_INT8 && is_fixed(shape.back())) {
+        const int64_t left = shape.back().size % kBlockBytes;
+        if (left != 0 && left <= kScaleBytes) {
+          cache.refuse("generation-scales", quoted(cache.string()) + " has no room for its scales");
+        }
+      }
       return is_known && (is_state || grows) &&
              std::all_of(shape.begin() + 1, shape.end(), is_fixed);
     });

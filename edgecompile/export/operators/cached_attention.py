@@ -12,17 +12,21 @@ import torch
 from torch import Tensor
 
 from edgecompile.export.operators.library import define
+from edgecompile.models.cache_rows import dequantize_rows, row_width
 
 
 def per_token(q: Tensor, v: Tensor) -> Tensor:
     """An empty result of attention: [B, H, L, D] over memory in the order [B, L, H, D]."""
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
+    width = row_width(v.shape[3]) if v.dtype == torch.int8 else v.shape[3]
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], width)).transpose(1, 2)
 
 
 def cached_attention(
     q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int, scale: float, softcap: float
 ) -> Tensor:
     """Computes the operator with torch's own ones; see :data:`CACHED_ATTENTION`."""
+    if k.dtype == torch.int8:
+        k, v = dequantize_rows(k), dequantize_rows(v)
     k, v = k.to(q.dtype), v.to(q.dtype)
     rows = position.reshape(1, 1) + torch.arange(q.shape[2])[:, None]
     keys = torch.arange(k.shape[2])[None]
@@ -40,7 +44,8 @@ def cached_attention(
     return per_token(q, v).copy_(weights @ v)
 
 
-#: ``q`` [1, heads, new, dim], ``k`` and ``v`` [1, key heads, context, dim], both of its type or bfloat16,
+#: ``q`` [1, heads, new, dim], ``k`` and ``v`` [1, key heads, context, dim], both of its type, bfloat16 or
+#: int8 with scales (:mod:`edgecompile.models.cache_rows`), [..., size] then,
 #: ``position`` int64 [1]: the place of the first new token. Token i sees key j if ``j <= position + i`` and, with a
 #: ``window`` above 0, ``j > position + i - window``. Query head h reads key head
 #: ``h // (heads // key heads)``. With a ``softcap`` above 0 a score s becomes

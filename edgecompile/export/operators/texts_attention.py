@@ -51,8 +51,8 @@ def _write(row: Tensor, address: int, context: int, place: int) -> Tensor:
     return cache.transpose(0, 1)[None]
 
 
-#: ``q`` float32 [1, heads, texts, dim], ``k`` and ``v`` [1, key heads, texts, dim], both float32 or
-#: bfloat16: a token of each text. ``keys`` and ``values`` int64 [texts]: the addresses of its caches, of the type
+#: ``q`` float32 [1, heads, texts, dim], ``k`` and ``v`` [1, key heads, texts, dim], both float32,
+#: bfloat16 or int8 with scales: a token of each text. ``keys`` and ``values`` int64 [texts]: the addresses of its caches, of the type
 #: of ``k``, [context, key heads, dim].
 #: ``position`` int64 [texts]: the row that is written, and the last one that is seen. At the address 0
 #: there is no cache: the token sees itself alone. The rest is as in

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
-from edgecompile.loaders.generators.storage import to_bfloat16
+from edgecompile.loaders.generators.storage import FLOAT32, Storage
 
 KEY, VALUE, CONV, RECURRENT = "key", "value", "conv", "recurrent"
 
@@ -144,11 +144,11 @@ class WrittenCache(Cache):
 
     Args:
         kept: the tensors that the layers keep.
-        tensors: the memory of each: [context, heads, width] of keys and values, else float32 of the
+        tensors: the memory of each: [context, heads, size] of keys and values, else float32 of the
             state's shape.
         place: the places of this run's tokens.
         context: rows of the context.
-        halves: whether keys and values are stored in bfloat16, else in float32.
+        storage: how keys and values are stored.
 
     Attributes:
         last: int64 [1], the number of the run's last real token.
@@ -164,10 +164,10 @@ class WrittenCache(Cache):
         place: Place,
         context: Any,
         *,
-        halves: bool = False,
+        storage: Storage = FLOAT32,
     ) -> None:
         super().__init__(layers=[])
-        self._halves = halves
+        self._storage = storage
         self._place, self._context, self.last = place, context, place.last
         self._rows: dict[int, list[Tensor]] = {}
         self._memory: dict[tuple[int, str, int], Tensor] = {}
@@ -184,15 +184,15 @@ class WrittenCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Writes [1, heads, length, width]; gives the whole buffers as [1, heads, context, width]."""
+        """Writes [1, heads, length, width]; gives all that the buffers hold as [1, heads, context, width]."""
         buffers = []
         for buffer, states in zip(self._rows[layer_idx], (key_states, value_states), strict=True):
             rows = states[0].transpose(0, 1)
             if self._place.real is not None:
                 rows = rows[self._place.real]
-            buffer.index_copy_(0, self._place.rows, to_bfloat16(rows) if self._halves else rows)
+            buffer.index_copy_(0, self._place.rows, self._storage.store(rows))
             whole = buffer.transpose(0, 1)[None]
-            buffers.append(whole.to(states.dtype) if self._halves else whole)
+            buffers.append(self._storage.read(whole, states.dtype))
         return buffers[0], buffers[1]
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:

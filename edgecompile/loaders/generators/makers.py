@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ from edgecompile.loaders.generators.settings import (
     context_limit,
     generation_setting,
     pad_token,
-    refuse_halves,
+    refuse_storage,
     refuse_unused,
     sampling_defaults,
     step_inputs,
@@ -65,7 +64,7 @@ from edgecompile.loaders.generators.step import (
     GenerationStep,
     find_caches,
 )
-from edgecompile.loaders.generators.storage import rounding_caches
+from edgecompile.loaders.generators.storage import FLOAT32, STORAGES
 from edgecompile.loaders.generators.text_part import text_part
 from edgecompile.models.examples import make_example
 from edgecompile.models.loaded import ENCODER, Generation, LoadedModel, ModelSource, least_context
@@ -121,11 +120,11 @@ class GeneratorMaker:
         notes: Sequence[str] = (),
     ) -> None:
         self.behind_sources, text = task == SEQ2SEQ_LM, model
-        self.halves = options.cache_precision == "bf16"
+        self.storage = STORAGES[options.cache_precision or FLOAT32.precision]
         if self.behind_sources:
             refuse_unused(options, "sources", without="seq2seq-encoder")
-            if self.halves:
-                raise refuse_halves(f"{type(model).__name__} has an encoder")
+            if self.storage is not FLOAT32:
+                raise refuse_storage(self.storage, f"{type(model).__name__} has an encoder")
             if options.lookup is not None:
                 raise ModelError(
                     f"{type(model).__name__} has an encoder, and `lookup` is for models without one",
@@ -219,17 +218,12 @@ class GeneratorMaker:
             load=self.load,
             generation=Generation(
                 spec,
-                greedy_of(self.model, spec, self.storing),
+                greedy_of(self.model, spec, self.storage.rounding),
                 encoder,
                 logits,
-                storing=self.storing,
+                storing=self.storage.rounding,
             ),
         )
-
-    @property
-    def storing(self) -> Callable[[], AbstractContextManager[None]]:
-        """Lets transformers' caches store what the model's do."""
-        return rounding_caches if self.halves else nullcontext
 
     def _causal(self) -> LoadedModel:
         model, most = self.model, self.max_context
@@ -251,9 +245,9 @@ class GeneratorMaker:
                     generated=generated,
                 )
             attend_always(model, step.way.attention or self.own)
-        if self.halves and not step.has_rows:
-            raise refuse_halves(f"{type(model).__name__} keeps no keys and values")
-        step.halves = self.halves
+        if self.storage is not FLOAT32 and not step.has_rows:
+            raise refuse_storage(self.storage, f"{type(model).__name__} keeps no keys and values")
+        step.storage = self.storage
         step.lookup = self._lookup(step)
         axes = {LENGTH: AxisLimits(1, most)}
         if step.has_rows:

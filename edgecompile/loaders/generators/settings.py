@@ -7,6 +7,7 @@ from typing import Any
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.generators.step import INPUT, LAST, POSITION, GenerationStep
+from edgecompile.loaders.generators.storage import Storage
 from edgecompile.models.options import FOR_GENERATION, LoadOptions
 from edgecompile.models.specs import InputSpec
 
@@ -70,10 +71,10 @@ def refuse_unused(options: LoadOptions, served: str, *, without: str) -> None:
         raise ModelError("; ".join(wrong), hint="; ".join(hints))
 
 
-def refuse_halves(problem: str) -> ModelError:
-    """The error for a model whose caches can't be bfloat16."""
+def refuse_storage(storage: Storage, problem: str) -> ModelError:
+    """The error for a model whose caches can't be stored so."""
     return ModelError(
-        f'`cache_precision="bf16"` is for the keys and values of a decoder alone: {problem}',
+        f'`cache_precision="{storage.precision}"` is for the keys and values of a decoder alone: {problem}',
         hint="leave it out",
     )
 
@@ -126,8 +127,10 @@ def step_inputs(
         *(
             InputSpec(
                 item.name,
-                "bfloat16" if item.grows and step.halves else "float32",
-                (CONTEXT, *item.shape) if item.grows else item.shape,
+                step.storage.dtype if item.grows else "float32",
+                (CONTEXT, *item.shape[:-1], step.storage.size(item.shape[-1]))
+                if item.grows
+                else item.shape,
                 in_place=True,
             )
             for item in step.kept

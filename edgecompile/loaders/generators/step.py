@@ -26,6 +26,7 @@ from edgecompile.loaders.generators.cache import (
     find_place,
 )
 from edgecompile.loaders.generators.scans import scanning
+from edgecompile.loaders.generators.storage import FLOAT32, Storage
 from edgecompile.models.modules import describe_error, named_forward
 
 INPUT, POSITION, LAST = "input_ids", "position", "last"
@@ -98,7 +99,7 @@ class GenerationStep(nn.Module):
     ``forward`` takes ``input_ids`` int64 [1, length], ``position`` int64 [1] (the place of the
     first token), ``last`` int64 [1] (which token's logits are wanted: the last real one) and the
     caches, which it changes: for each layer that attends ``cache_N_key`` and ``cache_N_value``,
-    float32 or bfloat16 [context, heads, width], of which it writes the rows of the run; for each layer with a
+    float32 or bfloat16 [context, heads, width] or int8 with scales, of which it writes the rows of the run; for each layer with a
     state of a fixed size ``cache_N_conv`` or ``cache_N_recurrent``, float32 of the model's shape without
     the batch, which it replaces. At position 0 such a state counts as zeros. A decoder behind a source
     takes ``cross_N_key`` and ``cross_N_value``, float32 [source, heads, width], for each layer as well,
@@ -115,10 +116,10 @@ class GenerationStep(nn.Module):
         lookup: tokens of the longest run that gives logits behind each of its tokens.
 
     Attributes:
-        halves: whether keys and values are bfloat16.
+        storage: how keys and values are stored.
     """
 
-    halves = False
+    storage: Storage = FLOAT32
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class GenerationStep(nn.Module):
         rows = [t.shape[0] for item, t in zip(self.kept, tensors, strict=True) if item.grows]
         context = rows[0] if rows else self.max_context
         place = find_place(tokens.shape[1], context, inputs[POSITION], inputs[LAST])
-        written = WrittenCache(self.kept, tensors, place, context, halves=self.halves)
+        written = WrittenCache(self.kept, tensors, place, context, storage=self.storage)
         cache: Any = written
         kind, all_rows = "decoder_" if source else "", 1 < tokens.shape[1] <= self.lookup
         more: dict[str, Any] = {}

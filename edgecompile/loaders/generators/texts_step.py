@@ -15,7 +15,7 @@ from edgecompile.export.operators.texts_attention import TEXTS_ATTENTION
 from edgecompile.loaders.generators.attention import WAYS, placed
 from edgecompile.loaders.generators.cache import Place, WrittenCache
 from edgecompile.loaders.generators.step import INPUT, POSITION, GenerationStep
-from edgecompile.loaders.generators.storage import to_bfloat16
+from edgecompile.loaders.generators.storage import FLOAT32, Storage
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import named_forward
 from edgecompile.models.probing import probe_model
@@ -31,10 +31,12 @@ class _TextsPlace(Place):
 
     Attributes:
         context: rows of each cache.
+        storage: how the caches store keys and values.
         caches: the addresses of keys and values of the layer that attends next.
     """
 
     context: int = 0
+    storage: Storage = FLOAT32
     caches: list[Tensor] = field(default_factory=list)
 
     def attend(
@@ -42,8 +44,9 @@ class _TextsPlace(Place):
     ) -> Tensor:
         keys, values = self.caches  # of this layer, else another text's rows would be seen
         self.caches.clear()
+        new = self.storage.store(k), self.storage.store(v)
         result: Tensor = TEXTS_ATTENTION(
-            q, k, v, keys, values, self.position, self.context, window, scale, softcap
+            q, *new, keys, values, self.position, self.context, window, scale, softcap
         )
         return result
 
@@ -63,8 +66,6 @@ class _TextsCache(WrittenCache):
     ) -> tuple[Tensor, Tensor]:
         self._place.require_attended()
         self._place.caches.extend(self._rows[layer_idx])
-        if self._halves:
-            return to_bfloat16(key_states), to_bfloat16(value_states)
         return key_states, value_states
 
 
@@ -82,15 +83,15 @@ class TextsStep(nn.Module):
         # By the same name as there: constants are told apart by their names.
         self.model = step.model
         self._run, self._kept, self._context = step.run_model, step.kept, step.max_context
-        self._halves = step.halves
+        self._storage = step.storage
         self.forward = named_forward((INPUT, POSITION, CACHES), self._step)
 
     def _step(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tokens, position = inputs[INPUT], inputs[POSITION].clamp(max=self._context - 1)
         numbers = torch.arange(tokens.shape[1])
-        place = _TextsPlace(position, None, position, numbers, self._context)
+        place = _TextsPlace(position, None, position, numbers, self._context, self._storage)
         addresses = list(inputs[CACHES])
-        cache = _TextsCache(self._kept, addresses, place, self._context, halves=self._halves)
+        cache = _TextsCache(self._kept, addresses, place, self._context)
         with placed(place):
             logits = self._run(tokens, place, cache)[0]
         place.require_attended()

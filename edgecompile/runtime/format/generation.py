@@ -7,6 +7,7 @@ every token that logits can name may be given back to the model.
 
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
+from .cache_rows import INT8, row_width
 from .document import Field, shorten
 from .dtypes import BFLOAT16
 from .schema import (
@@ -24,7 +25,7 @@ from .schema import (
 from .signature import MAX_SIZE, Signature
 
 #: Types of caches with a row for each token.
-CACHES = ("float32", BFLOAT16)
+CACHES = ("float32", BFLOAT16, INT8)
 MAX_CACHES = 509
 MAX_CROSS = 508
 MAX_EOS = 64
@@ -182,6 +183,11 @@ class _GenerationReader:
         if spec.kind == RECURRENT_LM:
             caches = self._check_states(spec, caches)
         self._check_rows("caches", caches, spec.context_axis, "the context's axis", CACHES)
+        for item in caches:
+            size = item.shape[-1] if item.shape else None
+            if item.dtype == INT8 and isinstance(size, int) and row_width(size) is None:
+                text = "{!r} has rows of {} bytes, which no blocks of a scale and up to 32 numbers fill"
+                self.add("generation-scales", "caches", text.format(item.name, size))
         if spec.kind == SEQ2SEQ:
             self._check_source(spec, inputs, signature)
         self._check_tokens(spec, inputs[spec.input], vocabulary)

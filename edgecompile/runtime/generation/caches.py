@@ -26,8 +26,8 @@ class Caches(Protocol):
     Attributes:
         manifest: the buckets that its runs are chosen from.
         rows_step: the number of rows by which a program's view of the caches grows.
-        arrays: the memory of each, with the rows of the whole context; none on a GPU. Float32, or the bits of
-            bfloat16 as uint16.
+        arrays: the memory of each, with the rows of the whole context; none on a GPU. Float32, the bits of
+            bfloat16 as uint16, or int8 with scales.
         addresses: where they lie, in the order of the specification; none on a GPU.
         growing: the names of those with a row for each token.
     """

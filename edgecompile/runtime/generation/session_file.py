@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, NamedTuple, Optiona
 import numpy as np
 
 from ..base.errors import BundleError, InputError
+from ..format.cache_rows import BLOCK
 from ..format.document import parse_json, shorten
 from ..format.output import check_output, write_output
 from ..format.schema import GenerationSpec, Manifest
@@ -268,13 +269,20 @@ class _Reader:
 
 
 def is_finite(array: "NDArray[Any]") -> bool:
-    """Whether no number is NaN or infinite; uint16 is bfloat16, whose exponent is then all ones."""
+    """Whether no number is NaN or infinite: uint16 is bfloat16, whose exponent is then all ones, int8 a cache's rows."""
+    if array.dtype == np.int8:
+        return _has_finite_scales(array.view(np.uint8))
     # By parts: the answers for a whole cache would be a quarter of its size.
     flat = array.reshape(-1)
     parts = (flat[at : at + (1 << 20)] for at in range(0, flat.size, 1 << 20))
     if array.dtype == np.uint16:
         return all(bool(((part & 0x7F80) != 0x7F80).all()) for part in parts)
     return all(bool(np.isfinite(part).all()) for part in parts)
+
+
+def _has_finite_scales(rows: "NDArray[np.uint8]") -> bool:
+    low, high = rows[..., ::BLOCK], rows[..., 1::BLOCK]
+    return not bool((((high & 0x7F) == 0x7F) & (low >= 0x80)).any())
 
 
 def _bytes_of(array: "NDArray[Any]") -> memoryview:

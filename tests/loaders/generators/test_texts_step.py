@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 from edgecompile.errors import ModelError  # noqa: E402
 from edgecompile.lengths.distribution import LengthDistribution  # noqa: E402
+from edgecompile.loaders.generators.storage import STORAGES  # noqa: E402
 from edgecompile.loaders.generators.texts_step import CACHES, texts_model  # noqa: E402
 from edgecompile.models.options import LoadOptions  # noqa: E402
 from edgecompile.pipeline.build import build  # noqa: E402
@@ -23,15 +24,15 @@ PLACES = [0, 5, 77, 127]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
-@pytest.mark.parametrize("cache", ["fp32", "bf16"])
+@pytest.mark.parametrize("cache", ["fp32", "bf16", "int8"])
 def test_each_text_gets_what_it_gets_alone(family: str, cache: str) -> None:
     loaded = load_family(family, cache_precision=cache)
-    stored = torch.bfloat16 if cache == "bf16" else torch.float32
+    storage = STORAGES[cache]
     texts, step = texts_model(loaded, 4), loaded.module
     random = torch.Generator().manual_seed(1)
     context = loaded.generation.spec.max_context
     memory = [
-        [torch.randn(context, *item.shape, generator=random).to(stored) for item in step.kept]
+        [storage.store(torch.randn(context, *item.shape, generator=random)) for item in step.kept]
         for _ in PLACES
     ]
     ids = torch.randint(1, 50, (1, len(PLACES)), generator=random)
@@ -44,13 +45,14 @@ def test_each_text_gets_what_it_gets_alone(family: str, cache: str) -> None:
             inputs = dict(zip(step.caches, caches, strict=True))
             wanted.append(step(input_ids=ids[:, text : text + 1], **place, **inputs)["logits"][0])
         got = texts.module(input_ids=ids, position=places, **{CACHES: addresses.contiguous()})
-    # In bfloat16 the last bits of a product may decide to which side a row is rounded.
+    # The last bits of a product may decide to which side a row is rounded.
     least = 1e-3 if cache == "fp32" else 0.05
     torch.testing.assert_close(got["logits"], torch.stack(wanted), rtol=1e-4, atol=least)
     for text, caches in enumerate(left):
-        for cache, want in zip(memory[text], caches, strict=True):
-            rtol = 1e-4 if stored == torch.float32 else 2**-7
-            torch.testing.assert_close(cache, want, rtol=rtol, atol=1e-4)
+        for mine, want in zip(memory[text], caches, strict=True):
+            rtol, atol = (1e-4, 1e-4) if cache == "fp32" else (2**-7, 0.05)
+            found, wished = (storage.read(x, torch.float32) for x in (mine, want))
+            torch.testing.assert_close(found, wished, rtol=rtol, atol=atol)
 
 
 def test_without_caches_a_token_sees_itself() -> None:

@@ -58,11 +58,19 @@ def test_caches_are_changed_in_place(model: CModel, python_model: Any, length: i
         assert ours[name].tobytes() == theirs[name].tobytes() != fresh[name].tobytes()
 
 
-def test_caches_in_bfloat16_are_changed_in_place(library: CLibrary, halves_bundle: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_narrow_caches_are_changed_in_place(
+    library: CLibrary, request: pytest.FixtureRequest, dtype: str
+) -> None:
+    import torch
+
+    from edgecompile.models.cache_rows import quantize_rows, row_width
+
+    bundle = request.getfixturevalue("halves_bundle" if dtype == "bfloat16" else "scaled_bundle")
     random = np.random.RandomState(6)
     with (
-        library.open(halves_bundle, threads=1) as model,
-        open_bundle(halves_bundle, threads=1, warmup=False) as python_model,
+        library.open(bundle, threads=1) as model,
+        open_bundle(bundle, threads=1, warmup=False) as python_model,
     ):
         made: dict[str, Any] = {
             "input_ids": random.randint(3, 97, (1, 5)),
@@ -71,16 +79,20 @@ def test_caches_in_bfloat16_are_changed_in_place(library: CLibrary, halves_bundl
         }
         for item in python_model.manifest.inputs[3:]:
             shape = [64 if size == "context" else size for size in item.shape]
+            if item.dtype == "int8":
+                shape[-1] = row_width(shape[-1])
             values = random.standard_normal(shape).astype(np.float32)
             halves = (values.view(np.uint32) >> 16).astype(np.uint16)
-            made[item.name] = halves if item.dtype == "bfloat16" else values
+            rows = quantize_rows(torch.from_numpy(values)).numpy()
+            made[item.name] = {"bfloat16": halves, "int8": rows, "float32": values}[item.dtype]
         ours, theirs = ({n: x.copy() for n, x in made.items()} for _ in range(2))
         got, want = model.run(ours), python_model.run(theirs)
         assert got["logits"].tobytes() == want["logits"].tobytes()
         for name in python_model.manifest.generation.caches:
             assert ours[name].tobytes() == theirs[name].tobytes() != made[name].tobytes()
-        floats = {n: x.astype(np.float32) if x.dtype == np.uint16 else x for n, x in made.items()}
-        with pytest.raises(CLibraryError, match="has dtype float32, must be bfloat16"):
+        narrow = (np.uint16, np.int8)
+        floats = {n: x.astype(np.float32) if x.dtype in narrow else x for n, x in made.items()}
+        with pytest.raises(CLibraryError, match=f"has dtype float32, must be {dtype}"):
             model.run(floats)
 
 

@@ -25,14 +25,14 @@ class CArgs(ctypes.Structure):
         ("k_strides", I64 * 3), ("v_strides", I64 * 3), ("out_strides", I64 * 3),
         ("mask", ctypes.c_void_p), ("mask_kind", ctypes.c_int), ("mask_strides", I64 * 4),
         ("causal", ctypes.c_bool), ("scale", ctypes.c_float), ("offset", I64), ("window", I64),
-        ("softcap", ctypes.c_float), ("narrow", ctypes.c_bool), ("halves", ctypes.c_bool),
+        ("softcap", ctypes.c_float), ("narrow", ctypes.c_bool), ("stored", ctypes.c_int32),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
     q: np.ndarray  # [B, H, L, D], last axis contiguous
-    k: np.ndarray  # as q, or uint16 that are bfloat16
+    k: np.ndarray  # as q, or uint16 that are bfloat16, or int8 with scales
     v: np.ndarray
     mask: np.ndarray | None = None  # bool or float32, broadcast to [B, H, Lq, Lk]
     causal: bool = False
@@ -51,9 +51,9 @@ def run(lib: ctypes.CDLL, case: Case, out: np.ndarray) -> None:
     args = CArgs(
         q=q.ctypes.data, k=k.ctypes.data, v=v.ctypes.data, out=out.ctypes.data,
         batch=q.shape[0], heads_q=q.shape[1], heads_kv=k.shape[1], len_q=q.shape[2],
-        len_k=k.shape[2], dim=q.shape[3], dim_v=v.shape[3], causal=case.causal, scale=case.scale,
+        len_k=k.shape[2], dim=q.shape[3], dim_v=out.shape[3], causal=case.causal, scale=case.scale,
         offset=case.offset, window=case.window, softcap=case.softcap, narrow=case.narrow,
-        halves=k.dtype == np.uint16,
+        stored={"uint16": 1, "int8": 2}.get(k.dtype.name, 0),
     )  # fmt: skip
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         assert x.size == 0 or x.shape[3] == 1 or x.strides[3] == x.itemsize

@@ -27,6 +27,7 @@ TOKENS = 14
         ("llama", "int8", "bf16"),
         ("llama", "int4", "fp32"),
         ("lfm2", "bf16", "bf16"),
+        ("llama", "fp32", "int8"),
         ("falcon_h1", "fp32", "fp32"),
         ("qwen3_5", "fp32", "fp32"),
     ],

@@ -17,7 +17,7 @@ PROMPT = [9, 20, 31, 42, 53, 10, 21, 32]
 NEW = {"max_new_tokens": 6, "do_sample": False, "eos": ()}
 
 
-@pytest.fixture(params=["decoder_bundle", "hybrid_bundle", "halves_bundle"])
+@pytest.fixture(params=["decoder_bundle", "hybrid_bundle", "halves_bundle", "scaled_bundle"])
 def whole(request: pytest.FixtureRequest) -> Path:
     """A bundle without a prompt."""
     if request.param != "decoder_bundle":
@@ -54,7 +54,7 @@ def test_texts_are_the_same_and_begin_behind_the_prompt(whole: Path, tmp_path: P
 def test_a_file_that_is_wrong_is_refused(whole: Path, tmp_path: Path) -> None:
     with open_bundle(whole, threads=1, warmup=False) as plain:
         sound = caches_behind(plain, PROMPT)
-    nan = np.array([np.nan], "<f4").tobytes()
+    nan = b"\xc0\x7f" * 2  # as one float32, as two of bfloat16, and as a scale
     huge = np.array([1 << 40], "<i8").tobytes()
     for number, (data, text) in enumerate(
         (

@@ -22,7 +22,9 @@ PROMPT = [9, 20, 31, 42, 53, 10, 21, 32]
 NEW = {"max_new_tokens": 6, "do_sample": False, "eos": ()}
 
 
-@pytest.fixture(scope="module", params=["decoder_bundle", "hybrid_bundle", "halves_bundle"])
+@pytest.fixture(
+    scope="module", params=["decoder_bundle", "hybrid_bundle", "halves_bundle", "scaled_bundle"]
+)
 def talker(request: pytest.FixtureRequest) -> Iterator[Model]:
     if request.param != "decoder_bundle":
         pytest.importorskip("transformers")

@@ -37,6 +37,13 @@ def halves_together(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def scaled_together(shared_folder: Path) -> Path:
+    """The same with caches in int8."""
+    load = {"cache_precision": "int8", "lookup": 4}
+    return family_once(shared_folder, "scaled-together", "llama", load, texts=4)
+
+
+@pytest.fixture(scope="session")
 def narrow_together(shared_folder: Path) -> Path:
     """A build of a folder, as a user makes it: in int4, with a tied head and a prompt in the bundle."""
     pytest.importorskip("transformers")
@@ -71,9 +78,10 @@ def narrow_together(shared_folder: Path) -> Path:
         ("together_bundle", 1),
         ("together_bundle", 2),
         ("halves_together", 2),
+        ("scaled_together", 2),
         ("narrow_together", 2),
     ],
-    ids=["one thread", "two threads", "bfloat16 caches", "int4"],
+    ids=["one thread", "two threads", "bfloat16 caches", "int8 caches", "int4"],
 )
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     bundle, threads = request.param

@@ -16,12 +16,15 @@ from edgecompile.backends.lowering.in_place import (
 )
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, is_float32, replace
 from edgecompile.backends.operators import ops
+from edgecompile.export.operators.cache_rows import DEQUANTIZE_ROWS
 from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
 from edgecompile.export.operators.copy import COPY
 
 aten = torch.ops.aten
 
-_CONVERSIONS = (aten.to.dtype, aten._to_copy.default)
+#: What reads a cache as float32, and the types of such caches.
+_READERS = (aten.to.dtype, aten._to_copy.default, DEQUANTIZE_ROWS)
+_STORED = (torch.bfloat16, torch.int8)
 
 
 def lower_attention(low: Lowering, narrow: bool) -> None:
@@ -47,17 +50,14 @@ def lower_attention(low: Lowering, narrow: bool) -> None:
     low.each("attentions", {aten.scaled_dot_product_attention.default}, lower)
 
 
-def read_halves(gm: GraphModule) -> None:
-    """Lets attention read caches in bfloat16 as they are, without a copy of the context in float32."""
+def read_stored(gm: GraphModule) -> None:
+    """Lets attention read caches in bfloat16 and int8 as they are, without a copy of the context in float32."""
     order = {node: index for index, node in enumerate(gm.graph.nodes)}
     changes = changes_in_place(gm)
 
     def stored(node: Node, reader: Node) -> Node:
-        source = node.args[0] if node.target in _CONVERSIONS and node.args else None
-        if (
-            not isinstance(source, Node)
-            or getattr(value_of(source), "dtype", None) != torch.bfloat16
-        ):
+        source = node.args[0] if node.target in _READERS and node.args else None
+        if not isinstance(source, Node) or getattr(value_of(source), "dtype", None) not in _STORED:
             return node
         between = [x for x in changes if order[node] < order[x] < order[reader]]
         return node if memory_of(source) in changed_memory(between) else source

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.cpu.lowering.activations import activation_of
-from edgecompile.backends.cpu.lowering.attention import lower_attention, read_halves
+from edgecompile.backends.cpu.lowering.attention import lower_attention, read_stored
 from edgecompile.backends.cpu.lowering.grouped import lower_grouped
 from edgecompile.backends.cpu.lowering.norms import lower_norms
 from edgecompile.backends.cpu.lowering.residuals import fuse_residuals, lower_layer_norms
@@ -101,7 +101,7 @@ def lower_graph(
     lower_layer_norms(low)
     lower_norms(low)
     lower_attention(low, precision.name != "fp32")
-    read_halves(gm)
+    read_stored(gm)
     _let_views_copy(gm)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)

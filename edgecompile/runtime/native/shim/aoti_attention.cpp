@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "base/profile.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/cache_rows.h"
 #include "math/simd.h"
 #include "shim/arguments.h"
 #include "shim/handles.h"
@@ -25,13 +27,17 @@ void set_strides(const Tensor& tensor, int64_t* strides) {
 }
 
 void prepare(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor* mask,
-             bool causal, double scale, Prepared* prepared, bool may_be_halves = false) {
+             bool causal, double scale, Prepared* prepared, bool may_be_narrow = false) {
   AttentionArgs& args = prepared->args;
-  args.halves = may_be_halves && key.dtype == kBFloat16 && value.dtype == kBFloat16;
+  if (may_be_narrow && key.dtype == value.dtype) {
+    if (key.dtype == kBFloat16) args.stored = CacheType::kHalves;
+    if (key.dtype == kInt8) args.stored = CacheType::kInt8;
+  }
+  const bool is_int8 = args.stored == CacheType::kInt8;
   const Tensor* operands[] = {&query, &key, &value};
   const char* roles[] = {"query", "key", "value"};
   for (int i = 0; i < 3; ++i) {
-    if (i == 0 || !args.halves) require_float32(*operands[i], roles[i]);
+    if (i == 0 || args.stored == CacheType::kFloats) require_float32(*operands[i], roles[i]);
     require_dims(*operands[i], 4, roles[i]);
   }
   args.batch = query.sizes[0];
@@ -40,15 +46,16 @@ void prepare(const Tensor& query, const Tensor& key, const Tensor& value, const 
   args.len_q = query.sizes[2];
   args.len_k = key.sizes[2];
   args.dim = query.sizes[3];
-  args.dim_v = value.sizes[3];
-  if (key.sizes[0] != args.batch || value.sizes[0] != args.batch || key.sizes[3] != args.dim ||
-      value.sizes[1] != args.heads_kv || value.sizes[2] != args.len_k || args.heads_kv == 0 ||
-      args.heads_q % args.heads_kv != 0) {
+  args.dim_v = is_int8 ? row_width(value.sizes[3]) : value.sizes[3];
+  const int64_t key_width = is_int8 ? row_width(key.sizes[3]) : key.sizes[3];
+  if (key.sizes[0] != args.batch || value.sizes[0] != args.batch || key_width != args.dim ||
+      args.dim_v < 0 || value.sizes[1] != args.heads_kv || value.sizes[2] != args.len_k ||
+      args.heads_kv == 0 || args.heads_q % args.heads_kv != 0) {
     fail(
         "query, key and value don't fit each other: heads %ld, %ld and %ld, lengths %ld, "
         "%ld and %ld, width %ld and %ld",
         args.heads_q, args.heads_kv, value.sizes[1], args.len_q, args.len_k, value.sizes[2],
-        args.dim, key.sizes[3]);
+        args.dim, key_width);
   }
   const Tensor& q = with_contiguous_last(query, &prepared->q);
   const Tensor& k = with_contiguous_last(key, &prepared->k);
@@ -91,7 +98,7 @@ Tensor* new_attention(Prepared* prepared) {
                         {.flops = 2 * args.batch * args.heads_q * pairs * width,
                          .bytes = args.batch * width *
                                   (4 * args.heads_q * args.len_q +
-                                   (args.halves ? 2 : 4) * args.heads_kv * args.len_k)});
+                                   stored_size(args.stored) * args.heads_kv * args.len_k)});
   OwnedTensor result(new_heads_last(args.batch, args.heads_q, args.len_q, args.dim_v));
   args.out = result->as<float>();
   set_strides(*result, args.out_strides);
@@ -112,6 +119,13 @@ Tensor* new_attention_like(const Tensor& query, Prepared* prepared) {
   OwnedTensor ordered(new_empty(4, result->sizes, strides, kFloat32));
   copy_elements(*result, ordered.get());
   return ordered.release();
+}
+
+// Of the sizes of `like`, but for the last one.
+Tensor* new_rows(const Tensor& like, int64_t last, int32_t dtype) {
+  std::vector<int64_t> sizes(like.sizes, like.sizes + like.dims);
+  sizes.back() = last;
+  return new_contiguous(like.dims, sizes.data(), dtype);
 }
 
 // One text's token: writes its row of a cache, and lets the query see it and the rows before.
@@ -234,6 +248,39 @@ EC_API int32_t ec_aoti_torch_cpu_ec_attention(AtenTensorHandle q, AtenTensorHand
   });
 }
 
+// Rows [..., width] in int8 as a cache has them, [..., row_bytes(width)].
+EC_API int32_t ec_aoti_torch_cpu_ec_quantize_rows(AtenTensorHandle x, AtenTensorHandle* ret) {
+  return guarded("aoti_torch_cpu_ec_quantize_rows", [&] {
+    const Tensor& given = *unwrap(x);
+    require_float32(given, "x");
+    if (given.dims == 0) fail("x has no dimension");
+    const RowsView rows(given);
+    const int64_t bytes = row_bytes(rows.columns());
+    OwnedTensor result(new_rows(given, bytes, kInt8));
+    RowByte* const to = result->as<RowByte>();
+    for (int64_t i = 0; i < rows.rows(); ++i) {
+      quantize_row(rows.data() + i * rows.row_stride(), rows.columns(), to + i * bytes);
+    }
+    *ret = wrap(result.release());
+  });
+}
+
+EC_API int32_t ec_aoti_torch_cpu_ec_dequantize_rows(AtenTensorHandle rows, AtenTensorHandle* ret) {
+  return guarded("aoti_torch_cpu_ec_dequantize_rows", [&] {
+    const Tensor& given = *unwrap(rows);
+    const int64_t bytes = given.dims == 0 ? -1 : given.sizes[given.dims - 1];
+    const int64_t width = row_width(bytes);
+    if (given.dtype != kInt8 || width < 0) fail("rows aren't int8 with scales");
+    OwnedTensor copy;
+    const RowByte* from = row_major(given, &copy).as<RowByte>();
+    OwnedTensor result(new_rows(given, width, kFloat32));
+    float* to = result->as<float>();
+    const int64_t count = width == 0 ? 0 : result->numel() / width;
+    for (int64_t i = 0; i < count; ++i) dequantize_row(from + i * bytes, width, to + i * width);
+    *ret = wrap(result.release());
+  });
+}
+
 EC_API int32_t ec_aoti_torch_cpu_ec_cached_attention(AtenTensorHandle q, AtenTensorHandle k,
                                                      AtenTensorHandle v, AtenTensorHandle position,
                                                      int64_t window, double scale, double softcap,
@@ -280,7 +327,10 @@ EC_API int32_t ec_aoti_torch_cpu_ec_texts_attention(AtenTensorHandle q, AtenTens
       }
       read += place + 1;
     }
-    const int64_t width = all.dim + all.dim_v, size = all.halves ? 2 : 4;
+    const int64_t width = all.dim + all.dim_v, size = stored_size(all.stored);
+    const bool is_int8 = all.stored == CacheType::kInt8;
+    const int64_t key_row = is_int8 ? row_bytes(all.dim) : all.dim;
+    const int64_t value_row = is_int8 ? row_bytes(all.dim_v) : all.dim_v;
     const WorkTimer timer(Work::kAttention, {.flops = 2 * all.heads_q * read * width,
                                              .bytes = width * (4 * all.heads_q * texts +
                                                                size * all.heads_kv * read)});
@@ -295,9 +345,9 @@ EC_API int32_t ec_aoti_torch_cpu_ec_texts_attention(AtenTensorHandle q, AtenTens
       one.softcap = static_cast<float>(softcap);
       one.q = all.q + t * all.q_strides[2];
       see_cache(keys_given + t * all.k_strides[2] * size, all.k_strides, size, all.heads_kv,
-                all.dim, key_places[t], one.offset, &one.k, one.k_strides);
+                key_row, key_places[t], one.offset, &one.k, one.k_strides);
       see_cache(values_given + t * all.v_strides[2] * size, all.v_strides, size, all.heads_kv,
-                all.dim_v, value_places[t], one.offset, &one.v, one.v_strides);
+                value_row, value_places[t], one.offset, &one.v, one.v_strides);
       one.out = result->as<float>() + t * result->strides[2];
       set_strides(*result, one.out_strides);
       attention(one);

@@ -65,7 +65,7 @@ struct Sight {
 
 Head head_of(const AttentionArgs& a, int64_t b, int64_t h) {
   const int64_t h_kv = h / (a.heads_q / a.heads_kv);
-  const int64_t size = a.halves ? sizeof(uint16_t) : sizeof(float);
+  const int64_t size = stored_size(a.stored);
   const auto* const k = static_cast<const char*>(a.k);
   const auto* const v = static_cast<const char*>(a.v);
   Head head{a.q + b * a.q_strides[0] + h * a.q_strides[1],
@@ -208,7 +208,7 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
     }
     for (int64_t p = 0; !few && p < v_panels; ++p) {
       const int64_t columns = std::min(kPanel, a.dim_v - p * kPanel);
-      Products::pack_values(widened.values(v + p * kPanel, block_keys, columns),
+      Products::pack_values(widened.values(v, block_keys, p * kPanel, columns),
                             widened.args().v_strides[2], block_keys, columns,
                             v_copy + p * block * kPanel);
     }
@@ -256,7 +256,7 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
         const int64_t columns = std::min(kPanel, a.dim_v - p * kPanel);
         if (few) {
           with_rows(rows, [&](auto n) {
-            weigh_values<n>(scores, block, v + p * kPanel, a.v_strides[2], keys, columns, sums);
+            weigh_values<n>(scores, block, v, a.v_strides[2], keys, p * kPanel, columns, sums);
           });
         } else {
           Products::weigh(scores, block, rows, v_copy + p * block * kPanel, keys, columns,
@@ -270,6 +270,12 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
   if (partial != nullptr) std::copy_n(state, queries, partial);
 }
 
+auto run_of(CacheType type) {
+  if (type == CacheType::kInt8) return run_queries<FloatProducts, RowByte>;
+  return type == CacheType::kHalves ? run_queries<FloatProducts, uint16_t>
+                                    : run_queries<FloatProducts, float>;
+}
+
 // All queries, few of them, over the parts [first, end) of the keys, some parts at a time.
 void run_parts(const AttentionArgs& a, const Sight& sight, int64_t part, int64_t first, int64_t end,
                bool alone) {
@@ -279,8 +285,7 @@ void run_parts(const AttentionArgs& a, const Sight& sight, int64_t part, int64_t
                     a.dim_v, at_once);
   AttentionArgs one = a;
   one.out_strides[2] = partials.ld();
-  const auto run =
-      a.halves ? run_queries<FloatProducts, uint16_t> : run_queries<FloatProducts, float>;
+  const auto run = run_of(a.stored);
   const auto each = [&](int64_t n, const auto& task) {
     if (!alone) return parallel_for(n, task);
     for (int64_t i = 0; i < n; ++i) task(i);
@@ -353,9 +358,9 @@ void attention(const AttentionArgs& given) {
     // Every chunk copies the keys and values, so it should have a few tiles of queries.
     chunks = std::clamp<int64_t>(3 * threads / heads, 1, (a.len_q + 31) / 32);
   }
-  auto run = a.halves ? run_queries<FloatProducts, uint16_t> : run_queries<FloatProducts, float>;
+  auto run = run_of(a.stored);
 #if EC_BF16_PAIRS
-  if (a.narrow && !a.halves && given.len_q >= kPairQueries && pairs_pay()) {
+  if (a.narrow && a.stored == CacheType::kFloats && given.len_q >= kPairQueries && pairs_pay()) {
     run = run_queries<PairProducts, float>;
   }
 #endif

@@ -20,11 +20,11 @@ void dot_scores(const AttentionArgs& a, const float* q, const Number* k, int64_t
                 float* scores, int64_t ld) {
   constexpr int kL = kFloatLanes;
   for (int64_t j = 0; j < keys; ++j, k += a.k_strides[2]) {
-    fetch_ahead<16>(k, a.k_strides[2], keys - 1 - j, a.dim);
+    fetch_ahead<16>(k, a.k_strides[2], keys - 1 - j, elements_of<Number>(a.dim));
     vf32 sum0[kRows] = {}, sum1[kRows] = {};
     int64_t d = 0;
     for (; d + 2 * kL <= a.dim; d += 2 * kL) {
-      const vf32 k0 = load_floats(k + d), k1 = load_floats(k + d + kL);
+      const vf32 k0 = load_floats(k, d), k1 = load_floats(k, d + kL);
       for (int r = 0; r < kRows; ++r) {
         const float* const query = q + r * a.q_strides[2] + d;
         sum0[r] = fma(load(query), k0, sum0[r]);
@@ -32,7 +32,7 @@ void dot_scores(const AttentionArgs& a, const float* q, const Number* k, int64_t
       }
     }
     for (; d < a.dim; d += kL) {
-      const vf32 rest = load_floats(k + d, a.dim - d);
+      const vf32 rest = load_floats(k, d, a.dim - d);
       for (int r = 0; r < kRows; ++r) {
         const float* const query = q + r * a.q_strides[2] + d;
         sum0[r] = fma(load_partial(query, a.dim - d), rest, sum0[r]);
@@ -42,19 +42,19 @@ void dot_scores(const AttentionArgs& a, const float* q, const Number* k, int64_t
   }
 }
 
-// sums[kRows, panel] = weights · values of up to a panel's columns.
+// sums[kRows, panel] = weights · values of up to a panel's columns, from `column` on.
 template <int kRows, class Number>
 void weigh_values(const float* weights, int64_t ld, const Number* v, int64_t stride, int64_t keys,
-                  int64_t columns, float* sums) {
+                  int64_t column, int64_t columns, float* sums) {
   // Vectors of columns whose sums, with the values and a weight, stay in 16 registers.
   constexpr int kL = kFloatLanes, kParts = kPanel / kL;
   constexpr int kAtOnce = std::min(kParts, kRows == 1 ? 8 : kRows == 4 ? 2 : 4);
-  for (int p = 0; p < kParts; p += kAtOnce, v += kAtOnce * kL, columns -= kAtOnce * kL) {
+  for (int p = 0; p < kParts; p += kAtOnce, column += kAtOnce * kL, columns -= kAtOnce * kL) {
     vf32 sum[kRows][kAtOnce] = {};
     const auto add = [&](int64_t j, const auto& read) __attribute__((always_inline)) {
       const Number* const row = v + j * stride;
       vf32 values[kAtOnce];
-      for (int i = 0; i < kAtOnce; ++i) values[i] = read(row + i * kL, columns - i * kL);
+      for (int i = 0; i < kAtOnce; ++i) values[i] = read(row, column + i * kL, columns - i * kL);
       for (int r = 0; r < kRows; ++r) {
         const vf32 weight = broadcast(weights[r * ld + j]);
         for (int i = 0; i < kAtOnce; ++i) sum[r][i] = fma(weight, values[i], sum[r][i]);
@@ -62,14 +62,15 @@ void weigh_values(const float* weights, int64_t ld, const Number* v, int64_t str
     };
     if (columns >= kAtOnce * kL) {
       for (int64_t j = 0; j < keys; ++j) {
-        fetch_ahead<16>(v + j * stride, stride, keys - 1 - j, kAtOnce * kL);
-        add(j,
-            [](const Number* x, int64_t) __attribute__((always_inline)) { return load_floats(x); });
+        fetch_ahead<16>(v + j * stride + elements_of<Number>(column), stride, keys - 1 - j,
+                        kAtOnce * kL);
+        add(j, [](const Number* x, int64_t c, int64_t)
+                   __attribute__((always_inline)) { return load_floats(x, c); });
       }
     } else if (columns > 0) {
       for (int64_t j = 0; j < keys; ++j) {
-        add(j, [](const Number* x, int64_t left) __attribute__((always_inline)) {
-          return left > 0 ? load_floats(x, std::min<int64_t>(kL, left)) : vf32{};
+        add(j, [](const Number* x, int64_t c, int64_t left) __attribute__((always_inline)) {
+          return left > 0 ? load_floats(x, c, std::min<int64_t>(kL, left)) : vf32{};
         });
       }
     }
