@@ -13,12 +13,11 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.onnx_import.graph import Graph, Node
-from edgecompile.onnx_import.sizes import SYMBOLS, Known, as_tensor, known, stored
+from edgecompile.onnx_import.sizes import Known, as_tensor, known, stored
+from edgecompile.onnx_import.steps import needs_scan, scan
 
 #: Nodes of the domain of ONNX itself that have inner graphs.
 OPERATORS = ("If", "Loop", "Scan")
-#: Nodes that an exported program gets for rounds one after the other.
-_MOST_UNROLLED = 2000
 #: Rounds of a run of the model, those of inner Loops too.
 _MOST_ROUNDS = 1 << 16
 #: Where a run's values have the number of its rounds: no value has this name.
@@ -119,8 +118,7 @@ class _Rounds:
     def results(self, body: _Body, values: _Values) -> list[Any]:
         """What the node gives: the last carried values, then the rows that the rounds made, stacked."""
         nodes = sum(1 for _ in self._graph.walk()) + 1
-        varies = isinstance(self.count, SYMBOLS)
-        if varies or (torch.compiler.is_compiling() and (self.count or 0) * nodes > _MOST_UNROLLED):
+        if needs_scan(self.count, nodes):
             carried, stacks = self._as_scan(body, values)
             return [*carried, *stacks]
         carried, columns = self._unroll(body, values[_ROUNDS])
@@ -157,14 +155,11 @@ class _Rounds:
                         "has a value that changes its shape or type from round to round, and a size says how "
                         "many there are"
                     )
-            # A result may be an input of the body itself, which the operator doesn't allow.
-            return [as_tensor(result).clone() for result in results]
+            return [as_tensor(result) for result in results]
 
         kept = dict(values)
         try:
-            # The operator itself: the function around it, which isn't public, compiles the step by dynamo.
-            others = (*tensors.values(), *numbers)
-            made = list(torch.ops.higher_order.scan(step, start, list(self.rows), others))
+            made = scan(step, start, self.rows, (*tensors.values(), *numbers))
         finally:
             values.clear()
             values.update(kept)
