@@ -15,6 +15,7 @@ from edgecompile.onnx_import import table
 from edgecompile.onnx_import.elements import check_elements
 from edgecompile.onnx_import.files import read_graph
 from edgecompile.onnx_import.folding import Constants, fold
+from edgecompile.onnx_import.fusing import fuse
 from edgecompile.onnx_import.graph import Graph, Node, Value
 from edgecompile.onnx_import.inner_graphs import has_inner_graphs
 from edgecompile.onnx_import.module import ImportedModule
@@ -74,6 +75,7 @@ def import_onnx(
     inputs = tuple(value for value in graph.inputs if value.name not in constants)
     graph = replace(graph, inputs=inputs, tensors={**graph.tensors, **constants})
     nodes, known = fold(graph)
+    nodes = fuse(nodes, known, graph.outputs)
     _refuse(path, (node for top in nodes for node in _with_inner(top)))
     _check_scales(path, nodes, known)
     rows, lengths = _rows(graph, nodes, known), _lengths(graph, nodes)
