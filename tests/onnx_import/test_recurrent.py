@@ -130,6 +130,25 @@ def test_refuses_activations_by_name(attributes, words, tmp_path):
         import_onnx(path).module(torch.from_numpy(feeds["x"]))
 
 
+@pytest.mark.parametrize("linear", [0, 1])
+@pytest.mark.parametrize(
+    ("direction", "sizes", "words"),
+    [
+        ("sideways", (1, 9, 4), "the direction sideways"),
+        ("bidirectional", (1, 9, 4), "don't fit 2 directions"),
+        ("forward", (1, 8, 4), "don't fit 1 directions"),
+        ("forward", (), "don't fit 1 directions"),
+    ],
+)
+def test_refuses_weights_that_do_not_fit(direction, sizes, words, linear, tmp_path):
+    options = {"hidden_size": 3, "linear_before_reset": linear, "direction": direction}
+    node = helper.make_node("GRU", ["x", "w", "r"], ["y"], name="layer", **options)
+    feeds = {"x": np.ones((5, 1, 4)), "w": np.ones(sizes), "r": np.ones((1, 9, 3))}
+    path = save(_model(node, {n: a.astype(np.float32) for n, a in feeds.items()}), tmp_path)
+    with pytest.raises(ModelError, match=f"'layer' .*{words}"):
+        import_onnx(path).module(torch.ones(5, 1, 4))
+
+
 def _draw_with(names, operator, direction):
     """The first drawn node that has all these inputs and attributes, and its feeds."""
     for seed in range(1000):

@@ -33,6 +33,7 @@ def _recurrent(
     c: Tensor | None = None,
     peepholes: Tensor | None = None,
 ) -> _States:
+    _check_sizes(node, w, r)
     x, start = _standard(node, x, r.shape[2], h, c)
     if _is_usual(node, peepholes is not None):
         return _arranged(node, *_run(node, x, _weights(node, w, r, b), lengths, start))
@@ -75,6 +76,7 @@ def as_prepared(node: Node, tensors: list[Any]) -> tuple[str, list[Any]] | None:
         return None
     if tensors[1] is None or tensors[2] is None or (b is None and inputs[3]):
         return None
+    _check_sizes(node, tensors[1], tensors[2])
     places = [place if inputs[place] else None for place in (4, 5, 6)]
     return node.operator, [0, *places, *_weights(node, tensors[1], tensors[2], b)]
 
@@ -106,7 +108,24 @@ def _is_usual(node: Node, peepholes: bool) -> bool:
 
 
 def _sides(node: Node) -> int:
-    return 2 if node.get("direction", "forward") == "bidirectional" else 1
+    direction = node.get("direction", "forward")
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ValueError(f"it has the direction {direction}, which isn't supported")
+    return 2 if direction == "bidirectional" else 1
+
+
+def _check_sizes(node: Node, w: Tensor, r: Tensor) -> None:
+    """Refuses weights that don't fit the node's directions and gates."""
+    sides, gates = _sides(node), len(_ORDER[node.operator])
+    hidden = int(r.shape[-1]) if r.dim() else 0
+    wanted = [
+        [sides, gates * hidden, int(w.shape[-1]) if w.dim() else 0],
+        [sides, gates * hidden, hidden],
+    ]
+    if [list(w.shape), list(r.shape)] != wanted:
+        raise ValueError(
+            f"it has weights of the shapes {list(w.shape)} and {list(r.shape)}, which don't fit {sides} directions"
+        )
 
 
 def _weights(node: Node, w: Tensor, r: Tensor, b: Tensor | None) -> list[Tensor]:
