@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +16,12 @@ from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
 from edgecompile.export.export import export_model
 from edgecompile.loaders.factory_specs import ModelSpec
 from edgecompile.loaders.load import load_model
+from edgecompile.onnx_files.export import export_onnx
+from edgecompile.onnx_files.operators import OnnxTarget, check_operators
+from edgecompile.onnx_files.weights import write_onnx
 from edgecompile.targets.gpu import GpuFacts
 from tests.factories.folders import write_model
+from tests.onnx_import.graphs import run_reference
 
 _H200 = GpuFacts(90, 132, 227 << 10, 2048, 50 << 20)
 _NAMES = ("input_ids", "attention_mask")
@@ -102,3 +107,29 @@ def test_kernels_are_those_of_the_module(
     kinds, counts = _kernels(imported, precision)
     assert (kinds, counts) == _kernels(module, precision)
     assert counts["attentions"] == 2 and counts["merged"] == 6
+
+
+def test_the_graph_for_tensorrt_computes_what_the_file_does(
+    encoder: _Encoder, tmp_path: Path
+) -> None:
+    path = _write(encoder, tmp_path / "encoder.onnx", newer=False)
+    graphs = {}
+    for name, model in (
+        ("imported", load_model(path, batch=(1, 8), max_length=40)),
+        ("module", load_model(_spec(encoder), batch=(1, 8), max_length=40)),
+    ):
+        exported = export_model(model, {"length": (1, 40), "batch": (1, 8)})
+        graphs[name] = export_onnx(exported, 17, tmp_path / name)
+        assert not check_operators(graphs[name], OnnxTarget("8.6", 17)).violations
+    layers = ("MatMul", "Softmax", "LayerNormalization", "Erf")
+    counts = [
+        Counter(node.op_type for node in graph.nodes if node.op_type in layers)
+        for graph in graphs.values()
+    ]
+    assert counts[0] == counts[1]
+    write_onnx(graphs["imported"], tmp_path / "engine.onnx", tmp_path / "weights")
+    feeds = {name: tensor.numpy() for name, tensor in zip(_NAMES, _inputs(), strict=True)}
+    wanted = run_reference(path, feeds)[0]
+    np.testing.assert_allclose(
+        run_reference(tmp_path / "engine.onnx", feeds)[0], wanted, rtol=1e-4, atol=1e-5
+    )

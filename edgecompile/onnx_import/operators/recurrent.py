@@ -163,14 +163,20 @@ def _arranged(node: Node, y: Tensor, *ends: Tensor) -> _States:
 
 
 def _checked(lengths: Tensor | None, steps: Any) -> Tensor | None:
-    """The lengths, int64 ``[B]``; a condition of the program asks that each is between 0 and ``steps``."""
+    """The lengths, int64 ``[B]``, each between 0 and ``steps``.
+
+    A program limits them, since a GPU's can't stop. Its runtime checks the bounds of an input of lengths.
+
+    Raises:
+        ValueError: outside of a program, a length is beyond the number of steps.
+    """
     if lengths is None:
         return None
     lengths = lengths.long()
-    require = torch.ops.aten._assert_scalar.default
-    require(lengths.min().item() >= 0, "a length is below 0")
-    require(lengths.max().item() <= steps, "a length is over the number of steps")
-    return lengths
+    limited = lengths.clamp(min=0).clamp(max=steps)
+    if not torch.compiler.is_compiling() and not torch.equal(limited, lengths):
+        raise ValueError(f"it has lengths that aren't between 0 and its {steps} steps")
+    return limited
 
 
 def _turn(x: Tensor, lengths: Tensor | None) -> Tensor:
