@@ -44,8 +44,14 @@ def scan(
         # A result may be an input of the step itself, which the operator doesn't allow.
         return [result.clone() for result in step(*given)]
 
+    # A tensor that is given twice would be one value within the step, whatever becomes of the carried one.
+    seen = {id(value) for value in (*rows, *others)}
+    own = []
+    for value in start:
+        own.append(value.clone() if id(value) in seen else value)
+        seen.add(id(value))
     # The operator itself: the function around it, which isn't public, compiles the step by dynamo.
-    return list(torch.ops.higher_order.scan(cloned, list(start), list(rows), tuple(others)))
+    return list(torch.ops.higher_order.scan(cloned, own, list(rows), tuple(others)))
 
 
 def run_steps(

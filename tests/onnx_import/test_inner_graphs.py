@@ -241,3 +241,25 @@ def test_an_operator_of_a_body_that_is_not_taken_is_listed(tmp_path):
     path = save(_counting(nodes, "three", {"one": np.array(1.0, np.float32)}), tmp_path)
     with pytest.raises(ModelError, match=r"NoSuch \(opset 17\): NoSuch_0"):
         import_onnx(path)
+
+
+def test_values_that_begin_as_one_go_their_ways(tmp_path):
+    nodes = [
+        _NODE("Add", ["a", "a"], ["c"]),
+        _NODE("Sub", ["b", "x"], ["d"]),
+        _NODE("Identity", ["go"], ["goes"]),
+    ]
+    inputs = [value("i", [], _INT), value("go", [], _BOOL), value("a", None), value("b", None)]
+    body = _body(nodes, inputs, [value("goes", [], _BOOL), value("c", None), value("d", None)])
+    around = [_NODE("Shape", ["x"], ["s"]), _NODE("Gather", ["s", "nought"], ["n"])]
+    loop = [*around, _NODE("Loop", ["n", "", "x", "x"], ["y", "z"], body=body)]
+    outputs = [value("y", None), value("z", None)]
+    path = save(model(loop, [value("x", ["length"])], outputs, {"nought": np.array(0)}), tmp_path)
+    axes = (({0: torch.export.Dim("length", max=64)},),)
+    module = import_onnx(path).module
+    program = torch.export.export(module, (torch.ones(5),), dynamic_shapes=axes, strict=False)
+    x = torch.arange(7.0)
+    for given, wanted in zip(
+        program.module()(x), run_reference(path, {"x": x.numpy()}), strict=True
+    ):
+        np.testing.assert_array_equal(given.numpy(), wanted)
