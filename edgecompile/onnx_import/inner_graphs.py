@@ -204,11 +204,62 @@ class _Loop(_Rounds):
             number = known([number], (), torch.int64)
         goes_on, *results = body([number, known([True], (), torch.bool), *carried])
         if not isinstance(goes_on, Known):
-            raise self._error(
-                "goes on or ends by values of inputs",
-                hint="a Loop is taken where its number of rounds follows from constants and shapes",
-            )
+            raise _EndsByValuesError
         return bool(goes_on.numbers[0]), results
+
+    def results(self, body: _Body, values: _Values) -> list[Any]:
+        kept = dict(values)
+        try:
+            return super().results(body, values)
+        except _EndsByValuesError:
+            text = "goes on or ends by values of inputs"
+        if self.count is None:
+            raise self._error(
+                text,
+                hint="a Loop is taken where constants or shapes say how many rounds there are at most, up to "
+                f"{_MOST_ROUNDS}",
+            )
+        if len(self._graph.outputs) > 1 + len(self.carried):
+            raise self._error(f"{text}, and gives a row for each round")
+        values.clear()
+        values.update(kept)
+        masked = _MaskedLoop(self._node, self._graph, kept)
+        return masked.results(body, values)[: len(self.carried)]
+
+
+class _EndsByValuesError(Exception):
+    """A body's condition depends on values."""
+
+
+class _MaskedLoop(_Loop):
+    """A Loop that values end: all rounds that there may be run, and those behind its end change nothing.
+
+    They run with the inputs of the last round, which can't fail where that round didn't. Carried are the
+    values, the inputs of the last round, the number of rounds, and whether the Loop goes on.
+    """
+
+    def __init__(self, node: Node, body: Graph, values: _Values) -> None:
+        super().__init__(node, body, values)
+        self._carries = len(self.carried)
+        start = [as_tensor(value) for value in self.carried]
+        self.carried = [*start, *start, torch.tensor(0), torch.tensor(True)]
+
+    def _step(
+        self, body: _Body, carried: Sequence[Any], rows: Sequence[Any]
+    ) -> tuple[bool, list[Any]]:
+        *both, done, alive = carried
+        state, last = both[: self._carries], both[self._carries :]
+        taken = [torch.where(alive, a, b) for a, b in zip(state, last, strict=True)]
+        number = torch.where(alive, done, done - 1)
+        goes_on, *given = body([number, known([True], (), torch.bool), *taken])
+        after = [as_tensor(value) for value in given]
+        if [(x.shape, x.dtype) for x in after] != [(x.shape, x.dtype) for x in state]:
+            raise self._error(
+                "has a value that changes its shape or type, and values of inputs end it"
+            )
+        kept = [torch.where(alive, a, b) for a, b in zip(after, state, strict=True)]
+        more = torch.logical_and(alive, as_tensor(goes_on).reshape(()))
+        return True, [*kept, *taken, done + alive.long(), more]
 
 
 class _Scan(_Rounds):
