@@ -40,9 +40,16 @@ def scan(
         others: tensors and sizes that all rounds take.
     """
 
+    # Inductor makes the tensors of rows from sizes that the operator is given.
+    tensors = [value for value in (*start, *rows, *others) if isinstance(value, torch.Tensor)]
+    sizes = {
+        str(size): size for value in tensors for size in value.shape if isinstance(size, SYMBOLS)
+    }
+    taken = len(start) + len(rows) + len(others)
+
     def cloned(*given: Any) -> list[torch.Tensor]:
         # A result may be an input of the step itself, which the operator doesn't allow.
-        return [result.clone() for result in step(*given)]
+        return [result.clone() for result in step(*given[:taken])]
 
     # A tensor that is given twice would be one value within the step, whatever becomes of the carried one.
     seen = {id(value) for value in (*rows, *others)}
@@ -51,7 +58,8 @@ def scan(
         own.append(value.clone() if id(value) in seen else value)
         seen.add(id(value))
     # The operator itself: the function around it, which isn't public, compiles the step by dynamo.
-    return list(torch.ops.higher_order.scan(cloned, own, list(rows), tuple(others)))
+    every = (*others, *sizes.values())
+    return list(torch.ops.higher_order.scan(cloned, own, list(rows), every))
 
 
 def run_steps(

@@ -114,6 +114,22 @@ def test_one_program_serves_every_number_of_rounds(name, tmp_path):
             np.testing.assert_allclose(given.numpy(), expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["Scan", "Loop"])
+def test_the_operator_is_given_the_sizes_of_its_results(name, tmp_path):
+    # Inductor finds sizes of a scan's rows among its arguments alone.
+    module = import_onnx(save(_model(_GRAPHS[name]), tmp_path)).module
+    axes = {0: torch.export.Dim("batch", max=9), 1: torch.export.Dim("length", max=4000)}
+    program = torch.export.export(
+        module, (torch.randn(2, 5, 8),), dynamic_shapes=((axes,),), strict=False
+    )
+    [node] = [n for n in program.graph.nodes if n.target is torch.ops.higher_order.scan]
+    given = {str(value.meta["val"]) for value in node.args[3]}
+    batch = next(
+        n for n in program.graph.nodes if n.op == "placeholder" and n.name.startswith("input")
+    )
+    assert str(batch.meta["val"].shape[0]) in given
+
+
 def test_weights_of_a_body_are_parameters(tmp_path):
     module = import_onnx(save(_model(_scan()), tmp_path)).module
     assert sorted(tuple(p.shape) for p in module.parameters()) == [(1, 8), (8, 8), (8, 8)]
