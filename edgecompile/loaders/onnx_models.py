@@ -6,6 +6,7 @@ says is checked here, at several sizes, where onnxruntime is installed.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,9 +55,9 @@ def load_onnx(path: Path, options: LoadOptions) -> LoadedModel:
     if options.state and options.batch in (None, (1, 1)):
         # A state keeps its sizes, and a stream has one batch.
         shapes = {n: [1 if size == BATCH else size for size in s] for n, s in shapes.items()}
-    bounds = {names[name]: (0, rows - 1) for name, rows in imported.rows.items()}
-    known = _Inputs(imported, names, shapes, bounds)
-    inputs, sizes, free = _example(path, known)
+    known = _Inputs(imported, names, shapes, _bounds(imported, names, shapes))
+    inputs, sizes, free, bounds = _example(path, known)
+    known = replace(known, bounds=bounds)
     _compare(path, known, sizes, free, notes)
     outputs = plain_names(imported.outputs)
     module = NamedModule(
@@ -71,7 +72,7 @@ def load_onnx(path: Path, options: LoadOptions) -> LoadedModel:
         axes={n: {d: a for d, a in enumerate(s) if isinstance(a, str)} for n, s in shapes.items()},
         length_axis=_length_axis(sizes, notes),
         pad=dict.fromkeys(bounds, 0),
-        bounds=bounds,
+        bounds=dict(bounds),
         state={names.get(a, a): outputs.get(b, b) for a, b in options.state.items()},
     )
     # Links are followed: weights lie beside the file itself.
@@ -145,10 +146,14 @@ def _length_axis(sizes: Mapping[str, int], notes: list[str]) -> str | None:
     others = [axis for axis in sizes if axis != BATCH]
     if len(others) < 2:
         return None
-    likely = [axis for axis in others if _LENGTH_NAMES.search(axis)]
-    chosen = (likely or others)[0]
+    chosen = _likely_length(others)
     notes.append(f"lengths count {chosen}, one of the axes {', '.join(others)}")
     return chosen
+
+
+def _likely_length(axes: Sequence[str]) -> str:
+    likely = [axis for axis in axes if _LENGTH_NAMES.search(axis)]
+    return (likely or axes)[0]
 
 
 @dataclass(frozen=True)
@@ -159,13 +164,18 @@ class _Inputs:
         imported: the module, with its inputs as the file has them.
         names: their plain names, by those in the file.
         shapes: their sizes; a text is a sum of axes.
-        bounds: the least and the largest number of those that read a table.
+        bounds: the least and the largest number of those that read a table, or count steps: at most an axis.
     """
 
     imported: Imported
     names: Mapping[str, str]
     shapes: Mapping[str, Sequence[int | str]]
-    bounds: Mapping[str, tuple[int, int]]
+    bounds: Mapping[str, tuple[int, int | str]]
+
+    @property
+    def lengths(self) -> set[str]:
+        """The inputs that are lengths of sequences."""
+        return {self.names[name] for name in self.imported.lengths}
 
     def draw(self, sizes: Mapping[str, int], free: int) -> dict[str, torch.Tensor]:
         """Random inputs of these sizes; whole numbers of which no table says more are at most ``free``."""
@@ -180,7 +190,12 @@ class _Inputs:
                 result[name] = torch.ones(shape, dtype=value.dtype)
             else:
                 top = self.bounds.get(name, (0, free if shape else 1))[1]
+                top = sizes[top] if isinstance(top, str) else top
                 drawn = torch.randint(0, top + 1, shape, generator=source)
+                if name in self.lengths and drawn.numel():
+                    drawn.view(-1)[0] = (
+                        top  # whether a layer has so many steps shows with the longest
+                    )
                 result[name] = drawn.to(value.dtype)
         return result
 
@@ -198,22 +213,43 @@ def _axes(shapes: Mapping[str, Sequence[int | str]]) -> Iterator[str]:
             yield from (axis for axis, _ in found.terms) if found else ()
 
 
-def _example(path: Path, known: _Inputs) -> tuple[dict[str, torch.Tensor], dict[str, int], int]:
-    """Inputs with which the module runs, the sizes of the axes, and the largest of unbounded numbers.
+def _bounds(
+    imported: Imported, names: Mapping[str, str], shapes: Mapping[str, Sequence[int | str]]
+) -> dict[str, tuple[int, int | str]]:
+    """Bounds of the inputs that read tables, and of lengths: the axis of lengths, if there is one."""
+    bounds: dict[str, tuple[int, int | str]] = {
+        names[name]: (0, rows - 1) for name, rows in imported.rows.items()
+    }
+    axes = [axis for axis in dict.fromkeys(_axes(shapes)) if axis != BATCH]
+    if axes:
+        axis = _likely_length(axes)
+        bounds.update((names[name], (0, axis)) for name in imported.lengths)
+    return bounds
+
+
+_Example = tuple[dict[str, torch.Tensor], dict[str, int], int, Mapping[str, tuple[int, int | str]]]
+
+
+def _example(path: Path, known: _Inputs) -> _Example:
+    """Inputs with which the module runs, the axes' sizes, the largest of unbounded numbers, and the bounds.
+
+    Lengths have no bound where a layer has fewer steps than the axis says.
 
     Raises:
         ModelError: it runs at none of the sizes that are tried; says what the first one gave.
     """
     axes = list(dict.fromkeys(_axes(known.shapes)))
     first: Exception | None = None
+    unbounded = {n: ends for n, ends in known.bounds.items() if not isinstance(ends[1], str)}
+    tried = [known] if unbounded == known.bounds else [known, replace(known, bounds=unbounded)]
     for size in _SIZES if set(axes) - {BATCH} else (1,):
         sizes = {axis: 1 if axis == BATCH else size for axis in axes}
-        for free in _FREE:
-            inputs = known.draw(sizes, free)
+        for free, inputs_of in itertools.product(_FREE, tried):
+            inputs = inputs_of.draw(sizes, free)
             try:
                 with torch.no_grad():
                     known.imported.module(*inputs.values())
-                return inputs, sizes, free
+                return inputs, sizes, free, inputs_of.bounds
             except Exception as error:
                 first = first or error
     assert first is not None

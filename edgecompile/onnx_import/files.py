@@ -104,6 +104,7 @@ class _Reader:
             raise ModelError(f"'{self._path}' has sparse initializers, which aren't supported")
         tensors: dict[str, torch.Tensor] = {}
         for tensor in proto.initializer:
+            self._check_texts(tensor.name)
             if tensor.name in tensors:
                 raise ModelError(f"'{self._path}' has two initializers '{tensor.name}'")
             if tensor.data_type in FOUR_BITS:
@@ -119,12 +120,21 @@ class _Reader:
         for place, node in enumerate(proto.node):
             nodes.append(self._node(node, place, known))
         outputs = tuple(value.name for value in proto.output)
+        self._check_texts(*outputs)
         for name in outputs:
             if name not in known:
                 raise ModelError(f"'{self._path}': no node gives the output '{name}'")
         return Graph(inputs, outputs, tuple(nodes), tensors)
 
+    def _check_texts(self, *texts: Any) -> None:
+        """Refuses names that are no UTF-8: protobuf gives them as bytes."""
+        wrong = next((text for text in texts if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise ModelError(f"'{self._path}' has a name that is no UTF-8: {wrong!r}")
+
     def _node(self, proto: Any, place: int, known: set[str]) -> Node:
+        self._check_texts(proto.op_type, proto.name, proto.domain, *proto.input, *proto.output)
+        self._check_texts(*(attribute.name for attribute in proto.attribute))
         domain = _domain(proto.domain)
         label = proto.name or f"{proto.op_type}_{place}"
         lost = [name for name in proto.input if name and name not in known]
@@ -170,6 +180,7 @@ class _Reader:
         )
 
     def _value(self, proto: Any, inner: bool) -> Value:
+        self._check_texts(proto.name)
         what = f"the input '{proto.name}'"
         if inner and not proto.type.tensor_type.HasField("shape"):
             # Whoever gives the value gives its type and shape.
@@ -181,6 +192,7 @@ class _Reader:
             raise ModelError(f"{what} of '{self._path}' has no shape: not even its rank is known")
         shape: list[int | str | None] = []
         for dim in kind.shape.dim:
+            self._check_texts(dim.dim_param)
             # Paddle's converter writes -1 and "?", others 0.
             fixed = int(dim.dim_value) if dim.dim_value > 0 else None
             named = dim.dim_param if dim.dim_param.strip("? ") else None
@@ -203,6 +215,8 @@ class _Reader:
         return tensor
 
     def _external(self, proto: Any, what: str) -> bytes:
+        for entry in proto.external_data:
+            self._check_texts(entry.key, entry.value)
         entries = {entry.key: entry.value for entry in proto.external_data}
         location = entries.get("location", "")
         if proto.data_type not in FOUR_BITS:

@@ -15,9 +15,11 @@ from edgecompile.onnx_import import table
 from edgecompile.onnx_import.elements import check_elements
 from edgecompile.onnx_import.files import read_graph
 from edgecompile.onnx_import.folding import Constants, fold
+from edgecompile.onnx_import.fusing import fuse
 from edgecompile.onnx_import.graph import Graph, Node, Value
 from edgecompile.onnx_import.inner_graphs import has_inner_graphs
 from edgecompile.onnx_import.module import ImportedModule
+from edgecompile.onnx_import.operators import recurrent
 from edgecompile.onnx_import.sizes import Known
 
 _SHOWN = 5
@@ -32,6 +34,7 @@ class Imported:
         inputs: the inputs, with the file's names.
         outputs: the outputs' names.
         rows: the number of rows of the tables of which an input has the row numbers, by input.
+        lengths: the inputs that are lengths of recurrent layers' sequences.
         files: names of the files of weights beside the model.
         fixed: the inputs of the file that are constants here.
     """
@@ -40,6 +43,7 @@ class Imported:
     inputs: tuple[Value, ...]
     outputs: tuple[str, ...]
     rows: dict[str, int]
+    lengths: frozenset[str]
     files: tuple[str, ...]
     fixed: dict[str, torch.Tensor]
 
@@ -71,12 +75,15 @@ def import_onnx(
     inputs = tuple(value for value in graph.inputs if value.name not in constants)
     graph = replace(graph, inputs=inputs, tensors={**graph.tensors, **constants})
     nodes, known = fold(graph)
+    nodes = fuse(nodes, known, graph.outputs)
     _refuse(path, (node for top in nodes for node in _with_inner(top)))
     _check_scales(path, nodes, known)
-    rows = _rows(graph, nodes, known)
+    rows, lengths = _rows(graph, nodes, known), _lengths(graph, nodes)
     names = [value.name for value in graph.inputs]
     module = ImportedModule(names, graph.outputs, nodes, known)
-    return Imported(module, graph.inputs, graph.outputs, rows, graph.folder_files, constants)
+    return Imported(
+        module, graph.inputs, graph.outputs, rows, lengths, graph.folder_files, constants
+    )
 
 
 def _find(graph: Graph, name: str) -> Value:
@@ -185,6 +192,19 @@ def _rows(graph: Graph, nodes: list[Node], constants: Constants) -> dict[str, in
             if node.operator == "Gather" and tensor.dim() == 2 and tensor.is_floating_point():
                 nodes[number] = replace(node, operator="Embedding", domain=table.OWN)
     return rows
+
+
+def _lengths(graph: Graph, nodes: Iterable[Node]) -> frozenset[str]:
+    """The inputs that recurrent layers take as lengths, through casts."""
+    origin = {value.name: value.name for value in graph.inputs}
+    found = set()
+    for node in nodes:
+        if node.operator in ("Cast", "Identity") and node.inputs[0] in origin:
+            origin[node.outputs[0]] = origin[node.inputs[0]]
+        place = recurrent.lengths_place(node)
+        if place is not None and node.inputs[place] in origin:
+            found.add(origin[node.inputs[place]])
+    return frozenset(found)
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:

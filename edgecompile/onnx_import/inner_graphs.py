@@ -13,12 +13,11 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.onnx_import.graph import Graph, Node
-from edgecompile.onnx_import.sizes import SYMBOLS, Known, as_tensor, known, stored
+from edgecompile.onnx_import.sizes import Known, as_tensor, known, stored
+from edgecompile.onnx_import.steps import needs_scan, scan
 
 #: Nodes of the domain of ONNX itself that have inner graphs.
 OPERATORS = ("If", "Loop", "Scan")
-#: Nodes that an exported program gets for rounds one after the other.
-_MOST_UNROLLED = 2000
 #: Rounds of a run of the model, those of inner Loops too.
 _MOST_ROUNDS = 1 << 16
 #: Where a run's values have the number of its rounds: no value has this name.
@@ -119,8 +118,7 @@ class _Rounds:
     def results(self, body: _Body, values: _Values) -> list[Any]:
         """What the node gives: the last carried values, then the rows that the rounds made, stacked."""
         nodes = sum(1 for _ in self._graph.walk()) + 1
-        varies = isinstance(self.count, SYMBOLS)
-        if varies or (torch.compiler.is_compiling() and (self.count or 0) * nodes > _MOST_UNROLLED):
+        if needs_scan(self.count, nodes):
             carried, stacks = self._as_scan(body, values)
             return [*carried, *stacks]
         carried, columns = self._unroll(body, values[_ROUNDS])
@@ -157,14 +155,11 @@ class _Rounds:
                         "has a value that changes its shape or type from round to round, and a size says how "
                         "many there are"
                     )
-            # A result may be an input of the body itself, which the operator doesn't allow.
-            return [as_tensor(result).clone() for result in results]
+            return [as_tensor(result) for result in results]
 
         kept = dict(values)
         try:
-            # The operator itself: the function around it, which isn't public, compiles the step by dynamo.
-            others = (*tensors.values(), *numbers)
-            made = list(torch.ops.higher_order.scan(step, start, list(self.rows), others))
+            made = scan(step, start, self.rows, (*tensors.values(), *numbers))
         finally:
             values.clear()
             values.update(kept)
@@ -209,11 +204,62 @@ class _Loop(_Rounds):
             number = known([number], (), torch.int64)
         goes_on, *results = body([number, known([True], (), torch.bool), *carried])
         if not isinstance(goes_on, Known):
-            raise self._error(
-                "goes on or ends by values of inputs",
-                hint="a Loop is taken where its number of rounds follows from constants and shapes",
-            )
+            raise _EndsByValuesError
         return bool(goes_on.numbers[0]), results
+
+    def results(self, body: _Body, values: _Values) -> list[Any]:
+        kept = dict(values)
+        try:
+            return super().results(body, values)
+        except _EndsByValuesError:
+            text = "goes on or ends by values of inputs"
+        if self.count is None:
+            raise self._error(
+                text,
+                hint="a Loop is taken where constants or shapes say how many rounds there are at most, up to "
+                f"{_MOST_ROUNDS}",
+            )
+        if len(self._graph.outputs) > 1 + len(self.carried):
+            raise self._error(f"{text}, and gives a row for each round")
+        values.clear()
+        values.update(kept)
+        masked = _MaskedLoop(self._node, self._graph, kept)
+        return masked.results(body, values)[: len(self.carried)]
+
+
+class _EndsByValuesError(Exception):
+    """A body's condition depends on values."""
+
+
+class _MaskedLoop(_Loop):
+    """A Loop that values end: all rounds that there may be run, and those behind its end change nothing.
+
+    They run with the inputs of the last round, which can't fail where that round didn't. Carried are the
+    values, the inputs of the last round, the number of rounds, and whether the Loop goes on.
+    """
+
+    def __init__(self, node: Node, body: Graph, values: _Values) -> None:
+        super().__init__(node, body, values)
+        self._carries = len(self.carried)
+        start = [as_tensor(value) for value in self.carried]
+        self.carried = [*start, *start, torch.tensor(0), torch.tensor(True)]
+
+    def _step(
+        self, body: _Body, carried: Sequence[Any], rows: Sequence[Any]
+    ) -> tuple[bool, list[Any]]:
+        *both, done, alive = carried
+        state, last = both[: self._carries], both[self._carries :]
+        taken = [torch.where(alive, a, b) for a, b in zip(state, last, strict=True)]
+        number = torch.where(alive, done, done - 1)
+        goes_on, *given = body([number, known([True], (), torch.bool), *taken])
+        after = [as_tensor(value) for value in given]
+        if [(x.shape, x.dtype) for x in after] != [(x.shape, x.dtype) for x in state]:
+            raise self._error(
+                "has a value that changes its shape or type, and values of inputs end it"
+            )
+        kept = [torch.where(alive, a, b) for a, b in zip(after, state, strict=True)]
+        more = torch.logical_and(alive, as_tensor(goes_on).reshape(()))
+        return True, [*kept, *taken, done + alive.long(), more]
 
 
 class _Scan(_Rounds):

@@ -12,7 +12,7 @@ from edgecompile.onnx_import.graph import Node
 
 _MODULES = (
     "elementwise", "shapes", "indexing", "reductions", "linear", "convolutions", "norms", "resizing",
-    "recurrent", "quantized", "fused",
+    "recurrent", "quantized", "fused", "attention",
 )  # fmt: skip
 NEWEST = 28
 MICROSOFT = "com.microsoft"

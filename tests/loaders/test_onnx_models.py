@@ -102,6 +102,24 @@ def test_one_program_of_a_recurrent_layer_serves_all_lengths(tmp_path: Path) -> 
         np.testing.assert_allclose(program(x=x)["y"].numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("halved", "bounds"), [(False, (0, "length")), (True, None)])
+def test_lengths_of_a_recurrent_layer_are_bounded(
+    tmp_path: Path, halved: bool, bounds: tuple[int, str] | None
+) -> None:
+    random = np.random.default_rng(2)
+    weights = {"w": random.standard_normal((1, 9, 8)), "r": random.standard_normal((1, 9, 3))}
+    tensors = {name: array.astype(np.float32) for name, array in weights.items()}
+    tensors.update({"from": np.array([0]), "to": np.array([99]), "step": np.array([2])})
+    nodes = [helper.make_node("Slice", ["x", "from", "to", "from", "step"], ["half"])]
+    names = ["half" if halved else "x", "w", "r", "", "lens"]
+    nodes.append(helper.make_node("GRU", names, ["y"], hidden_size=3))
+    given = [value("x", ["length", "batch", 8]), value("lens", ["batch"], TensorProto.INT32)]
+    path = save(model(nodes, given, [value("y", None)], tensors), tmp_path)
+    loaded = load_model(path, batch=(1, 4), max_length=40)
+    assert loaded.inputs[1].bounds == bounds
+    assert any("compared with ONNX Runtime" in note for note in loaded.notes)
+
+
 def test_an_import_that_computes_something_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,42 @@ def test_refuses_every_truncated_file(tmp_path):
             import_onnx(path)
 
 
+@pytest.mark.parametrize(
+    "text", [b"sum", b"Add", b"seen_x", b"seen_w", b"seen_y", b"varies", b"alpha", b"my.domain"]
+)
+def test_refuses_names_that_are_no_text(text, tmp_path):
+    node = helper.make_node(
+        "Add", ["seen_x", "seen_w"], ["seen_y"], name="sum", alpha=1, domain="my.domain"
+    )
+    proto = model(
+        [node],
+        [value("seen_x", [2, "varies"])],
+        [value("seen_y", [2, "n"])],
+        {"seen_w": np.ones((2, 1), np.float32)},
+    )
+    data = proto.SerializeToString()
+    assert text in data
+    path = tmp_path / "model.onnx"
+    path.write_bytes(data.replace(text, b"\xff" * len(text)))
+    with pytest.raises(ModelError, match="a name that is no UTF-8"):
+        import_onnx(path)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_file_with_wrong_bytes_is_read_or_refused(seed, tmp_path):
+    random = np.random.default_rng(seed)
+    data, path = _adds().SerializeToString(), tmp_path / "model.onnx"
+    for _ in range(200):
+        wrong = np.frombuffer(data, np.uint8).copy()
+        places = random.integers(0, len(wrong), random.integers(1, 4))
+        wrong[places] = random.integers(0, 256, len(places))
+        path.write_bytes(wrong.tobytes())
+        try:
+            import_onnx(path)
+        except ModelError:
+            continue
+
+
 def test_refuses_what_is_no_onnx_file(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"\xff" * 100)

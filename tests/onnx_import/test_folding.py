@@ -81,9 +81,12 @@ def test_nodes_of_one_name_keep_their_values(tmp_path):
 
 def test_names_the_node_that_can_not_be_prepared(tmp_path):
     tensors = {**_weights("w", shape=(1, 6, 3)), **_weights("r", shape=(1, 6, 2))}
-    nodes = [_NODE("GRU", ["x", "w", "r"], ["y"], name="gru", hidden_size=2)]
+    node = _NODE(
+        "GRU", ["x", "w", "r"], ["y"], name="gru", hidden_size=2, activations=["Sin", "Tanh"]
+    )
+    nodes = [node]
     proto = model(nodes, [value("x", [4, 1, 3])], [value("y", None)], tensors)
-    with pytest.raises(ModelError, match=r"the ONNX node 'gru' \(GRU\).*linear_before_reset=0"):
+    with pytest.raises(ModelError, match=r"the ONNX node 'gru' \(GRU\).*the activation sin"):
         import_onnx(save(proto, tmp_path))
 
 

@@ -114,6 +114,22 @@ def test_one_program_serves_every_number_of_rounds(name, tmp_path):
             np.testing.assert_allclose(given.numpy(), expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["Scan", "Loop"])
+def test_the_operator_is_given_the_sizes_of_its_results(name, tmp_path):
+    # Inductor finds sizes of a scan's rows among its arguments alone.
+    module = import_onnx(save(_model(_GRAPHS[name]), tmp_path)).module
+    axes = {0: torch.export.Dim("batch", max=9), 1: torch.export.Dim("length", max=4000)}
+    program = torch.export.export(
+        module, (torch.randn(2, 5, 8),), dynamic_shapes=((axes,),), strict=False
+    )
+    [node] = [n for n in program.graph.nodes if n.target is torch.ops.higher_order.scan]
+    given = {str(value.meta["val"]) for value in node.args[3]}
+    batch = next(
+        n for n in program.graph.nodes if n.op == "placeholder" and n.name.startswith("input")
+    )
+    assert str(batch.meta["val"].shape[0]) in given
+
+
 def test_weights_of_a_body_are_parameters(tmp_path):
     module = import_onnx(save(_model(_scan()), tmp_path)).module
     assert sorted(tuple(p.shape) for p in module.parameters()) == [(1, 8), (8, 8), (8, 8)]
@@ -147,6 +163,7 @@ _UNTIL = [
     _NODE("Less", ["top", "limit"], ["goes"]),
     *_DOUBLE,
 ]
+_GROW_UNTIL = [*_UNTIL[:2], *_GROW]
 _ONCE = [_NODE("Identity", ["never"], ["goes"]), *_DOUBLE]
 
 
@@ -161,14 +178,80 @@ def test_rounds_carry_a_value(nodes, count, tmp_path):
     ("nodes", "count", "message"),
     [
         (_DOUBLE, "valued", r"'loop' \(Loop\) runs as often as values of inputs say"),
-        (_UNTIL, "three", r"'loop' \(Loop\) goes on or ends by values of inputs"),
+        (_UNTIL, "", r"'loop' \(Loop\) goes on or ends by values of inputs"),
+        (_UNTIL, "many", r"'loop' \(Loop\) goes on or ends by values of inputs"),
+        (_GROW_UNTIL, "three", "changes its shape or type, and values of inputs end it"),
     ],
 )
 def test_rounds_that_values_count_are_refused(nodes, count, message, tmp_path):
-    tensors = {"limit": np.array(9, np.float32)}
+    tensors = {"limit": np.array(9, np.float32), "many": np.array(2**62)}
     path = save(_counting(nodes, count, tensors), tmp_path)
     with pytest.raises(ModelError, match=message):
         import_onnx(path).module(torch.arange(5.0))
+
+
+@pytest.mark.parametrize("count", ["three", "n", "forty"])
+def test_rounds_that_values_end_equal_onnx_runtime(count, tmp_path):
+    tensors = {"limit": np.array(9, np.float32), "forty": np.array(40)}
+    path = save(_counting(_UNTIL, count, tensors), tmp_path)
+    module = import_onnx(path).module
+    axes = (({0: torch.export.Dim("length", max=64)},),)
+    program = torch.export.export(module, (torch.ones(5),), dynamic_shapes=axes, strict=False)
+    for top in (0.1, 1.0, 4.9, 20.0):
+        for length in (1, 2, 7):
+            x = np.linspace(-1, top, length, dtype=np.float32)
+            wanted = run_reference(path, {"x": x})[0]
+            for run in (module, program.module()):
+                np.testing.assert_array_equal(run(torch.from_numpy(x))[0].numpy(), wanted)
+
+
+def test_a_round_behind_the_end_takes_no_row_beyond(tmp_path):
+    known = {"table": np.arange(4), "one": np.array(1), "four": np.array(4), "forty": np.array(40)}
+    nodes = [
+        _NODE("Gather", ["table", "h"], ["row"]),
+        _NODE("Add", ["row", "one"], ["after"]),
+        _NODE("Less", ["after", "four"], ["goes"]),
+    ]
+    inputs = [value("i", [], _INT), value("go", [], _BOOL), value("h", [], _INT)]
+    body = _body(nodes, inputs, [value("goes", [], _BOOL), value("after", [], _INT)])
+    loop = _NODE("Loop", ["forty", "", "x"], ["y"], body=body)
+    proto = model([loop], [value("x", [], _INT)], [value("y", [], _INT)], known)
+    compare(proto, {"x": np.array(1)}, tmp_path)
+
+
+def test_values_that_begin_as_one_go_their_ways(tmp_path):
+    nodes = [
+        _NODE("Add", ["a", "a"], ["c"]),
+        _NODE("Sub", ["b", "x"], ["d"]),
+        _NODE("Identity", ["go"], ["goes"]),
+    ]
+    inputs = [value("i", [], _INT), value("go", [], _BOOL), value("a", None), value("b", None)]
+    body = _body(nodes, inputs, [value("goes", [], _BOOL), value("c", None), value("d", None)])
+    around = [_NODE("Shape", ["x"], ["s"]), _NODE("Gather", ["s", "nought"], ["n"])]
+    loop = [*around, _NODE("Loop", ["n", "", "x", "x"], ["y", "z"], body=body)]
+    outputs = [value("y", None), value("z", None)]
+    path = save(model(loop, [value("x", ["length"])], outputs, {"nought": np.array(0)}), tmp_path)
+    axes = (({0: torch.export.Dim("length", max=64)},),)
+    module = import_onnx(path).module
+    program = torch.export.export(module, (torch.ones(5),), dynamic_shapes=axes, strict=False)
+    x = torch.arange(7.0)
+    for given, wanted in zip(
+        program.module()(x), run_reference(path, {"x": x.numpy()}), strict=True
+    ):
+        np.testing.assert_array_equal(given.numpy(), wanted)
+
+
+def test_rows_of_a_loop_that_values_end_are_refused(tmp_path):
+    body = _body(
+        [*_UNTIL, _NODE("Identity", ["after"], ["row"])],
+        [value("i", [], _INT), value("go", [], _BOOL), value("h", None)],
+        [value("goes", [], _BOOL), value("after", None), value("row", None)],
+    )
+    loop = _NODE("Loop", ["three", "", "x"], ["y", "rows"], body=body, name="loop")
+    tensors = {"limit": np.array(9, np.float32), "three": np.array(3)}
+    proto = model([loop], [value("x", [4])], [value("y", None), value("rows", None)], tensors)
+    with pytest.raises(ModelError, match=r"'loop' .*gives a row for each round"):
+        import_onnx(save(proto, tmp_path)).module(torch.ones(4))
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,6 @@ _NOT_TAKEN = {
     "test_lppool_2d_dilations": "torch's pools have no dilations",
     "test_batchnorm_*_training_mode": "a program doesn't train",
     "test_training_dropout*": "a program doesn't train",
-    "test_gru_*": "torch's layer has linear_before_reset=1 alone; test_others.py has that",
-    "test_lstm_with_peepholes": "torch's layer has none",
     "test_maxpool_with_argmax_*": "indices count along all dimensions, which torch's don't",
     "test_reduce_m*_empty_set*": "torch refuses to reduce nothing",
     "test_resize_*tf_crop_and_resize*": _RESIZE,
@@ -58,7 +56,7 @@ _NOT_TAKEN = {
 #: that depends on values.
 _ROUNDS_NOT_TAKEN = ("*seq*", "test_scan_sum", "test_range_*")
 #: Operators for which no test of ONNX passes; tests/onnx_import/test_others.py has them.
-_ELSEWHERE = ("GRU", "SimplifiedLayerNormalization")
+_ELSEWHERE = ("SimplifiedLayerNormalization",)
 
 
 def _tensor(value):

@@ -1,4 +1,4 @@
-"""Recurrent layers, as torch's own where they compute the same."""
+"""Recurrent layers: torch's own where they compute the same, and cells step by step otherwise."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from edgecompile.onnx_import.graph import Node
+from edgecompile.onnx_import.operators import recurrent_cells as cells
+from edgecompile.onnx_import.steps import run_steps
 from edgecompile.onnx_import.table import OWN, operator
 
 #: The places in ONNX's order of each of torch's gates.
 _ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-_USUAL = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
+#: Nodes of a program for each step of a cell.
+_NODES = 30
+_States = tuple[Tensor, ...]
 
 
 @operator("LSTM", "GRU", "RNN", since=7)
@@ -22,51 +28,104 @@ def _recurrent(
     w: Tensor,
     r: Tensor,
     b: Tensor | None = None,
-    lengths: Any = None,
+    lengths: Tensor | None = None,
     h: Tensor | None = None,
     c: Tensor | None = None,
-    peepholes: Any = None,
-) -> tuple[Tensor, ...]:
-    _check(node, lengths, peepholes)
-    return _run(node, x, _weights(node, w, r, b), h, c)
+    peepholes: Tensor | None = None,
+) -> _States:
+    _check_sizes(node, w, r)
+    x, start = _standard(node, x, r.shape[2], h, c)
+    if _is_usual(node, peepholes is not None):
+        return _arranged(node, *_run(node, x, _weights(node, w, r, b), lengths, start))
+    used = cells.activations(node, w.shape[0])
+    each = len(used) // w.shape[0]
+    outputs, ends = [], []
+    for side in range(w.shape[0]):
+        both = (None, None) if b is None else b[side].chunk(2)
+        gates = functional.linear(x, w[side], both[0])
+        weights = cells.Weights(r[side], both[1], None if peepholes is None else peepholes[side])
+        functions = used[side * each : (side + 1) * each]
+        back = side == 1 or node.get("direction") == "reverse"
+        y, *last = _run_cells(
+            node, functions, gates, weights, lengths, [s[side] for s in start], back
+        )
+        outputs.append(y)
+        ends.append(last)
+    stacked = [torch.stack(states) for states in zip(*ends, strict=True)]
+    return _arranged(node, torch.stack(outputs, 1), *stacked)
 
 
 @operator("LSTM", "GRU", "RNN", domain=OWN)
-def _prepared(node: Node, x: Tensor, h: Tensor | None, c: Tensor | None, *weights: Tensor) -> Any:
-    return _run(node, x, weights, h, c)
+def _prepared(
+    node: Node,
+    x: Tensor,
+    lengths: Tensor | None,
+    h: Tensor | None,
+    c: Tensor | None,
+    *weights: Tensor,
+) -> _States:
+    x, start = _standard(node, x, weights[1].shape[1], h, c)
+    return _arranged(node, *_run(node, x, weights, lengths, start))
 
 
 def as_prepared(node: Node, tensors: list[Any]) -> tuple[str, list[Any]] | None:
     """A layer with constant weights as one with torch's; see :func:`operators.linear.as_linear`."""
     b = tensors[3] if len(node.inputs) > 3 and node.inputs[3] else None
-    if tensors[1] is None or tensors[2] is None or (b is None and any(node.inputs[3:4])):
-        return None
     inputs = [*node.inputs, *[""] * (8 - len(node.inputs))]
-    _check(node, inputs[4] or None, inputs[7] or None)
-    return node.operator, [
-        0,
-        5 if inputs[5] else None,
-        6 if inputs[6] else None,
-        *_weights(node, tensors[1], tensors[2], b),
+    if not _is_usual(node, bool(inputs[7])):
+        return None
+    if tensors[1] is None or tensors[2] is None or (b is None and inputs[3]):
+        return None
+    _check_sizes(node, tensors[1], tensors[2])
+    places = [place if inputs[place] else None for place in (4, 5, 6)]
+    return node.operator, [0, *places, *_weights(node, tensors[1], tensors[2], b)]
+
+
+def lengths_place(node: Node) -> int | None:
+    """The place of a recurrent layer's lengths among its inputs; None: it has none, or is another node."""
+    if node.operator not in _ORDER or node.domain not in ("", OWN):
+        return None
+    place = 1 if node.domain == OWN else 4
+    return place if place < len(node.inputs) and node.inputs[place] else None
+
+
+def _is_usual(node: Node, peepholes: bool) -> bool:
+    """Whether a layer of torch computes the node.
+
+    Raises:
+        ValueError: the node names an activation that ONNX doesn't have.
+    """
+    kind, sides = node.operator, _sides(node)
+    named = cells.names_activations(node, sides)
+    usual = list(cells.USUAL[kind]) * sides
+    return (
+        (named == usual or (kind == "RNN" and set(named) == {"relu"}))
+        and not peepholes
+        and node.get("clip") is None
+        and not node.get("input_forget", 0)
+        and (kind != "GRU" or bool(node.get("linear_before_reset", 0)))
+    )
+
+
+def _sides(node: Node) -> int:
+    direction = node.get("direction", "forward")
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ValueError(f"it has the direction {direction}, which isn't supported")
+    return 2 if direction == "bidirectional" else 1
+
+
+def _check_sizes(node: Node, w: Tensor, r: Tensor) -> None:
+    """Refuses weights that don't fit the node's directions and gates."""
+    sides, gates = _sides(node), len(_ORDER[node.operator])
+    hidden = int(r.shape[-1]) if r.dim() else 0
+    wanted = [
+        [sides, gates * hidden, int(w.shape[-1]) if w.dim() else 0],
+        [sides, gates * hidden, hidden],
     ]
-
-
-def _check(node: Node, lengths: Any, peepholes: Any) -> None:
-    """Refuses what torch's layers don't compute."""
-    kind, both = node.operator, node.get("direction", "forward") == "bidirectional"
-    named = [str(name).lower() for name in node.get("activations") or ()]
-    usual = list(_USUAL[kind]) * (2 if both else 1)
-    relu = kind == "RNN" and named and set(named) == {"relu"}
-    for wrong, what in (
-        (lengths is not None, "lengths of sequences"),
-        (peepholes is not None, "peepholes"),
-        (bool(named) and named != usual and not relu, f"the activations {', '.join(named)}"),
-        (node.get("clip") is not None, "a clip"),
-        (node.get("input_forget", 0), "input_forget"),
-        (kind == "GRU" and not node.get("linear_before_reset", 0), "linear_before_reset=0"),
-    ):
-        if wrong:
-            raise ValueError(f"it has {what}, which isn't supported")
+    if [list(w.shape), list(r.shape)] != wanted:
+        raise ValueError(
+            f"it has weights of the shapes {list(w.shape)} and {list(r.shape)}, which don't fit {sides} directions"
+        )
 
 
 def _weights(node: Node, w: Tensor, r: Tensor, b: Tensor | None) -> list[Tensor]:
@@ -84,34 +143,129 @@ def _weights(node: Node, w: Tensor, r: Tensor, b: Tensor | None) -> list[Tensor]
     return weights
 
 
-def _run(
-    node: Node, x: Tensor, weights: Any, h: Tensor | None, c: Tensor | None
-) -> tuple[Tensor, ...]:
-    direction = node.get("direction", "forward")
-    both, reverse = direction == "bidirectional", direction == "reverse"
-    sides = 2 if both else 1
+def _standard(
+    node: Node, x: Tensor, hidden: int, h: Tensor | None, c: Tensor | None
+) -> tuple[Tensor, list[Tensor]]:
+    """The input ``[L, B, I]`` and the first states ``[sides, B, H]``, two of an LSTM."""
+    given = [h, c] if node.operator == "LSTM" else [h]
     if node.get("layout", 0):
         x = x.transpose(0, 1)
-        h = None if h is None else h.transpose(0, 1)
-        c = None if c is None else c.transpose(0, 1)
-    biased = len(weights) == 4 * sides
-    start = h if h is not None else x.new_zeros(sides, x.shape[1], weights[1].shape[1])
-    x = x.flip(0) if reverse else x
-    options = (list(weights), biased, 1, 0.0, False, both, False)
-    if node.operator == "LSTM":
-        y, last, cell = torch.lstm(
-            x, (start, c if c is not None else torch.zeros_like(start)), *options
-        )
-        results = [last, cell]
-    else:
-        named = [str(name).lower() for name in node.get("activations") or ()]
-        plain = torch.rnn_relu if "relu" in named else torch.rnn_tanh
-        run = torch.gru if node.operator == "GRU" else plain
-        y, last = run(x, start, *options)
-        results = [last]
-    y = y.flip(0) if reverse else y
-    # ONNX has a dimension of its own for the directions.
-    y = y.unflatten(2, (sides, -1)).transpose(1, 2)
+        given = [None if state is None else state.transpose(0, 1) for state in given]
+    empty = x.new_zeros(_sides(node), x.shape[1], hidden)
+    return x, [empty if state is None else state for state in given]
+
+
+def _arranged(node: Node, y: Tensor, *ends: Tensor) -> _States:
+    """The node's results, from ``[L, sides, B, H]`` and the last states ``[sides, B, H]``."""
     if node.get("layout", 0):
-        return (y.permute(2, 0, 1, 3), *(part.transpose(0, 1) for part in results))
-    return (y, *results)
+        return (y.permute(2, 0, 1, 3), *(part.transpose(0, 1) for part in ends))
+    return (y, *ends)
+
+
+def _checked(lengths: Tensor | None, steps: Any) -> Tensor | None:
+    """The lengths, int64 ``[B]``, each between 0 and ``steps``.
+
+    A program limits them, since a GPU's can't stop. Its runtime checks the bounds of an input of lengths.
+
+    Raises:
+        ValueError: outside of a program, a length is beyond the number of steps.
+    """
+    if lengths is None:
+        return None
+    lengths = lengths.long()
+    limited = lengths.clamp(min=0).clamp(max=steps)
+    if not torch.compiler.is_compiling() and not torch.equal(limited, lengths):
+        raise ValueError(f"it has lengths that aren't between 0 and its {steps} steps")
+    return limited
+
+
+def _turn(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """The steps ``[L, B, ...]`` in the other order, each row's own ones if there are lengths."""
+    if lengths is None:
+        return x.flip(0)
+    step = torch.arange(x.shape[0], device=x.device)[:, None]
+    turned = torch.where(step < lengths, lengths - 1 - step, step)
+    return x[turned, torch.arange(x.shape[1], device=x.device)]
+
+
+def _run(
+    node: Node, x: Tensor, weights: Any, lengths: Tensor | None, start: list[Tensor]
+) -> list[Tensor]:
+    """What torch's layer computes: ``[L, sides, B, H]`` and the last states."""
+    sides, reverse = _sides(node), node.get("direction", "forward") == "reverse"
+    lengths = _checked(lengths, x.shape[0])
+    x = _turn(x, lengths) if reverse else x
+    if lengths is None:
+        y, *ends = _layer(node, (x, _state(start)), weights)
+    else:
+        # torch packs no row without steps.
+        packed = pack_padded_sequence(x, lengths.clamp(min=1), enforce_sorted=False)
+        order, back = packed.sorted_indices, packed.unsorted_indices
+        assert order is not None and back is not None  # rows in any order are taken
+        # torch.nn.RNNBase sorts states in the same way.
+        first = [state.index_select(1, order) for state in start]
+        data, *ends = _layer(node, (packed.data, packed.batch_sizes, _state(first)), weights)
+        y, _ = pad_packed_sequence(PackedSequence(data, *packed[1:]), total_length=x.shape[0])
+        some = (lengths > 0)[:, None]
+        ends = [state.index_select(1, back) for state in ends]
+        y, *ends = (torch.where(some, part, 0.0) for part in (y, *ends))
+    y = _turn(y, lengths) if reverse else y
+    # ONNX has a dimension of its own for the directions.
+    return [y.unflatten(2, (sides, -1)).transpose(1, 2), *ends]
+
+
+def _state(start: list[Tensor]) -> Any:
+    return tuple(start) if len(start) > 1 else start[0]
+
+
+def _layer(node: Node, first: tuple[Any, ...], weights: Any) -> _States:
+    """torch's function of a layer; ``first`` has its arguments before the weights."""
+    sides = _sides(node)
+    biased = len(weights) == 4 * sides
+    options = [list(weights), biased, 1, 0.0, False, sides == 2]
+    if len(first) == 2:
+        options.append(False)  # the batch isn't first; packed rows have no such argument
+    if node.operator == "LSTM":
+        return torch.lstm(*first, *options)
+    named = [str(name).lower() for name in node.get("activations") or ()]
+    plain = torch.rnn_relu if "relu" in named else torch.rnn_tanh
+    run = torch.gru if node.operator == "GRU" else plain
+    return run(*first, *options)
+
+
+def _run_cells(
+    node: Node,
+    used: list[cells.Activation],
+    gates: Tensor,
+    weights: cells.Weights,
+    lengths: Tensor | None,
+    start: list[Tensor],
+    back: bool,
+) -> list[Tensor]:
+    """One direction, step by step: ``[L, B, H]`` and the last states ``[B, H]``."""
+    lengths = _checked(lengths, gates.shape[0])
+    count = len(start)
+    rows = [_turn(gates, lengths) if back else gates]
+    if lengths is not None:
+        step = torch.arange(gates.shape[0], device=gates.device)[:, None]
+        rows.append((step < lengths)[..., None])
+    given = [part for part in weights if part is not None]
+    there = [part is not None for part in weights]
+
+    def compute(*values: Tensor) -> list[Tensor]:
+        states, rest = list(values[:count]), list(values[count:])
+        x = rest.pop(0)
+        real = rest.pop(0) if lengths is not None else None
+        own = cells.Weights(*(rest.pop(0) if has else None for has in there))  # type: ignore[arg-type]
+        h, c = cells.step(node, used, x, states[0], states[-1], own)
+        made = [h] if c is None else [h, c]
+        if real is None:
+            return [*made, h]
+        kept = [torch.where(real, a, b) for a, b in zip(made, states, strict=True)]
+        return [*kept, torch.where(real, h, 0.0)]
+
+    *ends, y = run_steps(compute, start, rows, given, _NODES)
+    if lengths is not None:
+        some = (lengths > 0)[:, None]
+        ends = [torch.where(some, state, 0.0) for state in ends]
+    return [_turn(y, lengths) if back else y, *ends]

@@ -1,0 +1,60 @@
+"""Attention that was put together again, as torch's own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edgecompile.onnx_import.graph import Node
+from edgecompile.onnx_import.table import OWN, operator
+
+
+@operator("Attention", domain=OWN)
+def attend(
+    node: Node,
+    q: Tensor,
+    turned: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    key: Tensor | None = None,
+    flat: Tensor | None = None,
+) -> Tensor:
+    """``softmax(q @ turned * scale + mask) @ v``.
+
+    Args:
+        node: the node. Its ``scale`` is the factor, ``axis`` the softmax's. With ``safe`` a row that is no number
+            becomes 0, as torch has it where a mask leaves nothing.
+        q: ``[..., L, E]``.
+        turned: the transposed key, ``[..., E, S]``.
+        v: ``[..., S, F]``.
+        mask: what is added to ``[..., L, S]``, or whether a place is seen.
+        key: perhaps the key of which ``turned`` is the transpose.
+        flat: the key with its leading dimensions in one.
+    """
+    scale = float(node.get("scale"))
+    sizes = [list(x.shape[:-2]) for x in (q, turned, v)]
+    rank = q.dim()
+    plain = rank == 4 and sizes[0] == sizes[1] == sizes[2] and (mask is None or mask.dim() <= rank)
+    if plain:
+        if not _is_transpose(turned, key, flat):
+            key = turned.transpose(-1, -2)
+        return functional.scaled_dot_product_attention(q, key, v, attn_mask=mask, scale=scale)  # type: ignore[arg-type]
+    logits = torch.matmul(q, turned) * scale
+    if mask is not None and mask.dtype == torch.bool:
+        logits = torch.where(mask, logits, -torch.inf)
+    elif mask is not None:
+        logits = logits + mask
+    parts = torch.softmax(logits, node.get("axis"))
+    return torch.matmul(torch.where(parts.isnan(), 0.0, parts) if node.get("safe") else parts, v)
+
+
+def _is_transpose(turned: Tensor, key: Tensor | None, flat: Tensor | None) -> bool:
+    """Whether ``turned`` is ``key`` with its last dimensions exchanged, as their sizes show.
+
+    Between both there are only a view of three dimensions, ``flat``, and its transpose.
+    """
+    if key is None or flat is None or key.dim() != turned.dim():
+        return False
+    leading, last = list(key.shape[:-2]), list(key.shape[-2:])
+    return list(flat.shape[-2:]) == last and list(turned.shape) == [*leading, *reversed(last)]
