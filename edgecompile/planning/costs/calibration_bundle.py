@@ -184,7 +184,8 @@ def build_calibration_bundle(
     exports, profile = subject.exports, subject.profile
     count = len(spec.buckets)
     started = time.perf_counter()
-    exported = export_buckets(exports, spec.buckets, step=step)
+    # Those that the plan chooses are kept once it is made.
+    exported = export_buckets(exports, spec.buckets, keep=False, step=step)
     export_s = time.perf_counter() - started
     step.update(0, count, f"compiling for {', '.join(v.name for v in variants)}")
     compiled = compile_buckets(
