@@ -12,7 +12,7 @@ from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import CompileError, ExportError, PlanError
 from edgecompile.export.conditions import Residue
 from edgecompile.export.export import export_model
-from edgecompile.export.program import ExportedModel
+from edgecompile.export.program import PROGRAM_FILE, ExportedModel
 from edgecompile.installation import installation_id
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.progress import NULL_STEP, StepHandle
@@ -57,6 +57,7 @@ class ExportStore:
         self.model = model
         self.folder = folder
         self._made: dict[str, ExportedModel] = {}
+        self._saved: set[str] = set()
         self._refused: dict[str, ExportError] = {}
         #: Whether another process would find the same exports. What a factory's code does can't be
         #: hashed: its exports are this store's alone.
@@ -66,7 +67,7 @@ class ExportStore:
     def of(self, model: LoadedModel) -> ExportStore:
         """The exports of the same model within other limits; in the same folder."""
         store = ExportStore(model, self.folder)
-        store._made, store._token = self._made, self._token
+        store._made, store._saved, store._token = self._made, self._saved, self._token
         return store
 
     def key(self, bucket: Bucket) -> str:
@@ -79,11 +80,15 @@ class ExportStore:
         """The folder of the export for ``bucket``, once it was made."""
         return self.folder / self.key(bucket)
 
-    def get(self, bucket: Bucket) -> ExportedModel:
+    def get(self, bucket: Bucket, *, keep: bool = True) -> ExportedModel:
         """The export for ``bucket``.
 
+        Args:
+            bucket: the bucket.
+            keep: whether other processes may need it. A file holds all of the model's weights.
+
         Raises:
-            ExportError: the model can't be exported for it.
+            ExportError: the model can't be exported for it, or not be stored.
         """
         key = self.key(bucket)
         if key in self._refused:
@@ -98,11 +103,15 @@ class ExportStore:
                 except ExportError as error:
                     self._refused[key] = error
                     raise
+            self._made[key] = exported
+        exported = self._made[key]
+        if keep and key not in self._saved:
+            if exported.source != place / PROGRAM_FILE:
                 exported.save(place)
             # Also where it was there: of several, the stages take what was asked for last.
             (place / _EXPORT_DONE).write_text(json.dumps(bucket.program_json()) + "\n")
-            self._made[key] = exported
-        return self._made[key]
+            self._saved.add(key)
+        return exported
 
     def require(self, buckets: Sequence[Bucket], keys: Sequence[str]) -> None:
         """Refuses programs that were exported from something else than the model.
@@ -134,9 +143,13 @@ def _load_export(place: Path) -> ExportedModel | None:
 
 
 def export_buckets(
-    exports: ExportStore, buckets: Sequence[Bucket], *, step: StepHandle = NULL_STEP
+    exports: ExportStore,
+    buckets: Sequence[Bucket],
+    *,
+    keep: bool = True,
+    step: StepHandle = NULL_STEP,
 ) -> tuple[ExportedModel, ...]:
-    """Exports every bucket; what was exported before is reused.
+    """Exports every bucket; what was exported before is reused. ``keep``: see :meth:`ExportStore.get`.
 
     Raises:
         ExportError: a bucket can't be exported.
@@ -144,7 +157,7 @@ def export_buckets(
     result = []
     for index, bucket in enumerate(buckets):
         step.update(index, len(buckets), f"bucket {index}: {bucket.axes[0][1]}")
-        result.append(exports.get(bucket))
+        result.append(exports.get(bucket, keep=keep))
     return tuple(result)
 
 

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 from edgecompile.buckets.confidence import spread_warnings
@@ -17,7 +18,7 @@ from edgecompile.buckets.ranges import Bucket
 from edgecompile.buckets.traffic import Traffic
 from edgecompile.errors import PlanError
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.planning.costs.sources import calibrated_costs, find_costs
+from edgecompile.planning.costs.sources import Costs, calibrated_costs, find_costs
 from edgecompile.planning.generation_plan import with_decode
 from edgecompile.planning.given_plan import without_foreign_costs
 from edgecompile.planning.length_support import LengthSupport
@@ -83,7 +84,8 @@ def plan_model(
         return _given(subject, subject.request.plan, precision)
     model, request, notes = subject.model, subject.request, subject.notes
     started = time.perf_counter()
-    extent = subject.scope.axes[0][1]
+    extent, gpu = subject.scope.axes[0][1], subject.profile.gpu
+    memory = None if gpu is None else int(FREE_SHARE * gpu.memory_bytes)
     if request.mode == "pad":
         require_paddable(model, subject.scope.pad_axes, assume=request.assume_paddable)
     _note_refused_lengths(subject, extent.hi)
@@ -104,7 +106,9 @@ def plan_model(
             )
             notes.add(serving.note, why)
             return _planned(subject, plan, precision, BucketCost(), serving.scope)
-        costs = find_costs(subject, precision, step)
+        # Who compares plans wants to know what padding costs.
+        clear = None if compare else partial(_needs_no_padding, request, memory)
+        costs = find_costs(subject, precision, step, clear=clear)
     scope, cost = costs.scope, costs.cost
     notes.add(*spread_warnings(costs.model))
     if costs.measured is not None:
@@ -112,8 +116,6 @@ def plan_model(
         # target that can't run here, equal inputs make equal bundles.
         cost = replace(cost, base_build_s=time.perf_counter() - started)
     _require_known(request, costs.cost)
-    gpu = subject.profile.gpu
-    memory = None if gpu is None else int(FREE_SHARE * gpu.memory_bytes)
     plan, note = _choose(scope, request, costs.model, cost, memory)
     if extent.lo == extent.hi and scope.second is None:
         plan = replace(plan, notes=())  # they compare plans
@@ -280,6 +282,15 @@ def _choose(
         f"Each extra bucket must save at least {format_share(share)} of the mean run time: {why}. "
         "Give a price per bucket or a number of runs to decide otherwise."
     )
+
+
+def _needs_no_padding(request: PlanRequest, memory: int | None, lowest: Costs) -> bool:
+    """Whether dynamic programs alone are best even at the lowest costs of padding."""
+    try:
+        plan, _ = _choose(lowest.scope, request, lowest.model, lowest.cost, memory)
+    except PlanError:
+        return False  # all that can be measured may tell more
+    return _same_programs(plan.buckets, lowest.scope.exact_buckets)
 
 
 def noise_price(costs: CostGrid) -> float:

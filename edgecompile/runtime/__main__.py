@@ -299,6 +299,8 @@ def _bench(options: argparse.Namespace) -> int:
         raise InputError("--lengths and {} don't go together".format(flags[0]), hint)
     if options.calibrate is not None:
         return _calibrate(options)
+    if options.error:
+        raise InputError("--error goes with --calibrate")
     if options.serving is not None:
         return _measure_serving(options)
     if options.profile:
@@ -324,7 +326,11 @@ def _calibrate(options: argparse.Namespace) -> int:
     from .measure.calibrate import calibrate_bundle, format_calibration
 
     report = calibrate_bundle(
-        options.bundle, options.calibrate, cold_runs=options.cold_runs, **_how(options)
+        options.bundle,
+        options.calibrate,
+        cold_runs=options.cold_runs,
+        error=options.error,
+        **_how(options),
     )
     _show(options, report, format_calibration(report))
     return 0

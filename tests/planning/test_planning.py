@@ -193,7 +193,7 @@ class Measured(Exception):
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking for costs ends the plan; as if this machine could run any target."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise Measured
 
     monkeypatch.setattr(planning, "find_costs", refuse)

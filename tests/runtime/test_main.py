@@ -164,6 +164,10 @@ def test_calibrate(native_bundle: str, tmp_path: Path) -> None:
 
     done = run(*common, "--calibrate", str(tmp_path))
     assert done.returncode == 24 and "is a folder" in done.stderr and "\nhint: " in done.stderr
+    done = run(*common, "--error", "0.01")
+    assert done.returncode == 24 and "--error goes with --calibrate" in done.stderr
+    done = run(*common, "--calibrate", str(place), "--error", "1")
+    assert done.returncode == 24 and "error is 1, must be from 0 to under 1" in done.stderr
     done = run(*common, "--calibrate", str(place), "--lengths", str(place))
     assert done.returncode == 24 and "don't go together" in done.stderr
     done = run("bench", str(tmp_path), "--calibrate", str(tmp_path.parent / "x"))

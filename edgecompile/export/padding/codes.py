@@ -160,15 +160,19 @@ class Codes:
         if isinstance(item, Coded):
             if bool(item.unknown.all()):
                 return item.code
-            return torch.where(item.unknown, item.code, self.of(item.value))
-        value = torch.as_tensor(item)
+            return torch.where(item.unknown, item.code, self._of(item.value, item.unknown))
+        return self._of(torch.as_tensor(item), None)
+
+    def _of(self, value: torch.Tensor, unknown: torch.Tensor | None) -> torch.Tensor:
+        """The codes of the values that are known; of the others something."""
         if value.is_complex():
             parts = torch.view_as_real(value.resolve_conj())
-            return mix(1, self.of(parts[..., 0]), self.of(parts[..., 1]))
+            real, imaginary = (self._of(parts[..., index], unknown) for index in (0, 1))
+            return mix(1, real, imaginary)
         number = value.to(torch.float64)
         exact = value.untyped_storage().data_ptr() in self._weights
         if value.is_floating_point() and value.numel() <= _MOST_CLOSE and not exact:
-            number = self._merged(number)
+            number = self._merged(number, unknown)
         code = mix(0, (number + 0.0).contiguous().view(torch.int64))  # -0.0 is 0.0
         return torch.where(number.isnan(), 7, code)
 
@@ -181,32 +185,50 @@ class Codes:
         data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return label(hashlib.blake2b(data).hexdigest(), shape)
 
-    def _merged(self, number: torch.Tensor) -> torch.Tensor:
-        """The numbers, with those that are close to one seen before replaced by it."""
+    def _merged(self, number: torch.Tensor, unknown: torch.Tensor | None) -> torch.Tensor:
+        """The known numbers, with those that are close to one seen before replaced by it."""
         flat = number.reshape(-1)
         odd = flat.isfinite() & (flat != flat.round())
         if not bool(odd.any()):
             return number
+        largest = min(1.0, flat[odd].abs().max().item())
+        if unknown is not None:
+            # Numbers that depend on the inputs have codes already, and are many.
+            odd &= ~unknown.reshape(-1)
         values, back = torch.unique(flat[odd], return_inverse=True)
         flat = flat.clone()
-        flat[odd] = self._stands_for(values)[back]
+        flat[odd] = self._stands_for(values, largest)[back]
         return flat.reshape(number.shape)
 
-    def _stands_for(self, values: torch.Tensor) -> torch.Tensor:
+    def _stands_for(self, values: torch.Tensor, largest: float) -> torch.Tensor:
         """For each of some ascending values the one that stands for it, from now on."""
-        close = _CLOSE * (min(1.0, values.abs().max().item()) + values.abs())
+        close = _CLOSE * (largest + values.abs())
         # Those that nothing seen is close to: a chain of close ones goes by its first.
         first = torch.ones(len(values), dtype=torch.bool)
         first[1:] = values.diff() > close[1:]
         result = values[first][first.cumsum(0) - 1]
+        place = torch.searchsorted(self._seen, values)
+        fresh = torch.ones(len(values), dtype=torch.bool)
         if len(self._seen):
-            above = torch.searchsorted(self._seen, values).clamp(max=len(self._seen) - 1)
+            above = place.clamp(max=len(self._seen) - 1)
             below = (above - 1).clamp(min=0)
             nearer = (values - self._seen[below]).abs() < (self._seen[above] - values).abs()
             near = torch.where(nearer, below, above)
             close_to_seen = (self._seen[near] - values).abs() <= close
             result = torch.where(close_to_seen, self._firsts[near], result)
-        fresh = ~torch.isin(values, self._seen)
-        self._seen, order = torch.cat([self._seen, values[fresh]]).sort()
-        self._firsts = torch.cat([self._firsts, result[fresh]])[order]
+            fresh = self._seen[above] != values
+        if bool(fresh.any()):
+            # Sorting all of them for each operator would take most of the time of a proof.
+            into = place[fresh] + torch.arange(int(fresh.sum()))
+            old = torch.ones(len(self._seen) + len(into), dtype=torch.bool)
+            old[into] = False
+            self._seen = _joined(old, self._seen, values[fresh])
+            self._firsts = _joined(old, self._firsts, result[fresh])
         return result
+
+
+def _joined(old: torch.Tensor, some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """A tensor with ``some`` elements where a mask is true, and ``others`` elsewhere, both in order."""
+    result = torch.empty(len(old), dtype=some.dtype)
+    result[old], result[~old] = some, others
+    return result

@@ -39,10 +39,20 @@ class CalibrationSpec:
     Attributes:
         buckets: the programs; they overlap.
         runs: (index of the bucket, size of every axis).
+        telling: the number of programs, from the first one on, whose times may tell enough already.
     """
 
     buckets: tuple[Bucket, ...]
     runs: tuple[tuple[int, Mapping[str, int]], ...]
+    telling: int = 0
+
+    @property
+    def beginning(self) -> CalibrationSpec:
+        """The telling programs and their runs: the whole where nothing can be left out."""
+        if not 0 < self.telling < len(self.buckets):
+            return self
+        runs = tuple(run for run in self.runs if run[0] < self.telling)
+        return CalibrationSpec(self.buckets[: self.telling], runs)
 
 
 @dataclass(frozen=True)
@@ -85,11 +95,16 @@ def choose_calibration(scope: PlanScope, modes: Sequence[Mode]) -> CalibrationSp
             sizes = _dynamic_sizes(scope, bucket, statics if "pad" in modes else [])
             runs += [(len(buckets), item) for item in sizes]
             buckets.append(bucket)
+    telling = 0
     if "pad" in modes:
+        if len(buckets) == 1 and scope.second is None:
+            # The ratio of the modes at both ends tells most: these programs come first.
+            statics = [*dict.fromkeys((statics[0], statics[-1], *statics))]
+            telling = len(buckets) + 2
         for bucket, item in _static_programs(scope, statics):
             runs.append((len(buckets), item))
             buckets.append(bucket)
-    return CalibrationSpec(tuple(buckets), tuple(runs))
+    return CalibrationSpec(tuple(buckets), tuple(runs), telling)
 
 
 def _dynamic_sizes(
@@ -169,7 +184,8 @@ def build_calibration_bundle(
     exports, profile = subject.exports, subject.profile
     count = len(spec.buckets)
     started = time.perf_counter()
-    exported = export_buckets(exports, spec.buckets, step=step)
+    # Those that the plan chooses are kept once it is made.
+    exported = export_buckets(exports, spec.buckets, keep=False, step=step)
     export_s = time.perf_counter() - started
     step.update(0, count, f"compiling for {', '.join(v.name for v in variants)}")
     compiled = compile_buckets(

@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.buckets.costs.grid import LEAST_MS, MOST_MS, CostGrid, CostKind, CostPoint
-from edgecompile.bundle.verify import RUNTIME_COMMAND, device_environment, runtime_command
+from edgecompile.bundle.verify import device_environment, runtime_command
 from edgecompile.errors import CostError, VerificationError
 from edgecompile.planning.costs.calibration import Calibration
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_document
+
+#: Standard error of a median, as a share of it, that needs no more rounds: half of the least price of a
+#: bucket.
+_ERROR = 0.005
 
 
 def run_calibration(bundle: Path, **options: Any) -> Calibration:
@@ -47,16 +51,15 @@ def calibrate(
         bundle: a calibration bundle, or any other.
         threads: the threads of one run; None: all that the process may use.
         variant: None: the best one for this machine.
-        seconds: the approximate time for measuring.
+        seconds: the longest time for measuring, approximately.
         python: the interpreter to run it with.
         tell: a function that gets what the runtime says meanwhile, a line at a time.
 
     Raises:
         VerificationError: the runtime could not run the bundle, or was killed; names the signal.
     """
-    # Each cold start of torch's runtime imports torch, for seconds, and only the time to load counts.
-    few = ["--cold-runs", "1"] if runtime_command(bundle) != RUNTIME_COMMAND else []
-    options = ["--seconds", str(seconds), *few]
+    # Of a cold start only the time to load a program counts, which is small beside that to build it.
+    options = ["--seconds", str(seconds), "--cold-runs", "1", "--error", str(_ERROR)]
     return _bench(bundle, "--calibrate", options, threads, variant, python, tell)
 
 

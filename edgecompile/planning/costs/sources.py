@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from edgecompile.planning.costs.calibration_bundle import (
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_calibration
 from edgecompile.planning.costs.engine_cost import ENGINE_NOTE, engine_cost
 from edgecompile.planning.costs.gpu_roofline import MLPERF_RECORD, TENSORRT_8_6, gpu_curve
+from edgecompile.planning.costs.lowest import lowest_costs
 from edgecompile.planning.costs.measure import calibrate, measured_costs
 from edgecompile.planning.costs.remote import calibrate_there, target_resource
 from edgecompile.planning.costs.roofline import modelled_curve
@@ -56,17 +58,38 @@ class Costs:
         scope: the sizes that can be served; narrower than requested where the model allows less.
         cost: the cost of a bucket.
         measured: the programs that were timed here, if any were.
+        calibration: their times.
     """
 
     model: CostGrid
     scope: PlanScope
     cost: BucketCost = field(default_factory=BucketCost)
     measured: CalibrationSpec | None = None
+    calibration: Calibration | None = None
+
+    def lowest(self) -> Costs:
+        """The same with the lowest costs of static programs that the times allow."""
+        assert self.calibration is not None
+        return replace(self, model=lowest_costs(self.model, self.calibration))
 
 
-def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_STEP) -> Costs:
+def find_costs(
+    subject: Subject,
+    precision: Precision,
+    step: StepHandle = NULL_STEP,
+    *,
+    clear: Callable[[Costs], bool] | None = None,
+) -> Costs:
     """The costs of what can be served: measured by a machine of the Ray cluster that is the target, if
     there is one; or here, now or before; or else modelled.
+
+    Args:
+        subject: the model and its target.
+        precision: the data type of the linear layers' weights.
+        step: told what is being done.
+        clear: a function that tells from the lowest costs that static programs may have whether one
+            dynamic program is best all the same. No more programs are then built to be measured. None:
+            all are wanted.
 
     Raises:
         CostError: the target's profile lacks what a modelled curve needs; or what was measured is
@@ -80,13 +103,37 @@ def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_S
             return there
     if subject.profile.gpu is not None or not subject.runnable:
         return _modelled(subject, precision)
-    serving, variant = subject.serving, subject.runnable[-1]
+    serving = subject.serving
     spec = choose_calibration(serving.scope, serving.modes)
-    key = cost_key(subject, spec, variant, precision)
-    calibration = None if key is None or subject.request.measure_again else find_kept(key, spec)
     subject.notes.add(serving.note)
+    calibration = _find_kept(subject, spec, precision)
+    if calibration is None and clear is not None and spec.beginning is not spec:
+        costs = _measured(subject, spec.beginning, precision, step)
+        if clear(costs.lowest()):
+            first, last = (bucket.hi for bucket in spec.beginning.buckets[1:])
+            subject.notes.add(
+                f"Static programs of the lengths {first} and {last} alone were measured: they save so "
+                "little that padding can't pay."
+            )
+            return costs
+    return _measured(subject, spec, precision, step)
+
+
+def _find_kept(subject: Subject, spec: CalibrationSpec, precision: Precision) -> Calibration | None:
+    """What was measured here before, unless it is to be measured again."""
+    key = cost_key(subject, spec, subject.runnable[-1], precision)
+    return None if key is None or subject.request.measure_again else find_kept(key, spec)
+
+
+def _measured(
+    subject: Subject, spec: CalibrationSpec, precision: Precision, step: StepHandle
+) -> Costs:
+    """The costs that this machine measures, or measured before."""
+    serving, variant = subject.serving, subject.runnable[-1]
+    calibration = _find_kept(subject, spec, precision)
     if calibration is None:
         document, cost = _measure(subject, spec, variant, precision, step)
+        key = cost_key(subject, spec, variant, precision)
         if key is not None:
             keep_costs(key, document, cost)
         calibration = parse_calibration(
@@ -98,7 +145,7 @@ def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_S
             "to measure again"
         )
     model = measured_costs(calibration, "measured", second=serving.scope.second)
-    return Costs(model, serving.scope, calibration.bucket_cost, spec)
+    return Costs(model, serving.scope, calibration.bucket_cost, spec, calibration)
 
 
 def _measured_there(subject: Subject, precision: Precision, step: StepHandle) -> Costs | None:

@@ -25,6 +25,14 @@ def add_bench_options(command: argparse.ArgumentParser) -> None:
         help="time every bucket instead, and write a calibration for edgecompile plan",
     )
     add(
+        "--error",
+        metavar="SHARE",
+        type=float,
+        default=0.0,
+        help="with --calibrate, stop once the standard error of every median is at most this share of it "
+        "(default: take all of --seconds)",
+    )
+    add(
         "--serving",
         metavar="FILE",
         help="time batches on parts of the CPUs instead, and write their costs for a server; of a language "

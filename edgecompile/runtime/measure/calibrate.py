@@ -38,6 +38,7 @@ def calibrate_bundle(
     seconds: float = 10.0,
     cold_runs: int = 5,
     seed: int = 0,
+    error: float = 0.0,
     say: Callable[[str], None] = lambda text: None,
     **how: Any,
 ) -> Dict[str, Any]:
@@ -53,6 +54,7 @@ def calibrate_bundle(
         cold_runs: the number of fresh processes that are opened for "open_ms" and "load_ms"; with 0
             both are None.
         seed: the seed of the order of the runs and of the inputs' values.
+        error: the share of each median that its standard error may be, to stop earlier; 0: never.
         say: a function that gets a line of text for every step.
         how: threads, variant and verify of ``open_bundle``.
 
@@ -64,7 +66,7 @@ def calibrate_bundle(
             for a ``plan.calibrate`` that doesn't fit its buckets.
         InputError: ``file`` can't be written, or a number is out of its range.
     """
-    check_budget(seconds, cold_runs)
+    check_budget(seconds, cold_runs, error)
     target = check_output(file, "the calibration file", path)
     with open_bundle(path, **how) as model:
         manifest, info = model.manifest, model.info
@@ -82,6 +84,7 @@ def calibrate_bundle(
             seconds=seconds,
             least=LEAST_ROUNDS,
             seed=seed,
+            error=error,
             progress=_reporter(say, seconds),
         )
     start: Dict[str, Optional[float]] = {"open_ms": None, "load_ms": None}

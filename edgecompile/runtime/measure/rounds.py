@@ -1,18 +1,19 @@
 """Timing of several things in turn, in rounds."""
 
+import math
 import random
 import time
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from ..base.errors import InputError
-from ..stats.counters import median_ms
+from ..stats.counters import median_ms, percentile
 
 MAX_SECONDS = 1e6
 MAX_COLD_RUNS = 1000
 
 
-def check_budget(seconds: float, cold_runs: int) -> None:
-    """Checks how long to measure and how many processes to start.
+def check_budget(seconds: float, cold_runs: int, error: float = 0.0) -> None:
+    """Checks how long to measure, how many processes to start and how exact is enough.
 
     Raises:
         InputError: out of its range.
@@ -23,6 +24,8 @@ def check_budget(seconds: float, cold_runs: int) -> None:
     if not 0 <= cold_runs <= MAX_COLD_RUNS:
         text = "cold-runs is {}, must be from 0 to {}"
         raise InputError(text.format(cold_runs, MAX_COLD_RUNS))
+    if not 0 <= error < 1:
+        raise InputError("error is {:g}, must be from 0 to under 1".format(error))
 
 
 def what_ran(info: Mapping[str, Any]) -> Dict[str, Any]:
@@ -40,6 +43,7 @@ def measure_rounds(
     seconds: float,
     least: int,
     seed: int,
+    error: float = 0.0,
     progress: Callable[[int, float], None] = lambda rounds, elapsed: None,
 ) -> List[List[float]]:
     """Milliseconds of every run of each of ``count`` things, in rounds over all in random order.
@@ -53,6 +57,8 @@ def measure_rounds(
         seconds: the time after which to stop; a round that has begun by then isn't finished.
         least: but not before so many rounds.
         seed: the seed of the order.
+        error: the share of a median that its standard error may be: where all are as small, measuring
+            stops before the time is up. 0: it takes all of the time.
         progress: a function that gets the number of rounds done and the seconds passed, after every
             round.
     """
@@ -72,7 +78,34 @@ def measure_rounds(
                 break
         rounds += 1
         progress(rounds, time.perf_counter() - began)
+        # After 16, 32, 64, ... rounds, so that looking takes next to no time.
+        if (
+            error
+            and rounds >= max(least, 16)
+            and not rounds & (rounds - 1)
+            and _known(samples, error)
+        ):
+            break
     return samples
+
+
+def _known(samples: Sequence[Sequence[float]], error: float) -> bool:
+    """Whether the standard error of every median is at most this share of it."""
+    for times in samples:
+        ordered = sorted(round(ms * 1e6) for ms in times)
+        quarter, median, three = [percentile(ordered, p) for p in (25, 50, 75)]
+        if median_error(three - quarter, len(ordered)) > error * median:
+            return False
+    return True
+
+
+def median_error(spread: float, count: int) -> float:
+    """The standard error of the median of ``count`` samples whose quartiles are ``spread`` apart.
+
+    Of normal samples the quartiles are 1.35 standard deviations apart, and the median's standard error
+    is 1.25 of them, over the square root of the count.
+    """
+    return 1.25 / 1.35 * spread / math.sqrt(count)
 
 
 def measure_medians(

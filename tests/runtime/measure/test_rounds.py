@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from edgecompile.runtime.base.errors import InputError
-from edgecompile.runtime.measure.rounds import check_budget, measure_rounds
+from edgecompile.runtime.measure import rounds as timing
+from edgecompile.runtime.measure.rounds import check_budget, measure_rounds, median_error
 
 
 def test_the_least_number_of_rounds() -> None:
@@ -42,6 +45,37 @@ def test_the_same_seed_gives_the_same_order() -> None:
 def test_the_time_is_used() -> None:
     samples = measure_rounds(1, lambda i: i, lambda i, _: None, seconds=0.05, least=1, seed=0)
     assert len(samples[0]) > 100
+
+
+def test_what_is_known_well_enough_takes_no_more_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounds(steps: list[int], error: float) -> int:
+        """Rounds over a thing that takes these milliseconds in turn, of a clock that only it moves."""
+        now = [0]
+
+        def run(index: int, _: int) -> None:
+            now[0] += 1_000_000 * next(turns)
+
+        turns = itertools.cycle(steps)
+        clock = SimpleNamespace(perf_counter=lambda: now[0] / 1e9, perf_counter_ns=lambda: now[0])
+        monkeypatch.setattr(timing, "time", clock)
+        samples = measure_rounds(1, lambda i: i, run, seconds=10, least=5, error=error, seed=0)
+        return len(samples[0])
+
+    assert rounds([1], 0.005) == 16
+    assert rounds([1], 0.0) == 10_000
+    # The quartiles are 9 and 11 ms: the error of 10 is 4.6 % after 16 rounds, 1.6 % after 128.
+    assert rounds([9, 11, 10, 9, 11], 0.05) == 16 < rounds([9, 11, 10, 9, 11], 0.02) == 128
+    assert rounds([5, 20], 0.005) == 800, "not before the time is up"
+
+
+def test_the_error_of_a_median() -> None:
+    assert median_error(1.35, 100) == pytest.approx(0.125)
+
+
+def test_an_error_out_of_range() -> None:
+    for error in (-0.1, 1.0, math.nan):
+        with pytest.raises(InputError, match="error is"):
+            check_budget(1, 1, error)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
