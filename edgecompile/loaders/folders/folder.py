@@ -86,6 +86,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
             name=name,
             source=source,
             tokenizer=tokenizer,
+            folder=inner,
             notes=chosen,
         ).make()
         return replace(generator, stored=stored)
