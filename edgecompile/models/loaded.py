@@ -86,12 +86,12 @@ class Speech:
     Attributes:
         spec: the entry of a manifest.
         files: contents of the files that it names, by path.
-        tokenizer: the ``tokenizer.json`` of the text; None: there is none.
+        tokenizer: the ``tokenizer.json`` of the text, or its content; None: there is none.
     """
 
     spec: SpeechSpec
-    files: Mapping[str, bytes]
-    tokenizer: Path | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    tokenizer: Path | bytes | None = None
 
 
 @dataclass(frozen=True)

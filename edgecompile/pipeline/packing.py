@@ -246,8 +246,11 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
         for name, data in speech.files.items():
             writer.add_bytes(data, name)
         if contents.tokenizer and speech.tokenizer is not None:
-            path = writer.add_file(checked_tokenizer(speech.tokenizer), TOKENIZER_PATH)
-            spec = spec._replace(tokenizer=path)
+            spec = spec._replace(tokenizer=TOKENIZER_PATH)
+            if isinstance(speech.tokenizer, bytes):
+                writer.add_bytes(speech.tokenizer, TOKENIZER_PATH)
+            else:
+                writer.add_file(checked_tokenizer(speech.tokenizer), TOKENIZER_PATH)
         manifest = manifest._replace(speech=spec)
     for parts in contents.parts:
         manifest = parts.add(writer, manifest)

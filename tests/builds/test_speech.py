@@ -23,12 +23,25 @@ from edgecompile.models.options import LoadOptions
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
-from edgecompile.runtime.base.errors import ContextLengthError, DamagedBundleError, InputError
+from edgecompile.runtime.base.errors import (
+    ContextLengthError,
+    DamagedBundleError,
+    InputError,
+    OutsideBucketsError,
+)
 from edgecompile.runtime.commands.transcribe import read_wav
 from edgecompile.runtime.model.open_bundle import open_bundle
 from edgecompile.runtime.speech.transcript import Transcript
 from tests.conftest import built_once
-from tests.zoo.speech import PLAIN, RATE, Samples, make_samples, make_whisper, write_whisper
+from tests.zoo.speech import (
+    PLAIN,
+    RATE,
+    Samples,
+    make_samples,
+    make_whisper,
+    write_ctc,
+    write_whisper,
+)
 
 #: Less than a window, a window, a bit more, many.
 LONG = (1 / RATE, 0.013, 0.5, 1.99, 2.0, 2.0001, 3.3, 4.0, 31.7, 100.0)
@@ -41,7 +54,7 @@ def build_whisper(output: Path, work: Path, **settings: Any) -> None:
             model=work / "whisper",
             target="cpu-x86-64-v3",
             load=LoadOptions(task="seq2seq-lm"),
-            plan=PlanRequest(LengthDistribution.from_samples([1])),
+            plan=PlanRequest(lengths=None),
             output=output,
             work_dir=work / "build",
         )
@@ -147,7 +160,7 @@ def test_what_is_refused(whisper: Path, tmp_path: Path) -> None:
         model.transcribe(samples, RATE)
 
 
-def write_wav(path: Path, samples: Samples, width: int = 2, channels: int = 1) -> None:
+def write_wav(path: Path, samples: Samples, width: int = 2, channels: int = 1) -> Path:
     whole = np.round(samples.astype(np.float64) * (2.0 ** (8 * width - 1) - 1)).astype("<i8")
     if width == 1:
         whole += 128
@@ -155,6 +168,7 @@ def write_wav(path: Path, samples: Samples, width: int = 2, channels: int = 1) -
     with wave.open(str(path), "wb") as file:
         file.setparams((channels, width, RATE, 0, "NONE", ""))
         file.writeframes(data)
+    return path
 
 
 def run(whisper: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -187,3 +201,39 @@ def test_files_from_the_command_line(whisper: Path, tmp_path: Path) -> None:
     assert "a.wav: isn't a WAV file that can be read" in done.stderr
     done = run(whisper, tmp_path / "no.wav")
     assert "no.wav: No such file" in done.stderr
+
+
+@pytest.mark.parametrize("norm", ["group", "layer"])
+def test_ctc_is_that_of_transformers(norm: str, tmp_path: Path) -> None:
+    settings = {"feat_extract_norm": norm, "do_stable_layer_norm": norm == "layer"}
+    eager = write_ctc(tmp_path / "ctc", **settings)
+    processor = transformers.Wav2Vec2Processor.from_pretrained(tmp_path / "ctc")
+    lengths = LengthDistribution.from_samples([1600, 8000, 30000])
+    build(
+        BuildRequest(
+            model=tmp_path / "ctc",
+            target="cpu-x86-64-v3",
+            plan=PlanRequest(lengths, max_length=40000, quick=True),
+            output=tmp_path / "ctc.ecb",
+            work_dir=tmp_path / "work",
+        )
+    )
+    texts = set()
+    with open_bundle(tmp_path / "ctc.ecb") as model:
+        assert ("attention_mask" in str(model.manifest.inputs)) == (norm == "layer")
+        for seed, count in enumerate((1000, 1603, 16000, 39999)):
+            samples = make_samples(count / RATE, seed)
+            inputs = processor(samples, sampling_rate=RATE, return_tensors="pt")
+            with torch.no_grad():
+                logits = eager(**inputs).logits
+            got = model.transcribe(samples, RATE)
+            assert got.text == processor.batch_decode(logits.argmax(-1))[0]
+            assert [(s.start, s.end) for s in got.segments] == [(0.0, count / RATE)]
+            texts.add(got.text)
+        assert len(texts) == 4 and max(map(len, texts)) > 200
+        with pytest.raises(InputError, match="`language` is for models with a decoder"):
+            model.transcribe(samples, RATE, language="en")
+        with pytest.raises(OutsideBucketsError, match="40001"):
+            model.transcribe(make_samples(40001 / RATE), RATE)
+    done = run(tmp_path / "ctc.ecb", write_wav(tmp_path / "a.wav", samples))
+    assert done.returncode == 0 and "1 segments of 2.50 s" in done.stderr

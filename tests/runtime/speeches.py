@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
+
 from tests.runtime.bundles import DELETE, DummyBundle
 from tests.runtime.generations import make_seq2seq
+from tests.runtime.golden_files import write_case
 
 FILTERS, TOKENIZER = "speech/filters.bin", "tokenizer/tokenizer.json"
 SPEECH: dict[str, Any] = {
@@ -40,6 +43,28 @@ def add_speech(bundle: DummyBundle) -> None:
     bundle.files[TOKENIZER] = b"{}"
 
 
+def add_ctc(bundle: DummyBundle) -> None:
+    """Makes the bundle one that gives a token for each frame of a recording's samples."""
+    document = bundle.document
+    document["inputs"][0].update(name="samples", dtype="float32", pad=0.0, bounds=None)
+    document["speech"] = {
+        "input": "samples",
+        "sampling_rate": 8000,
+        "normalize": True,
+        "ctc": {"output": "states", "blank": 1},
+    }
+    for bucket, size in ((0, 16), (1, 64)):
+        inputs = {
+            "samples": np.zeros((1, size), np.float32),
+            "attention_mask": np.ones((1, size), np.int64),
+        }
+        outputs = {
+            "embedding": np.zeros((1, 4), np.float32),
+            "states": np.zeros((1, size, 2), np.float32),
+        }
+        bundle.files[f"golden/{bucket}-hint.npz"] = write_case(inputs, outputs)
+
+
 _W = "speech.windows"
 #: rule, where, what, part of the message.
 HOSTILE_SPEECHES: list[tuple[str, str, Any, str]] = [
@@ -47,7 +72,7 @@ HOSTILE_SPEECHES: list[tuple[str, str, Any, str]] = [
     ("key-type", "speech", [], "speech: must be an object, not list"),
     *[
         ("key-missing", f"speech.{key}", DELETE, f"speech.{key}: is required")
-        for key in ("input", "sampling_rate", "log_mel", "windows")
+        for key in ("input", "sampling_rate", "log_mel")
     ],
     *[
         ("key-missing", f"speech.log_mel.{key}", DELETE, f"speech.log_mel.{key}: is required")
@@ -65,6 +90,9 @@ HOSTILE_SPEECHES: list[tuple[str, str, Any, str]] = [
     ("path-listed", "speech.tokenizer", "no.json", "isn't listed"),
     ("speech-input", "speech.input", "input_features", "'input_features' isn't the source"),
     ("speech-input", "generation", DELETE, "no encoder reads a recording"),
+    ("speech-kind", "speech.windows", DELETE, "must have one of windows and ctc"),
+    ("speech-kind", "speech.ctc", {"output": "logits", "blank": 0}, "must have one of windows"),
+    ("speech-kind", "speech.normalize", True, "speech.normalize: is for ctc"),
     ("speech-numbers", "speech.sampling_rate", 0, "0 isn't within 1..1000000"),
     ("speech-numbers", "speech.log_mel.bins", 4097, "4097 isn't within 1..4096"),
     ("speech-numbers", "speech.log_mel.window", 1, "1 isn't within 2..65536"),
@@ -87,4 +115,28 @@ HOSTILE_SPEECHES: list[tuple[str, str, Any, str]] = [
     ("speech-tokens", f"{_W}.task", "sing", "'sing' isn't one of transcribe"),
     ("speech-tokens", f"{_W}.languages.e\x1b", 4, "must be 1 to 200 printable"),
     ("speech-tokens", f"{_W}.tasks.", 4, "must be 1 to 200 printable"),
+]
+
+#: The same of a bundle that :func:`add_ctc` made.
+HOSTILE_CTCS: list[tuple[str, str, Any, str]] = [
+    ("key-type", "speech.ctc", [], "speech.ctc: must be an object"),
+    ("key-type", "speech.normalize", 1, "speech.normalize: must be true or false"),
+    ("key-missing", "speech.ctc.output", DELETE, "speech.ctc.output: is required"),
+    ("key-missing", "speech.ctc.blank", DELETE, "speech.ctc.blank: is required"),
+    ("speech-kind", "speech.log_mel", {}, "speech.log_mel: is for windows"),
+    ("speech-kind", "speech.ctc", DELETE, "must have one of windows and ctc"),
+    ("speech-input", "speech.input", "embedding", "'embedding' isn't an input, float32"),
+    ("speech-input", "speech.input", "attention_mask", "'attention_mask' isn't an input, float32"),
+    ("speech-input", "inputs.1.bounds", [0, 0], "nothing says what the input 'attention_mask' is"),
+    (
+        "speech-input",
+        "inputs.1.dtype",
+        "float32",
+        "nothing says what the input 'attention_mask' is",
+    ),
+    ("speech-input", "speech.ctc.output", "logits", "'logits' isn't an output"),
+    ("speech-input", "speech.ctc.output", "embedding", "'embedding' isn't an output"),
+    ("speech-input", "outputs.1.shape", ["batch", "length", "length"], "'states' isn't an output"),
+    ("speech-tokens", "speech.ctc.blank", 2, "2 isn't a token, 0..1"),
+    ("speech-tokens", "speech.ctc.blank", -1, "-1 isn't a token, 0..1"),
 ]

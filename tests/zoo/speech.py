@@ -99,3 +99,30 @@ def _tokenizer() -> dict[str, Any]:
         "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None,
         "decoder": None, "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
     }  # fmt: skip
+
+
+def write_ctc(folder: Path, seed: int = 0, **settings: Any) -> Any:
+    """Writes the folder of a small wav2vec 2.0 that gives a letter for each frame; returns the model."""
+    import torch
+    import transformers
+
+    letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ETAONIHSRDLU"]
+    config = transformers.Wav2Vec2Config(
+        vocab_size=len(letters), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, conv_dim=(16, 16, 16), conv_kernel=(10, 3, 3), conv_stride=(5, 2, 2),
+        num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, **settings,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.Wav2Vec2ForCTC(config).eval().float()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    (folder / "vocab.json").write_text(json.dumps({text: i for i, text in enumerate(letters)}))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Wav2Vec2CTCTokenizer"}')
+    transformers.Wav2Vec2FeatureExtractor(
+        return_attention_mask=settings.get("feat_extract_norm") == "layer"
+    ).save_pretrained(folder)
+    return model

@@ -3,9 +3,10 @@
 from typing import Dict, Mapping, Optional
 
 from .document import Field, is_printable, shorten
-from .schema import SEQ2SEQ, FileEntry, GenerationSpec
+from .dtypes import BY_NAME
+from .schema import SEQ2SEQ, FileEntry, GenerationSpec, TensorSpec
 from .signature import Signature
-from .speech_schema import LogMelSpec, SpeechSpec, WindowSpec
+from .speech_schema import CtcSpec, LogMelSpec, SpeechSpec, WindowSpec
 from .text import MAX_TOKENIZER_BYTES
 
 MAX_RATE = 1_000_000
@@ -38,15 +39,26 @@ def read_speech(
     if entry.find("tokenizer"):
         tokenizer = entry.find("tokenizer").path(files)
         _check_size(entry.find("tokenizer"), files.get(tokenizer), MAX_TOKENIZER_BYTES)
+    windows, ctc, whole = (entry.find(key) for key in ("windows", "ctc", "normalize"))
+    if bool(windows) == bool(ctc):
+        entry.refuse("speech-kind", "must have one of windows and ctc")
+    elif ctc and entry.find("log_mel"):
+        entry.find("log_mel").refuse("speech-kind", "is for windows")
+    elif windows and whole:
+        whole.refuse("speech-kind", "is for ctc")
     spec = SpeechSpec(
         input=entry.at("input").string() or "",
         sampling_rate=entry.at("sampling_rate").within(1, MAX_RATE, "speech-numbers") or 1,
-        log_mel=_read_log_mel(entry.at("log_mel").object(), files),
-        windows=_read_windows(entry.at("windows").object()),
+        log_mel=_read_log_mel(entry.at("log_mel").object(), files) if windows else None,
+        windows=_read_windows(windows.object()) if windows else None,
         tokenizer=tokenizer,
+        normalize=bool(whole and whole.boolean()),
+        ctc=_read_ctc(ctc.object()) if ctc else None,
     )
-    if entry.problems.count == before and sound:
-        _check(spec, entry, generation, signature)
+    if entry.problems.count == before and sound and spec.windows is not None:
+        _check_windows(spec, spec.windows, entry, generation, signature)
+    elif entry.problems.count == before and sound and spec.ctc is not None:
+        _check_ctc(spec, spec.ctc, entry, generation, signature)
     return spec if entry.problems.count == before else None
 
 
@@ -96,6 +108,11 @@ def _read_windows(entry: Field) -> WindowSpec:
     )
 
 
+def _read_ctc(entry: Field) -> CtcSpec:
+    blank = entry.at("blank").integer()
+    return CtcSpec(entry.at("output").string() or "", 0 if blank is None else blank)
+
+
 def _read_names(entries: Field) -> Dict[str, int]:
     """Tokens by name."""
     result = {}
@@ -109,8 +126,12 @@ def _read_names(entries: Field) -> Dict[str, int]:
     return result
 
 
-def _check(
-    spec: SpeechSpec, entry: Field, generation: Optional[GenerationSpec], signature: Signature
+def _check_windows(
+    spec: SpeechSpec,
+    windows: WindowSpec,
+    entry: Field,
+    generation: Optional[GenerationSpec],
+    signature: Signature,
 ) -> None:
     """Holds it against the generation, whose encoder reads the features."""
     if generation is None or generation.kind != SEQ2SEQ:
@@ -121,7 +142,7 @@ def _check(
         entry.find("input").refuse(
             "speech-input", text.format(shorten(spec.input), generation.source)
         )
-    windows, field = spec.windows, entry.find("windows")
+    field = entry.find("windows")
     vocabulary = signature.outputs[0].shape[1]
     assert isinstance(vocabulary, int)
     tokens = [("forced", token) for token in windows.forced]
@@ -141,3 +162,41 @@ def _check(
         text = "a text begins with {} tokens, the context has {}"
         text = text.format(len(windows.forced) + 4, generation.max_context)
         field.find("forced").refuse("speech-tokens", text)
+
+
+def _check_ctc(
+    spec: SpeechSpec,
+    ctc: CtcSpec,
+    entry: Field,
+    generation: Optional[GenerationSpec],
+    signature: Signature,
+) -> None:
+    """Holds it against the inputs and outputs."""
+    if generation is not None:
+        entry.find("ctc").refuse("speech-kind", "a language model has no ctc")
+        return
+    inputs = {item.name: item for item in signature.inputs}
+    main = inputs.get(spec.input)
+    if main is None or main.dtype != "float32" or len(main.shape) != 2:
+        text = "{!r} isn't an input, float32 [batch, samples]".format(shorten(spec.input))
+        entry.find("input").refuse("speech-input", text)
+        return
+    for item in inputs.values():
+        if item is not main and not _is_mask(item, main):
+            text = "nothing says what the input {!r} is".format(item.name)
+            entry.find("input").refuse("speech-input", text)
+    output = next((item for item in signature.outputs if item.name == ctc.output), None)
+    field = entry.find("ctc")
+    size = output.shape[2] if output is not None and len(output.shape) == 3 else None
+    if output is None or output.dtype != "float32" or not isinstance(size, int):
+        text = "{!r} isn't an output, float32 [batch, frames, vocabulary]"
+        field.find("output").refuse("speech-input", text.format(shorten(ctc.output)))
+    elif not 0 <= ctc.blank < size:
+        text = "{} isn't a token, 0..{}".format(ctc.blank, size - 1)
+        field.find("blank").refuse("speech-tokens", text)
+
+
+def _is_mask(item: TensorSpec, main: TensorSpec) -> bool:
+    bounds = item.bounds
+    ones = bounds is None or bounds[0] <= 1 <= bounds[1]
+    return item.shape == main.shape and BY_NAME[item.dtype].kind in "biu" and ones

@@ -46,33 +46,44 @@ class WindowSpec(NamedTuple):
     max_new_tokens: Optional[int] = None
 
 
-class SpeechSpec(NamedTuple):
-    """The way from a recording to text.
+class CtcSpec(NamedTuple):
+    """A token for each frame of a recording, of which equal neighbours are one: connectionist temporal classification.
 
-    ``input`` is the encoder's input that takes the features, ``tokenizer`` the path of a tokenizer.json.
+    ``output`` has the logits [batch, frames, vocabulary]; ``blank`` is the token that is left out of the text.
+    """
+
+    output: str
+    blank: int
+
+
+class SpeechSpec(NamedTuple):
+    """The way from a recording to text: by ``windows`` of features, or by ``ctc`` of all its samples.
+
+    ``input`` takes the features or the samples: of the encoder where there is one. With ``normalize`` samples are
+    scaled to the mean 0 and the variance 1. ``tokenizer`` is the path of a tokenizer.json.
     """
 
     input: str
     sampling_rate: int
-    log_mel: LogMelSpec
-    windows: WindowSpec
+    log_mel: Optional[LogMelSpec] = None
+    windows: Optional[WindowSpec] = None
     tokenizer: Optional[str] = None
+    normalize: bool = False
+    ctc: Optional[CtcSpec] = None
 
     def to_json(self) -> Dict[str, Any]:
-        """The manifest's entry; what is None or empty isn't there."""
-        entry: Dict[str, Any] = {"input": self.input, "sampling_rate": self.sampling_rate}
-        entry["log_mel"] = dict(self.log_mel._asdict())
-        entry["windows"] = {
-            key: _plain(value)
-            for key, value in self.windows._asdict().items()
-            if value is not None and _plain(value) not in ([], {})
+        """The manifest's entry; what is None, false or empty isn't there."""
+        entry = {
+            key: _plain(value._asdict() if hasattr(value, "_asdict") else value)
+            for key, value in self._asdict().items()
+            if value is not None and value is not False
         }
-        if self.tokenizer is not None:
-            entry["tokenizer"] = self.tokenizer
         return entry
 
 
 def _plain(value: Any) -> Any:
+    """Plain JSON values, without entries that are None or empty."""
     if isinstance(value, Mapping):
-        return dict(value)
+        items = {key: _plain(item) for key, item in value.items() if item is not None}
+        return {key: item for key, item in items.items() if item not in ([], {})}
     return list(value) if isinstance(value, tuple) else value

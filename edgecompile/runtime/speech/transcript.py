@@ -3,13 +3,18 @@
 from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional
 
 from ..base.errors import InputError
+from ..format.speech_schema import CtcSpec, SpeechSpec
 from ..generation.session import Session, open_session
 from ..text.encoder import open_tokenizer_file
+from .ctc import find_tokens, run_ctc
 from .features import open_log_mel
 from .recording import read_samples
 from .windows import Choices, Span, WindowLoop
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ..open.bundle import OpenBundle
 
 
@@ -54,20 +59,23 @@ def transcribe(
     if spec is None:
         raise InputError(
             "{}: the model takes no recordings".format(model.manifest.name),
-            "build Whisper from its folder, with its preprocessor_config.json, for the task seq2seq-lm",
+            "build Whisper, or a model of samples with a CTC head, from its folder with a preprocessor_config.json",
         )
     recording = read_samples(samples, sampling_rate, spec.sampling_rate)
     tokenizer = None if spec.tokenizer is None else open_tokenizer_file(model, spec.tokenizer)
-    log_mel = open_log_mel(model, spec.log_mel)
+    if spec.ctc is not None:
+        return _read_whole(model, spec, spec.ctc, recording, tokenizer, choices, on_segment)
+    assert spec.windows is not None and spec.log_mel is not None
+    log_mel, windows = open_log_mel(model, spec.log_mel), spec.windows
     session = open_session(model, Session)
-    features = log_mel.compute(recording, spec.windows.frames * spec.log_mel.hop)
+    features = log_mel.compute(recording, windows.frames * spec.log_mel.hop)
     loop = WindowLoop(model, session, features, choices)
 
     def decode(spans: List[Span]) -> Optional[str]:
         if tokenizer is None:
             return None
         tokens = [token for span in spans for token in span.tokens]
-        first = spec.windows.timestamps
+        first = windows.timestamps
         words = [token for token in tokens if first is None or token < first]
         text: str = tokenizer.decode(words, skip_special_tokens=True)
         return text
@@ -80,3 +88,27 @@ def transcribe(
         if on_segment is not None and on_segment(segments[-1]) is False:
             break
     return Transcript(decode(spans), segments, loop.language)
+
+
+def _read_whole(
+    model: "OpenBundle",
+    spec: SpeechSpec,
+    ctc: CtcSpec,
+    recording: "NDArray[np.float32]",
+    tokenizer: Any,
+    choices: Choices,
+    on_segment: Optional[Callable[[Segment], Any]],
+) -> Transcript:
+    """The text of a recording in one run, as one segment."""
+    given = [key for key, value in choices._asdict().items() if value not in (None, False)]
+    if given:
+        raise InputError("`{}` is for models with a decoder, which this isn't".format(given[0]))
+    tokens = find_tokens(run_ctc(model, spec, ctc, recording), ctc.blank)
+    # The tokenizer's own special tokens are part of the text, as in transformers.
+    text = (
+        None if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False).strip()
+    )
+    segment = Segment(0.0, len(recording) / spec.sampling_rate, text, tokens)
+    if on_segment is not None:
+        on_segment(segment)
+    return Transcript(text, [segment], None)

@@ -62,13 +62,15 @@ class WindowLoop:
             InputError: a choice doesn't go with the model, or with a recording of this length.
         """
         generation, spec = bundle.manifest.generation, bundle.manifest.speech
-        assert generation is not None and spec is not None and bundle.encoder is not None
+        assert generation is not None and bundle.encoder is not None
+        assert spec is not None and spec.windows is not None and spec.log_mel is not None
         self._manifest, self._encoder = bundle.manifest, bundle.encoder
         self._generation: GenerationSpec = generation
         self._spec: SpeechSpec = spec
         self._session = session
         self._features, self._choices = features, choices
-        windows = spec.windows
+        windows = self._windows = spec.windows
+        self._log_mel = spec.log_mel
         self._frames = features.shape[1]
         self._seconds = windows.stride * spec.log_mel.hop / spec.sampling_rate
         named = self._known("language", choices.language, windows.languages) or windows.language
@@ -88,11 +90,11 @@ class WindowLoop:
     def _takes_times(self, asked: Optional[bool]) -> bool:
         if asked is not None and not isinstance(asked, bool):
             raise InputError("`timestamps` is {!r}, must be True or False".format(asked))
-        windows = self._spec.windows
+        windows = self._windows
         length = self._frames > windows.frames
         if windows.timestamps is None and (asked or length):
             cause = "the recording is longer than {:g} s".format(
-                windows.frames * self._spec.log_mel.hop / self._spec.sampling_rate
+                windows.frames * self._log_mel.hop / self._spec.sampling_rate
             )
             raise InputError(
                 "the model has no timestamps, and {}".format(
@@ -109,7 +111,7 @@ class WindowLoop:
 
     def __iter__(self) -> "Iterator[Span]":
         """The spans of all windows, each as soon as its window is done."""
-        generation, windows = self._generation, self._spec.windows
+        generation, windows = self._generation, self._windows
         begun, seek, most = self._begin(), 0, windows.max_length
         spans: List[Span] = []
         while seek < self._frames:
@@ -131,11 +133,11 @@ class WindowLoop:
 
     def _source(self, seek: int) -> Any:
         """The encoder's input for the window at a frame, zeros behind the recording's end."""
-        spec = self._spec
-        piece = self._features[:, seek : seek + spec.windows.frames]
-        array = np.zeros((1, spec.log_mel.bins, spec.windows.frames), np.float32)
+        frames = self._windows.frames
+        piece = self._features[:, seek : seek + frames]
+        array = np.zeros((1, self._log_mel.bins, frames), np.float32)
         array[0, :, : piece.shape[1]] = piece
-        return {spec.input: array}
+        return {self._spec.input: array}
 
     def _stream(self, seek: int, prompt: List[int], count: int, choose: Any) -> TokenStream:
         options = Options(do_sample=False, max_new_tokens=count)
@@ -145,7 +147,7 @@ class WindowLoop:
 
     def _begin(self) -> List[int]:
         """The tokens before the text of each window: the start, the language, the task."""
-        windows = self._spec.windows
+        windows = self._windows
         tokens: List[Optional[int]] = [self._generation.start[0]]
         given = self.language is not None
         if not given and self._task is None:
@@ -175,29 +177,29 @@ class WindowLoop:
             pass
         logits = stream.logits
         assert logits is not None
-        tokens = sorted(set(self._spec.windows.languages.values()))
+        tokens = sorted(set(self._windows.languages.values()))
         found = tokens[int(logits[tokens].argmax())]
         self.language = self._language_of(found)
         return found
 
     def _language_of(self, token: int) -> str:
         """The first name of a language: its code."""
-        return next(name for name, value in self._spec.windows.languages.items() if value == token)
+        return next(name for name, value in self._windows.languages.items() if value == token)
 
     def _previous(self, spans: List[Span]) -> List[int]:
         """The end of the text so far, as it goes before that of a window."""
-        first, tokens = self._spec.windows.timestamps, []
+        first, tokens = self._windows.timestamps, []
         for span in spans:
             twice = len(span.tokens) > 2 and first is not None and span.tokens[-2] >= first
             tokens += span.tokens[:-1] if twice else span.tokens
         kept = tokens[-(self._generation.max_context // 2 - 1) :]
-        previous = self._spec.windows.previous
+        previous = self._windows.previous
         return kept if previous is None else [previous, *kept]
 
     def _count(self, begun: int, most: int) -> int:
         """The largest number of new tokens behind ``begun``, of at most ``most`` together."""
         context = self._generation.max_context
-        count = self._choices.max_new_tokens or self._spec.windows.max_new_tokens
+        count = self._choices.max_new_tokens or self._windows.max_new_tokens
         if count is None:
             return most - begun
         if count + begun > context:
@@ -211,7 +213,7 @@ class WindowLoop:
         generation = self._generation
         choose = Sampler(Sampling(), (), 1).choose
         if self._timed:
-            windows = self._spec.windows
+            windows = self._windows
             assert windows.timestamps is not None
             eos = generation.eos[0]
             choose = TimestampChooser(windows.timestamps, eos, windows.max_initial).choose
@@ -231,7 +233,7 @@ class WindowLoop:
             taken: Number of its frames that belong to the recording.
             offset: Seconds before it.
         """
-        windows, seconds = self._spec.windows, self._seconds
+        windows, seconds = self._windows, self._seconds
         first = self._first_time()
         timed = [token >= first for token in tokens]
         ends = [at + 1 for at in range(len(tokens) - 1) if timed[at] and timed[at + 1]]
@@ -258,7 +260,7 @@ class WindowLoop:
 
     def _first_time(self) -> int:
         """The first token of a time; where there is none, one that no text has."""
-        first = self._spec.windows.timestamps
+        first = self._windows.timestamps
         return 1 << 62 if first is None else first
 
 
