@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -40,6 +41,7 @@ from tests.zoo.speech import (
     make_samples,
     make_whisper,
     write_ctc,
+    write_parakeet,
     write_whisper,
 )
 
@@ -203,23 +205,28 @@ def test_files_from_the_command_line(whisper: Path, tmp_path: Path) -> None:
     assert "no.wav: No such file" in done.stderr
 
 
+def build_ctc(folder: Path, most: int) -> Path:
+    lengths = LengthDistribution.from_samples([most // 20, most // 5, most - 9])
+    output = folder.with_suffix(".ecb")
+    build(
+        BuildRequest(
+            model=folder,
+            target="cpu-x86-64-v3",
+            plan=PlanRequest(lengths, max_length=most, quick=True),
+            output=output,
+            work_dir=folder.with_suffix(".work"),
+        )
+    )
+    return output
+
+
 @pytest.mark.parametrize("norm", ["group", "layer"])
-def test_ctc_is_that_of_transformers(norm: str, tmp_path: Path) -> None:
+def test_letters_of_samples_are_those_of_transformers(norm: str, tmp_path: Path) -> None:
     settings = {"feat_extract_norm": norm, "do_stable_layer_norm": norm == "layer"}
     eager = write_ctc(tmp_path / "ctc", **settings)
     processor = transformers.Wav2Vec2Processor.from_pretrained(tmp_path / "ctc")
-    lengths = LengthDistribution.from_samples([1600, 8000, 30000])
-    build(
-        BuildRequest(
-            model=tmp_path / "ctc",
-            target="cpu-x86-64-v3",
-            plan=PlanRequest(lengths, max_length=40000, quick=True),
-            output=tmp_path / "ctc.ecb",
-            work_dir=tmp_path / "work",
-        )
-    )
-    texts = set()
-    with open_bundle(tmp_path / "ctc.ecb") as model:
+    bundle, texts = build_ctc(tmp_path / "ctc", 40000), set()
+    with open_bundle(bundle) as model:
         assert ("attention_mask" in str(model.manifest.inputs)) == (norm == "layer")
         for seed, count in enumerate((1000, 1603, 16000, 39999)):
             samples = make_samples(count / RATE, seed)
@@ -235,5 +242,25 @@ def test_ctc_is_that_of_transformers(norm: str, tmp_path: Path) -> None:
             model.transcribe(samples, RATE, language="en")
         with pytest.raises(OutsideBucketsError, match="40001"):
             model.transcribe(make_samples(40001 / RATE), RATE)
-    done = run(tmp_path / "ctc.ecb", write_wav(tmp_path / "a.wav", samples))
+    done = run(bundle, write_wav(tmp_path / "a.wav", samples))
     assert done.returncode == 0 and "1 segments of 2.50 s" in done.stderr
+
+
+def test_pieces_of_features_are_those_of_transformers(tmp_path: Path) -> None:
+    eager = write_parakeet(tmp_path / "parakeet")
+    extractor = transformers.ParakeetFeatureExtractor.from_pretrained(tmp_path / "parakeet")
+    texts = set()
+    with open_bundle(build_ctc(tmp_path / "parakeet", 400)) as model:
+        for seed, count in enumerate((320, 4000, 16000, 64159)):
+            samples = make_samples(count / RATE, seed)
+            inputs = extractor(samples, sampling_rate=RATE, return_tensors="pt")
+            with torch.no_grad():
+                tokens = eager.generate(**inputs)[0].tolist()
+            got = model.transcribe(samples, RATE)
+            want = [t for t, _ in itertools.groupby(tokens) if t != eager.config.pad_token_id]
+            assert got.segments[0].tokens == want
+            assert got.text == " ".join(f"w{token}" for token in want)
+            texts.add(got.text)
+        assert len(texts) > 2 and len(want) > 10
+        with pytest.raises(InputError, match="has 319 samples, must have 320 at least"):
+            model.transcribe(samples[:319], RATE)

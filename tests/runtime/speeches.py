@@ -92,7 +92,7 @@ HOSTILE_SPEECHES: list[tuple[str, str, Any, str]] = [
     ("speech-input", "generation", DELETE, "no encoder reads a recording"),
     ("speech-kind", "speech.windows", DELETE, "must have one of windows and ctc"),
     ("speech-kind", "speech.ctc", {"output": "logits", "blank": 0}, "must have one of windows"),
-    ("speech-kind", "speech.normalize", True, "speech.normalize: is for ctc"),
+    ("speech-kind", "speech.normalize", True, "speech.normalize: is for samples"),
     ("speech-numbers", "speech.sampling_rate", 0, "0 isn't within 1..1000000"),
     ("speech-numbers", "speech.log_mel.bins", 4097, "4097 isn't within 1..4096"),
     ("speech-numbers", "speech.log_mel.window", 1, "1 isn't within 2..65536"),
@@ -123,7 +123,14 @@ HOSTILE_CTCS: list[tuple[str, str, Any, str]] = [
     ("key-type", "speech.normalize", 1, "speech.normalize: must be true or false"),
     ("key-missing", "speech.ctc.output", DELETE, "speech.ctc.output: is required"),
     ("key-missing", "speech.ctc.blank", DELETE, "speech.ctc.blank: is required"),
-    ("speech-kind", "speech.log_mel", {}, "speech.log_mel: is for windows"),
+    ("speech-kind", "speech.log_mel", {}, "speech.normalize: is for samples, not for log_mel"),
+    *[
+        ("key-missing", "speech.log_mel", {}, f"speech.log_mel.{key}: is required")
+        for key in ("filters", "bins", "window", "hop", "taper", "preemphasis")
+    ],
+    ("speech-numbers", "speech.log_mel", {"taper": 9, "window": 8}, "9 samples don't fit into"),
+    ("speech-numbers", "speech.log_mel", {"preemphasis": 1.5}, "1.5 isn't within 0..1"),
+    ("speech-numbers", "speech.log_mel", {"taper": 1}, "1 isn't within 2..65536"),
     ("speech-kind", "speech.ctc", DELETE, "must have one of windows and ctc"),
     ("speech-input", "speech.input", "embedding", "'embedding' isn't an input, float32"),
     ("speech-input", "speech.input", "attention_mask", "'attention_mask' isn't an input, float32"),

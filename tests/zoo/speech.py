@@ -126,3 +126,32 @@ def write_ctc(folder: Path, seed: int = 0, **settings: Any) -> Any:
         return_attention_mask=settings.get("feat_extract_norm") == "layer"
     ).save_pretrained(folder)
     return model
+
+
+def write_parakeet(folder: Path, seed: int = 0) -> Any:
+    """Writes the folder of a small Parakeet that gives a piece of a word for each frame; returns the model."""
+    import torch
+    import transformers
+
+    pieces = 20
+    config = transformers.ParakeetCTCConfig(
+        vocab_size=pieces + 1, pad_token_id=pieces,
+        encoder_config={
+            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+            "num_mel_bins": 16, "subsampling_conv_channels": 8, "conv_kernel_size": 5,
+        },
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.ParakeetForCTC(config).eval().float()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.8)
+    model.save_pretrained(folder)
+    transformers.ParakeetFeatureExtractor(feature_size=16).save_pretrained(folder)
+    vocabulary = {f"w{number}": number for number in range(pieces)} | {"<pad>": pieces}
+    tokenizer = {**_tokenizer(), "added_tokens": []}
+    tokenizer["model"]["vocab"] = vocabulary
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return model

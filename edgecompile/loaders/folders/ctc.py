@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgecompile.loaders.folders.files import optional_object
+from edgecompile.loaders.folders.pretrained import import_transformers
 from edgecompile.models.loaded import Speech
 from edgecompile.models.specs import InputSpec, OutputSpec
-from edgecompile.runtime.format.speech_schema import CtcSpec, SpeechSpec
+from edgecompile.runtime.format.speech_schema import CtcSpec, LogMelSpec, SpeechSpec
 
-_EXTRACTOR = "Wav2Vec2FeatureExtractor"
+_SAMPLES, _FRAMES = "Wav2Vec2FeatureExtractor", "ParakeetFeatureExtractor"
+#: Where the weights of bands of frequencies are in a bundle.
+FILTERS_PATH = "speech/filters.bin"
 _DIMS = 3
 #: Tokens that transformers' tokenizer has where its configuration is silent.
 _PAD, _DELIMITER = "<pad>", "|"
@@ -34,42 +39,57 @@ def find_ctc(
         outputs: its outputs.
         notes: remarks for the user; some are added.
     """
-    if not type(model).__name__.endswith("ForCTC") or inputs[0].name != "input_values":
+    names = {"input_values": _SAMPLES, "input_features": _FRAMES}
+    if not type(model).__name__.endswith("ForCTC") or inputs[0].name not in names:
         return None
-    path = folder / "preprocessor_config.json"
-    config = optional_object(path, "the feature extractor's configuration")
-    rate = config.get("sampling_rate")
-    kind = config.get("feature_extractor_type", _EXTRACTOR)
-    logits = next(
-        (spec for spec in outputs if len(spec.shape) == _DIMS and spec.name == "logits"), None
+    config = optional_object(
+        folder / "preprocessor_config.json", "the feature extractor's configuration"
     )
-    if (
-        logits is None
-        or kind != _EXTRACTOR
-        or not isinstance(rate, int)
-        or config.get("padding_value")
-    ):
+    extractor, rate = names[inputs[0].name], config.get("sampling_rate")
+    logits = next((s for s in outputs if len(s.shape) == _DIMS and s.name == "logits"), None)
+    known = config.get("feature_extractor_type", _SAMPLES) == extractor
+    if logits is None or not known or not isinstance(rate, int) or config.get("padding_value"):
         notes.append(
             "the bundle takes inputs, not recordings: there is no preprocessor_config.json "
-            f"of a {_EXTRACTOR} with a sampling_rate"
+            f"of a {extractor} with a sampling_rate"
         )
         return None
     tokens = optional_object(folder / "vocab.json", "the vocabulary")
     settings = optional_object(folder / "tokenizer_config.json", "the tokenizer's configuration")
-    blank, size = (
-        tokens.get(_token(settings, "pad_token", _PAD), model.config.pad_token_id),
-        logits.shape[2],
-    )
+    blank, size = model.config.pad_token_id, logits.shape[2]
+    if extractor == _SAMPLES:
+        blank = tokens.get(_token(settings, "pad_token", _PAD), blank)
     if not isinstance(size, int) or not isinstance(blank, int) or not 0 <= blank < size:
         notes.append(f"the bundle takes inputs, not recordings: the blank token is {blank}")
         return None
-    spec = SpeechSpec(
-        inputs[0].name,
-        rate,
-        normalize=bool(config.get("do_normalize", True)),
-        ctc=CtcSpec(logits.name, blank),
+    spec = SpeechSpec(inputs[0].name, rate, ctc=CtcSpec(logits.name, blank))
+    if extractor == _SAMPLES:
+        spec = spec._replace(normalize=bool(config.get("do_normalize", True)))
+        return Speech(spec, tokenizer=_make_tokenizer(tokens, settings, notes))
+    made = import_transformers().ParakeetFeatureExtractor.from_pretrained(
+        str(folder), local_files_only=True
     )
-    return Speech(spec, tokenizer=_make_tokenizer(tokens, settings, notes))
+    if made.n_fft % 2 or made.feature_size != inputs[0].shape[2]:
+        notes.append(
+            f"the bundle takes inputs, not recordings: the feature extractor makes {made.feature_size} bins "
+            f"of {made.n_fft} samples"
+        )
+        return None
+    filters = np.ascontiguousarray(np.asarray(made.mel_filters, "<f4").T)
+    log_mel = LogMelSpec(
+        FILTERS_PATH,
+        int(made.feature_size),
+        int(made.n_fft),
+        int(made.hop_length),
+        int(made.win_length),
+        float(made.preemphasis or 0),
+    )
+    path = folder / "tokenizer.json"
+    return Speech(
+        spec._replace(log_mel=log_mel),
+        {FILTERS_PATH: filters.tobytes()},
+        path if path.is_file() else None,
+    )
 
 
 def _token(settings: Any, key: str, usual: str) -> str:

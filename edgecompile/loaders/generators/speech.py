@@ -8,19 +8,22 @@ from typing import Any
 
 import numpy as np
 
+from edgecompile.loaders.folders.ctc import FILTERS_PATH
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.generators.settings import generation_setting, token_or_none
 from edgecompile.models.loaded import Speech
 from edgecompile.models.modules import describe_error
 from edgecompile.runtime.format.speech_schema import LogMelSpec, SpeechSpec, WindowSpec
 
-FILTERS_PATH = "speech/filters.bin"
 #: transformers' time of a timestamp's step; its loop takes no other.
 _STEP = 0.02
 #: Where nothing says how many tokens a text has, transformers makes so many behind its beginning.
 _MAX_LENGTH = 20
 #: Settings of transformers' loop that the runtime's doesn't have.
-_UNHEEDED = ("no_speech_threshold", "logprob_threshold", "compression_ratio_threshold")
+_UNHEEDED = (
+    *("no_speech_threshold", "logprob_threshold", "compression_ratio_threshold"),
+    *("condition_on_prev_tokens", "repetition_penalty"),
+)
 
 
 class _Unfit(Exception):
@@ -47,7 +50,9 @@ def find_speech(
     except _Unfit as reason:
         notes.append(f"the bundle takes features, not recordings: {reason}")
         return None
-    passed = [f"{key} {value}" for key in _UNHEEDED if (value := _own(model, key)) is not None]
+    settings = {key: _own(model, key) for key in _UNHEEDED}
+    # Neutral values of the last two.
+    passed = [f"{key} {value}" for key, value in settings.items() if value not in (None, False, 1)]
     if passed:
         notes.append(f"recordings are transcribed without {', '.join(passed)}")
     return Speech(SpeechSpec(name, rate, log_mel, windows), {FILTERS_PATH: filters}, tokenizer)

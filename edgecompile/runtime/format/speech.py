@@ -42,14 +42,13 @@ def read_speech(
     windows, ctc, whole = (entry.find(key) for key in ("windows", "ctc", "normalize"))
     if bool(windows) == bool(ctc):
         entry.refuse("speech-kind", "must have one of windows and ctc")
-    elif ctc and entry.find("log_mel"):
-        entry.find("log_mel").refuse("speech-kind", "is for windows")
-    elif windows and whole:
-        whole.refuse("speech-kind", "is for ctc")
+    log_mel = entry.at("log_mel") if windows else entry.find("log_mel")
+    if log_mel and whole:
+        whole.refuse("speech-kind", "is for samples, not for log_mel")
     spec = SpeechSpec(
         input=entry.at("input").string() or "",
         sampling_rate=entry.at("sampling_rate").within(1, MAX_RATE, "speech-numbers") or 1,
-        log_mel=_read_log_mel(entry.at("log_mel").object(), files) if windows else None,
+        log_mel=_read_log_mel(log_mel.object(), files, bool(ctc)) if log_mel else None,
         windows=_read_windows(windows.object()) if windows else None,
         tokenizer=tokenizer,
         normalize=bool(whole and whole.boolean()),
@@ -67,13 +66,21 @@ def _check_size(field: Field, file: Optional[FileEntry], most: int) -> None:
         field.refuse("speech-files", "has {} bytes, at most {}".format(file.size, most))
 
 
-def _read_log_mel(entry: Field, files: Mapping[str, FileEntry]) -> LogMelSpec:
+def _read_log_mel(entry: Field, files: Mapping[str, FileEntry], tapers: bool) -> LogMelSpec:
+    preemphasis = entry.at("preemphasis").number() if tapers else None
+    if preemphasis is not None:
+        entry.find("preemphasis").check_range(preemphasis, 0, 1, "speech-numbers")
     spec = LogMelSpec(
         filters=entry.at("filters").path(files),
         bins=entry.at("bins").within(1, MAX_BINS, "speech-numbers") or 1,
         window=entry.at("window").within(2, MAX_WINDOW, "speech-numbers") or 2,
         hop=entry.at("hop").within(1, MAX_WINDOW, "speech-numbers") or 1,
+        taper=entry.at("taper").within(2, MAX_WINDOW, "speech-numbers") if tapers else None,
+        preemphasis=preemphasis,
     )
+    if spec.taper is not None and spec.taper > spec.window:
+        text = "{} samples don't fit into the window of {}".format(spec.taper, spec.window)
+        entry.find("taper").refuse("speech-numbers", text)
     file, size = files.get(spec.filters), 4 * spec.bins * (spec.window // 2 + 1)
     if file is not None and file.size != size and not entry.problems.items:
         text = "has {} bytes, must have {}".format(file.size, size)
@@ -177,8 +184,14 @@ def _check_ctc(
         return
     inputs = {item.name: item for item in signature.inputs}
     main = inputs.get(spec.input)
-    if main is None or main.dtype != "float32" or len(main.shape) != 2:
-        text = "{!r} isn't an input, float32 [batch, samples]".format(shorten(spec.input))
+    more = () if spec.log_mel is None else (spec.log_mel.bins,)
+    if (
+        main is None
+        or main.dtype != "float32"
+        or (len(main.shape[:2]), main.shape[2:]) != (2, more)
+    ):
+        wanted = "samples" if spec.log_mel is None else "frames, {}".format(*more)
+        text = "{!r} isn't an input, float32 [batch, {}]".format(shorten(spec.input), wanted)
         entry.find("input").refuse("speech-input", text)
         return
     for item in inputs.values():
@@ -199,4 +212,4 @@ def _check_ctc(
 def _is_mask(item: TensorSpec, main: TensorSpec) -> bool:
     bounds = item.bounds
     ones = bounds is None or bounds[0] <= 1 <= bounds[1]
-    return item.shape == main.shape and BY_NAME[item.dtype].kind in "biu" and ones
+    return item.shape == main.shape[:2] and BY_NAME[item.dtype].kind in "biu" and ones

@@ -3,6 +3,8 @@
 from types import MappingProxyType
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
+from .dtypes import Number
+
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 
@@ -11,12 +13,17 @@ class LogMelSpec(NamedTuple):
 
     ``filters`` is the path of a file with the weights of the bands, little-endian float32
     [window // 2 + 1, ``bins``]. A frame sees ``window`` samples; frames begin ``hop`` samples apart.
+
+    Those of Parakeet see ``taper`` of these samples, from each of which ``preemphasis`` times the one before is
+    subtracted; None: the features are those of Whisper.
     """
 
     filters: str
     bins: int
     window: int
     hop: int
+    taper: Optional[int] = None
+    preemphasis: Optional[Number] = None
 
 
 class WindowSpec(NamedTuple):

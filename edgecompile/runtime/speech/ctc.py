@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any, Dict, List
 
 import numpy as np
 
-from ..base.errors import NativeError
+from ..base.errors import InputError, NativeError
 from ..format.speech_schema import CtcSpec, SpeechSpec
+from .features import open_log_mel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,10 +22,17 @@ def run_ctc(
     """The logits [frames, vocabulary] of a recording's samples [n].
 
     Raises:
+        InputError: there are fewer samples than the features need.
         OutsideBucketsError: no bucket takes as many samples.
         NativeError: native code reported a failure, or logits aren't finite.
     """
-    if spec.normalize:
+    if spec.log_mel is not None:
+        least = 2 * spec.log_mel.hop
+        if len(samples) < least:
+            text = "the recording has {} samples, must have {} at least"
+            raise InputError(text.format(len(samples), least))
+        samples = open_log_mel(model, spec.log_mel).compute_normalized(samples)
+    elif spec.normalize:
         samples = (samples - samples.mean()) / np.sqrt(samples.var() + _LEAST_VARIANCE)
     inputs: Dict[str, Any] = {spec.input: samples[None]}
     for item in model.manifest.inputs:

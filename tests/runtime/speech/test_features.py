@@ -35,6 +35,18 @@ def test_they_are_those_of_transformers(seconds: float) -> None:
     assert float(np.abs(got - want).mean()) < 2e-6
 
 
+@pytest.mark.parametrize("count", [320, 479, 4000, 16001, 400_000])
+def test_those_of_parakeet(count: int) -> None:
+    theirs = transformers.ParakeetFeatureExtractor(feature_size=80)
+    spec = LogMelSpec("", 80, 512, 160, taper=400, preemphasis=0.97)
+    ours = LogMel(spec, theirs.mel_filters.numpy().T)
+    samples = make_samples(count / RATE, 2)
+    made = theirs(samples, sampling_rate=RATE, return_tensors="pt")
+    got = ours.compute_normalized(samples)
+    assert got.shape == (int(made["attention_mask"].sum()), 80) and got.dtype == np.float32
+    np.testing.assert_allclose(got, made["input_features"][0, : len(got)].numpy(), atol=2e-3)
+
+
 def test_silence_and_a_click() -> None:
     theirs, ours = make_both(feature_size=128)
     for samples in (np.zeros(RATE, np.float32), np.eye(1, RATE, 7, np.float32)[0]):
