@@ -123,7 +123,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         axes=made.axes,
         length_axis=made.length_axis,
         source=source,
-        tokenizer=tokenizer,
+        tokenizer=None if speech is not None else tokenizer,  # its inputs are no texts
         notes=(*chosen, *made.notes, *copied, *remarks),
         labels=label_names(transformer.config, outputs),
         load=options.to_json(),
