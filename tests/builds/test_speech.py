@@ -144,6 +144,7 @@ def test_what_is_refused(whisper: Path, tmp_path: Path) -> None:
             ({"timestamps": False}, "a long recording is cut at them"),
             ({"timestamps": "yes"}, "`timestamps` is 'yes', must be True or False"),
             ({"max_new_tokens": 0}, "max_new_tokens is 0, must be an integer"),
+            ({"max_new_tokens": "a"}, "max_new_tokens is 'a', must be an integer"),
         ):
             with pytest.raises(InputError, match=text):
                 model.transcribe(samples, RATE, **options)

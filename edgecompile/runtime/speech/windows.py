@@ -199,10 +199,12 @@ class WindowLoop:
     def _count(self, begun: int, most: int) -> int:
         """The largest number of new tokens behind ``begun``, of at most ``most`` together."""
         context = self._generation.max_context
-        count = self._choices.max_new_tokens or self._windows.max_new_tokens
+        count = self._choices.max_new_tokens
+        if count is None:
+            count = self._windows.max_new_tokens
         if count is None:
             return most - begun
-        if count + begun > context:
+        if isinstance(count, int) and count + begun > context:
             text = "{} tokens before the text and {} new ones don't fit into the context of {}"
             hint = "ask for at most {} new tokens".format(context - begun)
             raise ContextLengthError(text.format(begun, count, context), hint)
