@@ -11,7 +11,17 @@ import re
 from typing import NamedTuple
 
 #: Sections of which the C runtime checks less than Python does.
-SECTIONS = ("generation", "text", "labels", "policy", "ranges", "golden", "plan", "expected")
+SECTIONS = (
+    "generation",
+    "text",
+    "labels",
+    "policy",
+    "ranges",
+    "speech",
+    "golden",
+    "plan",
+    "expected",
+)
 #: The one of them in which it may still find something.
 CHECKED = "generation"
 #: The rules of that one which it checks, all or in part; docs/c-runtime.md names the others.

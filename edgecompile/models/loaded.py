@@ -19,6 +19,7 @@ from edgecompile.errors import ModelError
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec, tied_sizes
 from edgecompile.runtime.format.policy_schema import PolicySpec
 from edgecompile.runtime.format.schema import GenerationSpec, StateSpec
+from edgecompile.runtime.format.speech_schema import SpeechSpec
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,21 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Speech:
+    """The way from a recording to text.
+
+    Attributes:
+        spec: the entry of a manifest.
+        files: contents of the files that it names, by path.
+        tokenizer: the ``tokenizer.json`` of the text, or its content; None: there is none.
+    """
+
+    spec: SpeechSpec
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    tokenizer: Path | bytes | None = None
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A module in eval mode, float32 on the CPU, with named inputs, outputs and axes.
 
@@ -96,6 +112,7 @@ class LoadedModel:
         generation: the settings of generation; None: it doesn't generate.
         state: the outputs that are inputs of the next run of a stream.
         policy: the way from observations to actions; None: it is no policy.
+        speech: the way from a recording to text; None: it takes no recordings.
         stored: weights as its checkpoint stores them; None: as plain floats.
     """
 
@@ -113,6 +130,7 @@ class LoadedModel:
     generation: Generation | None = None
     state: tuple[StateSpec, ...] = ()
     policy: PolicySpec | None = None
+    speech: Speech | None = None
     stored: StoredWeights | None = None
 
     @property

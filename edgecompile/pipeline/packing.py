@@ -34,7 +34,11 @@ from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.folders.chat import read_chat
-from edgecompile.loaders.folders.text_settings import describe_texts
+from edgecompile.loaders.folders.text_settings import (
+    TOKENIZER_PATH,
+    checked_tokenizer,
+    describe_texts,
+)
 from edgecompile.models.loaded import ENCODER, LoadedModel
 from edgecompile.models.samples import Samples, SampleTexts
 from edgecompile.pipeline.origin import find_origin
@@ -236,6 +240,18 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
             chat = read_chat(model.tokenizer.parent) if model.generation is not None else None
             if chat is not None:
                 writer.add_bytes(chat, CHAT_FILE)
+    speech = model.speech
+    if speech is not None:
+        spec = speech.spec
+        for name, data in speech.files.items():
+            writer.add_bytes(data, name)
+        if contents.tokenizer and speech.tokenizer is not None:
+            spec = spec._replace(tokenizer=TOKENIZER_PATH)
+            if isinstance(speech.tokenizer, bytes):
+                writer.add_bytes(speech.tokenizer, TOKENIZER_PATH)
+            else:
+                writer.add_file(checked_tokenizer(speech.tokenizer), TOKENIZER_PATH)
+        manifest = manifest._replace(speech=spec)
     for parts in contents.parts:
         manifest = parts.add(writer, manifest)
     if contents.encoder is not None:

@@ -97,6 +97,8 @@ def build_seq2seq(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
     job = Job(run, subject, planned, resolved, inner, compiled=sources)
     with Staging(inner / (ENCODER + SUFFIX), force=True) as inside:
         packed = pack(run, job.contents(), inside, title="verify and pack the encoder")
-    parts = Contents(decoder, plan, steps, encoder=packed.bundle_path, tokenizer=False)
+    # The encoder's bundle has the tokenizer of sources, this one that of a recording's text.
+    keeps = job.contents().tokenizer and decoder.speech is not None
+    parts = Contents(decoder, plan, steps, encoder=packed.bundle_path, tokenizer=keeps)
     result = pack(run, parts, staging)
     return replace(result, plan=planned.plan, audit=(*sources.audit, *steps.audit))

@@ -18,6 +18,7 @@ from .commands.options import (
     add_encode_options,
     add_finish_options,
     add_report_options,
+    add_transcribe_options,
     add_tune_options,
 )
 from .format.document import shorten
@@ -171,6 +172,8 @@ def make_parser(
     run.add_argument("--output", metavar="FILE", help="write the outputs as .npz")
     encode = add("encode", _encode, "Run texts, with the bundle's tokenizer.", "auto")
     add_encode_options(encode)
+    transcribe = add("transcribe", _transcribe, "Write down a recording.", "auto")
+    add_transcribe_options(transcribe)
     finish = add("finish", _finish, "Build this device's TensorRT engine and test it.", "full")
     add_finish_options(finish)
     tune = add("tune", _tune, "Choose the programs that are fastest on this GPU.", "full")
@@ -251,6 +254,12 @@ def _write_text(options: argparse.Namespace, command: Any) -> int:
         for line in lines:
             _say(line)
     return 0
+
+
+def _transcribe(options: argparse.Namespace) -> int:
+    from .commands.transcribe import run_transcribe
+
+    return _write_text(options, run_transcribe)
 
 
 def _encode(options: argparse.Namespace) -> int:

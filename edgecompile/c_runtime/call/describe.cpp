@@ -27,7 +27,7 @@ std::string Model::describe() {
   out.open('{');
   for (const char* const key :
        {"name", "format_version", "precision", "built_by", "inputs", "outputs", "axes",
-        "length_axis", "buckets", "generation", "text", "labels", "state", "policy"}) {
+        "length_axis", "buckets", "generation", "text", "labels", "state", "policy", "speech"}) {
     if (const Value* const value = manifest.document.find(key)) out.key(key).value(*value);
   }
   if (!manifest.generation) out.key("generation").raw("null");

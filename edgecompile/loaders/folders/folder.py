@@ -14,6 +14,7 @@ from typing import Any
 from edgecompile.errors import ModelError
 from edgecompile.files import hash_tree
 from edgecompile.loaders.checkpoints.packed_folder import find_packed
+from edgecompile.loaders.folders.ctc import find_ctc
 from edgecompile.loaders.folders.files import find_weights, plain_name, read_object
 from edgecompile.loaders.folders.heads import assemble, keep_outputs, label_names, pipeline_for
 from edgecompile.loaders.folders.inputs import find_inputs
@@ -86,6 +87,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
             name=name,
             source=source,
             tokenizer=tokenizer,
+            folder=inner,
             notes=chosen,
         ).make()
         return replace(generator, stored=stored)
@@ -111,6 +113,8 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
             f"`softmax`: {type(transformer).__name__} has no logits, only "
             + ", ".join(spec.name for spec in outputs)
         )
+    remarks: list[str] = []
+    speech = find_ctc(transformer, inner, inputs, outputs, remarks)
     return LoadedModel(
         name=name,
         module=module,
@@ -119,10 +123,11 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         axes=made.axes,
         length_axis=made.length_axis,
         source=source,
-        tokenizer=tokenizer,
-        notes=(*chosen, *made.notes, *copied),
+        tokenizer=None if speech is not None else tokenizer,  # its inputs are no texts
+        notes=(*chosen, *made.notes, *copied, *remarks),
         labels=label_names(transformer.config, outputs),
         load=options.to_json(),
+        speech=speech,
     )
 
 

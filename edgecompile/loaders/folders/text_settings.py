@@ -35,7 +35,7 @@ def describe_texts(
     """
     if model.tokenizer is None:
         return None, ()
-    _check_tokenizer(model.tokenizer)
+    checked_tokenizer(model.tokenizer)
     inputs = {
         spec.name: TOKENIZER_PARTS[spec.name]
         for spec in model.inputs
@@ -61,7 +61,12 @@ def describe_texts(
     return spec, notes
 
 
-def _check_tokenizer(path: Path) -> None:
+def checked_tokenizer(path: Path) -> Path:
+    """The path of a tokenizer.json that a bundle can hold.
+
+    Raises:
+        ModelError: it isn't JSON, or is too large for a bundle.
+    """
     size = path.stat().st_size
     if size > MAX_TOKENIZER_BYTES:
         raise ModelError(
@@ -74,6 +79,7 @@ def _check_tokenizer(path: Path) -> None:
             hint="AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes one; or "
             "leave it out: `keep_tokenizer=False`",
         )
+    return path
 
 
 def _steps(folder: Path) -> tuple[str, ...]:

@@ -57,6 +57,7 @@ from edgecompile.loaders.generators.sources import (
     encoder_alone,
     find_projections,
 )
+from edgecompile.loaders.generators.speech import find_speech
 from edgecompile.loaders.generators.step import (
     INPUT,
     LAST,
@@ -102,6 +103,7 @@ class GeneratorMaker:
         name: its name where the options have none.
         source: the origin of the model.
         tokenizer: its ``tokenizer.json``; travels with the encoder.
+        folder: the folder of its feature extractor, if it reads sound.
         notes: remarks for the user that are known already.
 
     Raises:
@@ -117,6 +119,7 @@ class GeneratorMaker:
         name: str,
         source: ModelSource,
         tokenizer: Path | None = None,
+        folder: Path | None = None,
         notes: Sequence[str] = (),
     ) -> None:
         self.behind_sources, text = task == SEQ2SEQ_LM, model
@@ -144,7 +147,7 @@ class GeneratorMaker:
             text = model
         self.model, self.options, self.source, self.notes = model, options, source, list(notes)
         self.name, self.tokenizer = plain_name(options.name or name), tokenizer
-        self.load = options.to_json()
+        self.load, self.folder = options.to_json(), folder
         self.own = own_attention(model)
         self.max_context = context_limit(max_positions(text), options.max_context, self.notes)
         self.vocabulary = int(text.get_input_embeddings().weight.shape[0])
@@ -315,13 +318,16 @@ class GeneratorMaker:
             tokenizer=self.tokenizer,
             load=self.load,
         )
+        speech = find_speech(model, self.folder, self.tokenizer, kind, self.notes)
+        if speech is not None:
+            encoder = replace(encoder, tokenizer=None)  # its source is no text
         rows = _source_rows(encoder)
         run, most = min(LONGEST_RUN, self.max_context), self.max_context
         own_axes = {LENGTH: AxisLimits(1, run), CONTEXT: AxisLimits(least_context(run, most), most)}
         if rows == SOURCE:
             own_axes[SOURCE] = axes[LENGTH]
         parts = [part for shape in projections.cross for part in shape]
-        return self._made(
+        made = self._made(
             step,
             own_axes,
             cross=[
@@ -335,6 +341,7 @@ class GeneratorMaker:
             suppress=tokens_of(model, "suppress_tokens", vocabulary),
             suppress_first=tokens_of(model, "begin_suppress_tokens", vocabulary),
         )
+        return replace(made, speech=speech)
 
 
 def _source_inputs(

@@ -107,3 +107,18 @@ def add_tune_options(command: argparse.ArgumentParser) -> None:
         help="measure for S seconds (default: 20)",
     )
     add("--force", action="store_true", help="measure again")
+
+
+def add_transcribe_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``transcribe``, beside those that every command has."""
+    add = command.add_argument
+    add("file", metavar="FILE.wav", help="the recording, of one channel at the model's rate")
+    add("--language", metavar="NAME", help="name the spoken language, such as en")
+    add("--task", metavar="NAME", help="transcribe, or translate into English")
+    add("--max-new-tokens", metavar="N", type=int, help="make at most N tokens of a window")
+    add("--no-timestamps", action="store_true", help="take a short recording as a whole")
+    add(
+        "--condition-on-prev-tokens",
+        action="store_true",
+        help="let the text of a window go on from the text before it",
+    )

@@ -27,6 +27,7 @@ from .schema import (
     Variant,
 )
 from .signature import SignatureReader
+from .speech import read_speech
 from .state import read_state
 from .text import read_labels, read_ranges, read_text
 
@@ -118,6 +119,9 @@ def _read_manifest(top: Field) -> Manifest:
         top.find("weights").refuse("weights-precision", text)
     n_buckets = len(signature.buckets)
     variants = _VariantReader(files, probes, weights, n_buckets).read(top.at("variants"))
+    golden = tuple(_read_golden(top.at("golden"), n_buckets, files))
+    tolerance = read_tolerance(top.at("tolerance"), "tolerance-range")
+    generation = read_generation(top.find("generation"), signature, files)
     return Manifest(
         name=name or "",
         precision=precision or "",
@@ -129,18 +133,19 @@ def _read_manifest(top: Field) -> Manifest:
         variants=tuple(variants),
         probes=probes,
         weights=weights,
-        golden=tuple(_read_golden(top.at("golden"), n_buckets, files)),
-        tolerance=read_tolerance(top.at("tolerance"), "tolerance-range") or Tolerance(0.0, 0.0),
+        golden=golden,
+        tolerance=tolerance or Tolerance(0.0, 0.0),
         files=files,
         built_by=built_by,
         plan=top.find("plan").mapping(),
         expected=top.find("expected").mapping(),
-        generation=read_generation(top.find("generation"), signature, files),
+        generation=generation,
         text=read_text(top.find("text"), files, signature),
         labels=read_labels(top.find("labels"), signature),
         ranges=read_ranges(top.find("ranges"), signature),
         state=read_state(top, signature),
         policy=read_policy(top, signature),
+        speech=read_speech(top.find("speech"), generation, signature, files),
     )
 
 

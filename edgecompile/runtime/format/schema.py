@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from .dtypes import Number
 from .policy_schema import PolicySpec
+from .speech_schema import SpeechSpec
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -383,7 +384,7 @@ class Manifest(NamedTuple):
     """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects.
 
     ``generation`` is None where the model is no language model, ``state`` empty where no output is the next
-    run's input, ``policy`` None where the model doesn't act.
+    run's input, ``policy`` None where the model doesn't act, ``speech`` None where it takes no recordings.
     """
 
     name: str
@@ -409,6 +410,7 @@ class Manifest(NamedTuple):
     ranges: Mapping[str, Tuple[Tuple[float, ...], Tuple[float, ...]]] = NOTHING
     state: Tuple[StateSpec, ...] = ()
     policy: Optional[PolicySpec] = None
+    speech: Optional[SpeechSpec] = None
 
     def padded_axes(self) -> Tuple[str, ...]:
         """The axes that any bucket pads, in the order of ``axes``."""
@@ -456,6 +458,7 @@ class Manifest(NamedTuple):
             **({"ranges": plain(self.ranges)} if self.ranges else {}),
             **({"state": plain(self.state)} if self.state else {}),
             **({} if self.policy is None else {"policy": self.policy.to_json()}),
+            **({} if self.speech is None else {"speech": self.speech.to_json()}),
             "files": plain(dict(sorted(self.files.items()))),
         }
 

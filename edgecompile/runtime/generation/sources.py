@@ -59,6 +59,13 @@ def check_encoder(spec: GenerationSpec, manifest: Manifest, encoder: Manifest, p
         for name in sorted(set(inputs) - {spec.source}):
             if not _is_mask(inputs[name], inputs[spec.source]):
                 add("inputs", "nothing says what {!r} is".format(name))
+    speech = manifest.speech
+    if speech is not None and speech.windows is not None and speech.log_mel is not None:
+        shape = (speech.log_mel.bins, speech.windows.frames)
+        item = inputs.get(speech.input)
+        if item is not None and (item.dtype, item.shape[1:]) != ("float32", shape):
+            text = "{!r} must be float32 of a batch, {} bins and {} frames"
+            problems.add("speech-input", "inputs", text.format(speech.input, *shape))
     problems.raise_if_any(BundleError, "the bundle was written wrongly or changed; build it again")
 
 

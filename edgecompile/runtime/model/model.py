@@ -1,6 +1,6 @@
 """A bundle opened for running: ``Model.run(inputs) -> outputs``."""
 
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Union, overload
 
 from ..cpu.host import Host
 from ..format.folder import BundleFolder
@@ -13,6 +13,7 @@ from ..text.generator import TextGenerator
 if TYPE_CHECKING:
     from ..format.output import Path
     from ..generation.stream import TokenStream
+    from ..speech.transcript import Segment, Transcript
     from ..text.encoder import Text, TextEncoder, TextOutputs
     from ..text.grammar import GrammarConstraint
     from ..text.prompts import Prompts
@@ -133,6 +134,47 @@ class Model(OpenBundle, TextGenerator):
         from .policy import Policy
 
         return Policy(self, seed)
+
+    def transcribe(
+        self,
+        samples: Any,
+        sampling_rate: int,
+        *,
+        timestamps: Optional[bool] = None,
+        language: Optional[str] = None,
+        task: Optional[str] = None,
+        max_new_tokens: Optional[int] = None,
+        condition_on_prev_tokens: bool = False,
+        on_segment: "Optional[Callable[[Segment], Any]]" = None,
+    ) -> "Transcript":
+        """The text of a recording of any length, with the times of its parts.
+
+        Tokens are chosen greedily, at no other temperature; a longer recording takes several windows.
+
+        Args:
+            samples: Samples of one channel, floats [samples] from -1 to 1.
+            sampling_rate: Samples of a second, in Hz; the model takes one rate.
+            timestamps: Whether the text has times. None: where the model has them. Long recordings need them.
+            language: Name of the spoken language, such as "en" or "english". None: the model's default, or the
+                likeliest one.
+            task: "transcribe", or "translate" into English. None: the model's default.
+            max_new_tokens: Largest number of new tokens of a window. None: the model's own.
+            condition_on_prev_tokens: Whether a window's text goes on from the text before it.
+            on_segment: Function that gets each segment as soon as its window is done; ends the transcription by
+                returning False.
+
+        Raises:
+            InputError: the model takes no recordings, the samples aren't such a recording, or an option doesn't go
+                with the model.
+            ContextLengthError: ``max_new_tokens`` don't fit into the context.
+            TokenizersMissingError: the bundle has a tokenizer, and the Python package tokenizers isn't installed.
+            GenerationError, NativeError, ModelClosedError: see ``generate``.
+        """
+        from ..speech.transcript import transcribe
+        from ..speech.windows import Choices
+
+        choices = Choices(timestamps, language, task, max_new_tokens, condition_on_prev_tokens)
+        return transcribe(self, samples, sampling_rate, choices, on_segment)
 
     def make_constraint(
         self,

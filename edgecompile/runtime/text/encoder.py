@@ -103,7 +103,11 @@ def open_tokenizer(model: Bundle) -> Any:
         TokenizersMissingError: the package isn't installed.
         DamagedBundleError: the file differs from its recorded hash.
     """
-    spec = _spec(model)
+    return open_tokenizer_file(model, _spec(model).tokenizer)
+
+
+def open_tokenizer_file(model: Bundle, path: str) -> Any:
+    """The tokenizer in a file of the bundle; see ``open_tokenizer``."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -114,14 +118,14 @@ def open_tokenizer(model: Bundle) -> Any:
             "pip install tokenizers; or tokenize elsewhere and give token ids to "
             + _ids_taker(model),
         ) from None
-    with os.fdopen(model.open_file(spec.tokenizer), "rb") as stream:
+    with os.fdopen(model.open_file(path), "rb") as stream:
         data = stream.read()
     try:
         tokenizer = Tokenizer.from_str(data.decode("utf-8"))
     except Exception as error:  # the library raises plain Exception
         text = "{}: {} can't be read: {}"
         raise TokenizerError(
-            text.format(model.manifest.name, spec.tokenizer, shorten(error, 200)),
+            text.format(model.manifest.name, path, shorten(error, 200)),
             "a newer version of the package tokenizers may know it",
         ) from None
     tokenizer.no_truncation()

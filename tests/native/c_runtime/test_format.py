@@ -47,6 +47,7 @@ from tests.runtime.generations import (
     make_states_alone,
 )
 from tests.runtime.policies import HOSTILE_POLICIES, add_policy
+from tests.runtime.speeches import HOSTILE_CTCS, HOSTILE_SPEECHES, add_ctc, add_speech
 from tests.runtime.states import HOSTILE_STREAMS, add_state
 from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 
@@ -144,6 +145,10 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
         yield f"stream-{rule}-{i}", with_more(path, new, add_state)
     for i, (rule, path, new, _) in enumerate(HOSTILE_POLICIES):
         yield f"policy-{rule}-{i}", with_more(path, new, add_policy)
+    for i, (rule, path, new, _) in enumerate(HOSTILE_SPEECHES):
+        yield f"speech-{rule}-{i}", with_more(path, new, add_speech)
+    for i, (rule, path, new, _) in enumerate(HOSTILE_CTCS):
+        yield f"ctc-{rule}-{i}", with_more(path, new, add_ctc)
     for i, (rule, change) in enumerate(HOSTILE_BYTES):
         yield f"bytes-{rule}-{i}", change_bytes(change)
     for i, (rule, _, change_it) in enumerate(HOSTILE_FOLDERS):

@@ -40,6 +40,7 @@ from tests.runtime.generations import (
 )
 from tests.runtime.policies import HOSTILE_POLICIES
 from tests.runtime.recipes import HOSTILE_RECIPES
+from tests.runtime.speeches import HOSTILE_CTCS, HOSTILE_SPEECHES
 from tests.runtime.states import HOSTILE_STREAMS
 from tests.runtime.texts import HOSTILE_TEXTS
 
@@ -331,6 +332,8 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
         HOSTILE_STATES_ALONE,
         HOSTILE_STREAMS,
         HOSTILE_POLICIES,
+        HOSTILE_SPEECHES,
+        HOSTILE_CTCS,
         HOSTILE_GOLDEN_SOURCES,
     ]
     broken = {item[0] for table in tables for item in table}

@@ -34,6 +34,7 @@ from tests.runtime.generations import (
 )
 from tests.runtime.policies import HOSTILE_POLICIES, add_policy
 from tests.runtime.recipes import HOSTILE_RECIPES
+from tests.runtime.speeches import HOSTILE_CTCS, HOSTILE_SPEECHES, add_ctc, add_speech
 from tests.runtime.states import HOSTILE_STREAMS, add_state
 from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 
@@ -328,6 +329,42 @@ def test_a_policy_is_read_and_written(bundle: DummyBundle) -> None:
     manifest = parse_manifest(json.dumps(document).encode())
     assert manifest.to_json()["policy"] == document["policy"]
     read_everything(bundle.write())
+
+
+def test_speech_is_read_and_written(bundle: DummyBundle) -> None:
+    add_speech(bundle)
+    document = bundle.listed()
+    manifest = parse_manifest(json.dumps(document).encode())
+    assert manifest.to_json()["speech"] == document["speech"]
+    for key in ("timestamps", "forced", "languages", "tasks", "language", "task", "previous"):
+        del document["speech"]["windows"][key]
+    del document["speech"]["tokenizer"]
+    manifest = parse_manifest(json.dumps(document).encode())
+    assert manifest.to_json()["speech"] == document["speech"]
+
+
+@each_rule("rule, path, value, text", HOSTILE_SPEECHES)
+def test_hostile_speech(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    add_speech(bundle)
+    bundle.document = bundle.listed()
+    put(bundle.document, path, value)
+    refused(bundle, rule, text)
+
+
+def test_ctc_is_read_and_written(bundle: DummyBundle) -> None:
+    add_ctc(bundle)
+    document = bundle.listed()
+    manifest = parse_manifest(json.dumps(document).encode())
+    assert manifest.to_json()["speech"] == document["speech"]
+    read_everything(bundle.write())
+
+
+@each_rule("rule, path, value, text", HOSTILE_CTCS)
+def test_hostile_ctc(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    add_ctc(bundle)
+    bundle.document = bundle.listed()
+    put(bundle.document, path, value)
+    refused(bundle, rule, text)
 
 
 @each_rule("rule, path, value, text", HOSTILE_POLICIES)

@@ -1,0 +1,57 @@
+"""A recording as the caller gives it: its samples, checked."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.errors import InputError
+from ..call.inputs import as_array
+from ..format.document import shorten
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def read_samples(samples: Any, sampling_rate: int, expected: int) -> "NDArray[np.float32]":
+    """The samples of a recording, float32 [samples].
+
+    Args:
+        samples: the caller's array or sequence of floats.
+        sampling_rate: samples of a second, as the caller says.
+        expected: samples of a second that the model takes.
+
+    Raises:
+        InputError: they aren't the finite floats of one channel, there are none, or their rate is another.
+    """
+    if isinstance(sampling_rate, bool) or sampling_rate != expected:
+        text = "sampling_rate is {!r}, the model takes {} samples a second"
+        raise InputError(
+            text.format(sampling_rate, expected), "resample the recording to {} Hz".format(expected)
+        )
+    try:
+        array = as_array(samples)
+    except Exception as error:  # whatever an object's __array__ raises
+        text = "the recording isn't an array: {}".format(shorten(error, 160))
+        raise InputError(text) from None
+    if array.ndim != 1:
+        raise InputError(
+            "the recording has the shape {}, must have one channel: [samples]".format(
+                list(array.shape)
+            ),
+            "average its channels, or take one of them",
+        )
+    if array.size == 0:
+        raise InputError("the recording has no samples")
+    if array.dtype.kind != "f":
+        raise InputError(
+            "the recording has dtype {}, must be floats from -1 to 1".format(array.dtype),
+            "divide int16 samples by 32768",
+        )
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(array))
+    if bad.size:
+        text = "{} of {} samples aren't finite float32 numbers, the first is {} at [{}]"
+        first = int(bad[0])
+        raise InputError(text.format(bad.size, array.size, array[first], first))
+    return array
