@@ -17,6 +17,7 @@ from edgecompile.runtime.base.errors import ConstraintError
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.generation.together import Together
 from edgecompile.server.generation import Generator
+from edgecompile.server.generation_steps import Steps
 from edgecompile.server.http.app import App
 from edgecompile.server.schedule.pace import Pace
 from tests.generative import replace_files
@@ -68,7 +69,7 @@ def wanted(bundle: Path) -> list[str]:
 def generator_of(app: App) -> Generator:
     generator = app.repository.get("speaking").generator
     assert generator is not None
-    generator.pace = Always(4)
+    generator.steps.pace = Always(4)
     return generator
 
 
@@ -104,7 +105,7 @@ def test_texts_side_by_side_say_what_each_says_alone(
             for texts in (2, 3, 4):
                 name = f'edgecompile_token_runs_total{{model="speaking",texts="{texts}"}}'
                 assert f"{name} {sizes.count(texts)}" in text
-            assert not generator._inside and not len(generator._turns)
+            assert not generator._inside and not len(generator.steps._turns)
 
     run(work())
 
@@ -185,7 +186,7 @@ def test_nothing_runs_together_before_it_is_known_to_be_faster(bundle: Path) -> 
         async with serving(bundle, token_ids=True) as app:
             generator = app.repository.get("speaking").generator
             assert generator is not None
-            generator.pace = pace = Pace(4)
+            generator.steps.pace = pace = Pace(4)
             pace.measure = lambda threads, seconds_of: None  # type: ignore[method-assign]
             await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
             assert pace.runs[1] > 0 and not any(pace.runs[texts] for texts in (2, 3, 4))
@@ -243,23 +244,23 @@ def test_trial_runs_are_spread_over_the_steps(
 ) -> None:
     """Each is watched as a run of its own, and all sizes are tried, whichever is chosen meanwhile."""
     steps, since = list[list[int]](), list[float | None]()
-    run_steps, run_nothing = Generator._run_steps, Together.run_nothing
+    run_steps, run_nothing = Steps._run_steps, Together.run_nothing
 
     async def work() -> None:
         async with serving(bundle, token_ids=True) as app:
             generator = app.repository.get("speaking").generator
             assert generator is not None
 
-            def begin(self: Generator, *given: Any) -> Any:
+            def begin(self: Steps, *given: Any) -> Any:
                 steps.append([])
                 return run_steps(self, *given)
 
             def note(self: Together, texts: int) -> None:
                 steps[-1].append(texts)
-                since.append(generator.running_since)
+                since.append(generator.steps.running_since)
                 run_nothing(self, texts)
 
-            monkeypatch.setattr(Generator, "_run_steps", begin)
+            monkeypatch.setattr(Steps, "_run_steps", begin)
             monkeypatch.setattr(Together, "run_nothing", note)
             replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
             assert [reply.json["choices"][0]["text"] for reply in replies] == wanted
@@ -287,7 +288,7 @@ def test_a_text_that_tries_tokens_faster_runs_alone(
         async with serving(bundle, token_ids=True) as app:
             generator = generator_of(app)
             for texts in range(1, 5):
-                generator.pace.saw(texts, generator._cpus, 1.0)
+                generator.steps.pace.saw(texts, generator.steps._cpus, 1.0)
             replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
             assert [reply.json["choices"][0]["text"] for reply in replies] == wanted
             assert all(prompt in joined for prompt in (PROMPTS[0], *PROMPTS[2:]))
