@@ -21,6 +21,7 @@ from edgecompile.server.generation_steps import Steps
 from edgecompile.server.http.app import App
 from edgecompile.server.schedule.pace import Pace
 from tests.generative import replace_files
+from tests.server.conftest import speak
 from tests.server.http.asgi import Reply, call, run, serving
 from tests.server.http.generations import body, words
 
@@ -58,12 +59,16 @@ def bundle(together_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-@pytest.fixture(scope="module")
-def wanted(bundle: Path) -> list[str]:
+def say_alone(bundle: Path) -> list[str]:
     with open_bundle(bundle, warmup=False) as model:
         eos = model.manifest.generation.eos  # type: ignore[union-attr]
         made = [model.generate(p, max_new_tokens=NEW, do_sample=False) for p in PROMPTS]
     return [words(ids[:-1] if ids[-1] in eos else ids) for ids in made]
+
+
+@pytest.fixture(scope="module")
+def wanted(bundle: Path) -> list[str]:
+    return say_alone(bundle)
 
 
 def generator_of(app: App) -> Generator:
@@ -177,6 +182,25 @@ def test_one_text_s_error_is_its_own(
             assert len(broken) == 1 and replies[2].status == 500
             texts = [r.json["choices"][0]["text"] for r in (*replies[:2], replies[3])]
             assert texts == [*wanted[:2], wanted[3]]
+
+    run(work())
+
+
+def test_texts_with_states_say_what_each_says_alone(
+    states_together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With lookup as well: a text whose states went back runs alone first."""
+    speaking = speak(states_together, tmp_path / "speaking.ecb", 97)
+    alone = say_alone(speaking)
+
+    async def work() -> None:
+        sizes = watch(monkeypatch, lambda count: None)
+        for lookup in (False, True):
+            async with serving(speaking, token_ids=True, lookup=lookup) as app:
+                generator_of(app)
+                replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
+                assert [reply.json["choices"][0]["text"] for reply in replies] == alone
+        assert max(sizes) == 4
 
     run(work())
 

@@ -42,6 +42,12 @@ from edgecompile.export.operators.cached_attention import (
 from edgecompile.export.operators.copy import COPY, copy
 from edgecompile.export.operators.linear_scan import LINEAR_SCAN, linear_scan
 from edgecompile.export.operators.texts_attention import TEXTS_ATTENTION, texts_attention
+from edgecompile.export.operators.texts_states import (
+    TEXTS_SCAN,
+    TEXTS_WINDOW,
+    texts_scan,
+    texts_window,
+)
 
 PANEL = 32
 
@@ -396,6 +402,8 @@ _register(CACHED_ATTENTION, cached_attention)
 _register(COPY, copy)
 _register(LINEAR_SCAN, linear_scan)
 _register(TEXTS_ATTENTION, texts_attention)
+_register(TEXTS_SCAN, texts_scan)
+_register(TEXTS_WINDOW, texts_window)
 _register(boxes.SUPPRESS, boxes.suppress)
 _register(boxes.ROI_ALIGN, boxes.roi_align)
 LINEAR = define(

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from edgecompile.export.operators.copy import COPY
-from edgecompile.export.operators.linear_scan import LINEAR_SCAN
 from edgecompile.loaders.generators.cache import WrittenCache
 
 # Arguments with a meaning: sequences that are packed in one run.
@@ -79,19 +78,18 @@ def _scan_mamba2(
     dt = dt if dt_bias is None else dt + dt_bias
     dt = softplus(dt) if dt_softplus else dt
     dt = dt.clamp(*dt_limit)
-    state = _first(initial_states, hidden_states, B.shape[3], hidden_states.shape[3])
-    y, final = LINEAR_SCAN(
-        C[0],
-        B[0],
-        hidden_states[0] * dt[0, :, :, None],
-        torch.exp(A * dt[0]),
+    y, final = _cache.get().scan(
+        C,
+        B,
+        hidden_states * dt[..., None],
+        torch.exp(A * dt),
         None,
-        state[0].transpose(1, 2) if initial_states is not None else state[0],
-        _cache.get().last,
+        _first(initial_states, hidden_states, hidden_states.shape[3], B.shape[3]),
+        values_first=True,
     )
-    y = y[None] if D is None else y[None] + D[:, None] * hidden_states
+    y = y if D is None else y + D[:, None] * hidden_states
     y = y if z is None else y * silu(z)
-    return (y, final.transpose(1, 2)[None]) if return_final_states else y
+    return (y, final) if return_final_states else y
 
 
 def _scan_delta(
@@ -113,16 +111,15 @@ def _scan_delta(
     _refuse(rest)
     if use_qk_l2norm_in_kernel:
         query, key = _normalised(query), _normalised(key)
-    y, final = LINEAR_SCAN(
-        query[0] * query.shape[3] ** -0.5,
-        key[0],
-        value[0],
-        torch.exp(g[0]),
-        beta[0],
-        _first(initial_state, value, key.shape[3], value.shape[3])[0],
-        _cache.get().last,
+    y, final = _cache.get().scan(
+        query * query.shape[3] ** -0.5,
+        key,
+        value,
+        torch.exp(g),
+        beta,
+        _first(initial_state, value, key.shape[3], value.shape[3]),
     )
-    return y[None], final[None] if output_final_state else None
+    return y, final if output_final_state else None
 
 
 def _scan_delta_steps(query: Tensor, key: Tensor, *arguments: Any, **named: Any) -> Any:
@@ -150,22 +147,21 @@ def _scan_mamba(
     """
     _refuse(rest)
     dt = dt if delta_bias is None else dt + delta_bias[:, None]
-    dt = (softplus(dt) if delta_softplus else dt)[0].transpose(0, 1)
-    x = hidden_states[0].transpose(0, 1)
+    dt = (softplus(dt) if delta_softplus else dt).transpose(1, 2)
+    x = hidden_states.transpose(1, 2)
     cache = _cache.get()
-    y, final = LINEAR_SCAN(
-        C.permute(2, 0, 1),
-        B.permute(2, 0, 1),
-        (x * dt)[:, :, None],
-        torch.exp(A * dt[:, :, None]),
+    y, final = cache.scan(
+        C.transpose(1, 2)[:, :, None],
+        B.transpose(1, 2)[:, :, None],
+        (x * dt)[..., None],
+        torch.exp(A * dt[..., None]),
         None,
-        cache.asked[0][:, :, None],
-        cache.last,
+        cache.asked[..., None],
     )
-    y = y[:, :, 0] if D is None else y[:, :, 0] + D * x
-    y = y.transpose(0, 1)[None]
+    y = y[..., 0] if D is None else y[..., 0] + D * x
+    y = y.transpose(1, 2)
     y = y if z is None else y * silu(z)
-    return (y, final[None, :, :, 0]) if return_last_state else y
+    return (y, final[..., 0]) if return_last_state else y
 
 
 def _scan_mamba2_steps(*arguments: Any, **named: Any) -> Any:
@@ -240,8 +236,8 @@ def _step_mamba(
     return y[:, :, 0]  # type: ignore[no-any-return]
 
 
-def _first(state: Tensor | None, values: Tensor, keys: int, width: int) -> Tensor:
-    return values.new_zeros(1, values.shape[2], keys, width) if state is None else state
+def _first(state: Tensor | None, values: Tensor, *sizes: int) -> Tensor:
+    return values.new_zeros(1, values.shape[2], *sizes) if state is None else state
 
 
 def _normalised(x: Tensor) -> Tensor:

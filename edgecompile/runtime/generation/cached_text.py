@@ -68,13 +68,20 @@ class CachedText:
         """The row of the next token."""
         return len(self.tokens)
 
-    @property
-    def addresses(self) -> "NDArray[np.int64]":
-        """Where the caches lie in memory."""
+    def lend(self) -> "NDArray[np.int64]":
+        """Where the caches lie in memory, for somebody else to run the next token over them; see ``take``.
+
+        Raises:
+            InputError: states of a fixed size don't stand behind the text's last token.
+        """
+        self.retract()
+        if self.states is not None and self._behind != self.row:
+            raise _states_lost()
+        self._behind = -1
         return self._caches.addresses
 
     def take(self, token: int, logits: "NDArray[np.float32]") -> "NDArray[np.float32]":
-        """Takes a token that somebody else has run over the caches; its own copy of the logits behind it."""
+        """Takes a token that was run while the caches were lent; its own copy of the logits behind it."""
         self._took([token])
         self._keep_states()
         self._logits[...] = logits

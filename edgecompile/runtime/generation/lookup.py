@@ -141,7 +141,12 @@ class LookupStream(TokenStream):
 
     def single(self) -> Optional[int]:
         token = super().single()
-        return None if token is not None and self._tried[:1] == [token] else token
+        if token is None or self._tried[:1] == [token]:
+            return None
+        with self._session.lent(self) as text:
+            return (
+                None if text.room().again else token
+            )  # tokens that were taken back are run with it
 
     def tries(self) -> Optional[Tuple[float, float]]:
         found, again = self._find()

@@ -57,9 +57,8 @@ class Together:
             for index, token in enumerate(tokens):
                 assert token is not None
                 bound.ids[0, index] = token
-                lent[index].retract()
                 bound.position[index] = lent[index].row
-                bound.addresses[:, index] = lent[index].addresses
+                bound.addresses[:, index] = lent[index].lend()
             # Counted as a run of one token.
             self._bundle.run_bound(bound.run, self._bucket, self._sizes)
             for index, (stream, token) in enumerate(zip(streams, tokens)):
