@@ -11,7 +11,7 @@ give what single ones do, to the last bit, all of them scan by our operator.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -75,21 +75,19 @@ def _scan_mamba2(
 ) -> Any:
     """transformers' ``mamba2_chunk_scan``; states are [1, heads, width, state size]."""
     _refuse(rest)
-    dt = dt if dt_bias is None else dt + dt_bias
-    dt = softplus(dt) if dt_softplus else dt
-    dt = dt.clamp(*dt_limit)
-    y, final = _cache.get().scan(
-        C,
-        B,
-        hidden_states * dt[..., None],
-        torch.exp(A * dt),
-        None,
-        _first(initial_states, hidden_states, hidden_states.shape[3], B.shape[3]),
-        values_first=True,
-    )
-    y = y if D is None else y + D[:, None] * hidden_states
-    y = y if z is None else y * silu(z)
+    dt = _rates(dt, dt_bias, dt_softplus).clamp(*dt_limit)
+    state = _first(initial_states, hidden_states, hidden_states.shape[3], B.shape[3])
+    y, final = _mamba2(hidden_states, dt, A, B, C, D, z, state)
     return (y, final) if return_final_states else y
+
+
+def _mamba2(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any, z: Any, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    rows, scan = x * dt[..., None], _cache.get().scan
+    y, final = scan(C, B, rows, torch.exp(A * dt), None, state, values_first=True)
+    y = y if D is None else y + D[:, None] * x
+    return y if z is None else y * silu(z), final
 
 
 def _scan_delta(
@@ -146,22 +144,26 @@ def _scan_mamba(
     from the state that the layer has asked its cache for.
     """
     _refuse(rest)
-    dt = dt if delta_bias is None else dt + delta_bias[:, None]
-    dt = (softplus(dt) if delta_softplus else dt).transpose(1, 2)
-    x = hidden_states.transpose(1, 2)
-    cache = _cache.get()
-    y, final = cache.scan(
-        C.transpose(1, 2)[:, :, None],
-        B.transpose(1, 2)[:, :, None],
-        (x * dt)[..., None],
-        torch.exp(A * dt[..., None]),
-        None,
-        cache.asked[..., None],
-    )
+    bias = None if delta_bias is None else delta_bias[:, None]
+    dt = _rates(dt, bias, delta_softplus)
+    y, final = _mamba(hidden_states, dt, A, B, C, D, z, _cache.get().asked)
+    return (y, final) if return_last_state else y
+
+
+def _mamba(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any, z: Any, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    x, dt, B, C = (tensor.transpose(1, 2) for tensor in (x, dt, B, C))
+    rows, decay = (x * dt)[..., None], torch.exp(A * dt[..., None])
+    y, final = _cache.get().scan(C[:, :, None], B[:, :, None], rows, decay, None, state[..., None])
     y = y[..., 0] if D is None else y[..., 0] + D * x
     y = y.transpose(1, 2)
-    y = y if z is None else y * silu(z)
-    return (y, final[..., 0]) if return_last_state else y
+    return y if z is None else y * silu(z), final[..., 0]
+
+
+def _rates(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
+    dt = dt if bias is None else dt + bias
+    return softplus(dt) if soft else dt
 
 
 def _scan_mamba2_steps(*arguments: Any, **named: Any) -> Any:
@@ -169,71 +171,36 @@ def _scan_mamba2_steps(*arguments: Any, **named: Any) -> Any:
     return _scan_mamba2(*arguments, **{**named, "dt_limit": _UNLIMITED})
 
 
-def _step_mamba2(
-    state: Tensor,
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
-    z: Tensor | None = None,
-    **rest: Any,
-) -> Tensor:
-    """transformers' ``mamba2_selective_state_update``: ``mamba2_chunk_scan`` of one token.
+def _one_token(scan: Callable[..., Any], dim: int, *, heads: bool) -> Callable[..., Tensor]:
+    """transformers' update of a state by one token, in place: a scan of that token, which stands at ``dim``.
 
-    What a head has one value of comes for each of its numbers. The state is changed in place.
+    With ``heads``, a head's number comes once for each of its values.
     """
-    y, final = _scan_mamba2(
-        hidden_states[:, None],
-        dt[:, None, :, 0],
-        A[:, 0, 0],
-        B[:, None],
-        C[:, None],
-        1,
-        None if D is None else D[:, 0],
-        None if z is None else z[:, None],
-        None if dt_bias is None else dt_bias[:, 0],
-        state,
-        dt_softplus,
-        return_final_states=True,
-        **rest,
-    )
-    state.copy_(final)
-    return y[:, 0]  # type: ignore[no-any-return]
 
+    def step(
+        state: Tensor,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        z: Tensor | None = None,
+        **rest: Any,
+    ) -> Tensor:
+        _refuse(rest)
+        if heads:
+            dt, A = dt[..., 0], A[:, 0, 0]
+            D, dt_bias = (None if item is None else item[:, 0] for item in (D, dt_bias))
+        dt = _rates(dt, dt_bias, dt_softplus)
+        x, dt, B, C = (tensor.unsqueeze(dim) for tensor in (hidden_states, dt, B, C))
+        y, final = scan(x, dt, A, B, C, D, None if z is None else z.unsqueeze(dim), state)
+        state.copy_(final)
+        return y.select(dim, 0)  # type: ignore[no-any-return]
 
-def _step_mamba(
-    state: Tensor,
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
-    z: Tensor | None = None,
-    **rest: Any,
-) -> Tensor:
-    """transformers' ``mamba_selective_state_update``: ``mamba_selective_scan`` of one token, in place."""
-    y, final = _scan_mamba(
-        hidden_states[:, :, None],
-        dt[:, :, None],
-        A,
-        B[:, :, None],
-        C[:, :, None],
-        D,
-        None if z is None else z[:, :, None],
-        dt_bias,
-        dt_softplus,
-        True,
-        **rest,
-    )
-    state.copy_(final)
-    return y[:, :, 0]  # type: ignore[no-any-return]
+    return step
 
 
 def _first(state: Tensor | None, values: Tensor, *sizes: int) -> Tensor:
@@ -260,9 +227,9 @@ _SCANS = {
 _STEPS = {
     "chunk_kimi_delta_attention": _scan_delta_steps,
     "mamba2_chunk_scan": _scan_mamba2_steps,
-    "mamba2_selective_state_update": _step_mamba2,
+    "mamba2_selective_state_update": _one_token(_mamba2, 1, heads=True),
     "mamba_selective_scan": _scan_mamba,
-    "mamba_selective_state_update": _step_mamba,
+    "mamba_selective_state_update": _one_token(_mamba, 2, heads=False),
     "recurrent_kimi_delta_attention": _scan_delta_steps,
     "torch_chunk_gated_delta_rule": _scan_delta_steps,
     "torch_recurrent_gated_delta_rule": _scan_delta_steps,
