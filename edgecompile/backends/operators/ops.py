@@ -398,6 +398,8 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
     return _register(library.define(schema, cpu, fake), cpu)
 
 
+#: Operators that the programs of language models alone have.
+OF_TEXTS = (CACHED_ATTENTION, LINEAR_SCAN, TEXTS_ATTENTION, TEXTS_SCAN, TEXTS_WINDOW)
 _register(CACHED_ATTENTION, cached_attention)
 _register(COPY, copy)
 _register(LINEAR_SCAN, linear_scan)
