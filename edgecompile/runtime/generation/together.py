@@ -36,8 +36,9 @@ class Together:
         self._bundle = bundle
         spec, buckets = bundle.manifest.generation, bundle.manifest.buckets
         assert spec is not None
-        assert spec.context_axis is not None
-        self._sizes = {spec.length_axis: 1, spec.context_axis: spec.max_context}
+        self._sizes = {spec.length_axis: 1}
+        if spec.context_axis is not None:
+            self._sizes[spec.context_axis] = spec.max_context
         sizes = [bucket.axes[spec.length_axis].hi for bucket in buckets]
         self._bucket = sizes.index(1)
         self._bound: Dict[int, _Bound] = {}
