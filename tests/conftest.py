@@ -288,6 +288,12 @@ def together_bundle(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def states_together(shared_folder: Path) -> Path:
+    """The same of a family with states of a fixed size, and with runs of several tokens of one text."""
+    return family_once(shared_folder, "states-together", "lfm2", {"lookup": 4}, texts=4)
+
+
+@pytest.fixture(scope="session")
 def fake_cudart_path(shared_folder: Path) -> Path:
     """A fake of libcudart, which is no GPU; see tests/fake_gpu/fake_cudart.c."""
     with one_at_a_time(shared_folder / "fake-cudart.lock"):

@@ -173,6 +173,8 @@ def model_fingerprint(model: LoadedModel) -> str:
         [
             [model.name, source.kind, dict(source.sha256), dict(source.details)],
             dict(model.load),
+            # Programs for several texts change how a single one is computed.
+            *(["as steps"] if getattr(model.module, "as_steps", False) else []),
             [spec.to_json() for spec in model.inputs],
             [spec.to_json() for spec in model.outputs],
             installation_id(),

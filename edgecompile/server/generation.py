@@ -1,16 +1,14 @@
-"""New tokens of texts: several texts side by side, a step of each in turn."""
+"""New texts of a language model: their prompts, the places that they wait for, and their pieces."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -20,22 +18,19 @@ from edgecompile.runtime.format.schema import RECURRENT_LM
 from edgecompile.runtime.generation.lookup import Worth
 from edgecompile.runtime.generation.options import Options
 from edgecompile.runtime.generation.stream import TokenStream
-from edgecompile.runtime.generation.together import Together
-from edgecompile.runtime.text.chat import Message
 from edgecompile.runtime.text.grammar import GrammarConstraint, make_grammar
 from edgecompile.runtime.text.prompts import Prompt, Prompts, count_new_tokens
 from edgecompile.runtime.text.session import TextSession
 from edgecompile.runtime.text.stream import TextStream
-from edgecompile.runtime.text.tools import Call, CallReader
+from edgecompile.runtime.text.tools import CallReader
 from edgecompile.server.body_budget import check_characters
 from edgecompile.server.conversations import Conversations
 from edgecompile.server.errors import Overloaded, translate
+from edgecompile.server.generation_request import Generation, Piece, Tools
+from edgecompile.server.generation_steps import Steps
 from edgecompile.server.grammar_thread import GrammarThread
 from edgecompile.server.journal import Journal, digest
-from edgecompile.server.schedule.pace import Pace
 from edgecompile.server.schedule.streams import Cores
-from edgecompile.server.schedule.threads import Threads
-from edgecompile.server.schedule.turns import Turns
 
 #: Prompts of so many characters are tokenized on the event loop: a thread costs more.
 _SHORT = 2000
@@ -43,89 +38,8 @@ _SHORT = 2000
 _FOLLOW = 0.1
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A piece of a text: its new characters, the number of tokens so far, and why the text ended or None.
-
-    ``calls`` are those of tools behind the characters.
-    """
-
-    text: str
-    tokens: int
-    finish_reason: str | None
-    calls: tuple[Call, ...] = ()
-
-
-@dataclass(frozen=True)
-class Tools:
-    """Tools that a chat's answer may call.
-
-    Attributes:
-        described: the tools as the client describes them, for the template.
-        schemas: schemas of the arguments by the tools' names.
-        must: names of those of which the answer is a call; none: the model is free.
-        several: whether it may call more than one.
-    """
-
-    described: tuple[dict[str, Any], ...]
-    schemas: dict[str, Any]
-    must: tuple[str, ...]
-    several: bool
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A text to go on from.
-
-    Attributes:
-        prompt: a text, token ids, or the messages of a chat.
-        stop: texts at which the new one ends; they aren't part of it.
-        options: Options of ``Model.stream``; ``max_new_tokens`` may be ``ALL``. None is the number of the
-            model's own generation_config.json, and without one ``ALL``.
-        grammar: arguments of ``make_grammar``, of which the new text is one; none: it is free.
-        tools: tools that an answer of a chat may call.
-    """
-
-    prompt: str | Sequence[int] | Sequence[Message]
-    stop: tuple[str, ...]
-    options: dict[str, Any]
-    grammar: Mapping[str, Any] = field(default_factory=dict)
-    tools: Tools | None = None
-
-    @property
-    def described(self) -> Sequence[dict[str, Any]]:
-        """The tools for the template."""
-        return () if self.tools is None else self.tools.described
-
-
-class _More:
-    """A step's result where its prompt has more chunks."""
-
-
-@dataclass(eq=False)
-class _Step:
-    """The next token of a text; the future gets it, or None where the text has ended."""
-
-    stream: TokenStream
-    key: bytes
-    token: asyncio.Future[int | None]
-
-    @property
-    def wanted(self) -> bool:
-        """Whether somebody still waits for the token."""
-        return not self.token.done()
-
-
-#: A token, None where the text has ended, or what went wrong.
-_Result = int | _More | Exception | None
-
-
 class Generator:
-    """Generates with one language model. One thread makes the tokens of all texts, in turns.
-
-    Between two chunks of a prompt the other texts get a token each. A token is a run like any other: it
-    has those of the model's threads for which CPUs are free. Where the bundle has a program for that, and it is
-    faster, several texts get their tokens in one run.
+    """Generates with one language model, several texts side by side.
 
     Args:
         model: an open bundle.
@@ -137,6 +51,9 @@ class Generator:
         characters: the largest number of characters of a prompt.
         conversations: the largest number of texts whose caches are kept for their next turns.
         lookup: whether texts try tokens that followed the same ones before, if the bundle has the program for it.
+
+    Attributes:
+        steps: Steps that make the tokens of all texts.
     """
 
     def __init__(
@@ -160,24 +77,11 @@ class Generator:
         self._characters = characters
         self._clock = clock
         self._journal = journal or Journal()
-        #: When the step under way began, by the clock; None: nothing runs.
-        self.running_since: float | None = None
         self._places, self._most = asyncio.Semaphore(texts), texts
         self._text_s = 0.0  # that a text takes, in the mean
         self._room = texts + waiting
         self._inside = 0
-        info = model.info
-        self._cpus = int(info.get("threads") or 1)
-        self._fewest = 1 if info["run_threads"] else self._cpus
-        enough = cores is not None and cores.count >= self._fewest
-        self._cores = cores if cores is not None and enough else Cores(self._cpus)
-        self._cores.share(self._begin)
-        self._turns = Turns[_Step]()
-        self._together = Together(model) if model.batch_texts else None
-        #: What is known of runs of several texts.
-        self.pace = Pace(max(1, model.batch_texts))
-        self._busy = False
-        self._thread = Threads(1)
+        self.steps = Steps(model, cores, self._journal, clock)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._compiling = GrammarThread()
         # Of texts that have constraints and no place yet: constraints take memory.
@@ -301,7 +205,7 @@ class Generator:
             # Special tokens that are part of calls are read, and no others.
             special = [] if generation.tools is None else prompts.tool_format()[1]
             text = TextStream(prompts.tokenizer, stream, generation.stop, special)
-            while (token := await self._next(stream, key)) is not None:
+            while (token := await self.steps.next(stream, key)) is not None:
                 piece = text.read(token)
                 if text.finish_reason is not None:
                     reason = "length" if text.finish_reason == "length" else "stop"
@@ -356,119 +260,9 @@ class Generator:
             generation.described,
         )
 
-    def _next(self, stream: TokenStream, key: bytes) -> asyncio.Future[int | None]:
-        """The text's next token, once it has its turn and CPUs; None: it has ended."""
-        loop = asyncio.get_running_loop()
-        step = _Step(stream, key, loop.create_future())
-        self._turns.add(step, chunk=not stream.tokens)
-        if self._together is None:
-            self._begin()
-        else:  # once the other texts that have got tokens wait for their next ones
-            loop.call_soon(self._begin)
-        return step.token
-
-    def _begin(self) -> None:
-        """Begins the next step, if one can begin; of several texts where that is known to be faster."""
-        if self._busy or self._cores.free < self._fewest:
-            return
-        step = self._turns.next()
-        if step is not None:
-            threads = min(self._cores.free, self._cpus)
-            steps = [step]
-            if step.stream.tokens and self._turns.tokens:
-                more = self.pace.choose(1 + self._turns.tokens, threads) - 1
-                steps += self._turns.take(more)
-            self._cores.free -= threads
-            self._busy = True
-            self._thread.run(
-                partial(self._run_steps, steps, threads), partial(self._end, steps, threads)
-            )
-
-    def _run_steps(self, steps: list[_Step], threads: int) -> list[_Result]:
-        self.running_since = self._clock()
-        try:
-            with self._journal.running([step.key for step in steps], self._model):
-                if threads == self._cpus:
-                    return self._run_all(steps, threads)
-                results: list[_Result] = self._model.with_threads(
-                    threads, self._run_all, steps, threads
-                )
-                return results
-        except Exception as error:
-            return [error] * len(steps)
-        finally:
-            self.running_since = None
-
-    def _run_all(self, steps: list[_Step], threads: int) -> list[_Result]:
-        """Runs what the steps need, together where they are several, and takes their tokens."""
-        together, began = self._together, time.perf_counter
-        failed = dict[_Step, Exception]()
-        if together is not None and len(steps) > 1:
-            able = list[tuple[TokenStream, tuple[float, float] | None]]()
-            for step in steps:
-                try:
-                    if step.stream.single() is not None:
-                        able.append((step.stream, step.stream.tries()))
-                except Exception as error:  # its constraint's, which has ended it
-                    failed[step] = error
-            alone = self.pace.leave_out([tries for _, tries in able], threads)
-            ready = [stream for index, (stream, _) in enumerate(able) if index not in alone]
-            if len(ready) > 1:
-                at = began()
-                # A text that can't be run here is run alone below, and has its error there.
-                with suppress(EdgecompileError):
-                    together.run(ready)
-                    self.pace.saw(len(ready), threads, began() - at)
-        results = [failed.get(step) or self._run_alone(step, threads) for step in steps]
-        if together is not None and self._turns.tokens:
-            try:
-                self.pace.measure(threads, partial(self._time_nothing, together))
-            except EdgecompileError:  # no text's: from now on each is run alone
-                self._together = None
-        return results
-
-    def _run_alone(self, step: _Step, threads: int) -> _Result:
-        """Runs one chunk of what the token needs; the token, where no more is left."""
-        try:
-            single = step.stream.single() is not None
-            began = time.perf_counter()
-            if step.stream.run():
-                return _More()
-            if single:  # and no other run has given it its logits
-                # A run that tries further tokens says nothing of those of one.
-                took = time.perf_counter() - began
-                self.pace.saw(1, threads, None if step.stream.ahead else took)
-            return next(step.stream, None)
-        except Exception as error:
-            return error
-
-    def _time_nothing(self, together: Together, texts: int) -> float:
-        self.running_since = self._clock()  # it is no part of the run before, which may be stuck
-        began = time.perf_counter()
-        together.run_nothing(texts)
-        return time.perf_counter() - began
-
-    def _end(self, steps: list[_Step], threads: int, results: list[_Result]) -> None:
-        self._busy = False
-        self._cores.free += threads
-        for step, result in zip(steps, results, strict=True):
-            if not step.wanted:
-                continue
-            if isinstance(result, _More):
-                self._turns.add(step, chunk=True)
-            elif isinstance(result, Exception):
-                step.token.set_exception(result)
-            else:
-                step.token.set_result(result)
-        if self._together is None:
-            self._cores.freed(self._begin)
-        else:
-            asyncio.get_running_loop().call_soon(self._cores.freed, self._begin)
-
     def close(self) -> None:
         """Ends its threads."""
-        self._cores.leave(self._begin)
+        self.steps.close()
         self._conversations.clear()
         self._tokenizing.shutdown()
         self._compiling.close()
-        self._thread.close()

@@ -230,7 +230,7 @@ class ServedModel:
         """When the oldest run or step under way began, by ``clock``; None: nothing runs."""
         times = [self.scheduler.running_since]
         if self.generator is not None:
-            times.append(self.generator.running_since)
+            times.append(self.generator.steps.running_since)
         return min((since for since in times if since is not None), default=None)
 
     @property

@@ -295,7 +295,6 @@ HOSTILE_STATES: list[tuple[str, str, Any, str]] = [
     ("generation-states", "inputs.5.shape", ["context", 4], "all have the context's axis"),
     ("generation-shape", "generation.kind", "causal-lm", "'state' must be float32[context, 5]"),
     ("generation-shape", "generation.context_axis", None, "'key' must be float32 of fixed sizes"),
-    ("generation-batch", "generation.batch", batch(2), "is for the kind causal-lm alone"),
     ("generation-shape", "inputs.5.dtype", "float64", "'state' must be float32 of fixed sizes"),
     ("generation-shape", "inputs.5.dtype", "bfloat16", "'state' must be float32 of fixed sizes"),
     ("generation-shape", "inputs.5.dtype", "int8", "'state' must be float32 of fixed sizes"),
@@ -323,6 +322,7 @@ HOSTILE_STATES_ALONE: list[tuple[str, str, Any, str]] = [
 
 #: The same of a bundle behind an encoder.
 HOSTILE_SOURCES: list[tuple[str, str, Any, str]] = [
+    ("generation-batch", "generation.batch", batch(2), "isn't for the kind seq2seq"),
     *[("key-missing", f"generation.{key}", DELETE, f"generation.{key}") for key in SOURCE],
     *[("key-type", f"generation.{key}", 0.5, f"generation.{key}: must be") for key in SOURCE],
     ("key-type", "generation.cross.0", 3, "generation.cross[0]: must be a string"),

@@ -17,9 +17,11 @@ from edgecompile.runtime.base.errors import ConstraintError
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.generation.together import Together
 from edgecompile.server.generation import Generator
+from edgecompile.server.generation_steps import Steps
 from edgecompile.server.http.app import App
 from edgecompile.server.schedule.pace import Pace
 from tests.generative import replace_files
+from tests.server.conftest import speak
 from tests.server.http.asgi import Reply, call, run, serving
 from tests.server.http.generations import body, words
 
@@ -57,18 +59,22 @@ def bundle(together_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-@pytest.fixture(scope="module")
-def wanted(bundle: Path) -> list[str]:
+def say_alone(bundle: Path) -> list[str]:
     with open_bundle(bundle, warmup=False) as model:
         eos = model.manifest.generation.eos  # type: ignore[union-attr]
         made = [model.generate(p, max_new_tokens=NEW, do_sample=False) for p in PROMPTS]
     return [words(ids[:-1] if ids[-1] in eos else ids) for ids in made]
 
 
+@pytest.fixture(scope="module")
+def wanted(bundle: Path) -> list[str]:
+    return say_alone(bundle)
+
+
 def generator_of(app: App) -> Generator:
     generator = app.repository.get("speaking").generator
     assert generator is not None
-    generator.pace = Always(4)
+    generator.steps.pace = Always(4)
     return generator
 
 
@@ -104,7 +110,7 @@ def test_texts_side_by_side_say_what_each_says_alone(
             for texts in (2, 3, 4):
                 name = f'edgecompile_token_runs_total{{model="speaking",texts="{texts}"}}'
                 assert f"{name} {sizes.count(texts)}" in text
-            assert not generator._inside and not len(generator._turns)
+            assert not generator._inside and not len(generator.steps._turns)
 
     run(work())
 
@@ -180,12 +186,31 @@ def test_one_text_s_error_is_its_own(
     run(work())
 
 
+def test_texts_with_states_say_what_each_says_alone(
+    states_together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With lookup as well: a text whose states went back runs alone first."""
+    speaking = speak(states_together, tmp_path / "speaking.ecb", 97)
+    alone = say_alone(speaking)
+
+    async def work() -> None:
+        sizes = watch(monkeypatch, lambda count: None)
+        for lookup in (False, True):
+            async with serving(speaking, token_ids=True, lookup=lookup) as app:
+                generator_of(app)
+                replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
+                assert [reply.json["choices"][0]["text"] for reply in replies] == alone
+        assert max(sizes) == 4
+
+    run(work())
+
+
 def test_nothing_runs_together_before_it_is_known_to_be_faster(bundle: Path) -> None:
     async def work() -> None:
         async with serving(bundle, token_ids=True) as app:
             generator = app.repository.get("speaking").generator
             assert generator is not None
-            generator.pace = pace = Pace(4)
+            generator.steps.pace = pace = Pace(4)
             pace.measure = lambda threads, seconds_of: None  # type: ignore[method-assign]
             await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
             assert pace.runs[1] > 0 and not any(pace.runs[texts] for texts in (2, 3, 4))
@@ -243,23 +268,23 @@ def test_trial_runs_are_spread_over_the_steps(
 ) -> None:
     """Each is watched as a run of its own, and all sizes are tried, whichever is chosen meanwhile."""
     steps, since = list[list[int]](), list[float | None]()
-    run_steps, run_nothing = Generator._run_steps, Together.run_nothing
+    run_steps, run_nothing = Steps._run_steps, Together.run_nothing
 
     async def work() -> None:
         async with serving(bundle, token_ids=True) as app:
             generator = app.repository.get("speaking").generator
             assert generator is not None
 
-            def begin(self: Generator, *given: Any) -> Any:
+            def begin(self: Steps, *given: Any) -> Any:
                 steps.append([])
                 return run_steps(self, *given)
 
             def note(self: Together, texts: int) -> None:
                 steps[-1].append(texts)
-                since.append(generator.running_since)
+                since.append(generator.steps.running_since)
                 run_nothing(self, texts)
 
-            monkeypatch.setattr(Generator, "_run_steps", begin)
+            monkeypatch.setattr(Steps, "_run_steps", begin)
             monkeypatch.setattr(Together, "run_nothing", note)
             replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
             assert [reply.json["choices"][0]["text"] for reply in replies] == wanted
@@ -287,7 +312,7 @@ def test_a_text_that_tries_tokens_faster_runs_alone(
         async with serving(bundle, token_ids=True) as app:
             generator = generator_of(app)
             for texts in range(1, 5):
-                generator.pace.saw(texts, generator._cpus, 1.0)
+                generator.steps.pace.saw(texts, generator.steps._cpus, 1.0)
             replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
             assert [reply.json["choices"][0]["text"] for reply in replies] == wanted
             assert all(prompt in joined for prompt in (PROMPTS[0], *PROMPTS[2:]))

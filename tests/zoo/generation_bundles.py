@@ -93,12 +93,14 @@ def _build(
 
     tell: Callable[[str], None] = step or (lambda text: None)
     tell("exporting")
+    # It changes how single tokens are scanned.
+    together = texts_model(loaded, texts) if texts else None
     store = ExportStore(loaded, work / "exported")
     exported, programs = export_buckets(store, buckets), buckets
     keys = [store.key(item) for item in buckets]
-    if texts:
-        several = ExportStore(texts_model(loaded, texts), work / "exported")
-        batches = texts_buckets(several.model)
+    if together is not None:
+        several = ExportStore(together, work / "exported")
+        batches = texts_buckets(together)
         exported += export_buckets(several, batches)
         keys, programs = keys + [several.key(item) for item in batches], (*buckets, *batches)
     tell("compiling")

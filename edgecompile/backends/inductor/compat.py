@@ -245,8 +245,12 @@ def _ordered_writes() -> AbstractContextManager[None]:
     return patch.multiple(module, index_put_impl_=put_in_order, use_scatter_fallback=falls_back)
 
 
-def _options(variant: VariantSpec, cxx: str) -> dict[str, Any]:
+def _options(gm: GraphModule, variant: VariantSpec, cxx: str) -> dict[str, Any]:
+    # Inductor writes short sums out, but not those of a single row, which then come in another order: a run of
+    # several tokens wouldn't be equal to runs of single ones.
+    generates = any(node.target in ops.OF_TEXTS for node in gm.graph.nodes)
     return {
+        **({"unroll_reductions_threshold": 1} if generates else {}),
         "aot_inductor.package": True,
         "aot_inductor.package_cpp_only": True,
         "aot_inductor.package_constants_in_so": False,
@@ -317,7 +321,7 @@ def generate_cpp(
     ):
         try:
             files: Any = torch._inductor.aot_compile(
-                gm, (), dict(kwargs), options=_options(variant, cxx)
+                gm, (), dict(kwargs), options=_options(gm, variant, cxx)
             )
         except Exception as error:
             raise generation_failed(error) from error

@@ -43,6 +43,12 @@ from edgecompile.export.operators.cached_attention import (
 from edgecompile.export.operators.copy import COPY, copy
 from edgecompile.export.operators.linear_scan import LINEAR_SCAN, linear_scan
 from edgecompile.export.operators.texts_attention import TEXTS_ATTENTION, texts_attention
+from edgecompile.export.operators.texts_states import (
+    TEXTS_SCAN,
+    TEXTS_WINDOW,
+    texts_scan,
+    texts_window,
+)
 from edgecompile.models.cache_rows import dequantize_rows, quantize_rows
 
 PANEL = 32
@@ -394,12 +400,16 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
     return _register(library.define(schema, cpu, fake), cpu)
 
 
+#: Operators that the programs of language models alone have.
+OF_TEXTS = (CACHED_ATTENTION, LINEAR_SCAN, TEXTS_ATTENTION, TEXTS_SCAN, TEXTS_WINDOW)
 _register(CACHED_ATTENTION, cached_attention)
 _register(COPY, copy)
 _register(DEQUANTIZE_ROWS, dequantize_rows)
 _register(LINEAR_SCAN, linear_scan)
 _register(QUANTIZE_ROWS, quantize_rows)
 _register(TEXTS_ATTENTION, texts_attention)
+_register(TEXTS_SCAN, texts_scan)
+_register(TEXTS_WINDOW, texts_window)
 _register(boxes.SUPPRESS, boxes.suppress)
 _register(boxes.ROI_ALIGN, boxes.roi_align)
 LINEAR = define(

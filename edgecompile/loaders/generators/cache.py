@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
+from edgecompile.export.operators.linear_scan import LINEAR_SCAN
 from edgecompile.loaders.generators.storage import FLOAT32, Storage
 
 KEY, VALUE, CONV, RECURRENT = "key", "value", "conv", "recurrent"
@@ -112,6 +113,11 @@ class Place:
     rows: Tensor
     last: Tensor
 
+    @property
+    def ids(self) -> Tensor:
+        """The same as ``rows``, in the shape of the tokens."""
+        return self.rows[None]
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, softcap: float
     ) -> Tensor:
@@ -176,10 +182,10 @@ class WrittenCache(Cache):
                 self._rows.setdefault(item.layer, []).append(tensor)
             else:
                 self._memory[item.layer, item.part, item.index] = tensor
-        self._states = {
-            key: torch.where(place.position > 0, tensor, 0.0)[None]
-            for key, tensor in self._memory.items()
-        }
+        self._states = {key: self._given(memory) for key, memory in self._memory.items()}
+
+    def _given(self, memory: Tensor) -> Tensor:
+        return torch.where(self._place.position > 0, memory, 0.0)[None]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -220,6 +226,32 @@ class WrittenCache(Cache):
         """Replaces a recurrent state by that behind the last real token."""
         self._states[layer_idx, RECURRENT, state_idx] = recurrent_states
         return recurrent_states
+
+    def scan(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        beta: Tensor | None,
+        state: Tensor,
+        *,
+        values_first: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Runs :data:`edgecompile.export.operators.linear_scan.LINEAR_SCAN` up to the last real token.
+
+        Args:
+            q, k, v, decay, beta: the operator's, with a batch of 1 in front.
+            state: a state that the cache gave, [1, heads, keys, values].
+            values_first: whether it is [1, heads, values, keys].
+
+        Returns:
+            y, and the state behind the run, with the batch in front.
+        """
+        first = state[0].transpose(1, 2) if values_first else state[0]
+        rate = None if beta is None else beta[0]
+        y, final = LINEAR_SCAN(q[0], k[0], v[0], decay[0], rate, first, self.last)
+        return y[None], (final.transpose(1, 2) if values_first else final)[None]
 
     def has_previous_state(
         self, layer_idx: int | None = None, state_idx: int | None = None

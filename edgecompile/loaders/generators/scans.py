@@ -11,7 +11,7 @@ give what single ones do, to the last bit, all of them scan by our operator.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from edgecompile.export.operators.copy import COPY
-from edgecompile.export.operators.linear_scan import LINEAR_SCAN
 from edgecompile.loaders.generators.cache import WrittenCache
 
 # Arguments with a meaning: sequences that are packed in one run.
@@ -76,22 +75,19 @@ def _scan_mamba2(
 ) -> Any:
     """transformers' ``mamba2_chunk_scan``; states are [1, heads, width, state size]."""
     _refuse(rest)
-    dt = dt if dt_bias is None else dt + dt_bias
-    dt = softplus(dt) if dt_softplus else dt
-    dt = dt.clamp(*dt_limit)
-    state = _first(initial_states, hidden_states, B.shape[3], hidden_states.shape[3])
-    y, final = LINEAR_SCAN(
-        C[0],
-        B[0],
-        hidden_states[0] * dt[0, :, :, None],
-        torch.exp(A * dt[0]),
-        None,
-        state[0].transpose(1, 2) if initial_states is not None else state[0],
-        _cache.get().last,
-    )
-    y = y[None] if D is None else y[None] + D[:, None] * hidden_states
-    y = y if z is None else y * silu(z)
-    return (y, final.transpose(1, 2)[None]) if return_final_states else y
+    dt = _rates(dt, dt_bias, dt_softplus).clamp(*dt_limit)
+    state = _first(initial_states, hidden_states, hidden_states.shape[3], B.shape[3])
+    y, final = _mamba2(hidden_states, dt, A, B, C, D, z, state)
+    return (y, final) if return_final_states else y
+
+
+def _mamba2(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any, z: Any, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    rows, scan = x * dt[..., None], _cache.get().scan
+    y, final = scan(C, B, rows, torch.exp(A * dt), None, state, values_first=True)
+    y = y if D is None else y + D[:, None] * x
+    return y if z is None else y * silu(z), final
 
 
 def _scan_delta(
@@ -113,16 +109,15 @@ def _scan_delta(
     _refuse(rest)
     if use_qk_l2norm_in_kernel:
         query, key = _normalised(query), _normalised(key)
-    y, final = LINEAR_SCAN(
-        query[0] * query.shape[3] ** -0.5,
-        key[0],
-        value[0],
-        torch.exp(g[0]),
-        beta[0],
-        _first(initial_state, value, key.shape[3], value.shape[3])[0],
-        _cache.get().last,
+    y, final = _cache.get().scan(
+        query * query.shape[3] ** -0.5,
+        key,
+        value,
+        torch.exp(g),
+        beta,
+        _first(initial_state, value, key.shape[3], value.shape[3]),
     )
-    return y[None], final[None] if output_final_state else None
+    return y, final if output_final_state else None
 
 
 def _scan_delta_steps(query: Tensor, key: Tensor, *arguments: Any, **named: Any) -> Any:
@@ -149,23 +144,26 @@ def _scan_mamba(
     from the state that the layer has asked its cache for.
     """
     _refuse(rest)
-    dt = dt if delta_bias is None else dt + delta_bias[:, None]
-    dt = (softplus(dt) if delta_softplus else dt)[0].transpose(0, 1)
-    x = hidden_states[0].transpose(0, 1)
-    cache = _cache.get()
-    y, final = LINEAR_SCAN(
-        C.permute(2, 0, 1),
-        B.permute(2, 0, 1),
-        (x * dt)[:, :, None],
-        torch.exp(A * dt[:, :, None]),
-        None,
-        cache.asked[0][:, :, None],
-        cache.last,
-    )
-    y = y[:, :, 0] if D is None else y[:, :, 0] + D * x
-    y = y.transpose(0, 1)[None]
-    y = y if z is None else y * silu(z)
-    return (y, final[None, :, :, 0]) if return_last_state else y
+    bias = None if delta_bias is None else delta_bias[:, None]
+    dt = _rates(dt, bias, delta_softplus)
+    y, final = _mamba(hidden_states, dt, A, B, C, D, z, _cache.get().asked)
+    return (y, final) if return_last_state else y
+
+
+def _mamba(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any, z: Any, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    x, dt, B, C = (tensor.transpose(1, 2) for tensor in (x, dt, B, C))
+    rows, decay = (x * dt)[..., None], torch.exp(A * dt[..., None])
+    y, final = _cache.get().scan(C[:, :, None], B[:, :, None], rows, decay, None, state[..., None])
+    y = y[..., 0] if D is None else y[..., 0] + D * x
+    y = y.transpose(1, 2)
+    return y if z is None else y * silu(z), final[..., 0]
+
+
+def _rates(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
+    dt = dt if bias is None else dt + bias
+    return softplus(dt) if soft else dt
 
 
 def _scan_mamba2_steps(*arguments: Any, **named: Any) -> Any:
@@ -173,75 +171,40 @@ def _scan_mamba2_steps(*arguments: Any, **named: Any) -> Any:
     return _scan_mamba2(*arguments, **{**named, "dt_limit": _UNLIMITED})
 
 
-def _step_mamba2(
-    state: Tensor,
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
-    z: Tensor | None = None,
-    **rest: Any,
-) -> Tensor:
-    """transformers' ``mamba2_selective_state_update``: ``mamba2_chunk_scan`` of one token.
+def _one_token(scan: Callable[..., Any], dim: int, *, heads: bool) -> Callable[..., Tensor]:
+    """transformers' update of a state by one token, in place: a scan of that token, which stands at ``dim``.
 
-    What a head has one value of comes for each of its numbers. The state is changed in place.
+    With ``heads``, a head's number comes once for each of its values.
     """
-    y, final = _scan_mamba2(
-        hidden_states[:, None],
-        dt[:, None, :, 0],
-        A[:, 0, 0],
-        B[:, None],
-        C[:, None],
-        1,
-        None if D is None else D[:, 0],
-        None if z is None else z[:, None],
-        None if dt_bias is None else dt_bias[:, 0],
-        state,
-        dt_softplus,
-        return_final_states=True,
-        **rest,
-    )
-    state.copy_(final)
-    return y[:, 0]  # type: ignore[no-any-return]
+
+    def step(
+        state: Tensor,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        z: Tensor | None = None,
+        **rest: Any,
+    ) -> Tensor:
+        _refuse(rest)
+        if heads:
+            dt, A = dt[..., 0], A[:, 0, 0]
+            D, dt_bias = (None if item is None else item[:, 0] for item in (D, dt_bias))
+        dt = _rates(dt, dt_bias, dt_softplus)
+        x, dt, B, C = (tensor.unsqueeze(dim) for tensor in (hidden_states, dt, B, C))
+        y, final = scan(x, dt, A, B, C, D, None if z is None else z.unsqueeze(dim), state)
+        state.copy_(final)
+        return y.select(dim, 0)  # type: ignore[no-any-return]
+
+    return step
 
 
-def _step_mamba(
-    state: Tensor,
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
-    z: Tensor | None = None,
-    **rest: Any,
-) -> Tensor:
-    """transformers' ``mamba_selective_state_update``: ``mamba_selective_scan`` of one token, in place."""
-    y, final = _scan_mamba(
-        hidden_states[:, :, None],
-        dt[:, :, None],
-        A,
-        B[:, :, None],
-        C[:, :, None],
-        D,
-        None if z is None else z[:, :, None],
-        dt_bias,
-        dt_softplus,
-        True,
-        **rest,
-    )
-    state.copy_(final)
-    return y[:, :, 0]  # type: ignore[no-any-return]
-
-
-def _first(state: Tensor | None, values: Tensor, keys: int, width: int) -> Tensor:
-    return values.new_zeros(1, values.shape[2], keys, width) if state is None else state
+def _first(state: Tensor | None, values: Tensor, *sizes: int) -> Tensor:
+    return values.new_zeros(1, values.shape[2], *sizes) if state is None else state
 
 
 def _normalised(x: Tensor) -> Tensor:
@@ -264,9 +227,9 @@ _SCANS = {
 _STEPS = {
     "chunk_kimi_delta_attention": _scan_delta_steps,
     "mamba2_chunk_scan": _scan_mamba2_steps,
-    "mamba2_selective_state_update": _step_mamba2,
+    "mamba2_selective_state_update": _one_token(_mamba2, 1, heads=True),
     "mamba_selective_scan": _scan_mamba,
-    "mamba_selective_state_update": _step_mamba,
+    "mamba_selective_state_update": _one_token(_mamba, 2, heads=False),
     "recurrent_kimi_delta_attention": _scan_delta_steps,
     "torch_chunk_gated_delta_rule": _scan_delta_steps,
     "torch_recurrent_gated_delta_rule": _scan_delta_steps,

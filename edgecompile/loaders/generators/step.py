@@ -117,9 +117,11 @@ class GenerationStep(nn.Module):
 
     Attributes:
         storage: how keys and values are stored.
+        as_steps: whether single tokens scan as those of several tokens, or of several texts, do.
     """
 
     storage: Storage = FLOAT32
+    as_steps = False
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ class GenerationStep(nn.Module):
             states = source[0][0].new_zeros(1, source[0][0].shape[0], 1)
             more["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
         keep = None if all_rows else place.last
-        as_steps = self.lookup > 1 and tokens.shape[1] <= self.lookup
+        as_steps = (self.as_steps or self.lookup > 1) and tokens.shape[1] <= self.lookup
         scans = scanning(self.model, written, as_steps=as_steps)
         with placed(place, source=bool(source)), scans:
             logits = self.run_model(tokens, place, cache, keep, kind=kind, **more)
@@ -203,7 +205,7 @@ class GenerationStep(nn.Module):
             more: further arguments.
         """
         optional: dict[str, Any] = {
-            f"{kind}position_ids": place.rows[None],
+            f"{kind}position_ids": place.ids,
             "cache_position": place.rows,
             "logits_to_keep": 0 if keep is None else keep,
             "return_dict": True,

@@ -127,9 +127,8 @@ class _GenerationReader:
             for name, value in entry.at("programs").members(1, MAX_TEXTS)
             if value.check_name(name) and value.string() is not None
         }
-        if kind != CAUSAL_LM:
-            text = "is for the kind {} alone".format(CAUSAL_LM)
-            self.add("generation-batch", "batch", text)
+        if kind == SEQ2SEQ:
+            self.add("generation-batch", "batch", "isn't for the kind {}".format(SEQ2SEQ))
         return BatchSpec(texts or 0, programs)
 
     def _defaults(self) -> Dict[str, Any]:

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, List, Optional
 from ..base.errors import ConstraintError
 from .constraint import CheckedConstraint, choose_allowed
 from .sampling import Sampler
-from .stream import GenerationRequest, Text, TokenStream, ends_with, turn_lost
+from .stream import GenerationRequest, TokenStream, ends_with, turn_lost
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from .session import Session
 
 
 class ConstrainedStream(TokenStream):
@@ -21,7 +23,7 @@ class ConstrainedStream(TokenStream):
 
     def __init__(
         self,
-        session: Text,
+        session: "Session",
         request: GenerationRequest,
         sampler: Sampler,
         constraint: CheckedConstraint,
@@ -80,7 +82,7 @@ class ConstrainedStream(TokenStream):
             prompt = [*request.prompt, *tokens]
             self._runs = session.begin(self, request._replace(prompt=prompt, marks=marks))
         elif self._run == len(tokens) - 1:
-            self._logits = session.advance(self, tokens[-1])
+            self._logits = self._advance()
         else:
             begin = len(request.prompt) + self._run
             self._runs = session.advance_by(self, begin, tokens[self._run :])

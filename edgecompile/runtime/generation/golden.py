@@ -221,12 +221,9 @@ def _compare_rows(
     next(stream)
     # From each token on a run of another number of tokens, of which the first one is kept.
     for made, token in enumerate(tokens[:-1]):
-        room = min(2 + made % (most - 1), session.room(stream).most + 1)
-        part = tokens[made : made + room]
-        if len(part) > 1:
-            rows = list(session.try_tokens(stream, part))
-        else:
-            rows = [session.advance(stream, token)]
+        with session.lent(stream) as held:
+            part = tokens[made : made + min(2 + made % (most - 1), held.room().most + 1)]
+            rows = list(held.try_tokens(part)) if len(part) > 1 else [held.advance(token)]
         for index, (row, single) in enumerate(zip(rows, want[made + 1 :]), made + 1):
             if row.tobytes() != single.tobytes():
                 text = (

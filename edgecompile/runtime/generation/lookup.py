@@ -6,38 +6,22 @@ tried, the next logits are there already.
 """
 
 import time
-from typing import TYPE_CHECKING, List, Optional, Protocol, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from .stream import GenerationRequest, Text, TokenStream
-from .tried import Room
+from .stream import GenerationRequest, TokenStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .session import Session
     from .stream import Choose
 
 #: The share that the latest figure has in a rolling one.
 _LATEST = 0.1
 #: What a refusal leaves of a run's cost: so one that was slow once is tried again.
 _FORGOTTEN = 0.99
-
-
-class TriedText(Text, Protocol):
-    """A text that can run tokens which may turn out not to be its own."""
-
-    def room(self, stream: TokenStream) -> Room:
-        """How many tokens can be tried with the next one, and how many of the text go into its run again."""
-        ...
-
-    def try_tokens(self, stream: TokenStream, tokens: Sequence[int]) -> "NDArray[np.float32]":
-        """Runs the next token and further ones; the logits [tokens, vocabulary], valid until the next run."""
-        ...
-
-    def confirm(self, stream: TokenStream) -> bool:
-        """Takes the first token that was only tried into the text; False where none is left."""
-        ...
 
 
 class Worth:
@@ -139,11 +123,10 @@ class LookupStream(TokenStream):
     """New tokens, of which some come from a run of several; see ``TokenStream``."""
 
     def __init__(
-        self, session: TriedText, request: GenerationRequest, choose: "Choose", worth: Worth
+        self, session: "Session", request: GenerationRequest, choose: "Choose", worth: Worth
     ) -> None:
         """``worth`` says whether a run of several tokens pays; it may know earlier texts."""
         super().__init__(session, request, choose)
-        self._text = session
         self._worth = worth
         self._draft = Draft(request.prompt, request.max_new_tokens)
         # What was tried and the logits behind it, as far as neither was used; and what may come next.
@@ -158,7 +141,12 @@ class LookupStream(TokenStream):
 
     def single(self) -> Optional[int]:
         token = super().single()
-        return None if token is not None and self._tried[:1] == [token] else token
+        if token is None or self._tried[:1] == [token]:
+            return None
+        with self._session.lent(self) as text:
+            return (
+                None if text.room().again else token
+            )  # tokens that were taken back are run with it
 
     def tries(self) -> Optional[Tuple[float, float]]:
         found, again = self._find()
@@ -182,7 +170,8 @@ class LookupStream(TokenStream):
         self._note()
         left = self._request.max_new_tokens - len(self.tokens)
         # The last token of the text needn't be run.
-        most, again = self._text.room(self)
+        with self._session.lent(self) as text:
+            most, again = text.room()
         return self._draft.find(max(min(most, left - 1), 0)), again
 
     def _note(self) -> None:
@@ -195,22 +184,25 @@ class LookupStream(TokenStream):
             self._worth.note_token(self.tokens[-1] == self._expected.pop(0))
 
     def _advance(self) -> "NDArray[np.float32]":
-        token, text, worth = self.tokens[-1], self._text, self._worth
+        token, worth = self.tokens[-1], self._worth
         self._note()
-        if self._tried and self._tried[0] == token and text.confirm(self):
-            del self._tried[0]
-            return self._rows.pop(0).copy()  # who saves the session may run the rows again
+        if self._tried and self._tried[0] == token:
+            with self._session.lent(self) as text:
+                if text.confirm():
+                    del self._tried[0]
+                    return self._rows.pop(0).copy()  # who saves the session may run the rows again
         self._tried, self._rows = [], []
         found, again = self._find()
         self._expected = found[:1]
         count = worth.choose(len(found), again)
         started = time.perf_counter_ns()
         if count == 0:
-            logits = text.advance(self, token)
+            logits = super()._advance()
             worth.note_run(again + 1, time.perf_counter_ns() - started)
             return logits
         tokens = [token, *found[:count]]
-        rows = text.try_tokens(self, tokens)
+        with self._session.lent(self) as text:
+            rows = text.try_tokens(tokens)
         worth.note_run(again + len(tokens), time.perf_counter_ns() - started)
         self._tried, self._expected, self._rows = tokens[1:], tokens[1:], list(rows[1:])
         first: NDArray[np.float32] = rows[0].copy()

@@ -8,11 +8,9 @@ from typing import (
     ContextManager,
     Dict,
     FrozenSet,
-    Generator,
     List,
     NamedTuple,
     Optional,
-    Protocol,
     Tuple,
 )
 
@@ -30,9 +28,10 @@ from .sampling import MAX_SEED, Sampling
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .cached_text import CachedText, Runs
+    from .session import Session
+
     Choose = Callable[[NDArray[np.float32]], int]
-    #: Runs of chunks, one at each step; in the end the logits [vocabulary] behind the last one.
-    Runs = Generator[None, None, NDArray[np.float32]]
 
 #: Without a default of the bundle.
 DEFAULT_NEW_TOKENS = 20
@@ -130,51 +129,6 @@ def begin_text(spec: GenerationSpec, tokens: Any) -> Any:
     return ids if len(ids) > 1 else start
 
 
-class Text(Protocol):
-    """The session of a stream: it runs tokens and keeps what they left in the caches."""
-
-    #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
-    suppressed: "Tuple[Optional[NDArray[np.int64]], Optional[NDArray[np.int64]]]"
-
-    def begin(self, stream: "TokenStream", request: GenerationRequest) -> "Runs":
-        """Makes the text that of ``stream``; the runs of its prompt."""
-        ...
-
-    def advance(self, stream: "TokenStream", token: int) -> "NDArray[np.float32]":
-        """Runs one token; the logits [vocabulary] behind it."""
-        ...
-
-    def advance_by(self, stream: "TokenStream", begin: int, tokens: List[int]) -> "Runs":
-        """The runs of several tokens behind the text's first ``begin``."""
-        ...
-
-    def has_turn(self, stream: "TokenStream") -> bool:
-        """Whether the text is still this stream's."""
-        ...
-
-    def lent(self, stream: "TokenStream") -> "ContextManager[Lent]":
-        """Its caches, for one token that somebody else runs."""
-        ...
-
-
-class Lent(Protocol):
-    """The caches of a text, while somebody else runs its next token."""
-
-    @property
-    def row(self) -> int:
-        """The row of that token."""
-        ...
-
-    @property
-    def addresses(self) -> "NDArray[np.int64]":
-        """Where its caches lie in memory."""
-        ...
-
-    def took(self, token: int, logits: "NDArray[np.float32]") -> "NDArray[np.float32]":
-        """Takes a token that was run; the session's own copy of the logits behind it."""
-        ...
-
-
 class TokenStream(Unique):
     """The new tokens of a text, one by one as they are made; an iterator.
 
@@ -188,7 +142,7 @@ class TokenStream(Unique):
         reused: the number of the prompt's tokens that needn't be run, as the session had them.
     """
 
-    def __init__(self, session: Text, request: GenerationRequest, choose: "Choose") -> None:
+    def __init__(self, session: "Session", request: GenerationRequest, choose: "Choose") -> None:
         """``choose`` takes the next token from logits [vocabulary]; see ``sampling.Sampler``."""
         self.tokens: List[int] = []
         self.finish_reason: Optional[str] = None
@@ -256,8 +210,8 @@ class TokenStream(Unique):
         """
         return None
 
-    def lent(self) -> "ContextManager[Lent]":
-        """The caches of its session, for the token of ``single``."""
+    def lent(self) -> "ContextManager[CachedText]":
+        """The text in the caches of its session, for the token of ``single``."""
         return self._session.lent(self)
 
     def give(self, logits: "NDArray[np.float32]") -> None:
@@ -279,7 +233,8 @@ class TokenStream(Unique):
 
     def _advance(self) -> "NDArray[np.float32]":
         """The logits [vocabulary] behind the last token."""
-        return self._session.advance(self, self.tokens[-1])
+        with self._session.lent(self) as text:
+            return text.advance(self.tokens[-1])
 
     def __next__(self) -> int:
         if self.finish_reason is not None:

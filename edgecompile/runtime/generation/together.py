@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Sequence
 import numpy as np
 
 from ..open.bundle import OpenBundle
-from .stream import Lent, TokenStream
+from .cached_text import CachedText
+from .stream import TokenStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,8 +36,9 @@ class Together:
         self._bundle = bundle
         spec, buckets = bundle.manifest.generation, bundle.manifest.buckets
         assert spec is not None
-        assert spec.context_axis is not None
-        self._sizes = {spec.length_axis: 1, spec.context_axis: spec.max_context}
+        self._sizes = {spec.length_axis: 1}
+        if spec.context_axis is not None:
+            self._sizes[spec.context_axis] = spec.max_context
         sizes = [bucket.axes[spec.length_axis].hi for bucket in buckets]
         self._bucket = sizes.index(1)
         self._bound: Dict[int, _Bound] = {}
@@ -51,18 +53,18 @@ class Together:
         tokens = [stream.single() for stream in streams]
         with ExitStack() as held:
             order = sorted(range(len(streams)), key=lambda index: id(streams[index]))
-            lent: Dict[int, Lent] = {i: held.enter_context(streams[i].lent()) for i in order}
+            lent: Dict[int, CachedText] = {i: held.enter_context(streams[i].lent()) for i in order}
             bound = self._bind(len(streams))
             for index, token in enumerate(tokens):
                 assert token is not None
                 bound.ids[0, index] = token
                 bound.position[index] = lent[index].row
-                bound.addresses[:, index] = lent[index].addresses
+                bound.addresses[:, index] = lent[index].lend()
             # Counted as a run of one token.
             self._bundle.run_bound(bound.run, self._bucket, self._sizes)
             for index, (stream, token) in enumerate(zip(streams, tokens)):
                 assert token is not None
-                stream.give(lent[index].took(token, bound.logits[index]))
+                stream.give(lent[index].take(token, bound.logits[index]))
 
     def run_nothing(self, texts: int) -> None:
         """Runs as many tokens of no text: they see themselves alone. Statistics don't count it."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from .checkpoints import Checkpoint, Checkpoints
-from .row_runs import RowRuns
+from .chunk_runs import ChunkRuns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +28,7 @@ class TriedTokens:
         left: Tokens that were run, but not confirmed, in their order.
     """
 
-    def __init__(self, runs: RowRuns, states: Optional[Checkpoints]) -> None:
+    def __init__(self, runs: ChunkRuns, states: Optional[Checkpoints]) -> None:
         """``states`` are those that the runs change; None: the model has none."""
         self.left: List[int] = []
         self._runs, self._states = runs, states
@@ -51,7 +51,7 @@ class TriedTokens:
         if self._states is not None:
             self._kept = self._states.copy(behind)
         again = text[behind:]
-        logits = self._runs.run(behind, [*again, *tokens])
+        logits = self._runs.run_rows(behind, [*again, *tokens])
         self.left = list(tokens[1:])
         return logits[len(again) :]
 

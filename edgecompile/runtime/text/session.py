@@ -41,7 +41,7 @@ class TextSession(Session, TextGenerator):
     ) -> TokenStream:
         """``stream`` of a text or a chat whose token ids are known."""
         # Keys and values serve from wherever two texts part. States are kept there.
-        marks = [] if self._states is None else self._prompts().find_marks(prompt, ids, tools)
+        marks = [] if self._text.states is None else self._prompts().find_marks(prompt, ids, tools)
         return self._stream(ids, None, options, marks)
 
 

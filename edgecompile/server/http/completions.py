@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from edgecompile.runtime.text.tools import Call
 from edgecompile.server.errors import ServerError, Unprocessable
-from edgecompile.server.generation import Piece
+from edgecompile.server.generation_request import Piece
 from edgecompile.server.http.messages import HttpRequest, Response, openai_error
 from edgecompile.server.http.state import State
 from edgecompile.server.protocol.completions import (

@@ -125,7 +125,7 @@ class Metrics:
             (_model(m.name) + f',texts="{texts}"', count)
             for m in models
             if m.generator is not None
-            for texts, count in m.generator.pace.runs.items()
+            for texts, count in m.generator.steps.pace.runs.items()
         ]
         lines += _family(
             "token_runs_total", "counter", "Runs of so many texts, a token of each.", batches

@@ -11,7 +11,7 @@ from edgecompile.runtime.generation.sampling import MAX_SEED
 from edgecompile.runtime.text.prompts import ALL
 from edgecompile.runtime.text.tools import Call
 from edgecompile.server.errors import BadRequest, Unprocessable
-from edgecompile.server.generation import Generation
+from edgecompile.server.generation_request import Generation
 from edgecompile.server.protocol.documents import dump, kind, load_object, required
 from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.openai import read_model

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgecompile.runtime.text.tools import Call, CallReader
 from edgecompile.server.errors import BadRequest, Unprocessable
-from edgecompile.server.generation import Piece, Tools
+from edgecompile.server.generation_request import Piece, Tools
 from edgecompile.server.protocol.documents import kind, load_object, required
 from edgecompile.server.protocol.fields import Fields
 from edgecompile.server.protocol.texts import flag

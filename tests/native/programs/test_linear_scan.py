@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from edgecompile.export.operators.linear_scan import linear_scan
+from edgecompile.export.operators.texts_states import texts_window
 from tests.native.programs.aoti import ShimError
 from tests.native.programs.torch_cases import Optional, ours
 
@@ -90,3 +91,57 @@ def test_what_does_not_fit_is_refused() -> None:
         scan([*arguments[:3], torch.zeros(3, 4, 6), *arguments[4:]], True, 0)
     with pytest.raises(ShimError, match="3 heads can't share 2 key heads"):
         scan([*arguments[:2], torch.zeros(3, 3, 6), *arguments[3:]], True, 0)
+
+
+def memory_of(states: list[Tensor | None]) -> Tensor:
+    """Where states lie in memory; 0 for None."""
+    return torch.tensor([0 if state is None else state.data_ptr() for state in states])
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("values_first", [False, True])
+def test_each_text_is_scanned_as_it_is_alone(delta: bool, values_first: bool) -> None:
+    """Bit for bit, its state included; one that begins finds zeros, and one without a state writes none."""
+    *inputs, _ = draw(4, 6, 3, 20, 33)
+    states: list[Tensor | None] = [torch.randn(6, 20, 33) for _ in range(3)] + [None]
+    begun = [True, True, False, True]
+    kept = [None if x is None else x.transpose(1, 2) if values_first else x for x in states]
+    kept = [None if x is None else x.clone(memory_format=torch.contiguous_format) for x in kept]
+    *first, beta = inputs
+    optional, place = Optional(beta if delta else None), torch.tensor([5 * x for x in begun])
+    (y,) = ours(
+        "cpu_ec_texts_scan", *first, optional, memory_of(kept), place, values_first, results=1
+    )
+    for t, state in enumerate(states):
+        old = state if state is not None and begun[t] else torch.zeros(6, 20, 33)
+        row, next_state = scan([*(tensor[t : t + 1] for tensor in inputs), old], delta, 0)
+        assert torch.equal(y[t], row[0])
+        if state is not None:
+            mine = kept[t]
+            assert torch.equal(mine.transpose(1, 2) if values_first else mine, next_state)
+
+
+def test_windows_of_texts_move_on() -> None:
+    torch.manual_seed(3)
+    x, place = torch.randn(5, 3, 1).transpose(0, 1).contiguous().transpose(0, 1), [4, 0, 1, 7, 2]
+    states = [torch.randn(3, 4) for _ in place]
+    mine = [state.clone() for state in states]
+    (got,) = ours("cpu_ec_texts_window", x, memory_of(mine), torch.tensor(place), 4, results=1)
+    assert torch.equal(got, texts_window(x, memory_of(states), torch.tensor(place), 4))
+    assert all(torch.equal(one, other) for one, other in zip(mine, states, strict=True))
+    nothing = memory_of([None] * 5)
+    (got,) = ours("cpu_ec_texts_window", x, nothing, torch.tensor(place), 4, results=1)
+    assert torch.equal(got[:, :, 4:], x) and not got[:, :, :4].any()
+
+
+def test_states_that_do_not_fit_the_texts_are_refused() -> None:
+    *first, _, _ = draw(2, 4, 2, 5, 6)
+    none, places = Optional(None), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ShimError, match="addresses of states aren't int64 of 2 texts"):
+        ours("cpu_ec_texts_scan", *first, none, places[:1], places, False, results=1)
+    with pytest.raises(ShimError, match="positions aren't int64 of 2 texts"):
+        ours("cpu_ec_texts_window", torch.ones(2, 3, 1), places, places.float(), 4, results=1)
+    with pytest.raises(ShimError, match="x doesn't fit"):
+        ours("cpu_ec_texts_window", torch.ones(2, 3, 2), places, places, 4, results=1)
+    with pytest.raises(ShimError, match="a window of 0 inputs"):
+        ours("cpu_ec_texts_window", torch.ones(2, 3, 1), places, places, 0, results=1)

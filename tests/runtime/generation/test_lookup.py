@@ -13,9 +13,9 @@ pytest.importorskip("transformers")
 
 from edgecompile.runtime import InputError, Model, open_bundle
 from edgecompile.runtime.generation import golden
+from edgecompile.runtime.generation.cached_text import CachedText
 from edgecompile.runtime.generation.golden import replay_generations
 from edgecompile.runtime.generation.lookup import Draft, Worth
-from edgecompile.runtime.generation.session import Session
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +28,20 @@ def lookup(lookup_bundle: Path) -> Iterator[Model]:
 def eager(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Whatever was found is tried, whether it pays or not; the list gets the tokens of each run, and those kept."""
     runs: list[tuple[int, int]] = []
-    try_tokens, confirm = Session.try_tokens, Session.confirm
+    try_tokens, confirm = CachedText.try_tokens, CachedText.confirm
 
-    def tried(self: Session, stream: Any, tokens: Any) -> Any:
+    def tried(self: CachedText, tokens: Any) -> Any:
         runs.append((len(tokens), 1))
-        return try_tokens(self, stream, tokens)
+        return try_tokens(self, tokens)
 
-    def confirmed(self: Session, stream: Any) -> bool:
-        kept = confirm(self, stream)
+    def confirmed(self: CachedText) -> bool:
+        kept = confirm(self)
         runs[-1] = runs[-1][0], runs[-1][1] + kept
         return kept
 
     monkeypatch.setattr(Worth, "choose", lambda self, most, again=0: most)
-    monkeypatch.setattr(Session, "try_tokens", tried)
-    monkeypatch.setattr(Session, "confirm", confirmed)
+    monkeypatch.setattr(CachedText, "try_tokens", tried)
+    monkeypatch.setattr(CachedText, "confirm", confirmed)
     return runs
 
 
@@ -150,22 +150,22 @@ def test_the_self_test_compares_each_number_of_tokens(
     lookup: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = set()
-    try_tokens = Session.try_tokens
+    try_tokens = CachedText.try_tokens
 
-    def noted(self: Session, stream: Any, tokens: Any) -> Any:
+    def noted(self: CachedText, tokens: Any) -> Any:
         counts.add(len(tokens))
-        return try_tokens(self, stream, tokens)
+        return try_tokens(self, tokens)
 
-    monkeypatch.setattr(Session, "try_tokens", noted)
+    monkeypatch.setattr(CachedText, "try_tokens", noted)
     assert all(result["ok"] for result in replay_generations(lookup))
     assert {2, 3, 4, 5} <= counts
 
-    def off_by_a_bit(self: Session, stream: Any, tokens: Any) -> Any:
-        rows = try_tokens(self, stream, tokens).copy()
+    def off_by_a_bit(self: CachedText, tokens: Any) -> Any:
+        rows = try_tokens(self, tokens).copy()
         rows.view(np.uint32)[-1, 0] ^= 1
         return rows
 
-    monkeypatch.setattr(Session, "try_tokens", off_by_a_bit)
+    monkeypatch.setattr(CachedText, "try_tokens", off_by_a_bit)
     errors = [result["error"] for result in golden.replay_generations(lookup)]
     assert "gives other logits than runs of single ones" in errors[0]
 

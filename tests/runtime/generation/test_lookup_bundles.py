@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("transformers")
 
 from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime.generation.cached_text import CachedText
+from edgecompile.runtime.generation.chunk_runs import ChunkRuns
 from edgecompile.runtime.generation.lookup import Draft, Worth
-from edgecompile.runtime.generation.row_runs import RowRuns
-from edgecompile.runtime.generation.session import Session
 from tests.zoo.generation_bundles import build_family
 from tests.zoo.generation_families import load_family
 
@@ -30,6 +30,9 @@ TOKENS = 14
         ("llama", "fp32", "int8"),
         ("falcon_h1", "fp32", "fp32"),
         ("qwen3_5", "fp32", "fp32"),
+        # Sums of fewer than eight numbers: of four experts, and in the norms of four rates.
+        ("mixtral", "fp32", "fp32"),
+        ("jamba", "fp32", "fp32"),
     ],
     ids="-".join,
 )
@@ -57,26 +60,26 @@ class Guesses:
         self.want: list[int] = []
         self.runs: list[tuple[int, int]] = []
         self._random = np.random.default_rng(8)
-        try_tokens, confirm = Session.try_tokens, Session.confirm
+        try_tokens, confirm = CachedText.try_tokens, CachedText.confirm
 
         def find(draft: Draft, most: int) -> list[int]:
             left = self.want[draft._count - draft._prompt :][:most]
             right = int(self._random.integers(0, len(left) + 1))
             return [*left[:right], *((token + 1) % 97 for token in left[right:])]
 
-        def tried(session: Session, stream: Any, tokens: Any) -> Any:
+        def tried(text: CachedText, tokens: Any) -> Any:
             self.runs.append((len(tokens), 1))
-            return try_tokens(session, stream, tokens)
+            return try_tokens(text, tokens)
 
-        def confirmed(session: Session, stream: Any) -> bool:
-            kept = confirm(session, stream)
+        def confirmed(text: CachedText) -> bool:
+            kept = confirm(text)
             self.runs[-1] = self.runs[-1][0], self.runs[-1][1] + kept
             return kept
 
         patch.setattr(Draft, "find", find)
         patch.setattr(Worth, "choose", lambda worth, most, again=0: most)
-        patch.setattr(Session, "try_tokens", tried)
-        patch.setattr(Session, "confirm", confirmed)
+        patch.setattr(CachedText, "try_tokens", tried)
+        patch.setattr(CachedText, "confirm", confirmed)
 
 
 def test_no_token_changes_nor_a_bit_of_what_is_kept(
@@ -115,11 +118,11 @@ def test_no_token_changes_nor_a_bit_of_what_is_kept(
 def test_a_text_goes_on_where_it_was_saved_or_interrupted(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guesses, run_rows, interrupted = Guesses(monkeypatch), RowRuns.run, 0
+    guesses, run_rows, interrupted = Guesses(monkeypatch), ChunkRuns.run_rows, 0
     how: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False, "eos": ()}
     guesses.want = model.generate([3, 4, 5, 6], **how)
 
-    def interrupt(runs: RowRuns, row: int, tokens: Any) -> Any:
+    def interrupt(runs: ChunkRuns, row: int, tokens: Any) -> Any:
         run_rows(runs, row, tokens)
         raise KeyboardInterrupt
 
@@ -131,7 +134,7 @@ def test_a_text_goes_on_where_it_was_saved_or_interrupted(
         session.save(tmp_path / "text")
         tokens.append(next(stream))
         with monkeypatch.context() as patch:
-            patch.setattr(RowRuns, "run", interrupt)
+            patch.setattr(ChunkRuns, "run_rows", interrupt)
             try:
                 tokens += [next(stream)]
             except KeyboardInterrupt:

@@ -72,7 +72,8 @@ def test_logits_of_each_step_are_eagers(model: Model, module: Any) -> None:
         allowed = 1e-5 * np.abs(want).max() + FACTOR * own
         np.testing.assert_allclose(logits, want, atol=allowed, err_msg=str(step))
         text.append(step % 50 + 1)
-        logits = session.advance(stream, text[-1])
+        with session.lent(stream) as held:
+            logits = held.advance(text[-1])
 
 
 def test_streams_and_callbacks_give_tokens_as_they_are_made(model: Model) -> None:

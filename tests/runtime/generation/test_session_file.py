@@ -95,7 +95,7 @@ def test_an_empty_session_and_a_failed_run(talker: Model, tmp_path: Path) -> Non
     talker.session().save(path)
     session = talker.session(load=path)
     assert session.tokens == [] and session.generate(PROMPT, **NEW)
-    session._behind = -1  # as in a run
+    session._text._behind = -1  # as in a run
     session.save(path)
     loaded = talker.session(load=path)
     has_states = talker.info["generation"]["kind"] == "recurrent-lm"
@@ -318,8 +318,8 @@ def test_logits_of_minus_infinity_are_left_out(
 ) -> None:
     model, _ = hybrid_saved
     session = model.session(load=tmp_path / "talk.session")
-    assert session._states is not None
-    logits = session._states.items[0].logits
+    assert session._text.states is not None
+    logits = session._text.states.items[0].logits
     assert logits is not None
     logits[3] = -np.inf
     session.save(tmp_path / "talk.session")

@@ -93,7 +93,7 @@ def prompts_of(model: Model) -> list[list[int]]:
     """Prompts that leave room for the new tokens; the second begins as the bundle's own, if there is one."""
     spec = model.manifest.generation
     assert spec is not None
-    room, prefix = spec.max_context - NEW - 1, model.session()._prefix
+    room, prefix = spec.max_context - NEW - 1, model.session()._text.prefix
     first, second, *others = [prompt[:room] for prompt in PROMPTS]
     return [first, second if prefix is None else [*prefix.tokens, *second[:9]], *others]
 

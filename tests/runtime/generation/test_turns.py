@@ -144,8 +144,8 @@ def test_kept_states_stay_within_their_memory(hybrid: Model) -> None:
     session = hybrid.session(checkpoint_every=5, checkpoint_bytes=most)
     text = draw(np.random.default_rng(3), 80, 80)
     answer(hybrid, session, text, 20)
-    assert session._states is not None
-    held = session._states.items
+    assert session._text.states is not None
+    held = session._text.states.items
     assert len(held) >= 3 and sum(item.size for item in held) <= most
     assert answer(hybrid, session, text, 2)[1] == 80, "the end of the prompt is never the one to go"
     # Without memory it goes on from the end alone, as no copy is needed there.
@@ -178,7 +178,7 @@ def test_the_least_useful_states_go_first() -> None:
 
 def test_no_memory_for_states_is_no_error(hybrid: Model) -> None:
     session = hybrid.session()
-    assert session._states is not None
+    assert session._text.states is not None
 
     class Full:
         nbytes = 4
@@ -186,9 +186,9 @@ def test_no_memory_for_states_is_no_error(hybrid: Model) -> None:
         def copy(self) -> Any:
             raise MemoryError
 
-    session._states.states = [Full()]  # type: ignore[list-item]
+    session._text.states.states = [Full()]  # type: ignore[list-item]
     answer(hybrid, session, [9, 10, 11], 3)
-    assert session._states.items == []
+    assert session._text.states.items == []
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,11 @@ def test_a_prompt_that_ends_half_read_harms_no_other_text(
             assert (await short).json["choices"][0]["text"] == wanted[0]
             assert chunks == CHUNKS[:2], "the rest isn't run for nobody"
             generator = generator_of(app)
-            assert not generator._inside and not len(generator._turns) and not generator._busy
+            assert (
+                not generator._inside
+                and not len(generator.steps._turns)
+                and not generator.steps._busy
+            )
             reply = await ask(app, LONG, 4)
             assert reply.json["choices"][0]["text"] == wanted[1]
 

@@ -307,7 +307,7 @@ def test_a_full_house_says_when_a_text_ends(speaking_bundle: Path) -> None:
 
         async def wait_for_room() -> str:
             task = asyncio.create_task(call(app, "POST", "/v1/completions", body()))
-            while not generator._turns and not generator._busy:
+            while not generator.steps._turns and not generator.steps._busy:
                 await asyncio.sleep(0)
             reply = await call(app, "POST", "/v1/completions", body())
             assert reply.status == 429 and "1 texts are generated or wait" in reply.error
@@ -333,7 +333,8 @@ def test_tokens_take_their_turn_on_the_cpus(
         assert generator is not None
         model.proven, app = True, App(Repository([model]), Settings())
         free, threads = list[int](), list[int]()
-        step, part = generator._run_steps, model.model.with_threads
+        steps = generator.steps
+        step, part = steps._run_steps, model.model.with_threads
 
         def run_step(*given: Any) -> Any:
             free.append(cores.free)
@@ -343,16 +344,16 @@ def test_tokens_take_their_turn_on_the_cpus(
             threads.append(count)
             return part(count, *given)
 
-        monkeypatch.setattr(generator, "_run_steps", run_step)
+        monkeypatch.setattr(steps, "_run_steps", run_step)
         monkeypatch.setattr(model.model, "with_threads", with_threads)
         cores.free = 0  # other models run
         task = asyncio.create_task(call(app, "POST", "/v1/completions", body()))
-        while not generator._turns:
+        while not steps._turns:
             await asyncio.sleep(0)
         assert not free
         for count in (1, 2):
             cores.free = count
-            cores.freed(generator._begin)
+            cores.freed(steps._begin)
             reply = await task
             assert wanted.startswith(reply.json["choices"][0]["text"]) and cores.free == count
             assert {*free} == {0} and {*threads} == {1}, "the rest of the CPUs"

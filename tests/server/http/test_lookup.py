@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgecompile.runtime.generation.cached_text import CachedText
 from edgecompile.runtime.generation.lookup import Draft, Worth
-from edgecompile.runtime.generation.session import Session
 from edgecompile.server.http.app import App
 from tests.server.conftest import speak
 from tests.server.http.asgi import call, run, serving
@@ -28,13 +28,13 @@ def bundle(lookup_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tokens of each run that tries some; where nothing is found, any are tried."""
     runs: list[int] = []
-    try_tokens = Session.try_tokens
+    try_tokens = CachedText.try_tokens
 
-    def noted(session: Session, stream: Any, tokens: Any) -> Any:
+    def noted(text: CachedText, tokens: Any) -> Any:
         runs.append(len(tokens))
-        return try_tokens(session, stream, tokens)
+        return try_tokens(text, tokens)
 
-    monkeypatch.setattr(Session, "try_tokens", noted)
+    monkeypatch.setattr(CachedText, "try_tokens", noted)
     monkeypatch.setattr(Draft, "find", lambda draft, most: find(draft, most) or [5] * most)
     return runs
 

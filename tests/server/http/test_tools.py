@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from edgecompile.server.generation import Generator, Piece
+from edgecompile.server.generation import Generator
+from edgecompile.server.generation_request import Piece
 from tests.bytewise import START, TEMPLATE, build_bytewise, make_tokenizer
 from tests.server.http.asgi import call, run, serving
 from tests.server.http.generations import events

@@ -58,7 +58,8 @@ def _is_decoder(gm: GraphModule) -> bool:
 
     A decoder behind a source has other inputs of floats.
     """
-    if any(node.target is ops.TEXTS_ATTENTION for node in gm.graph.nodes):
+    at_addresses = (ops.TEXTS_ATTENTION, ops.TEXTS_SCAN, ops.TEXTS_WINDOW)
+    if any(node.target in at_addresses for node in gm.graph.nodes):
         return True
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     values = {node: value_of(node) for node in inputs}

@@ -149,14 +149,6 @@ void see_cache(const char* row, const int64_t* row_strides, int64_t size, int64_
   strides[2] = heads * width;
 }
 
-const int64_t* addresses_of(const Tensor& tensor, int64_t texts, const char* name) {
-  if (tensor.dtype != kInt64 || tensor.numel() != texts ||
-      (texts > 1 && tensor.strides[tensor.dims - 1] != 1)) {
-    fail("%s aren't int64 of %ld texts", name, texts);
-  }
-  return tensor.as<int64_t>();
-}
-
 float dot(const float* a, const float* b, int64_t n) {
   constexpr int64_t kStep = kFloatLanes;
   vf32 sum{};
@@ -314,9 +306,10 @@ EC_API int32_t ec_aoti_torch_cpu_ec_texts_attention(AtenTensorHandle q, AtenTens
     const AttentionArgs& all = prepared.args;
     const int64_t texts = all.len_q;
     if (all.batch != 1 || all.len_k != texts) fail("%ld tokens of %ld texts", all.len_k, texts);
-    const int64_t* const key_places = addresses_of(*unwrap(keys), texts, "addresses of keys");
-    const int64_t* const value_places = addresses_of(*unwrap(values), texts, "addresses of values");
-    const int64_t* const places = addresses_of(*unwrap(position), texts, "positions");
+    const int64_t* const key_places = int64s_of_texts(*unwrap(keys), texts, "addresses of keys");
+    const int64_t* const value_places =
+        int64s_of_texts(*unwrap(values), texts, "addresses of values");
+    const int64_t* const places = int64s_of_texts(*unwrap(position), texts, "positions");
     OwnedTensor result(new_heads_last(1, all.heads_q, texts, all.dim_v));
     int64_t read = 0;
     for (int64_t t = 0; t < texts; ++t) {

@@ -38,6 +38,14 @@ const int64_t* int64s_of(const Tensor& tensor, OwnedTensor* holder) {
   return row_major(converted(tensor, kInt64, holder), holder).as<int64_t>();
 }
 
+const int64_t* int64s_of_texts(const Tensor& tensor, int64_t texts, const char* role) {
+  if (tensor.dtype != kInt64 || tensor.numel() != texts ||
+      (texts > 1 && tensor.strides[tensor.dims - 1] != 1)) {
+    fail("%s aren't int64 of %ld texts", role, texts);
+  }
+  return tensor.as<int64_t>();
+}
+
 const float* vector_of(const Tensor* tensor, int64_t n, const char* role, OwnedTensor* holder) {
   if (tensor == nullptr) return nullptr;
   require_float32(*tensor, role);

@@ -46,6 +46,9 @@ int64_t require_packed(const Tensor& packed, int64_t n, int64_t k, int64_t count
 // The elements in row-major order as int64, of the tensor itself or of a copy that `holder` owns.
 const int64_t* int64s_of(const Tensor& tensor, OwnedTensor* holder);
 
+// The contiguous int64 of a tensor with one for each of several texts.
+const int64_t* int64s_of_texts(const Tensor& tensor, int64_t texts, const char* role);
+
 // The n contiguous floats of a vector, or of a copy that `holder` owns; null for null.
 const float* vector_of(const Tensor* tensor, int64_t n, const char* role, OwnedTensor* holder);
 

@@ -1,0 +1,326 @@
+"""The text whose tokens the caches hold.
+
+Programs change the caches in place. Row i of keys and values belongs to token i of the text, so a text
+that begins as the last one did needs only its new part to be run. A state of a fixed size can't go back, but
+where a copy was kept: at the ends of prompts and answers. A text goes on from the longest of these that it begins with.
+"""
+
+from typing import TYPE_CHECKING, Callable, Generator, Iterable, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..base.errors import InputError
+from ..format.schema import RECURRENT_LM, GenerationSpec
+from ..open.bundle import OpenBundle
+from .caches import Caches, rows_and_states
+from .checkpoints import Checkpoint, Checkpoints, CheckpointSettings
+from .chunk_runs import ChunkRuns
+from .prefix import count_common, find_prefix
+from .tried import Room, TriedTokens
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .stream import GenerationRequest
+
+    #: Runs of chunks, one at each step; in the end the logits [vocabulary] behind the last one.
+    Runs = Generator[None, None, NDArray[np.float32]]
+
+#: Tokens that must be run again to make it worth a run of its own to keep the states where two texts part.
+_WORTH_A_RUN = 32
+
+
+class CachedText:
+    """A text and what its tokens left in the caches. One thread at a time calls it.
+
+    Attributes:
+        tokens: Tokens whose rows the caches hold.
+        states: States of a fixed size with their checkpoints; None: the model has none.
+        prefix: The bundle's own prompt; None: it has none.
+        vocabulary: Number of logits.
+    """
+
+    def __init__(
+        self,
+        bundle: OpenBundle,
+        spec: GenerationSpec,
+        caches: Caches,
+        checkpoints: CheckpointSettings,
+    ) -> None:
+        self._spec, self._caches = spec, caches
+        self._runs = ChunkRuns(bundle, spec, caches)
+        self._logits, self.vocabulary = self._runs.logits, len(self._runs.logits)
+        self.tokens: List[int] = []
+        # Tokens that states of a fixed size stand behind; -1 during a run, and after one that failed.
+        self._behind = 0
+        self.states: Optional[Checkpoints] = None
+        self._every = 0
+        if spec.kind == RECURRENT_LM:
+            states = rows_and_states(caches, spec)[1]
+            self.states, self._every = Checkpoints(states, checkpoints), checkpoints.every
+        self.prefix = find_prefix(bundle, spec, caches) if caches.arrays else None
+        self._tried: Optional[TriedTokens] = None
+        if spec.lookup > 1:
+            self._tried = TriedTokens(self._runs, self.states)
+
+    @property
+    def row(self) -> int:
+        """The row of the next token."""
+        return len(self.tokens)
+
+    def lend(self) -> "NDArray[np.int64]":
+        """Where the caches lie in memory, for somebody else to run the next token over them; see ``take``.
+
+        Raises:
+            InputError: states of a fixed size don't stand behind the text's last token.
+        """
+        self.retract()
+        if self.states is not None and self._behind != self.row:
+            raise _states_lost()
+        self._behind = -1
+        return self._caches.addresses
+
+    def take(self, token: int, logits: "NDArray[np.float32]") -> "NDArray[np.float32]":
+        """Takes a token that was run while the caches were lent; its own copy of the logits behind it."""
+        self._took([token])
+        self._keep_states()
+        self._logits[...] = logits
+        return self._logits
+
+    def _took(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+        self._behind = len(self.tokens)
+
+    def _keep_states(self) -> None:
+        if self._every and self.states is not None and self._behind % self._every == 0:
+            self.states.take(self._behind)
+
+    def snapshot(self) -> Tuple[List[int], List[Checkpoint]]:
+        """The tokens that another text can go on behind, and the checkpoints, with the states as the last one."""
+        self.retract()
+        for _ in self._run_again():
+            pass
+        tokens, items = list(self.tokens), []
+        if self.states is not None:
+            items = list(self.states.items)
+            if self._behind > (items[-1].length if items else 0):
+                items.append(Checkpoint(self._behind, self.states.states))
+            # After a run that failed no text can go on behind the last of them.
+            del tokens[items[-1].length if items else 0 :]
+        return tokens, items
+
+    def restore(self, tokens: List[int], checkpoints: Sequence[Checkpoint]) -> None:
+        """Takes the tokens whose rows the caches hold now, and states of a checkpoint behind them."""
+        if self.states is not None and checkpoints:
+            self.states.restore(checkpoints[-1])
+        self.tokens, self._behind = tokens, len(tokens)
+
+    def begin(self, request: "GenerationRequest", note: Callable[[int], None]) -> "Runs":
+        """Takes the text ``request.prompt`` over from the last one, and runs what is new of it.
+
+        ``note`` gets the number of tokens that needn't be run.
+        """
+        self.retract()
+        if request.source is not None and self._runs.read(request.source):
+            self.tokens.clear()  # nothing of another source's text is of use
+        prompt = request.prompt
+        self._take_prefix(prompt)
+        common = count_common(prompt, self.tokens)
+        if self.states is not None:
+            return (yield from self._begin_from_states(self.states, request, common, note))
+        prefix = min(common, len(prompt) - 1)
+        del self.tokens[prefix:]
+        note(prefix)
+        return (yield from self._extend(prompt[prefix:]))
+
+    def _begin_from_states(
+        self,
+        states: Checkpoints,
+        request: "GenerationRequest",
+        common: int,
+        note: Callable[[int], None],
+    ) -> "Runs":
+        """``begin`` where states of a fixed size have to be put behind what isn't run."""
+        prompt, length = request.prompt, len(request.prompt)
+        prefix, found = self._find_states(states, common, length)
+        if found is not None:
+            self._behind = -1
+            states.restore(found)
+            self._behind = prefix
+        elif prefix > 0:
+            yield from self._run_again()
+        states.cut(prefix)
+        if prefix > 0:
+            states.take(prefix)  # the end of an answer
+        del self.tokens[prefix:]
+        note(prefix)
+        if prefix == length:
+            assert found is not None
+            assert found.logits is not None
+            self._logits[...] = found.logits
+            return self._logits
+        stops = {*request.marks, common} if common - prefix >= _WORTH_A_RUN else request.marks
+        logits = yield from self._extend_states(states, prompt[prefix:], stops)
+        states.take(length, logits)
+        return logits
+
+    def _find_states(
+        self, states: Checkpoints, common: int, length: int
+    ) -> Tuple[int, Optional[Checkpoint]]:
+        """How much of a text of this ``length`` needn't be run, and the checkpoint for that, if one is needed."""
+        found, behind = states.find(common, length), self._behind
+        if 0 <= behind < len(self.tokens) or (self._tried is not None and self._tried.pending):
+            behind = len(self.tokens)  # by a run of what was taken back
+        prefix = behind if 0 <= behind <= min(common, length - 1) else 0
+        return (
+            (found.length, found) if found is not None and found.length > prefix else (prefix, None)
+        )
+
+    def count_kept(self, prompt: Sequence[int], text: Sequence[int]) -> int:
+        """How many tokens of a prompt the caches hold, where they hold ``text``."""
+        common = count_common(prompt, text)
+        if self.states is None:
+            return min(common, len(prompt) - 1)
+        return self._find_states(self.states, common, len(prompt))[0]
+
+    def count_baked(self, prompt: Sequence[int]) -> int:
+        """How many tokens of a prompt are the bundle's own."""
+        return 0 if self.prefix is None else self.prefix.count_usable(prompt)
+
+    def _take_prefix(self, prompt: Sequence[int]) -> None:
+        """Begins the text as the bundle's own prompt does, where the caches hold less of the new one."""
+        prefix, count = self.prefix, self.count_baked(prompt)
+        if prefix is None or count <= self.count_kept(prompt, self.tokens):
+            return
+        self._behind = -1
+        self.tokens = prefix.tokens[:count]
+        for array, rows in zip(rows_and_states(self._caches, self._spec)[0], prefix.rows):
+            array[:count] = rows[:count]
+        if self.states is not None:
+            self.states.cut(0)
+            self.states.restore(Checkpoint(count, prefix.states))
+            self.states.take(count)
+        self._behind = count
+
+    def advance(self, token: int) -> "NDArray[np.float32]":
+        """Runs one token behind the text; the logits [vocabulary], valid until the next run."""
+        self.retract()
+        row = self.row
+        if self.states is not None and row != self._behind:
+            if not 0 <= self._behind < row:
+                raise _states_lost()
+            self._logits[...] = self.try_tokens([token])[0]  # after what was taken back
+            return self._logits
+        self._behind = -1
+        self._runs.run_step(row, token)
+        self._took([token])
+        self._keep_states()
+        return self._logits
+
+    def advance_by(self, begin: int, tokens: List[int]) -> "Runs":
+        """Runs several tokens behind the text's first ``begin``, as a prompt's."""
+        self.retract()
+        if self.states is not None:
+            if begin != self._behind:
+                raise _states_lost()
+            logits = yield from self._extend_states(self.states, tokens)
+            self._keep_states()
+            return logits
+        del self.tokens[begin:]  # of an attempt that was interrupted between two chunks
+        try:
+            return (yield from self._extend(tokens))
+        except (Exception, KeyboardInterrupt):
+            del self.tokens[begin:]  # all of them can be run again
+            raise
+
+    def _extend_states(
+        self, states: Checkpoints, tokens: Sequence[int], marks: Iterable[int] = ()
+    ) -> "Runs":
+        """Runs tokens behind the text, and keeps states within them: at marks, and at every so many tokens."""
+        begin, every = self.row, self._every
+        end = begin + len(tokens)
+        stops = {*marks, *(range(begin - begin % every, end, every) if every else ())}
+        for stop in sorted(stop for stop in stops if begin < stop < end):
+            yield from self._extend(tokens[self.row - begin : stop - begin])
+            states.take(stop)
+            yield
+        return (yield from self._extend(tokens[self.row - begin :]))
+
+    def _extend(self, tokens: Sequence[int]) -> "Runs":
+        done = 0
+        while done < len(tokens):
+            if done:
+                yield
+            chunk = self._runs.planner.next_chunk(self.row, len(tokens) - done)
+            part = tokens[done : done + chunk.taken]
+            self._behind = -1
+            self._runs.run(self.row, chunk, part)
+            self._took(part)
+            done += chunk.taken
+        return self._logits
+
+    def room(self) -> Room:
+        """How many tokens can be tried with the next one; takes back those that weren't confirmed."""
+        self.retract()
+        length, end = self.row, self._spec.max_context
+        begin = length
+        if self.states is not None:
+            begin = self._behind if self._behind >= 0 else length  # lost: the next run says so
+            if self._every:
+                end = min(end, begin - begin % self._every + self._every)
+        return Room(min(end, begin + self._spec.lookup) - length - 1, length - begin)
+
+    def try_tokens(self, tokens: Sequence[int]) -> "NDArray[np.float32]":
+        """Runs a token behind the text, and further ones that may not be the text's; see ``confirm``.
+
+        Returns:
+            The logits [tokens, vocabulary] behind each, valid until the next call.
+        """
+        self.retract()
+        tried, begin = self._tried, self.row
+        assert tried is not None
+        if self.states is not None:
+            if not 0 <= self._behind <= begin:
+                raise _states_lost()
+            begin = self._behind
+        self._behind = -1
+        logits = tried.run(self.tokens, begin, tokens)
+        self._settle(tried, tokens[0])
+        return logits
+
+    def confirm(self) -> bool:
+        """Takes the first token that was only tried into the text; the others are taken back with the next run.
+
+        Returns:
+            Whether there was one: ``snapshot`` takes them back, too.
+        """
+        tried = self._tried
+        if tried is None or not tried.left:
+            return False
+        self._settle(tried, tried.left.pop(0))
+        return True
+
+    def _settle(self, tried: TriedTokens, token: int) -> None:
+        """Takes a token; and the states for the text's, once all that was tried is in it."""
+        self.tokens.append(token)
+        if tried.settle():
+            self._behind = self.row
+            self._keep_states()
+
+    def retract(self) -> None:
+        """Puts the states back before a run whose tokens aren't all in the text."""
+        behind = None if self._tried is None else self._tried.retract()
+        if behind is not None:
+            self._behind = behind
+
+    def _run_again(self) -> "Runs":
+        """Puts states that were taken back behind the text's last token."""
+        if self.states is not None and 0 <= self._behind < self.row:
+            again = self.tokens[self._behind :]
+            del self.tokens[self._behind :]
+            yield from self._extend(again)
+        return self._logits
+
+
+def _states_lost() -> InputError:
+    return InputError("a run of this text failed, and its states are lost", "begin the text anew")

@@ -1,0 +1,97 @@
+"""Runs of one text's tokens over its caches."""
+
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from ..format.schema import GenerationSpec
+from ..open.bundle import OpenBundle
+from .caches import Caches, Run
+from .chunks import Chunk, ChunkPlanner, chunk_sizes
+from .sources import run_encoder, same_source
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class _Bound(NamedTuple):
+    """A run of a number of tokens over arrays that stay, until the text outgrows its view of the caches."""
+
+    run: Run
+    chunk: Chunk
+    ids: "NDArray[np.int64]"
+    position: "NDArray[np.int64]"
+
+
+class ChunkRuns:
+    """Runs chunks of a prompt, and few tokens over arrays that stay.
+
+    Attributes:
+        planner: Divides the tokens of a text into chunks.
+        logits: Logits [vocabulary] behind the last token; each run overwrites them.
+    """
+
+    def __init__(self, bundle: OpenBundle, spec: GenerationSpec, caches: Caches) -> None:
+        self._bundle, self._spec, self._caches = bundle, spec, caches
+        self.planner = ChunkPlanner(caches.manifest, spec, caches.rows_step, bundle.manifest)
+        vocabulary: Any = bundle.manifest.outputs[0].shape[1]
+        self._rows = np.zeros((spec.lookup, vocabulary), np.float32)
+        self.logits: NDArray[np.float32] = self._rows[0]
+        self._bound: Dict[int, _Bound] = {}
+        self._source: Optional[Dict[str, NDArray[Any]]] = None
+        self._cross: Dict[str, NDArray[Any]] = {}
+        # The axes that a source has a size along, for statistics.
+        self._sized: Dict[str, int] = {}
+
+    def read(self, source: "Dict[str, NDArray[Any]]") -> bool:
+        """Lets the encoder read a source; False where it is the one before."""
+        encoder = self._bundle.encoder
+        assert encoder is not None
+        if same_source(self._source, source):
+            return False
+        self._source = None
+        self._bound.clear()  # they have its arrays
+        self._cross = run_encoder(self._spec, encoder, source)
+        self._sized = {
+            item.shape[0]: self._cross[item.name].shape[0]
+            for item in self._bundle.manifest.inputs
+            if item.name in self._cross and isinstance(item.shape[0], str)
+        }
+        self._source = source
+        return True
+
+    def run(self, row: int, chunk: Chunk, tokens: Sequence[int]) -> None:
+        """Runs the tokens of a chunk from a row on."""
+        if 2 <= chunk.taken <= self._spec.lookup:
+            self.logits[...] = self.run_rows(row, tokens)[-1]
+        else:
+            self._run(self._bind(chunk), row, tokens)
+
+    def run_step(self, row: int, token: int) -> None:
+        """Runs one token."""
+        self._run(self._bound_for(row, 1), row, [token])
+
+    def run_rows(self, row: int, tokens: Sequence[int]) -> "NDArray[np.float32]":
+        """Runs 2 to ``lookup`` tokens from a row on; the logits [tokens, vocabulary] behind each, until the next run."""
+        self._run(self._bound_for(row, len(tokens)), row, tokens)
+        return self._rows[: len(tokens)]
+
+    def _bound_for(self, row: int, count: int) -> _Bound:
+        bound = self._bound.get(count)
+        if bound is None or row + count > bound.chunk.rows:
+            bound = self._bound[count] = self._bind(self.planner.next_chunk(row, count))
+        return bound
+
+    def _run(self, bound: _Bound, row: int, tokens: Sequence[int]) -> None:
+        bound.ids[0, : len(tokens)] = tokens
+        bound.position[0] = row
+        sizes = {**chunk_sizes(self._spec, bound.chunk), **self._sized}
+        self._bundle.run_bound(bound.run, bound.chunk.bucket, sizes)
+
+    def _bind(self, chunk: Chunk) -> _Bound:
+        spec, count = self._spec, chunk.taken
+        ids = np.full((1, chunk.length), spec.pad, np.int64)
+        position, last = np.zeros(1, np.int64), np.array([count - 1])
+        inputs = {spec.input: ids, spec.position: position, spec.last: last, **self._cross}
+        logits = self._rows[: count if count <= spec.lookup else 1]
+        return _Bound(self._caches.bind(chunk, inputs, logits), chunk, ids, position)
