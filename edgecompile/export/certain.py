@@ -8,6 +8,9 @@ that always give the same never become conditions.
 A long range isn't tried as a whole. An expression of sums, quotients and remainders by constants grows
 by the same number from one period of its divisors to the next. So the difference of two of them is
 linear along the sizes with one remainder, and the ends of these tell the rest.
+
+torch gives an input's size that is a sum of axes (``32*height``) no upper limit while it traces. Here it has the
+values that the axes give it.
 """
 
 from __future__ import annotations
@@ -24,14 +27,17 @@ from unittest.mock import patch
 import sympy  # type: ignore[import-untyped]
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
-from edgecompile.export.guards import condition_holds, condition_tree, tree_value
+from edgecompile.export.guards import axis_texts, condition_holds, condition_tree, tree_value
+from edgecompile.models.specs import InputSpec
+from edgecompile.runtime.format.sums import parse_sum
 
 #: Sizes, of all axes together, that a condition is tried at, at most.
 _MOST_SIZES = 4096
 #: Others compare ends alone, as torch does.
 _WORTH = re.compile(r"//|Mod\(|Max\(|Min\(|ceil|floor|Ceil|Floor")
 
-Range = tuple[int, int]
+#: The smallest and the largest value, both inclusive, and the step between values, which is 1 where none is given.
+Range = tuple[int, int] | tuple[int, int, int]
 
 
 def outcome(expression: str, ranges: Mapping[str, Range]) -> bool | None:
@@ -39,17 +45,23 @@ def outcome(expression: str, ranges: Mapping[str, Range]) -> bool | None:
 
     Args:
         expression: the condition, in torch's words or Python's.
-        ranges: smallest and largest value of every name in it, both inclusive.
+        ranges: range of every name in it.
     """
-    count = math.prod(hi - lo + 1 for lo, hi in ranges.values())
+    values_of = {name: _values(span) for name, span in ranges.items()}
+    count = math.prod(map(len, values_of.values()))
     if count < 1:
         return None
     if count > _MOST_SIZES:
         return _outcome_of_ends(expression, ranges)
     # The ends first: they differ where the condition is a limit.
-    spans = [(hi, *range(lo, hi)) for lo, hi in ranges.values()]
+    spans = [(values[-1], *values[:-1]) for values in values_of.values()]
     values = (dict(zip(ranges, sizes, strict=True)) for sizes in itertools.product(*spans))
     return _same(condition_holds(expression, sizes) for sizes in values)
+
+
+def _values(span: Range) -> range:
+    lo, hi, *step = span
+    return range(lo, hi + 1, *step)
 
 
 def _same(results: Iterator[bool | None]) -> bool | None:
@@ -61,7 +73,7 @@ def _outcome_of_ends(expression: str, ranges: Mapping[str, Range]) -> bool | Non
     """The outcome of a comparison of numbers with a period, by the first and last sizes of each remainder."""
     if len(ranges) != 1:
         return None
-    ((name, (lo, hi)),) = ranges.items()
+    ((name, (lo, hi, *_)),) = ranges.items()  # what holds at every size holds at every other one
     try:
         tree = condition_tree(expression)
         if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
@@ -128,10 +140,15 @@ def if_apart(expression: Any) -> bool | None:
         factor, other = left / right, right / left
         left, right = (factor, sympy.Integer(1)) if _is_whole(factor) else (sympy.Integer(1), other)
     size, number = (left, right) if right.is_Integer else (right, left)
+    turned = size is right
+    # Strides and bytes are multiples: that 32 rows are more than 32 says that there is more than one.
+    factor, primitive = size.as_content_primitive()
+    if factor.is_Integer:
+        size, number = primitive, number / factor
     if not number.is_Integer or size.is_Symbol or not size.free_symbols or not _is_whole(size):
         return None
     at_one, at_two, beyond = (
-        bool(expression.func(n, number) if size is left else expression.func(number, n))
+        bool(expression.func(number, n) if turned else expression.func(n, number))
         for n in (1, 2, sympy.oo)
     )
     return at_two if at_one != at_two == beyond else None
@@ -143,10 +160,16 @@ def _is_whole(factor: Any) -> bool:
 
 
 @contextmanager
-def certain_conditions(apart: list[Any] | None = None) -> Iterator[None]:
+def certain_conditions(
+    inputs: Sequence[InputSpec],
+    axes: Mapping[str, tuple[int, int]],
+    apart: list[Any] | None = None,
+) -> Iterator[None]:
     """Lets torch's tracing decide conditions that always give the same without keeping them.
 
     Args:
+        inputs: the inputs of the traced model.
+        axes: smallest and largest size of every axis, both inclusive.
         apart: gets conditions (sympy) that hold unless a size that follows from others is 1. They are taken for
             given, as torch takes an axis' own size for 2 or more. None: they are torch's to decide.
     """
@@ -158,7 +181,8 @@ def certain_conditions(apart: list[Any] | None = None) -> Iterator[None]:
         text = str(expression)
         if not isinstance(expression, sympy.logic.boolalg.Boolean) or not _WORTH.search(text):
             return None
-        ranges = _ranges(environment, sorted(expression.free_symbols, key=str))
+        symbols = sorted(expression.free_symbols, key=str)
+        ranges = _ranges(environment, symbols, inputs, axes)
         if not ranges:
             return None
         key = text, tuple(ranges.items())
@@ -183,16 +207,40 @@ def certain_conditions(apart: list[Any] | None = None) -> Iterator[None]:
         yield
 
 
-def _ranges(environment: ShapeEnv, symbols: Sequence[Any]) -> dict[str, Range]:
+def _ranges(
+    environment: ShapeEnv,
+    symbols: Sequence[Any],
+    inputs: Sequence[InputSpec],
+    axes: Mapping[str, tuple[int, int]],
+) -> dict[str, Range]:
     """The ranges of inputs' sizes; empty where one isn't such a size, or has no upper end."""
-    result = {}
+    result: dict[str, Range] = {}
     for symbol in symbols:
         span = environment.var_to_range.get(symbol)
         if free_unbacked_symbols(symbol) or span is None or not span.is_int:
             return {}
+        source = environment.var_to_sources.get(symbol, [None])[0]
+        name = "" if source is None else axis_texts(source.name, inputs)
+        most = _values_of_sum(name, axes)
         try:
             # torch's own infinity refuses this, sympy's does too.
-            result[str(symbol)] = int(span.lower), int(span.upper)
+            lo = int(span.lower)
+            result[str(symbol)] = (lo, int(span.upper)) if most is None else _from(lo, most)
         except (AttributeError, OverflowError, TypeError, ValueError):
             return {}
     return result
+
+
+def _values_of_sum(text: str, axes: Mapping[str, tuple[int, int]]) -> tuple[int, int, int] | None:
+    """The values of a sum of axes; None of an axis itself, whose range torch knows, and of other texts."""
+    found = None if text in axes else parse_sum(text)
+    if found is None or any(axis not in axes for axis, _ in found.terms):
+        return None
+    steps = [abs(factor) for axis, factor in found.terms if axes[axis][0] < axes[axis][1]]
+    return (*found.span(axes), math.gcd(*steps) or 1)
+
+
+def _from(least: int, values: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The values that aren't below the least."""
+    lo, hi, step = values
+    return max(lo, least + (lo - least) % step), hi, step

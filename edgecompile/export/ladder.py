@@ -94,7 +94,7 @@ def export_program(
     with (
         torch.no_grad(),
         quiet_torch(),
-        certain_conditions(apart if strategy.apart else None),
+        certain_conditions(inputs, ranges, apart if strategy.apart else None),
         without_fast_path(),
         without_mask_detection(module),
         recurrences,

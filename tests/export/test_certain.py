@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -53,6 +55,9 @@ def test_the_outcome_of_a_condition(condition: str, most: int, expected: bool | 
         ("Eq(floor(s/2), s - 1)", None),
         ("Eq(floor(s/2)*(s + 3), s + 3)", False),
         ("s + 3 < floor(s/2)*(s + 3)", True),
+        ("Ne(32*floor(s/2), 32)", True),
+        ("2 < 2*floor(s/32) + 2", True),
+        ("32*floor(s/2) > 33", None),
         ("Ne(floor(s/2)*(s + 3), s + 4)", None),
         ("Ne(Mod(s + 3, floor(s/2)*(s + 3)), 0)", True),
         ("Ne(Mod(s + 3, floor(s/2)), 0)", None),
@@ -67,6 +72,8 @@ def test_conditions_on_several_sizes_are_tried_at_all_of_them() -> None:
     assert outcome("Eq(Mod(4*a*b, 2), 0)", {"a": (1, 8), "b": (2, 64)}) is True
     assert outcome("Eq(Mod(a*b, 2), 0)", {"a": (1, 8), "b": (2, 64)}) is None
     assert outcome("a//2 < 3", {"a": (5, 4)}) is None
+    assert outcome("Eq(2*(a//8), a//4)", {"a": (8, 64, 8)}) is True
+    assert outcome("Eq(2*(a//8), a//4)", {"a": (8, 64)}) is None
 
 
 class Halves(nn.Module):
@@ -90,3 +97,36 @@ def test_a_condition_that_always_holds_costs_nothing(most: int) -> None:
     }
     exported = export_model(load_model(spec))
     assert (exported.ranges["length"], exported.strategy) == ((9, most), "dim")
+
+
+class Halved(nn.Module):
+    """Feature maps with one row where there are 8, joined with the ones before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Conv2d(n, 4, 3, 2, 1) for n in (3, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [x]
+        for layer in self.layers:
+            maps.append(layer(maps[-1]).relu())
+        joined = nn.functional.interpolate(maps[3], scale_factor=2) + maps[2]
+        return joined.flatten(2).softmax(-1)
+
+
+def halved() -> dict[str, Any]:
+    return {
+        "module": Halved(),
+        "inputs": {"x": torch.randn(1, 3, 24, 32)},
+        "axes": {"x": {2: "8*height", 3: "8*width"}},
+        "limits": {"height": (1, 6), "width": (1, 6)},
+        "length_axis": "height",
+    }
+
+
+def test_sizes_that_are_multiples_have_the_values_of_their_axis() -> None:
+    exported = export_model(load_model(f"{__file__}:halved"))
+    assert exported.ranges == {"height": (1, 6), "width": (1, 6)}
+    smallest = {"height": 1, "width": 1}
+    assert any(smallest.items() <= sizes.items() for sizes in exported.checked)

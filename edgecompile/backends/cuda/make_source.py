@@ -19,6 +19,7 @@ from edgecompile.backends.cuda.source import Kernel
 from edgecompile.backends.inductor.compat import (
     GENERATING,
     assume_no_ones,
+    conditions_compared,
     equal_sizes_copied,
     generation_failed,
     refuse_fixed,
@@ -104,7 +105,7 @@ def make_gpu_source(
         environment = next((size.node.shape_env for size, _ in varying), None)
         assume_no_ones(varying)
         guard_count = 0 if environment is None else len(environment.guards)
-        with temporary_folder() as folder, equal_sizes_copied():
+        with temporary_folder() as folder, equal_sizes_copied(), conditions_compared():
             try:
                 raw = run_inductor(program, gpu, TileChooser(gpu, rule), Path(folder), ptxas)
             except CompileError:

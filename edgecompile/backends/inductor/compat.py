@@ -25,6 +25,7 @@ import torch._inductor.config
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
 from torch import Tensor
 from torch._decomp import decompositions
+from torch._inductor import fx_utils as inductor_fx_utils
 from torch._inductor import lowering as inductor_lowering
 from torch._inductor.codegen import cpp as inductor_cpp
 from torch._inductor.index_propagation import IndexPropagation, TypedExpr
@@ -245,6 +246,22 @@ def _ordered_writes() -> AbstractContextManager[None]:
     return patch.multiple(module, index_put_impl_=put_in_order, use_scatter_fallback=falls_back)
 
 
+def conditions_compared() -> AbstractContextManager[None]:
+    """Lets Inductor compare conditions on sizes that graphs hold: it subtracts one from the other.
+
+    It does so where it renews the values of a graph whose operators write in place.
+    """
+    module: Any = inductor_fx_utils
+    is_same = module._is_fake_tensor_same
+
+    def same(new: Any, old: Any, *args: Any, **kwargs: Any) -> bool:
+        if isinstance(new, torch.SymBool) and isinstance(old, torch.SymBool):
+            return bool(new.node.expr == old.node.expr)
+        return bool(is_same(new, old, *args, **kwargs))
+
+    return patch.multiple(module, _is_fake_tensor_same=same)
+
+
 def _options(gm: GraphModule, variant: VariantSpec, cxx: str) -> dict[str, Any]:
     # Inductor writes short sums out, but not those of a single row, which then come in another order: a run of
     # several tokens wouldn't be equal to runs of single ones.
@@ -316,6 +333,7 @@ def generate_cpp(
         # A shared cache can hand back C++ of another instruction set.
         patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
         equal_sizes_copied(),
+        conditions_compared(),
         _overflow_heeded(served) as overflows,
         torch.no_grad(),
     ):

@@ -135,3 +135,16 @@ def drop_dropout(gm: GraphModule) -> None:
         if node.target is torch.ops.aten.dropout.default and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
+
+
+#: torch's names for its own checks (``torch._check_tensor_all``), which no runtime has, with the plain operators.
+_PLAIN = {
+    torch.ops.aten._is_all_true.default: torch.ops.aten.all.default,
+    torch.ops.aten._is_any_true.default: torch.ops.aten.any.default,
+}
+
+
+def write_checks(gm: GraphModule) -> None:
+    """Calls plain operators where a model checks values."""
+    for node in gm.graph.nodes:
+        node.target = _PLAIN.get(node.target, node.target)

@@ -10,9 +10,15 @@ import pytest
 import torch
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
 from torch import Tensor, nn
+from torch._inductor import fx_utils
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import GeneratedCpp, generate_cpp, vector_isa
+from edgecompile.backends.inductor.compat import (
+    GeneratedCpp,
+    conditions_compared,
+    generate_cpp,
+    vector_isa,
+)
 from edgecompile.backends.inductor.source import (
     computes_in_vectors,
     split_interface,
@@ -302,6 +308,24 @@ def test_a_stored_program_keeps_a_batch_of_one_or_two(tmp_path: Path) -> None:
         shared=(),
     )
     assert made.assumed == ()
+
+
+def test_conditions_on_sizes_are_compared() -> None:
+    rows, columns = (torch.export.Dim(name, min=4, max=8) for name in ("rows", "columns"))
+
+    class Sizes(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.new_ones(x.shape[0] // 2), x.new_ones(x.shape[1] // 2)
+
+    program = torch.export.export(
+        Sizes(), (torch.ones(6, 4),), dynamic_shapes=[{0: rows, 1: columns}]
+    )
+    symbols = next(n.meta["val"] for n in program.graph.nodes if n.op == "placeholder").shape
+    a, b = (size // 2 == 2 for size in symbols)
+    with conditions_compared():
+        assert fx_utils._is_fake_tensor_same([a, b], [a, b], {})
+        assert not fx_utils._is_fake_tensor_same([a, b], [a, a], {})
+        assert not fx_utils._is_fake_tensor_same(a, symbols[0], {})
 
 
 def test_sums_of_shares_can_be_left_to_one_thread() -> None:

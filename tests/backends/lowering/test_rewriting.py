@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends.lowering.rewriting import arguments_of, replace
+from edgecompile.backends.lowering.rewriting import arguments_of, replace, write_checks
 
 aten = torch.ops.aten
 
@@ -41,3 +42,21 @@ def test_a_call_takes_the_place_of_a_chain() -> None:
     assert aten.neg.default not in left and aten.relu.default not in left
     attended = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
     assert torch.equal(graph(x), attended.abs())
+
+
+class Checked(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch._check_tensor_all(x >= 0)
+        return x.sqrt()
+
+
+def test_checks_of_values_become_plain_operators() -> None:
+    graph = torch.export.export(Checked(), (torch.ones(3),)).module()
+    assert aten._is_all_true.default in {node.target for node in graph.graph.nodes}
+    write_checks(graph)
+    targets = {node.target for node in graph.graph.nodes}
+    assert aten.all.default in targets and aten._is_all_true.default not in targets
+    graph.recompile()
+    assert graph(torch.full((3,), 4.0)).tolist() == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="assertion failed"):
+        graph(torch.full((3,), -4.0))

@@ -47,6 +47,7 @@ from edgecompile.backends.lowering.rewriting import (
     is_float32,
     replace,
     select_by_masks,
+    write_checks,
 )
 from edgecompile.backends.operators import ops
 from edgecompile.precision import FP32, Precision
@@ -80,6 +81,7 @@ def lower_graph(
     low = Lowering(gm, LoweringReport())
     lower_halves(low)
     drop_dropout(gm)
+    write_checks(gm)
     low.report.counts["rows"] += drop_dead_rows(gm)
     select_by_masks(gm)
     write_distinct(gm)

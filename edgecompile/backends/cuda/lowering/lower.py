@@ -46,6 +46,7 @@ from edgecompile.backends.lowering.rewriting import (
     LoweringReport,
     drop_dropout,
     select_by_masks,
+    write_checks,
 )
 from edgecompile.export.halves import computes_in_halves
 from edgecompile.targets.gpu import GpuFacts
@@ -98,6 +99,7 @@ def lower_for_gpu(
     _refuse_sizes(gm)
     _inline_bodies(gm)
     drop_dropout(gm)
+    write_checks(gm)
     low.report.counts["rows"] += drop_dead_rows(gm)
     _fill_scalars(gm)
     split_recurrences(low)
