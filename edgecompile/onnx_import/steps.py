@@ -42,9 +42,8 @@ def scan(
 
     # Inductor makes the tensors of rows from sizes that the operator is given.
     tensors = [value for value in (*start, *rows, *others) if isinstance(value, torch.Tensor)]
-    sizes = {
-        str(size): size for value in tensors for size in value.shape if isinstance(size, SYMBOLS)
-    }
+    shapes: list[Any] = [size for value in tensors for size in value.shape]
+    sizes = {str(size): size for size in shapes if isinstance(size, SYMBOLS)}
     taken = len(start) + len(rows) + len(others)
 
     def cloned(*given: Any) -> list[torch.Tensor]:

@@ -13,6 +13,8 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends.lowering.inlining import inline
 
+aten = torch.ops.aten
+
 #: Registers a weight with its name, packed, and returns the name of the attribute.
 Pack = Callable[[Tensor, str], str]
 
@@ -124,23 +126,23 @@ def erase_chain(gm: GraphModule, first: Node, last: Node) -> None:
 def select_by_masks(gm: GraphModule) -> None:
     """Writes ``masked_select`` as an index: a mask of the same sizes."""
     for node in list(gm.graph.nodes):
-        if node.target is torch.ops.aten.masked_select.default:
+        if node.target is aten.masked_select.default:
             x, mask = inline(gm, node, torch.broadcast_tensors, list(node.args), symbolic=True)
-            replace(gm, node, torch.ops.aten.index.Tensor, (x, [mask]))
+            replace(gm, node, aten.index.Tensor, (x, [mask]))
 
 
 def drop_dropout(gm: GraphModule) -> None:
     """Removes dropout nodes of evaluation mode, so that they don't hide patterns."""
     for node in list(gm.graph.nodes):
-        if node.target is torch.ops.aten.dropout.default and not node.args[2]:
+        if node.target is aten.dropout.default and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
 
 
 #: torch's names for its own checks (``torch._check_tensor_all``), which no runtime has, with the plain operators.
 _PLAIN = {
-    torch.ops.aten._is_all_true.default: torch.ops.aten.all.default,
-    torch.ops.aten._is_any_true.default: torch.ops.aten.any.default,
+    aten._is_all_true.default: aten.all.default,
+    aten._is_any_true.default: aten.any.default,
 }
 
 

@@ -66,7 +66,7 @@ class Storage:
             return update(cache, key, value, layer_idx, *args, **kw)
 
         token = _rounds.set(True)
-        Cache.update = rounded  # type: ignore[method-assign]
+        Cache.update = rounded  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:

@@ -60,9 +60,7 @@ def test_each_text_gets_what_it_gets_alone(family: str, cache: str) -> None:
         for item, mine, want in zip(step.kept, memory[text], caches, strict=True):
             rounded = item.grows and cache != "fp32"
             rtol, atol = (2**-7, 0.05) if rounded else (1e-4, 1e-4)
-            found, wished = (
-                storage.read(x, torch.float32) if rounded else x for x in (mine, want)
-            )
+            found, wished = (storage.read(x, torch.float32) if rounded else x for x in (mine, want))
             torch.testing.assert_close(found, wished, rtol=rtol, atol=atol)
 
 

@@ -137,7 +137,7 @@ def test_what_was_read_for_a_client_that_left_is_kept(
             first = ask(app, LONG, 4)
             with pytest.raises(asyncio.CancelledError):
                 await first
-            await until(lambda: not generator_of(app)._busy)
+            await until(lambda: not generator_of(app).steps._busy)
             reply = await ask(app, LONG, 1)
             assert reply.status == 200 and lengths == CHUNKS
 
