@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +41,11 @@ class EagerText:
         return self._run(request.prompt)
         yield
 
-    def advance(self, stream: Any, token: int) -> Logits:
+    @contextmanager
+    def lent(self, stream: Any) -> Iterator[EagerText]:
+        yield self
+
+    def advance(self, token: int) -> Logits:
         return self._run([token])
 
     def has_turn(self, stream: Any) -> bool:
