@@ -81,11 +81,10 @@ class WindowLoop:
     def _known(self, key: str, name: Optional[str], names: Any) -> Optional[str]:
         if name is None:
             return None
-        given = name.lower() if isinstance(name, str) else name
-        if given not in names:
+        if not isinstance(name, str) or name.lower() not in names:
             text = "`{}` is {}, {}".format(key, shorten(repr(name), 80), _list(names))
             raise InputError(text)
-        return str(given)
+        return name.lower()
 
     def _takes_times(self, asked: Optional[bool]) -> bool:
         if asked is not None and not isinstance(asked, bool):
