@@ -140,6 +140,8 @@ def test_what_is_refused(whisper: Path, tmp_path: Path) -> None:
                 "`language` is 'french', must be one of de, en, english, german",
             ),
             ({"language": 3}, "`language` is 3, must be one of"),
+            ({"language": ["en"]}, r"`language` is \['en'\], must be one of"),
+            ({"task": {}}, "`task` is {}, must be one of"),
             ({"task": "sing"}, "`task` is 'sing', must be one of transcribe, translate"),
             ({"timestamps": False}, "a long recording is cut at them"),
             ({"timestamps": "yes"}, "`timestamps` is 'yes', must be True or False"),

@@ -98,6 +98,16 @@ HOSTILE_SPEECHES: list[tuple[str, str, Any, str]] = [
     ("speech-numbers", "speech.log_mel.window", 1, "1 isn't within 2..65536"),
     ("speech-numbers", "speech.log_mel.hop", 0, "0 isn't within 1..65536"),
     ("speech-numbers", f"{_W}.frames", 0, "0 isn't within 1..16777216"),
+    (
+        "speech-numbers",
+        "speech",
+        {
+            **SPEECH,
+            "log_mel": {**SPEECH["log_mel"], "hop": 5},
+            "windows": {**SPEECH["windows"], "frames": 1 << 24},
+        },
+        "16777216 frames have 83886080 samples, at most 67108864",
+    ),
     ("speech-numbers", f"{_W}.stride", -2, "-2 isn't within 1..16777216"),
     ("speech-numbers", f"{_W}.max_length", 2**40, "isn't within 1..16777216"),
     ("speech-numbers", f"{_W}.max_initial", -1, "-1 isn't within 0..16777216"),

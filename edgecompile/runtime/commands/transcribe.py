@@ -35,6 +35,9 @@ def read_wav(path: str) -> "Tuple[NDArray[np.float32], int]":
             text.format(shorten(path, 1024), error or "it ends too early"),
             "convert it to 16-bit PCM",
         ) from None
+    if width > 4:
+        text = "{}: has {} bits a sample, must have 8, 16, 24 or 32"
+        raise InputError(text.format(shorten(path, 1024), 8 * width), "convert it to 16-bit PCM")
     data = data[: len(data) - len(data) % (width * channels)]
     if width == 1:
         values = np.frombuffer(data, np.uint8).astype(np.float64) - 128

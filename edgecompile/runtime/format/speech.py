@@ -13,6 +13,8 @@ MAX_RATE = 1_000_000
 MAX_BINS = 4096
 MAX_WINDOW = 65536
 MAX_FRAMES = 1 << 24
+#: Samples of a window's frames: shorter recordings are filled up to them.
+MAX_SAMPLES = 1 << 26
 MAX_FORCED = 64
 MAX_NAMES = 4096
 
@@ -54,6 +56,12 @@ def read_speech(
         normalize=bool(whole and whole.boolean()),
         ctc=_read_ctc(ctc.object()) if ctc else None,
     )
+    if spec.windows is not None and spec.log_mel is not None:
+        samples = spec.windows.frames * spec.log_mel.hop
+        if samples > MAX_SAMPLES:
+            text = "{} frames have {} samples, at most {}"
+            text = text.format(spec.windows.frames, samples, MAX_SAMPLES)
+            windows.find("frames").refuse("speech-numbers", text)
     if entry.problems.count == before and sound and spec.windows is not None:
         _check_windows(spec, spec.windows, entry, generation, signature)
     elif entry.problems.count == before and sound and spec.ctc is not None:

@@ -167,6 +167,7 @@ class Model(OpenBundle, TextGenerator):
             InputError: the model takes no recordings, the samples aren't such a recording, or an option doesn't go
                 with the model.
             ContextLengthError: ``max_new_tokens`` don't fit into the context.
+            OutsideBucketsError: the model has no decoder, and none of its buckets takes a recording of this length.
             TokenizersMissingError: the bundle has a tokenizer, and the Python package tokenizers isn't installed.
             GenerationError, NativeError, ModelClosedError: see ``generate``.
         """

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from ..open.bundle import OpenBundle
 
-#: Frames that are computed at once: their memory doesn't grow with the recording.
-_BLOCK = 2048
+#: Values of the frames that are computed at once: their memory doesn't grow with the recording.
+_BLOCK = 1 << 20
 _LEAST = np.float32(1e-10)
 #: Values are raised to so much below the largest, in powers of ten.
 _RANGE = np.float32(8)
@@ -78,8 +78,9 @@ class LogMel:
         """The energies [bins, frames] of samples with half a window before the first."""
         spec = self.spec
         result = np.empty((spec.bins, frames), np.float32)
-        for begin in range(0, frames, _BLOCK):
-            end = min(begin + _BLOCK, frames)
+        block = max(1, _BLOCK // max(spec.window, spec.bins))
+        for begin in range(0, frames, block):
+            end = min(begin + block, frames)
             # A frame for each hop, as a view of the samples.
             view = np.lib.stride_tricks.as_strided(
                 padded[begin * spec.hop :],

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+#: Far beyond the samples of any recording, even of integers as floats; energies stay within float32.
+_LARGEST = 1 << 31
+
+
 def read_samples(samples: Any, sampling_rate: int, expected: int) -> "NDArray[np.float32]":
     """The samples of a recording, float32 [samples].
 
@@ -21,7 +25,8 @@ def read_samples(samples: Any, sampling_rate: int, expected: int) -> "NDArray[np
         expected: samples of a second that the model takes.
 
     Raises:
-        InputError: they aren't the finite floats of one channel, there are none, or their rate is another.
+        InputError: they aren't the finite floats of one channel, one is beyond 2147483648, there are none, or their
+            rate is another.
     """
     if isinstance(sampling_rate, bool) or sampling_rate != expected:
         text = "sampling_rate is {!r}, the model takes {} samples a second"
@@ -49,9 +54,17 @@ def read_samples(samples: Any, sampling_rate: int, expected: int) -> "NDArray[np
         )
     with np.errstate(over="ignore"):
         array = array.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(array))
-    if bad.size:
-        text = "{} of {} samples aren't finite float32 numbers, the first is {} at [{}]"
-        first = int(bad[0])
-        raise InputError(text.format(bad.size, array.size, array[first], first))
+    _refuse(array, ~np.isfinite(array), "aren't finite float32 numbers")
+    _refuse(array, np.abs(array) > _LARGEST, "aren't within -{0}..{0}".format(_LARGEST))
     return array
+
+
+def _refuse(array: "NDArray[np.float32]", wrong: "NDArray[np.bool_]", reason: str) -> None:
+    bad = np.flatnonzero(wrong)
+    if bad.size:
+        text = "{} of {} samples {}, the first is {} at [{}]"
+        first = int(bad[0])
+        raise InputError(
+            text.format(bad.size, array.size, reason, array[first], first),
+            "recordings are floats from -1 to 1",
+        )

@@ -81,11 +81,10 @@ class WindowLoop:
     def _known(self, key: str, name: Optional[str], names: Any) -> Optional[str]:
         if name is None:
             return None
-        given = name.lower() if isinstance(name, str) else name
-        if given not in names:
+        if not isinstance(name, str) or name.lower() not in names:
             text = "`{}` is {}, {}".format(key, shorten(repr(name), 80), _list(names))
             raise InputError(text)
-        return str(given)
+        return name.lower()
 
     def _takes_times(self, asked: Optional[bool]) -> bool:
         if asked is not None and not isinstance(asked, bool):
@@ -239,14 +238,15 @@ class WindowLoop:
         first = self._first_time()
         timed = [token >= first for token in tokens]
         ends = [at + 1 for at in range(len(tokens) - 1) if timed[at] and timed[at + 1]]
-        if not ends:
+        # One time at the end says that there is no speech behind it; two, that the next window begins there.
+        single = timed[-2:] == [False, True]
+        # Tokens that follow no rules may name this window's own begin, from which the loop would never go on.
+        if not ends or (not single and tokens[ends[-1] - 1] == first):
             last = int(taken * (seconds / windows.stride) / seconds)
             times = [token for token in tokens if token >= first]
             if times and times[-1] != first:
                 last = times[-1] - first
             return [Span(offset, offset + last * seconds, tokens)], taken
-        # One time at the end says that there is no speech behind it; two, that the next window begins there.
-        single = timed[-2:] == [False, True]
         if single:
             ends.append(len(tokens))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,19 @@ def test_silence_and_a_click() -> None:
     for samples in (np.zeros(RATE, np.float32), np.eye(1, RATE, 7, np.float32)[0]):
         want = theirs(samples, sampling_rate=RATE, return_tensors="np")["input_features"][0]
         np.testing.assert_allclose(ours.compute(samples, theirs.n_samples), want, atol=2e-4)
+
+
+@pytest.mark.parametrize(("window", "bins"), [(16384, 1), (2, 4096)])
+def test_memory_follows_neither_the_window_nor_the_bands(window: int, bins: int) -> None:
+    ours = LogMel(LogMelSpec("", bins, window, 1), np.ones((window // 2 + 1, bins), np.float32))
+    samples = make_samples(2048 / RATE)
+    tracemalloc.start()
+    try:
+        result = ours.compute(samples)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < result.nbytes + (48 << 20)
 
 
 def test_blocks_of_frames_dont_show() -> None:

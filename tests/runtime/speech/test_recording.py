@@ -35,6 +35,8 @@ def changed(value: float) -> Any:
         ([[1.0], [1.0, 2.0]], 16000, "the recording isn't an array"),
         (changed(np.nan), 16000, r"1 of 3 samples aren't finite float32 numbers, the first is nan"),
         (changed(1e39), 16000, r"the first is inf at \[1\]"),
+        (changed(-1e25), 16000, r"aren't within -2147483648\.\.2147483648, the first is -"),
+        (changed(3e38), 16000, r"1 of 3 samples aren't within"),
     ],
 )
 def test_what_is_refused(samples: Any, rate: Any, text: str) -> None:
