@@ -102,6 +102,51 @@ def test_one_program_of_a_recurrent_layer_serves_all_lengths(tmp_path: Path) -> 
         np.testing.assert_allclose(program(x=x)["y"].numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def _recurrent(
+    operator: str, steps: int | str, rows: int | str, batch_first: bool = False
+) -> onnx.ModelProto:
+    """A layer of two directions with lengths."""
+    random = np.random.default_rng(2)
+    height = 3 * _GATES[operator]
+    weights = {
+        "w": random.standard_normal((2, height, 8)),
+        "r": random.standard_normal((2, height, 3)),
+    }
+    tensors = {name: array.astype(np.float32) for name, array in weights.items()}
+    options = {"linear_before_reset": 1} if operator == "GRU" else {}
+    nodes = (
+        [helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0, 2])] if batch_first else []
+    )
+    names = ["turned" if batch_first else "x", "w", "r", "", "lens"]
+    nodes.append(
+        helper.make_node(
+            operator, names, ["y"], direction="bidirectional", hidden_size=3, **options
+        )
+    )
+    sizes = [rows, steps, 8] if batch_first else [steps, rows, 8]
+    given = [value("x", sizes), value("lens", [rows], TensorProto.INT32)]
+    return model(nodes, given, [value("y", None)], tensors)
+
+
+@pytest.mark.parametrize("steps", [5, "length"])
+@pytest.mark.parametrize("operator", _GATES)
+def test_a_program_of_fixed_steps_takes_lengths(
+    tmp_path: Path, operator: str, steps: int | str
+) -> None:
+    path = save(_recurrent(operator, steps, 2), tmp_path)
+    exported = export_model(load_model(path), {"length": (5, 5)} if steps == "length" else {})
+    assert exported.strategy == "static-recurrences"
+    program = exported.program.module()
+    for lengths in ([5, 2], [0, 4], [1, 5]):
+        x, lens = torch.randn(5, 2, 8), torch.tensor(lengths, dtype=torch.int32)
+        wanted = run_reference(path, {"x": x.numpy(), "lens": lens.numpy()})[0]
+        given = program(x=x, lens=lens)["y"].numpy()
+        np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("halved", "bounds"), [(False, (0, "length")), (True, None)])
 def test_lengths_of_a_recurrent_layer_are_bounded(
     tmp_path: Path, halved: bool, bounds: tuple[int, str] | None
