@@ -227,12 +227,19 @@ def _attention(graph: _Nodes, node: Node) -> Node | None:
             "axis": softmax.get("axis", -1),
             "safe": safe,
         }
-        return replace(node, operator="Attention", domain=OWN, inputs=inputs, attributes=attributes)
+        return replace(
+            node,
+            operator="Attention",
+            domain=OWN,
+            inputs=inputs,
+            attributes=attributes,
+            opset=softmax.opset,
+        )
     return None
 
 
 def _softmax(graph: _Nodes, name: str) -> tuple[Node | None, bool]:
-    """A softmax over the last of four dimensions, and whether rows that are no numbers become 0."""
+    """A softmax that is over the last of four dimensions, and whether rows that are no numbers become 0."""
     where = graph.only(name, "Where")
     if where is None:
         node = graph.only(name, "Softmax")

@@ -177,12 +177,22 @@ def test_attention_of_other_ranks_stays_a_product(tmp_path):
     given = [value(n, list(a.shape)) for n, a in feeds.items()]
     proto = model(_chain(*steps), given, [value("y", None)], _TENSORS, opset=13)
     compare(proto, feeds, tmp_path)
-    # The third of four dimensions isn't the last one.
-    steps[-2:] = ["p = Softmax z axis=3", "y = MatMul p v"]
-    steps[0] = "t = Transpose k perm=0,1,2,4,3"
+
+
+@pytest.mark.parametrize("axis", ["", " axis=3"])
+@pytest.mark.parametrize("opset", [11, 12, 13])
+def test_attention_of_five_dimensions(opset, axis, tmp_path):
+    """The fourth of them isn't the last, and before opset 13 makes one row with it."""
+    steps = [
+        "t = Transpose k perm=0,1,2,4,3",
+        "s = MatMul q t",
+        "z = Mul s factor",
+        f"p = Softmax z{axis}",
+        "y = MatMul p v",
+    ]
     wide = {name: array[None] for name, array in zip("qkv", _HEADS, strict=True)}
     given = [value(n, list(a.shape)) for n, a in wide.items()]
-    proto = model(_chain(*steps), given, [value("y", None)], _TENSORS, opset=13)
+    proto = model(_chain(*steps), given, [value("y", None)], _TENSORS, opset=opset)
     compare(proto, wide, tmp_path)
 
 

@@ -48,7 +48,11 @@ def attend(
         logits = torch.where(mask, logits, -torch.inf)
     elif mask is not None:
         logits = logits + mask
-    parts = torch.softmax(logits, node.get("axis"))
+    axis = node.get("axis")
+    if node.opset < 13 and axis != -1:  # from the axis on, all is one row
+        parts = torch.softmax(logits.flatten(axis), -1).reshape(logits.shape)
+    else:
+        parts = torch.softmax(logits, axis)
     return torch.matmul(torch.where(parts.isnan(), 0.0, parts) if node.get("safe") else parts, v)
 
 
