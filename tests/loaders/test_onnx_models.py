@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -169,9 +170,44 @@ def test_an_import_that_computes_something_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(_encoder(), tmp_path)
-    monkeypatch.setattr(onnx_models, "difference", lambda a, b: 0.5)
+    monkeypatch.setattr(onnx_models, "difference", lambda a, b, hidden: 0.5)
     with pytest.raises(ModelError, match=r"'pooled:0' differs from ONNX Runtime's by 0\.5"):
         load_model(path)
+
+
+def _masked(seen: np.ndarray) -> onnx.ModelProto:
+    """Attention with a mask of truth values, which gives NaN for rows without any."""
+    nodes = [
+        helper.make_node("And", ["given", "seen"], ["both"]),
+        helper.make_node("Where", ["both", "zero", "off"], ["mask"]),
+        helper.make_node("Transpose", ["q"], ["k"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "k"], ["product"]),
+        helper.make_node("Add", ["product", "mask"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "q"], ["heads"]),
+        helper.make_node("Add", ["heads", "one"], ["y"]),
+    ]
+    numbers = {"zero": 0, "off": -np.inf, "one": 1}
+    tensors = {"seen": seen, **{name: np.float32(number) for name, number in numbers.items()}}
+    inputs = [value("q", [1, 2, 4, 8]), value("given", [4, 4], TensorProto.BOOL)]
+    return model(nodes, inputs, [value("y", None)], tensors)
+
+
+@pytest.mark.parametrize(("rows", "told"), [([2], "compared with"), (range(4), "isn't checked")])
+def test_rows_that_see_nothing_may_be_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Iterable[int], told: str
+) -> None:
+    seen = np.ones((4, 4), bool)
+    seen[list(rows)] = False
+    path = save(_masked(seen), tmp_path)
+    loaded = load_model(path)
+    assert any(told in note for note in loaded.notes)
+    if told == "compared with":  # other rows are compared all the same
+        attend = torch.nn.functional.scaled_dot_product_attention
+        twice = lambda *args, **options: 2 * attend(*args, **options)  # noqa: E731
+        monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", twice)
+        with pytest.raises(ModelError, match="differs from ONNX Runtime's"):
+            load_model(path)
 
 
 def test_an_import_that_fails_where_onnx_runtime_runs_is_refused(

@@ -56,6 +56,12 @@ def attend(
     return torch.matmul(torch.where(parts.isnan(), 0.0, parts) if node.get("safe") else parts, v)
 
 
+def numbers_for_nan(node: Node) -> bool:
+    """Whether the node is attention that gives 0, where its file gives NaN, for rows that a mask hides wholly."""
+    own = node.operator == "Attention" and node.domain == OWN
+    return own and bool(node.inputs[3]) and not node.get("safe")
+
+
 def _fits(mask: Tensor | None, logits: list[Any]) -> bool:
     """Whether logits of this shape keep it with the mask added: torch's attention widens none."""
     if mask is None:
