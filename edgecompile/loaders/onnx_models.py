@@ -217,7 +217,10 @@ def _axes(shapes: Mapping[str, Sequence[int | str]]) -> Iterator[str]:
 def _bounds(
     imported: Imported, names: Mapping[str, str], shapes: Mapping[str, Sequence[int | str]]
 ) -> dict[str, tuple[int, int | str]]:
-    """Bounds of the inputs that read tables, and of lengths: the axis of lengths, if there is one."""
+    """Bounds of the inputs that read tables, and of lengths: the axis of lengths, if there is one.
+
+    Where the steps are fixed, :func:`_with_steps` bounds lengths.
+    """
     bounds: dict[str, tuple[int, int | str]] = {
         names[name]: (0, rows - 1) for name, rows in imported.rows.items()
     }
@@ -240,6 +243,8 @@ def _example(path: Path, known: _Inputs) -> _Example:
         ModelError: it runs at none of the sizes that are tried; says what the first one gave.
     """
     axes = list(dict.fromkeys(_axes(known.shapes)))
+    if known.lengths and not set(axes) - {BATCH}:
+        known = _with_steps(known)
     first: Exception | None = None
     unbounded = {n: ends for n, ends in known.bounds.items() if not isinstance(ends[1], str)}
     tried = [known] if unbounded == known.bounds else [known, replace(known, bounds=unbounded)]
@@ -257,6 +262,38 @@ def _example(path: Path, known: _Inputs) -> _Example:
     if isinstance(first, ModelError):
         raise first
     raise ModelError(f"'{path}' runs at no size that was tried: {describe_error(first)}") from first
+
+
+def _with_steps(known: _Inputs) -> _Inputs:
+    """The inputs, with lengths up to the fixed number of steps; unbounded where no input has as many.
+
+    It is a size that the module takes as a length, where one more is refused.
+    """
+    sizes = {axis: 1 for axis in _axes(known.shapes)}
+
+    def up_to(steps: int) -> _Inputs:
+        return replace(known, bounds={**known.bounds, **dict.fromkeys(known.lengths, (0, steps))})
+
+    def runs(inputs_of: _Inputs) -> bool:
+        for free in _FREE:
+            try:
+                with torch.no_grad():
+                    known.imported.module(*inputs_of.draw(sizes, free).values())
+                return True
+            except Exception:  # whatever a node says to such inputs
+                continue
+        return False
+
+    fixed = {
+        size
+        for name, shape in known.shapes.items()
+        for size in shape[:2]  # the batch may come first
+        if isinstance(size, int) and name not in known.lengths
+    }
+    for steps in sorted(fixed, reverse=True):
+        if runs(up_to(steps)) and not runs(up_to(steps + 1)):
+            return up_to(steps)
+    return known
 
 
 def _compare(

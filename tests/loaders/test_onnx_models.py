@@ -148,20 +148,40 @@ def test_a_program_of_fixed_steps_takes_lengths(
         np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("halved", "bounds"), [(False, (0, "length")), (True, None)])
+def _halved(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, of which the layer gets every second step."""
+    for name, number in (("from", 0), ("to", 99), ("step", 2)):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([number]), name))
+    proto.graph.node[-1].input[0] = "half"
+    names = ["x", "from", "to", "from", "step"]
+    proto.graph.node.insert(0, helper.make_node("Slice", names, ["half"]))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "bounds"),
+    [
+        ("length", {}, (0, "length")),
+        ("length", {"halved": True}, None),
+        (9, {}, (0, 9)),
+        (9, {"batch_first": True}, (0, 9)),
+        (16, {"halved": True}, None),  # 8 steps, of which no input has as many
+        (2, {}, (0, 2)),
+    ],
+)
+@pytest.mark.parametrize("rows", ["batch", 2])
 def test_lengths_of_a_recurrent_layer_are_bounded(
-    tmp_path: Path, halved: bool, bounds: tuple[int, str] | None
+    tmp_path: Path,
+    steps: int | str,
+    options: dict[str, bool],
+    bounds: tuple[int, int | str] | None,
+    rows: int | str,
 ) -> None:
-    random = np.random.default_rng(2)
-    weights = {"w": random.standard_normal((1, 9, 8)), "r": random.standard_normal((1, 9, 3))}
-    tensors = {name: array.astype(np.float32) for name, array in weights.items()}
-    tensors.update({"from": np.array([0]), "to": np.array([99]), "step": np.array([2])})
-    nodes = [helper.make_node("Slice", ["x", "from", "to", "from", "step"], ["half"])]
-    names = ["half" if halved else "x", "w", "r", "", "lens"]
-    nodes.append(helper.make_node("GRU", names, ["y"], hidden_size=3))
-    given = [value("x", ["length", "batch", 8]), value("lens", ["batch"], TensorProto.INT32)]
-    path = save(model(nodes, given, [value("y", None)], tensors), tmp_path)
-    loaded = load_model(path, batch=(1, 4), max_length=40)
+    proto = _recurrent("GRU", steps, rows, options.get("batch_first", False))
+    path = save(_halved(proto) if options.get("halved") else proto, tmp_path)
+    limits = {"batch": (1, 4)} if rows == "batch" else {}
+    limits.update({"max_length": 40} if steps == "length" else {})
+    loaded = load_model(path, **limits)
     assert loaded.inputs[1].bounds == bounds
     assert any("compared with ONNX Runtime" in note for note in loaded.notes)
 

@@ -194,7 +194,8 @@ def _arranged(node: Node, y: Tensor, *ends: Tensor) -> _States:
 def _checked(lengths: Tensor | None, steps: Any) -> Tensor | None:
     """The lengths, int64 ``[B]``, each between 0 and ``steps``.
 
-    A program limits them, since a GPU's can't stop. Its runtime checks the bounds of an input of lengths.
+    A program limits them, since a GPU's can't stop. Its runtime refuses longer ones where an input of lengths
+    has bounds: there a layer has as many steps as the axis of lengths, or a fixed size of an input.
 
     Raises:
         ValueError: outside of a program, a length is beyond the number of steps.
