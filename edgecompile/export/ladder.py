@@ -68,9 +68,10 @@ _CAUSAL_HINTS: dict[type[torch.nn.Module], tuple[str, int]] = {
     torch.nn.TransformerEncoder: ("is_causal", 3),
     torch.nn.TransformerDecoder: ("tgt_is_causal", 6),
 }
-# With every size fixed the first three are the same.
+# With every size fixed many of them are the same. torch's recurrent layers take no lengths that are inputs.
 STATIC_LADDER: tuple[ExportStrategy, ...] = (
     ExportStrategy("static"),
+    ExportStrategy("static-recurrences", recurrences=True),
     ExportStrategy("static-strict", strict=True),
 )
 

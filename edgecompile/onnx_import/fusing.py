@@ -18,8 +18,12 @@ from edgecompile.onnx_import.table import MICROSOFT, OWN
 
 _Values = Mapping[str, Known | torch.Tensor]
 
-#: Inputs that an operator needs, where that is more than one; a broken file may have fewer.
-_LEAST = {"Where": 3, **dict.fromkeys(("Add", "Div", "MatMul", "Mul", "Pow", "Sub", "Linear"), 2)}
+#: Numbers of inputs, where these aren't one alone; a broken file may have fewer or more.
+_INPUTS = {
+    "Where": (3,),
+    "ReduceMean": (1, 2),
+    **dict.fromkeys(("Add", "Div", "MatMul", "Mul", "Pow", "Sub", "Linear", "Reshape"), (2,)),
+}
 
 
 def fuse(nodes: Sequence[Node], constants: _Values, outputs: Sequence[str]) -> list[Node]:
@@ -66,7 +70,7 @@ class _Nodes:
         node = self._makers.get(name)
         if node is None or node.operator not in operators:
             return None
-        return node if len(node.inputs) >= _LEAST.get(node.operator, 1) else None
+        return node if len(node.inputs) in _INPUTS.get(node.operator, (1,)) else None
 
     def only(self, name: str, *operators: str) -> Node | None:
         """As :meth:`maker`, where nothing else takes the value."""
@@ -111,7 +115,7 @@ def _linear(graph: _Nodes, node: Node) -> Node | None:
     """A linear layer whose bias is added behind it."""
     for name, other in _pairs(node) if node.operator == "Add" else ():
         linear, bias = graph.only(name, "Linear"), graph.vector(other)
-        if linear is None or len(linear.inputs) != 2 or bias is None:
+        if linear is None or bias is None:
             continue
         weight = graph.constants[linear.inputs[1]]
         if isinstance(weight, torch.Tensor) and bias.shape == weight.shape[:1]:
@@ -223,12 +227,19 @@ def _attention(graph: _Nodes, node: Node) -> Node | None:
             "axis": softmax.get("axis", -1),
             "safe": safe,
         }
-        return replace(node, operator="Attention", domain=OWN, inputs=inputs, attributes=attributes)
+        return replace(
+            node,
+            operator="Attention",
+            domain=OWN,
+            inputs=inputs,
+            attributes=attributes,
+            opset=softmax.opset,
+        )
     return None
 
 
 def _softmax(graph: _Nodes, name: str) -> tuple[Node | None, bool]:
-    """A softmax over the last of four dimensions, and whether rows that are no numbers become 0."""
+    """A softmax that is over the last of four dimensions, and whether rows that are no numbers become 0."""
     where = graph.only(name, "Where")
     if where is None:
         node = graph.only(name, "Softmax")

@@ -8,21 +8,20 @@ twice, nor by two processes at a time. Entries are written beside and renamed, w
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import edgecompile.runtime
 from edgecompile.errors import CompileError, DiskFullError, ToolchainError
+from edgecompile.toolchain.locks import alone
 from edgecompile.toolchain.precompiled import headers_wanted, precompile
 
 #: Minimum g++: C++20 and GCC's vector extensions with vector conditions in C++.
@@ -223,7 +222,7 @@ def compile_object(
     scratch = directory / f"{key}.{os.getpid()}.{time.monotonic_ns()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _alone(directory / f"{key[2]}.lock"):
+        with alone(directory / f"{key[2]}.lock"):
             if target.is_file():
                 return BuiltObject(target, 0.0, command)
             start = time.perf_counter()
@@ -255,22 +254,6 @@ def compile_object(
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Lets one thread of all processes go on at a time.
-
-    Raises:
-        OSError: the file can't be written.
-    """
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            # The file's end alone wouldn't unlock it: a process forked meanwhile has it open, too.
-            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def link_shared(

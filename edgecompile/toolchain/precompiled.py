@@ -9,13 +9,15 @@ share those of C++ itself.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
+
+from edgecompile.toolchain.locks import alone
 
 VARIABLE = "EDGECOMPILE_PRECOMPILED"
 _HEADER = "all.h"
@@ -47,16 +49,15 @@ def precompile(cache: Path, command: Sequence[str], includes: str, headers_id: s
     header = folder / _HEADER
     folder.mkdir(parents=True, exist_ok=True)
     # One process makes it, others wait: together they would take longer and more memory.
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(folder / "lock"):
         if not header.is_file():
             _write(header, command, includes)
     return header
 
 
 def _write(header: Path, command: Sequence[str], includes: str) -> None:
-    scratch = header.with_name(f"{os.getpid()}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)
+    # A name of its own: where files have no locks, another thread may be making the same.
+    scratch = header.with_name(f"{uuid.uuid4().hex}.partial")
     scratch.mkdir()
     try:
         source = scratch / _HEADER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -102,20 +103,85 @@ def test_one_program_of_a_recurrent_layer_serves_all_lengths(tmp_path: Path) -> 
         np.testing.assert_allclose(program(x=x)["y"].numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("halved", "bounds"), [(False, (0, "length")), (True, None)])
-def test_lengths_of_a_recurrent_layer_are_bounded(
-    tmp_path: Path, halved: bool, bounds: tuple[int, str] | None
-) -> None:
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def _recurrent(
+    operator: str, steps: int | str, rows: int | str, batch_first: bool = False
+) -> onnx.ModelProto:
+    """A layer of two directions with lengths."""
     random = np.random.default_rng(2)
-    weights = {"w": random.standard_normal((1, 9, 8)), "r": random.standard_normal((1, 9, 3))}
+    height = 3 * _GATES[operator]
+    weights = {
+        "w": random.standard_normal((2, height, 8)),
+        "r": random.standard_normal((2, height, 3)),
+    }
     tensors = {name: array.astype(np.float32) for name, array in weights.items()}
-    tensors.update({"from": np.array([0]), "to": np.array([99]), "step": np.array([2])})
-    nodes = [helper.make_node("Slice", ["x", "from", "to", "from", "step"], ["half"])]
-    names = ["half" if halved else "x", "w", "r", "", "lens"]
-    nodes.append(helper.make_node("GRU", names, ["y"], hidden_size=3))
-    given = [value("x", ["length", "batch", 8]), value("lens", ["batch"], TensorProto.INT32)]
-    path = save(model(nodes, given, [value("y", None)], tensors), tmp_path)
-    loaded = load_model(path, batch=(1, 4), max_length=40)
+    options = {"linear_before_reset": 1} if operator == "GRU" else {}
+    nodes = (
+        [helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0, 2])] if batch_first else []
+    )
+    names = ["turned" if batch_first else "x", "w", "r", "", "lens"]
+    nodes.append(
+        helper.make_node(
+            operator, names, ["y"], direction="bidirectional", hidden_size=3, **options
+        )
+    )
+    sizes = [rows, steps, 8] if batch_first else [steps, rows, 8]
+    given = [value("x", sizes), value("lens", [rows], TensorProto.INT32)]
+    return model(nodes, given, [value("y", None)], tensors)
+
+
+@pytest.mark.parametrize("steps", [5, "length"])
+@pytest.mark.parametrize("operator", _GATES)
+def test_a_program_of_fixed_steps_takes_lengths(
+    tmp_path: Path, operator: str, steps: int | str
+) -> None:
+    path = save(_recurrent(operator, steps, 2), tmp_path)
+    exported = export_model(load_model(path), {"length": (5, 5)} if steps == "length" else {})
+    assert exported.strategy == "static-recurrences"
+    program = exported.program.module()
+    for lengths in ([5, 2], [0, 4], [1, 5]):
+        x, lens = torch.randn(5, 2, 8), torch.tensor(lengths, dtype=torch.int32)
+        wanted = run_reference(path, {"x": x.numpy(), "lens": lens.numpy()})[0]
+        given = program(x=x, lens=lens)["y"].numpy()
+        np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-5)
+
+
+def _halved(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, of which the layer gets every second step."""
+    for name, number in (("from", 0), ("to", 99), ("step", 2)):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([number]), name))
+    proto.graph.node[-1].input[0] = "half"
+    names = ["x", "from", "to", "from", "step"]
+    proto.graph.node.insert(0, helper.make_node("Slice", names, ["half"]))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "bounds"),
+    [
+        ("length", {}, (0, "length")),
+        ("length", {"halved": True}, None),
+        (9, {}, (0, 9)),
+        (9, {"batch_first": True}, (0, 9)),
+        (16, {"halved": True}, None),  # 8 steps, of which no input has as many
+        (2, {}, (0, 2)),
+    ],
+)
+@pytest.mark.parametrize("rows", ["batch", 2])
+def test_lengths_of_a_recurrent_layer_are_bounded(
+    tmp_path: Path,
+    steps: int | str,
+    options: dict[str, bool],
+    bounds: tuple[int, int | str] | None,
+    rows: int | str,
+) -> None:
+    proto = _recurrent("GRU", steps, rows, options.get("batch_first", False))
+    path = save(_halved(proto) if options.get("halved") else proto, tmp_path)
+    limits = {"batch": (1, 4)} if rows == "batch" else {}
+    limits.update({"max_length": 40} if steps == "length" else {})
+    loaded = load_model(path, **limits)
     assert loaded.inputs[1].bounds == bounds
     assert any("compared with ONNX Runtime" in note for note in loaded.notes)
 
@@ -124,9 +190,44 @@ def test_an_import_that_computes_something_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(_encoder(), tmp_path)
-    monkeypatch.setattr(onnx_models, "difference", lambda a, b: 0.5)
+    monkeypatch.setattr(onnx_models, "difference", lambda a, b, hidden: 0.5)
     with pytest.raises(ModelError, match=r"'pooled:0' differs from ONNX Runtime's by 0\.5"):
         load_model(path)
+
+
+def _masked(seen: np.ndarray) -> onnx.ModelProto:
+    """Attention with a mask of truth values, which gives NaN for rows without any."""
+    nodes = [
+        helper.make_node("And", ["given", "seen"], ["both"]),
+        helper.make_node("Where", ["both", "zero", "off"], ["mask"]),
+        helper.make_node("Transpose", ["q"], ["k"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "k"], ["product"]),
+        helper.make_node("Add", ["product", "mask"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "q"], ["heads"]),
+        helper.make_node("Add", ["heads", "one"], ["y"]),
+    ]
+    numbers = {"zero": 0, "off": -np.inf, "one": 1}
+    tensors = {"seen": seen, **{name: np.float32(number) for name, number in numbers.items()}}
+    inputs = [value("q", [1, 2, 4, 8]), value("given", [4, 4], TensorProto.BOOL)]
+    return model(nodes, inputs, [value("y", None)], tensors)
+
+
+@pytest.mark.parametrize(("rows", "told"), [([2], "compared with"), (range(4), "isn't checked")])
+def test_rows_that_see_nothing_may_be_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Iterable[int], told: str
+) -> None:
+    seen = np.ones((4, 4), bool)
+    seen[list(rows)] = False
+    path = save(_masked(seen), tmp_path)
+    loaded = load_model(path)
+    assert any(told in note for note in loaded.notes)
+    if told == "compared with":  # other rows are compared all the same
+        attend = torch.nn.functional.scaled_dot_product_attention
+        twice = lambda *args, **options: 2 * attend(*args, **options)  # noqa: E731
+        monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", twice)
+        with pytest.raises(ModelError, match="differs from ONNX Runtime's"):
+            load_model(path)
 
 
 def test_an_import_that_fails_where_onnx_runtime_runs_is_refused(

@@ -60,10 +60,48 @@ def test_refuses_names_that_are_no_text(text, tmp_path):
         import_onnx(path)
 
 
+def _layers():
+    """A layer normalization, attention, a linear layer and GELU, each of many nodes."""
+    steps = [
+        ("ReduceMean", "x", "m"), ("Sub", "x m", "d"), ("Pow", "d two", "p"), ("ReduceMean", "p", "v"),
+        ("Add", "v epsilon", "e"), ("Sqrt", "e", "s"), ("Div", "d s", "n"), ("Mul", "n vector", "g"),
+        ("Add", "g vector", "h"), ("Reshape", "h whole", "a"), ("Transpose", "a", "t"), ("MatMul", "a t", "l"),
+        ("Mul", "l two", "f"), ("Where", "seen zero off", "o"), ("Add", "f o", "k"), ("Softmax", "k", "q"),
+        ("IsNaN", "q", "i"), ("Where", "i zero q", "u"), ("MatMul", "u a", "r"), ("MatMul", "r weight", "w"),
+        ("Add", "w vector", "b"), ("Div", "b root", "c"), ("Erf", "c", "j"), ("Add", "j one", "z"),
+        ("Mul", "b z", "x2"), ("Mul", "x2 half", "y"),
+    ]  # fmt: skip
+    options = {
+        "ReduceMean": {"axes": [-1]},
+        "Transpose": {"perm": [0, 1, 3, 2]},
+        "Softmax": {"axis": -1},
+    }
+    nodes = [
+        helper.make_node(kind, names.split(), [name], **options.get(kind, {}))
+        for kind, names, name in steps
+    ]
+    numbers = {"two": 2, "epsilon": 1e-5, "zero": 0, "off": -np.inf, "root": 2**0.5, "one": 1, "half": 0.5}  # fmt: skip
+    tensors = {name: np.float32(number) for name, number in numbers.items()}
+    tensors.update(vector=np.ones(8, np.float32), weight=np.eye(8, dtype=np.float32))
+    tensors["whole"] = np.array([2, 1, 4, 8])
+    inputs = [value("x", [2, 4, 8]), value("seen", [4, 4], TensorProto.BOOL)]
+    return model(nodes, inputs, [value("y", None)], tensors)
+
+
+def _read_or_refused(path):
+    try:
+        imported = import_onnx(path)
+        imported.module(torch.ones(2, 4, 8), torch.ones(4, 4, dtype=torch.bool))
+    except ModelError:
+        pass
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_a_file_with_wrong_bytes_is_read_or_refused(seed, tmp_path):
+@pytest.mark.parametrize("layers", [False, True])
+def test_a_file_with_wrong_bytes_is_read_or_refused(layers, seed, tmp_path):
     random = np.random.default_rng(seed)
-    data, path = _adds().SerializeToString(), tmp_path / "model.onnx"
+    proto, path = _layers() if layers else _adds(), tmp_path / "model.onnx"
+    data = proto.SerializeToString()
     for _ in range(200):
         wrong = np.frombuffer(data, np.uint8).copy()
         places = random.integers(0, len(wrong), random.integers(1, 4))
@@ -73,6 +111,17 @@ def test_a_file_with_wrong_bytes_is_read_or_refused(seed, tmp_path):
             import_onnx(path)
         except ModelError:
             continue
+
+
+def test_nodes_with_other_inputs_are_read_or_refused(tmp_path):
+    kinds = {node.operator for node in import_onnx(save(_layers(), tmp_path)).module.nodes}
+    assert kinds == {"LayerNormalization", "Reshape", "Transpose", "Attention", "Linear", "Gelu"}
+    for place, node in enumerate(_layers().graph.node):
+        for names in ([*node.input, "x"], ["one", *node.input], node.input[1:], node.input[:-1]):
+            proto = _layers()
+            del proto.graph.node[place].input[:]
+            proto.graph.node[place].input.extend(names)
+            _read_or_refused(save(proto, tmp_path))
 
 
 def test_refuses_what_is_no_onnx_file(tmp_path):

@@ -136,6 +136,35 @@ def test_attention_is_found(name, tmp_path):
     assert (kinds["Attention"], kinds["MatMul"]) == ((1, 0) if found else (0, 2))
 
 
+@pytest.mark.parametrize(
+    ("mask", "sizes"),
+    [
+        *((shape, {}) for shape in ((), (6,), (1,), (6, 1), (2, 1, 6), (1, 1, 1, 1), (2, 2, 6, 6))),
+        # Masks that make the logits wider: in the batch, the heads, the rows, the keys and by a dimension.
+        ((3, 1, 6, 6), {"q": (1, 2, 6, 4), "k": (1, 2, 6, 4), "v": (1, 2, 6, 4)}),
+        ((1, 2, 6, 6), {"q": (2, 1, 6, 4), "k": (2, 1, 6, 4), "v": (2, 1, 6, 4)}),
+        ((6, 6), {"q": (2, 2, 1, 4)}),
+        ((6, 6), {"k": (2, 2, 1, 4)}),
+        ((3, 1, 1, 6, 6), {}),
+    ],
+)
+@pytest.mark.parametrize("truth", [False, True])
+def test_masks_of_any_shape(mask, sizes, truth, tmp_path):
+    steps = [*_PRODUCT, "n = Where m zero off", "z = Add s n", *_SAFE]
+    if not truth:
+        steps = [*_PRODUCT, "z = Add s m", *_END]
+    steps = [step.replace(" axis=-1", "") for step in steps]  # as it is where none is said
+    numbers = _RANDOM.standard_normal(mask).astype(np.float32)
+    feeds = {"m": np.array(numbers > 0 if truth else numbers)}
+    for name in "qkv":
+        feeds[name] = _RANDOM.standard_normal(sizes.get(name, (2, 2, 6, 4))).astype(np.float32)
+    kinds = {"m": TensorProto.BOOL if truth else TensorProto.FLOAT}
+    given = [value(n, list(a.shape), kinds.get(n, TensorProto.FLOAT)) for n, a in feeds.items()]
+    proto = model(_chain(*steps), given, [value("y", None)], _TENSORS)
+    compare(proto, feeds, tmp_path)
+    assert _kinds(proto, tmp_path)["Attention"] == 1
+
+
 def test_attention_of_other_ranks_stays_a_product(tmp_path):
     steps = [
         "t = Transpose k perm=0,2,1",
@@ -148,12 +177,22 @@ def test_attention_of_other_ranks_stays_a_product(tmp_path):
     given = [value(n, list(a.shape)) for n, a in feeds.items()]
     proto = model(_chain(*steps), given, [value("y", None)], _TENSORS, opset=13)
     compare(proto, feeds, tmp_path)
-    # The third of four dimensions isn't the last one.
-    steps[-2:] = ["p = Softmax z axis=3", "y = MatMul p v"]
-    steps[0] = "t = Transpose k perm=0,1,2,4,3"
+
+
+@pytest.mark.parametrize("axis", ["", " axis=3"])
+@pytest.mark.parametrize("opset", [11, 12, 13])
+def test_attention_of_five_dimensions(opset, axis, tmp_path):
+    """The fourth of them isn't the last, and before opset 13 makes one row with it."""
+    steps = [
+        "t = Transpose k perm=0,1,2,4,3",
+        "s = MatMul q t",
+        "z = Mul s factor",
+        f"p = Softmax z{axis}",
+        "y = MatMul p v",
+    ]
     wide = {name: array[None] for name, array in zip("qkv", _HEADS, strict=True)}
     given = [value(n, list(a.shape)) for n, a in wide.items()]
-    proto = model(_chain(*steps), given, [value("y", None)], _TENSORS, opset=13)
+    proto = model(_chain(*steps), given, [value("y", None)], _TENSORS, opset=opset)
     compare(proto, wide, tmp_path)
 
 

@@ -135,9 +135,9 @@ def test_refuses_activations_by_name(attributes, words, tmp_path):
     ("direction", "sizes", "words"),
     [
         ("sideways", (1, 9, 4), "the direction sideways"),
-        ("bidirectional", (1, 9, 4), "don't fit 2 directions"),
-        ("forward", (1, 8, 4), "don't fit 1 directions"),
-        ("forward", (), "don't fit 1 directions"),
+        ("bidirectional", (1, 9, 4), r"its R has the shape \[1, 9, 3\], not \[2, 9, 3\]"),
+        ("forward", (1, 8, 4), r"its W has the shape \[1, 8, 4\], not \[1, 9, 4\]"),
+        ("forward", (), r"its W has the shape \[\], not \[1, 9, 0\]"),
     ],
 )
 def test_refuses_weights_that_do_not_fit(direction, sizes, words, linear, tmp_path):
@@ -149,10 +149,68 @@ def test_refuses_weights_that_do_not_fit(direction, sizes, words, linear, tmp_pa
         import_onnx(path).module(torch.ones(5, 1, 4))
 
 
-def _draw_with(names, operator, direction):
+def _broken(operator, direction, name, place, change, layout):
+    """A node with the input ``name``, of which one size is another, and its feeds."""
+    kept = "" if name in "xwr" else name
+    node, feeds = _draw_with(kept, operator, direction, layout=layout)
+    if layout:
+        feeds = {n: a.swapaxes(0, 1) if n in "xhc" else a for n, a in feeds.items()}
+    shape = list(feeds[name].shape)
+    shape[place] = max(0, shape[place] + change)
+    feeds[name] = np.resize(feeds[name], shape)
+    return node, feeds
+
+
+_SHOWN = {
+    "x": "X", "w": "[WX]", "r": "[WR]", "b": "B", "l": "sequence_lens", "h": "initial_h", "c": "initial_c", "p": "P",
+}  # fmt: skip
+_PARTS = [("x", 2), ("w", 2), ("r", 2), ("b", 0), ("b", 1), ("l", 0), ("h", 0), ("h", 1), ("h", 2)]
+_LSTM_PARTS = [("c", 0), ("c", 1), ("c", 2), ("p", 0), ("p", 1)]
+
+
+@pytest.mark.parametrize("inputs", ["xlhc", "xwrblhcp"])
+@pytest.mark.parametrize(
+    ("operator", "name", "place"),
+    [
+        *((operator, *part) for operator in _GATES for part in _PARTS),
+        *(("LSTM", *part) for part in _LSTM_PARTS),
+    ],
+)
+def test_refuses_inputs_that_do_not_fit(operator, name, place, inputs, tmp_path):
+    """torch's layers read as many numbers as they expect, wherever the file's end."""
+    for direction, layout in (("forward", 0), ("bidirectional", 1)):
+        for change in (-1, 1, 7):
+            node, feeds = _broken(operator, direction, name, place, change, layout)
+            path = save(_model(node, feeds, variable=tuple(inputs)), tmp_path)
+            with pytest.raises(ModelError, match=f"'layer' .*its {_SHOWN[name]} has the shape"):
+                run_imported(path, feeds)
+
+
+@pytest.mark.parametrize("operator", _GATES)
+def test_refuses_an_input_of_other_ranks(operator, tmp_path):
+    node, feeds = _draw(operator, "forward", 0)
+    for shape in ((5, 4), (5, 3, 4, 1)):
+        feeds["x"] = np.ones(shape, np.float32)
+        with pytest.raises(ModelError, match=r"'layer' .*its X has [24] dimensions, not 3"):
+            run_imported(save(_model(node, feeds), tmp_path), feeds)
+
+
+@pytest.mark.parametrize("inputs", ["x", "xwr"])
+@pytest.mark.parametrize("operator", _GATES)
+def test_refuses_layers_without_states(operator, inputs, tmp_path):
+    node = helper.make_node(operator, list("xwr"), ["y"], name="layer", linear_before_reset=1)
+    if operator != "GRU":
+        del node.attribute[:]
+    shapes = {"x": (5, 2, 4), "w": (1, 0, 4), "r": (1, 0, 0)}
+    feeds = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    with pytest.raises(ModelError, match=r"'layer' .*which has no states"):
+        run_imported(save(_model(node, feeds, variable=tuple(inputs)), tmp_path), feeds)
+
+
+def _draw_with(names, operator, direction, **given):
     """The first drawn node that has all these inputs and attributes, and its feeds."""
     for seed in range(1000):
-        node, feeds = _draw(operator, direction, seed)
+        node, feeds = _draw(operator, direction, seed, **given)
         if set(names) <= {*feeds, *(item.name for item in node.attribute)}:
             return node, feeds
     raise AssertionError(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import stat
@@ -61,6 +62,36 @@ def test_concurrent_builds_agree() -> None:
         built = list(pool.map(lambda _: compile_f(7), range(4)))
     assert len({item.path for item in built}) == 1
     assert len([item for item in built if item.seconds > 0]) == 1  # the others wait for it
+
+
+@pytest.mark.parametrize("reason", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
+@pytest.mark.parametrize("precompiled", ["", "#include <cstdlib>\n"])
+def test_a_cache_without_locks_serves(
+    monkeypatch: pytest.MonkeyPatch, reason: int, precompiled: str
+) -> None:
+    """Some network file systems lock no files; any other error is one."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    def build(_: int) -> toolchain.BuiltObject:
+        return toolchain.compile_object(
+            toolchain.find_toolchain(),
+            precompiled.encode() + SOURCE,
+            name="f.cpp",
+            flags=("-DOFFSET=1",),
+            precompiled=precompiled,
+        )
+
+    monkeypatch.setenv("EDGECOMPILE_PRECOMPILED", "1")
+    monkeypatch.setattr("fcntl.flock", refuse)
+    if reason == errno.EIO:
+        with pytest.raises(ToolchainError, match="the cache directory can't be written"):
+            build(0)
+        return
+    with ThreadPoolExecutor(4) as pool:
+        built = list(pool.map(build, range(4)))
+    assert len({item.path for item in built}) == 1 and built[0].path.is_file()
 
 
 #: Compiles with the compiler that is named, and prints the object's path.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -34,9 +36,10 @@ def attend(
     """
     scale = float(node.get("scale"))
     sizes = [list(x.shape[:-2]) for x in (q, turned, v)]
-    rank = q.dim()
-    plain = rank == 4 and sizes[0] == sizes[1] == sizes[2] and (mask is None or mask.dim() <= rank)
-    if plain:
+    plain = q.dim() == 4 and sizes[0] == sizes[1] == sizes[2]
+    if plain and _fits(mask, [*q.shape[:-1], turned.shape[-1]]):
+        if mask is not None and mask.dim() < 2:
+            mask = mask.reshape(1, -1)
         if not _is_transpose(turned, key, flat):
             key = turned.transpose(-1, -2)
         return functional.scaled_dot_product_attention(q, key, v, attn_mask=mask, scale=scale)  # type: ignore[arg-type]
@@ -45,8 +48,32 @@ def attend(
         logits = torch.where(mask, logits, -torch.inf)
     elif mask is not None:
         logits = logits + mask
-    parts = torch.softmax(logits, node.get("axis"))
+    axis = node.get("axis")
+    if node.opset < 13 and axis != -1:  # from the axis on, all is one row
+        parts = torch.softmax(logits.flatten(axis), -1).reshape(logits.shape)
+    else:
+        parts = torch.softmax(logits, axis)
     return torch.matmul(torch.where(parts.isnan(), 0.0, parts) if node.get("safe") else parts, v)
+
+
+def numbers_for_nan(node: Node) -> bool:
+    """Whether the node is attention that gives 0, where its file gives NaN, for rows that a mask hides wholly."""
+    own = node.operator == "Attention" and node.domain == OWN
+    return own and bool(node.inputs[3]) and not node.get("safe")
+
+
+def _fits(mask: Tensor | None, logits: list[Any]) -> bool:
+    """Whether logits of this shape keep it with the mask added: torch's attention widens none."""
+    if mask is None:
+        return True
+    if mask.dim() > len(logits):
+        return False
+    last = logits[len(logits) - mask.dim() :]
+    # A size that is 1 says nothing of the other, which a trace would else take for no 1.
+    return all(
+        (isinstance(size, int) and size == 1) or size in (wanted, 1)
+        for size, wanted in zip(mask.shape, last, strict=True)
+    )
 
 
 def _is_transpose(turned: Tensor, key: Tensor | None, flat: Tensor | None) -> bool:

@@ -33,8 +33,8 @@ def _recurrent(
     c: Tensor | None = None,
     peepholes: Tensor | None = None,
 ) -> _States:
-    _check_sizes(node, w, r)
-    x, start = _standard(node, x, r.shape[2], h, c)
+    _check_weights(node, w, r, b, peepholes)
+    x, start = _standard(node, x, w[0], r.shape[2], lengths, h, c)
     if _is_usual(node, peepholes is not None):
         return _arranged(node, *_run(node, x, _weights(node, w, r, b), lengths, start))
     used = cells.activations(node, w.shape[0])
@@ -64,7 +64,7 @@ def _prepared(
     c: Tensor | None,
     *weights: Tensor,
 ) -> _States:
-    x, start = _standard(node, x, weights[1].shape[1], h, c)
+    x, start = _standard(node, x, weights[0], weights[1].shape[1], lengths, h, c)
     return _arranged(node, *_run(node, x, weights, lengths, start))
 
 
@@ -76,7 +76,7 @@ def as_prepared(node: Node, tensors: list[Any]) -> tuple[str, list[Any]] | None:
         return None
     if tensors[1] is None or tensors[2] is None or (b is None and inputs[3]):
         return None
-    _check_sizes(node, tensors[1], tensors[2])
+    _check_weights(node, tensors[1], tensors[2], b)
     places = [place if inputs[place] else None for place in (4, 5, 6)]
     return node.operator, [0, *places, *_weights(node, tensors[1], tensors[2], b)]
 
@@ -114,18 +114,27 @@ def _sides(node: Node) -> int:
     return 2 if direction == "bidirectional" else 1
 
 
-def _check_sizes(node: Node, w: Tensor, r: Tensor) -> None:
-    """Refuses weights that don't fit the node's directions and gates."""
-    sides, gates = _sides(node), len(_ORDER[node.operator])
-    hidden = int(r.shape[-1]) if r.dim() else 0
-    wanted = [
-        [sides, gates * hidden, int(w.shape[-1]) if w.dim() else 0],
-        [sides, gates * hidden, hidden],
-    ]
-    if [list(w.shape), list(r.shape)] != wanted:
-        raise ValueError(
-            f"it has weights of the shapes {list(w.shape)} and {list(r.shape)}, which don't fit {sides} directions"
-        )
+def _check_weights(
+    node: Node, w: Tensor, r: Tensor, b: Tensor | None, p: Tensor | None = None
+) -> None:
+    """Refuses weights that don't fit the node's directions and gates: torch reads without a check.
+
+    Raises:
+        ValueError: a weight has another shape, or is of no states; says which.
+    """
+    sides, hidden = _sides(node), int(r.shape[-1]) if r.dim() else 0
+    rows = len(_ORDER[node.operator]) * hidden
+    _check_shape("R", r, [sides, rows, hidden])
+    _check_shape("W", w, [sides, rows, int(w.shape[-1]) if w.dim() else 0])
+    _check_shape("B", b, [sides, 2 * rows])
+    _check_shape("P", p, [sides, 3 * hidden])
+    if not hidden:  # torch divides by it
+        raise ValueError(f"its R has the shape {list(r.shape)}, which has no states")
+
+
+def _check_shape(name: str, tensor: Tensor | None, wanted: list[Any]) -> None:
+    if tensor is not None and list(tensor.shape) != wanted:
+        raise ValueError(f"its {name} has the shape {list(tensor.shape)}, not {wanted}")
 
 
 def _weights(node: Node, w: Tensor, r: Tensor, b: Tensor | None) -> list[Tensor]:
@@ -144,15 +153,35 @@ def _weights(node: Node, w: Tensor, r: Tensor, b: Tensor | None) -> list[Tensor]
 
 
 def _standard(
-    node: Node, x: Tensor, hidden: int, h: Tensor | None, c: Tensor | None
+    node: Node,
+    x: Tensor,
+    w: Tensor,
+    hidden: int,
+    lengths: Tensor | None,
+    h: Tensor | None,
+    c: Tensor | None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The input ``[L, B, I]`` and the first states ``[sides, B, H]``, two of an LSTM."""
-    given = [h, c] if node.operator == "LSTM" else [h]
-    if node.get("layout", 0):
-        x = x.transpose(0, 1)
-        given = [None if state is None else state.transpose(0, 1) for state in given]
-    empty = x.new_zeros(_sides(node), x.shape[1], hidden)
-    return x, [empty if state is None else state for state in given]
+    """The input ``[L, B, I]`` and the first states ``[sides, B, H]``, two of an LSTM.
+
+    Raises:
+        ValueError: an input doesn't fit the weights ``w``, ``[G*H, I]``, or the others; says which.
+    """
+    if x.dim() != 3:
+        raise ValueError(f"its X has {x.dim()} dimensions, not 3")
+    _check_shape("X", x, [*x.shape[:2], w.shape[1]])
+    given = {"initial_h": h}
+    if node.operator == "LSTM":
+        given["initial_c"] = c
+    batch_first = bool(node.get("layout", 0))
+    rows, sides = x.shape[0 if batch_first else 1], _sides(node)
+    _check_shape("sequence_lens", lengths, [rows])
+    empty = x.new_zeros(sides, rows, hidden)
+    start = []
+    for name, state in given.items():
+        _check_shape(name, state, [rows, sides, hidden] if batch_first else [sides, rows, hidden])
+        turned = state.transpose(0, 1) if state is not None and batch_first else state
+        start.append(empty if turned is None else turned)
+    return x.transpose(0, 1) if batch_first else x, start
 
 
 def _arranged(node: Node, y: Tensor, *ends: Tensor) -> _States:
@@ -165,7 +194,8 @@ def _arranged(node: Node, y: Tensor, *ends: Tensor) -> _States:
 def _checked(lengths: Tensor | None, steps: Any) -> Tensor | None:
     """The lengths, int64 ``[B]``, each between 0 and ``steps``.
 
-    A program limits them, since a GPU's can't stop. Its runtime checks the bounds of an input of lengths.
+    A program limits them, since a GPU's can't stop. Its runtime refuses longer ones where an input of lengths
+    has bounds: there a layer has as many steps as the axis of lengths, or a fixed size of an input.
 
     Raises:
         ValueError: outside of a program, a length is beyond the number of steps.

@@ -1,8 +1,10 @@
 """The lowest costs of static programs that a few measurements allow.
 
 Each static program has to be compiled before it is measured, so a build measures two first: a short
-one and the longest. If no plan with padding is best even at the lowest costs that fit their times,
-none is best at the true costs, which are no lower, and the others needn't be built.
+one and the longest. If no plan with padding is best even at the lowest costs that fit their times, the others
+aren't built. This may be wrong where a static program between them is over :data:`TOLERANCE` faster than they let
+expect, or noise is larger than its estimate: the plan has one dynamic program then, and padding would pay.
+A third program would find more of these cases, but there are hardly more than three in all.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _ERRORS = 2.0
 def lowest_costs(costs: CostGrid, calibration: Calibration) -> CostGrid:
     """The grid with the lowest costs in the mode ``pad``, those in ``exact`` as they are.
 
-    The ratio of the modes at a length that wasn't measured in both is at least the least measured
-    ratio, less the errors of its two medians and :data:`TOLERANCE`.
+    The ratio of the modes at a length that wasn't measured in both is taken for the least measured
+    ratio, less the errors of its two medians and :data:`TOLERANCE`. It may be lower in truth.
 
     Args:
         costs: the costs over one axis, in both modes.

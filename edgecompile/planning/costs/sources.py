@@ -34,7 +34,7 @@ from edgecompile.planning.costs.calibration_bundle import (
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_calibration
 from edgecompile.planning.costs.engine_cost import ENGINE_NOTE, engine_cost
 from edgecompile.planning.costs.gpu_roofline import MLPERF_RECORD, TENSORRT_8_6, gpu_curve
-from edgecompile.planning.costs.lowest import lowest_costs
+from edgecompile.planning.costs.lowest import TOLERANCE, lowest_costs
 from edgecompile.planning.costs.measure import calibrate, measured_costs
 from edgecompile.planning.costs.remote import calibrate_there, target_resource
 from edgecompile.planning.costs.roofline import modelled_curve
@@ -113,7 +113,7 @@ def find_costs(
             first, last = (bucket.hi for bucket in spec.beginning.buckets[1:])
             subject.notes.add(
                 f"Static programs of the lengths {first} and {last} alone were measured: they save so "
-                "little that padding can't pay."
+                f"little that padding pays only if one between them is over {TOLERANCE:.0%} faster."
             )
             return costs
     return _measured(subject, spec, precision, step)

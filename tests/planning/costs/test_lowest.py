@@ -32,6 +32,7 @@ from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope
 from edgecompile.planning.subject import Subject, make_subject
+from edgecompile.runtime.measure.rounds import median_error
 from edgecompile.targets.profile import load_target
 
 BOTH: tuple[Mode, ...] = ("exact", "pad")
@@ -47,16 +48,21 @@ def calibration(points: Sequence[CalibratedPoint]) -> Calibration:
 
 
 def times(
-    spec: CalibrationSpec, exact: Mapping[int, float], ratio: Mapping[int, float], spread: float
+    spec: CalibrationSpec,
+    exact: Mapping[int, float],
+    ratio: Mapping[int, float],
+    spread: float,
+    noise: np.random.Generator | None = None,
 ) -> Calibration:
-    """What a quiet machine measures: medians as they are, with some spread."""
+    """What a machine measures: medians that are off by two standard errors at most; without noise the true ones."""
     points = []
     for index, sizes in spec.runs:
         mode, length = spec.buckets[index].mode, sizes["length"]
         ms = exact[length] * (ratio[length] if mode == "pad" else 1.0)
-        points.append(
-            CalibratedPoint(index, mode, tuple(sizes.items()), ms, spread * ms, samples=50)
-        )
+        error = 2 * median_error(spread * ms, 50)
+        off = float(noise.uniform(-error, error)) if noise is not None else 0.0
+        sized = tuple(sizes.items())
+        points.append(CalibratedPoint(index, mode, sized, ms + off, spread * ms, samples=50))
     return calibration(points)
 
 
@@ -104,14 +110,14 @@ def plan_from(scope: PlanScope, grid: CostGrid) -> BucketPlan:
     return planning._choose(scope, PlanRequest(scope.traffic), grid, BucketCost(), None)[0]
 
 
-@given(models())
+@given(models(), st.integers(0, 10**6))
 def test_stopping_early_changes_no_decision(
-    drawn: tuple[PlanScope, dict[int, float], dict[int, float], float],
+    drawn: tuple[PlanScope, dict[int, float], dict[int, float], float], seed: int
 ) -> None:
-    """Where two programs settle it, neither all measurements nor the true costs plan anything else."""
+    """Where two programs settle it, neither their own times nor the true ones plan anything else."""
     scope, exact, ratio, spread = drawn
     spec = choose_calibration(scope, BOTH)
-    first = times(spec.beginning, exact, ratio, spread)
+    first = times(spec.beginning, exact, ratio, spread, np.random.default_rng(seed))
     grid = measured_costs(first, "measured")
     lowest = Costs(lowest_costs(grid, first), scope)
     if not planning._needs_no_padding(PlanRequest(scope.traffic), None, lowest):
@@ -139,6 +145,21 @@ def test_both_outcomes_occur() -> None:
     assert not clear(1.0, spread=3.0), "nothing is clear that is only noise"
     assert not clear(1.0, buckets=3)
     assert clear(1.0, price_per_bucket=1.0)
+
+
+def test_noise_alone_ends_no_measurement() -> None:
+    """Padding pays here, and no medians within their errors say that it can't."""
+    traffic = LengthDistribution.from_counts({n: 5 for n in range(4, 100)})
+    scope = PlanScope(traffic, (("length", AxisRange(1, 100, 30)),))
+    spec = choose_calibration(scope, BOTH)
+    exact = {n: 0.1 + 0.02 * n for n in range(1, 101)}
+    ratio = dict.fromkeys(exact, 0.8)
+    everything = plan_from(scope, measured_costs(times(spec, exact, ratio, 0.0), "measured"))
+    assert "pad" in [bucket.mode for bucket in everything.buckets]
+    for seed in range(30):
+        first = times(spec.beginning, exact, ratio, 1.0, np.random.default_rng(seed))
+        lowest = Costs(lowest_costs(measured_costs(first, "measured"), first), scope)
+        assert not planning._needs_no_padding(PlanRequest(traffic), None, lowest)
 
 
 def test_the_beginning_is_a_part_of_the_whole() -> None:
