@@ -145,6 +145,7 @@ def test_what_is_refused(whisper: Path, tmp_path: Path) -> None:
             ({"task": "sing"}, "`task` is 'sing', must be one of transcribe, translate"),
             ({"timestamps": False}, "a long recording is cut at them"),
             ({"timestamps": "yes"}, "`timestamps` is 'yes', must be True or False"),
+            ({"condition_on_prev_tokens": samples}, "`condition_on_prev_tokens` is array"),
             ({"max_new_tokens": 0}, "max_new_tokens is 0, must be an integer"),
             ({"max_new_tokens": "a"}, "max_new_tokens is 'a', must be an integer"),
         ):
@@ -243,6 +244,8 @@ def test_letters_of_samples_are_those_of_transformers(norm: str, tmp_path: Path)
         assert len(texts) == 4 and max(map(len, texts)) > 200
         with pytest.raises(InputError, match="`language` is for models with a decoder"):
             model.transcribe(samples, RATE, language="en")
+        with pytest.raises(InputError, match="`timestamps` is for models with a decoder"):
+            model.transcribe(samples, RATE, timestamps=samples)
         with pytest.raises(OutsideBucketsError, match="40001"):
             model.transcribe(make_samples(40001 / RATE), RATE)
     done = run(bundle, write_wav(tmp_path / "a.wav", samples))

@@ -1,5 +1,6 @@
 """A recording as the caller gives it: its samples, checked."""
 
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _LARGEST = 1 << 31
 
 
-def read_samples(samples: Any, sampling_rate: int, expected: int) -> "NDArray[np.float32]":
+def read_samples(samples: Any, sampling_rate: Any, expected: int) -> "NDArray[np.float32]":
     """The samples of a recording, float32 [samples].
 
     Args:
@@ -28,10 +29,12 @@ def read_samples(samples: Any, sampling_rate: int, expected: int) -> "NDArray[np
         InputError: they aren't the finite floats of one channel, one is beyond 2147483648, there are none, or their
             rate is another.
     """
-    if isinstance(sampling_rate, bool) or sampling_rate != expected:
-        text = "sampling_rate is {!r}, the model takes {} samples a second"
+    known = isinstance(sampling_rate, Real) and not isinstance(sampling_rate, bool)
+    if not known or sampling_rate != expected:
+        text = "sampling_rate is {}, the model takes {} samples a second"
         raise InputError(
-            text.format(sampling_rate, expected), "resample the recording to {} Hz".format(expected)
+            text.format(shorten(repr(sampling_rate), 80), expected),
+            "resample the recording to {} Hz".format(expected),
         )
     try:
         array = as_array(samples)

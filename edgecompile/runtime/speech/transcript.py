@@ -100,7 +100,8 @@ def _read_whole(
     on_segment: Optional[Callable[[Segment], Any]],
 ) -> Transcript:
     """The text of a recording in one run, as one segment."""
-    given = [key for key, value in choices._asdict().items() if value not in (None, False)]
+    values = choices._asdict().items()
+    given = [key for key, value in values if value is not None and value is not False]
     if given:
         raise InputError("`{}` is for models with a decoder, which this isn't".format(given[0]))
     tokens = find_tokens(run_ctc(model, spec, ctc, recording), ctc.blank)

@@ -77,6 +77,8 @@ class WindowLoop:
         self.language = None if named is None else self._language_of(windows.languages[named])
         self._task = self._known("task", choices.task, windows.tasks) or windows.task
         self._timed = self._takes_times(choices.timestamps)
+        if not isinstance(choices.condition_on_prev_tokens, bool):
+            raise _not_bool("condition_on_prev_tokens", choices.condition_on_prev_tokens)
 
     def _known(self, key: str, name: Optional[str], names: Any) -> Optional[str]:
         if name is None:
@@ -88,7 +90,7 @@ class WindowLoop:
 
     def _takes_times(self, asked: Optional[bool]) -> bool:
         if asked is not None and not isinstance(asked, bool):
-            raise InputError("`timestamps` is {!r}, must be True or False".format(asked))
+            raise _not_bool("timestamps", asked)
         windows = self._windows
         length = self._frames > windows.frames
         if windows.timestamps is None and (asked or length):
@@ -264,6 +266,11 @@ class WindowLoop:
         """The first token of a time; where there is none, one that no text has."""
         first = self._windows.timestamps
         return 1 << 62 if first is None else first
+
+
+def _not_bool(key: str, value: Any) -> InputError:
+    text = "`{}` is {}, must be True or False"
+    return InputError(text.format(key, shorten(repr(value), 80)))
 
 
 def _list(names: Any) -> str:

@@ -25,6 +25,7 @@ def changed(value: float) -> Any:
         (GOOD, 44100, "sampling_rate is 44100, the model takes 16000 samples a second"),
         (GOOD, True, "sampling_rate is True"),
         (GOOD, "16000", "sampling_rate is '16000'"),
+        (GOOD, np.array([16000, 8000]), r"sampling_rate is array\("),
         (np.zeros((3, 2), np.float32), 16000, r"the shape \[3, 2\], must have one channel"),
         (np.float32(1), 16000, r"the shape \[\], must have one channel"),
         (GOOD[:0], 16000, "the recording has no samples"),
