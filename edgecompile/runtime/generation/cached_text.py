@@ -21,7 +21,7 @@ from .tried import Room, TriedTokens
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .stream import GenerationRequest
+    from .request import GenerationRequest
 
     #: Runs of chunks, one at each step; in the end the logits [vocabulary] behind the last one.
     Runs = Generator[None, None, NDArray[np.float32]]
