@@ -69,7 +69,9 @@ class CachedText:
         return len(self.tokens)
 
     def lend(self) -> "NDArray[np.int64]":
-        """Where the caches lie in memory, for somebody else to run the next token over them; see ``take``.
+        """Where the caches lie in memory, for somebody else to run the next token over them.
+
+        ``mark_lost`` comes before that run, ``take`` behind it.
 
         Raises:
             InputError: states of a fixed size don't stand behind the text's last token.
@@ -77,8 +79,11 @@ class CachedText:
         self.retract()
         if self.states is not None and self._behind != self.row:
             raise _states_lost()
-        self._behind = -1
         return self._caches.addresses
+
+    def mark_lost(self) -> None:
+        """Says that states of a fixed size stand nowhere: a run of somebody else begins, and may fail."""
+        self._behind = -1
 
     def take(self, token: int, logits: "NDArray[np.float32]") -> "NDArray[np.float32]":
         """Takes a token that was run while the caches were lent; its own copy of the logits behind it."""
