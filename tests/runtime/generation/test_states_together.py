@@ -31,7 +31,7 @@ PROMPTS = [
         "states_together",
         ("lfm2", "int4", {"cache_precision": "bf16"}),
         ("mamba2", "fp32", {}),
-        ("falcon_h1", "fp32", {"cache_precision": "bf16"}),
+        ("falcon_h1", "fp32", {"cache_precision": "int8", "lookup": 4}),
         ("granitemoehybrid", "fp32", {}),
         ("qwen3_5", "int4", {"lookup": 4, "cache_precision": "bf16"}),
         *(
