@@ -38,6 +38,7 @@ from edgecompile.quantization.gptq import RoundedWeights
 from edgecompile.quantization.judged import JudgedModel, is_judged
 from edgecompile.quantization.quality import Judge, Quality, check_quality, max_mean_kl
 from edgecompile.runtime import open_bundle
+from tests.cli.command import run
 from tests.conftest import one_at_a_time
 from tests.factories.outliers import add_outliers
 from tests.native.c_runtime.c_library import CLibrary, build_library
@@ -432,6 +433,8 @@ def test_figures_of_caches_alone_are_not_those_of_weights(
     result = build(replace(request, load=replace(request.load, cache_precision="int8")))
     assert result.quality is not None and result.quality.caches_alone and result.quality.bound
     assert manifest_of(result)["plan"]["quality"] == result.quality.to_json()
+    said = run("inspect", str(result.bundle_path)).stdout
+    assert "rounding the caches alone" in " ".join(said.split())
     found = verify(result.bundle_path, str(folder)).report
     assert result.verify is not None
     assert found.min_cosine == result.verify.min_cosine == min_cosine(precision)
