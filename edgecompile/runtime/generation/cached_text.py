@@ -209,17 +209,20 @@ class CachedText:
 
     def advance(self, token: int) -> "NDArray[np.float32]":
         """Runs one token behind the text; the logits [vocabulary], valid until the next run."""
-        self.retract()
-        row = self.row
+        if self._tried is not None:
+            self.retract()
+        row = len(self.tokens)
         if self.states is not None and row != self._behind:
             if not 0 <= self._behind < row:
                 raise _states_lost()
             self._logits[...] = self.try_tokens([token])[0]  # after what was taken back
             return self._logits
         self._behind = -1
-        self._runs.run_step(row, token)
-        self._took([token])
-        self._keep_states()
+        self._runs.run_rows(row, [token])
+        self.tokens.append(token)
+        self._behind = row + 1
+        if self._every:
+            self._keep_states()
         return self._logits
 
     def advance_by(self, begin: int, tokens: List[int]) -> "Runs":
