@@ -161,8 +161,7 @@ def verify(
             cases,
             [variant.name for variant in manifest.variants],
             manifest.tolerance,
-            # A language model's narrow weights were judged by texts.
-            min_cosine=None if "quality" in manifest.plan else min_cosine(manifest.precision),
+            min_cosine=None if _judged_weights(manifest) else min_cosine(manifest.precision),
             texts=texts,
         )
     if judged is not None:
@@ -226,12 +225,19 @@ def _load_model(
     return model if rows is None else model.with_sources(rows.lo, rows.hi)
 
 
+def _judged_weights(manifest: Manifest) -> dict[str, Any]:
+    """The figures of a language model's narrow weights, by texts; {}: there are none, or those of its caches alone."""
+    figures = manifest.plan.get("quality")
+    if not isinstance(figures, dict) or figures.get("caches_alone") is True:
+        return {}
+    return figures
+
+
 def _quality_bound(manifest: Manifest, model: LoadedModel) -> float | None:
     """The bound that a language model's narrow weights were judged by; None: they weren't."""
-    figures = manifest.plan.get("quality")
-    if not isinstance(figures, dict) or model.generation is None or manifest.precision == "fp32":
+    if model.generation is None or manifest.precision == "fp32":
         return None
-    bound = figures.get("bound")
+    bound = _judged_weights(manifest).get("bound")
     if not isinstance(bound, int | float) or bound <= 1 or model.generation.logits is None:
         return None
     return float(bound)

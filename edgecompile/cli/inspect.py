@@ -179,6 +179,8 @@ def _quality_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     top1, tokens, texts = (figures.get(name) for name in ("top1", "tokens", "texts"))
     if isinstance(top1, int | float):
         parts.append(f"the same likeliest token at {100 * top1:.1f} % of {tokens} positions")
+    if figures.get("caches_alone") is True:
+        texts = f"{texts}, rounding the caches alone"
     lines = [("quality", f"{', '.join(parts)} of {texts}")] if parts else []
     matrices = figures.get("matrices")
     if isinstance(matrices, dict) and matrices:

@@ -82,7 +82,7 @@ class BuildResult:
         seconds: wall time by stage.
         notes: remarks for the user.
         choice: the record of choosing the precision; None if it wasn't chosen.
-        quality: the figures of a language model's narrow weights; None: there are none.
+        quality: the figures of a language model's narrow weights, or of its caches alone; None: there are none.
         parts: parts that backends for a GPU added.
         forecast: what the build of a language model was to take; None: nothing told it.
         earlier: the document of the earlier build, if nothing in the bundle has changed since.

@@ -89,7 +89,10 @@ def resolve(
             return ResolvedPrecision(FP32, quality=caches)
     judged = JudgedModel(model, subject.exports.get(bucket), texts)
     if name == CHECKPOINT_PRECISION:
-        return _keep_checkpoint(subject, judged, step)
+        kept = _keep_checkpoint(subject, judged, step)
+        if rounded_caches and kept.quality is None:
+            return replace(kept, quality=_judge_caches(subject, texts))
+        return kept
     if judged.problem and name == INT4:
         raise _refuse_int4(f"of {model.name} {judged.problem}, so no text can judge it")
     precision = judged.default_precision(INT8 if auto else name)
@@ -105,9 +108,9 @@ def resolve(
         if auto:
             return ResolvedPrecision(FP32, quality=caches)
         if rounded_caches:
-            _judge_caches(subject, texts)
+            caches = _judge_caches(subject, texts)
         subject.notes.add(*rounding_notes(precision))
-        return ResolvedPrecision(precision)
+        return ResolvedPrecision(precision, quality=caches)
     if auto:
         choice, quality = LanguageTrials(subject, judged, narrow, step).find()
         subject.notes.add(*choice.notes, *rounding_notes(choice.precision))
@@ -128,7 +131,7 @@ def check_caches(model: LoadedModel, texts: LanguageTexts) -> Quality:
     precision = _cache_precision(model)
     quality, bound = cache_quality(model, texts), MAX_PERPLEXITY_RATIOS[precision]
     if quality.within(bound):
-        return replace(quality, bound=bound)
+        return replace(quality, bound=bound, caches_alone=True)
     caches = f"keys and values in {precision}"
     raise VerificationError(
         f"{caches} change what the model says by more than is allowed: {quality.describe(caches)}",

@@ -45,6 +45,7 @@ class Quality:
         reference: the reference of the comparison, in words.
         bound: the largest ratio that was allowed; None: nothing was asked for yet.
         matrices: the number of matrices in each precision, the widest first; {}: it isn't known.
+        caches_alone: whether only keys and values were rounded, whatever the weights of the bundle are.
     """
 
     mean_kl: float
@@ -58,6 +59,7 @@ class Quality:
     reference: str
     bound: float | None = None
     matrices: Mapping[str, int] = field(default_factory=dict, hash=False)
+    caches_alone: bool = False
 
     def within(self, bound: float) -> bool:
         """Whether the mean divergence and the ratio, as far as the texts tell it, are within a bound on the ratio.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from edgecompile.runtime import Model
-from edgecompile.runtime.base.errors import EdgecompileError
+from edgecompile.runtime.base.errors import EdgecompileError, InputError
+from edgecompile.runtime.format.schema import RECURRENT_LM
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.generation.together import Together
 from edgecompile.server.journal import Journal
@@ -68,6 +68,8 @@ class Steps:
         self._cores.share(self._begin)
         self._turns = Turns[_Step]()
         self._together = Together(model) if model.batch_texts else None
+        spec = model.manifest.generation
+        self._has_states = spec is not None and spec.kind == RECURRENT_LM
         self.pace = Pace(max(1, model.batch_texts))
         self._busy = False
         self._thread = Threads(1)
@@ -131,17 +133,26 @@ class Steps:
             ready = [stream for index, (stream, _) in enumerate(able) if index not in alone]
             if len(ready) > 1:
                 at = began()
-                # A text that can't be run here is run alone below, and has its error there.
-                with suppress(EdgecompileError):
+                try:
                     together.run(ready)
                     self.pace.saw(len(ready), threads, began() - at)
+                except InputError:
+                    pass  # nothing was run: each is run alone below, where one has its error
+                except EdgecompileError as error:
+                    # Where its states are lost, no text can be run alone below.
+                    if self._has_states:
+                        failed.update((step, error) for step in steps if step.stream in ready)
+                        self._give_up_together()
         results = [failed.get(step) or self._run_alone(step, threads) for step in steps]
-        if together is not None and self._turns.tokens:
+        if self._together is not None and self._turns.tokens:
             try:
-                self.pace.measure(threads, partial(self._time_nothing, together))
+                self.pace.measure(threads, partial(self._time_nothing, self._together))
             except EdgecompileError:  # no text's: from now on each is run alone
-                self._together = None
+                self._give_up_together()
         return results
+
+    def _give_up_together(self) -> None:
+        self._together, self.pace.most = None, 1
 
     def _run_alone(self, step: _Step, threads: int) -> _Result:
         """Runs one chunk of what the token needs; the token, where no more is left."""

@@ -33,11 +33,12 @@ from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
-from edgecompile.precision import FP32, Precision
+from edgecompile.precision import FP32, Precision, min_cosine
 from edgecompile.quantization.gptq import RoundedWeights
 from edgecompile.quantization.judged import JudgedModel, is_judged
 from edgecompile.quantization.quality import Judge, Quality, check_quality, max_mean_kl
 from edgecompile.runtime import open_bundle
+from tests.cli.command import run
 from tests.conftest import one_at_a_time
 from tests.factories.outliers import add_outliers
 from tests.native.c_runtime.c_library import CLibrary, build_library
@@ -418,6 +419,26 @@ def read_header(file: Path) -> dict[str, Any]:
 def manifest_of(result: BuildResult) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((result.bundle_path / "manifest.json").read_bytes())
     return document
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_figures_of_caches_alone_are_not_those_of_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """Where texts can't judge the weights, these are compared with the original's outputs, also later."""
+    monkeypatch.setattr(JudgedModel, "problem", "1 of its products isn't a weight")
+    folder = tmp_path / "model"
+    save_llama(folder, spread=0.05, outliers=False)
+    request = request_for(folder, tmp_path / "a.ecb", precision=precision)
+    result = build(replace(request, load=replace(request.load, cache_precision="int8")))
+    assert result.quality is not None and result.quality.caches_alone and result.quality.bound
+    assert manifest_of(result)["plan"]["quality"] == result.quality.to_json()
+    said = run("inspect", str(result.bundle_path)).stdout
+    assert "rounding the caches alone" in " ".join(said.split())
+    found = verify(result.bundle_path, str(folder)).report
+    assert result.verify is not None
+    assert found.min_cosine == result.verify.min_cosine == min_cosine(precision)
+    assert found.results and all(item.case != "next tokens" for item in found.results)
 
 
 def test_a_bundle_carries_its_figures_and_computes_the_rounded_model(

@@ -205,6 +205,41 @@ def test_texts_with_states_say_what_each_says_alone(
     run(work())
 
 
+def test_a_run_that_loses_states_is_the_server_s_fault_and_the_last_one(
+    states_together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its texts end with its error, another one goes on, and the same prompts are answered afterwards."""
+    speaking = speak(states_together, tmp_path / "speaking.ecb", 97)
+    alone = say_alone(speaking)
+
+    async def work() -> None:
+        async with serving(speaking, token_ids=True) as app:
+            model: Any = generator_of(app)._model
+            run_bound = model.run_bound
+
+            def fail(*given: Any) -> None:
+                model.run_bound = run_bound
+                raise NativeError("broken")
+
+            def break_run(count: int) -> None:
+                if count == 3:
+                    model.run_bound = fail
+
+            sizes = watch(monkeypatch, break_run)
+            replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
+            assert [reply.status for reply in replies].count(500) == sizes[2]
+            for reply, text in zip(replies, alone, strict=True):
+                if reply.status == 500:
+                    assert b"broken" in reply.body
+                else:
+                    assert reply.json["choices"][0]["text"] == text
+            replies = await asyncio.gather(*(ask(app, prompt) for prompt in PROMPTS))
+            assert [reply.json["choices"][0]["text"] for reply in replies] == alone
+            assert len(sizes) == 3
+
+    run(work())
+
+
 def test_nothing_runs_together_before_it_is_known_to_be_faster(bundle: Path) -> None:
     async def work() -> None:
         async with serving(bundle, token_ids=True) as app:

@@ -166,9 +166,13 @@ def _rates(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
     return softplus(dt) if soft else dt
 
 
-def _scan_mamba2_steps(*arguments: Any, **named: Any) -> Any:
-    """As single tokens: those know no limits of ``dt``."""
-    return _scan_mamba2(*arguments, **{**named, "dt_limit": _UNLIMITED})
+def _scan_mamba2_steps(hidden_states: Tensor, *arguments: Any, **named: Any) -> Any:
+    """As single tokens: those know no limits of ``dt``. The sums of the norm behind it are taken in the same order."""
+    return _scan_mamba2(COPY(hidden_states), *arguments, **{**named, "dt_limit": _UNLIMITED})
+
+
+def _mamba2_step(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return _mamba2(COPY(x), *arguments)
 
 
 def _one_token(scan: Callable[..., Any], dim: int, *, heads: bool) -> Callable[..., Tensor]:
@@ -227,7 +231,7 @@ _SCANS = {
 _STEPS = {
     "chunk_kimi_delta_attention": _scan_delta_steps,
     "mamba2_chunk_scan": _scan_mamba2_steps,
-    "mamba2_selective_state_update": _one_token(_mamba2, 1, heads=True),
+    "mamba2_selective_state_update": _one_token(_mamba2_step, 1, heads=True),
     "mamba_selective_scan": _scan_mamba,
     "mamba_selective_state_update": _one_token(_mamba, 2, heads=False),
     "recurrent_kimi_delta_attention": _scan_delta_steps,

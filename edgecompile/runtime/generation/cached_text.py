@@ -21,7 +21,7 @@ from .tried import Room, TriedTokens
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .stream import GenerationRequest
+    from .request import GenerationRequest
 
     #: Runs of chunks, one at each step; in the end the logits [vocabulary] behind the last one.
     Runs = Generator[None, None, NDArray[np.float32]]
@@ -69,7 +69,9 @@ class CachedText:
         return len(self.tokens)
 
     def lend(self) -> "NDArray[np.int64]":
-        """Where the caches lie in memory, for somebody else to run the next token over them; see ``take``.
+        """Where the caches lie in memory, for somebody else to run the next token over them.
+
+        ``mark_lost`` comes before that run, ``take`` behind it.
 
         Raises:
             InputError: states of a fixed size don't stand behind the text's last token.
@@ -77,8 +79,11 @@ class CachedText:
         self.retract()
         if self.states is not None and self._behind != self.row:
             raise _states_lost()
-        self._behind = -1
         return self._caches.addresses
+
+    def mark_lost(self) -> None:
+        """Says that states of a fixed size stand nowhere: a run of somebody else begins, and may fail."""
+        self._behind = -1
 
     def take(self, token: int, logits: "NDArray[np.float32]") -> "NDArray[np.float32]":
         """Takes a token that was run while the caches were lent; its own copy of the logits behind it."""
@@ -204,17 +209,20 @@ class CachedText:
 
     def advance(self, token: int) -> "NDArray[np.float32]":
         """Runs one token behind the text; the logits [vocabulary], valid until the next run."""
-        self.retract()
-        row = self.row
+        if self._tried is not None:
+            self.retract()
+        row = len(self.tokens)
         if self.states is not None and row != self._behind:
             if not 0 <= self._behind < row:
                 raise _states_lost()
             self._logits[...] = self.try_tokens([token])[0]  # after what was taken back
             return self._logits
         self._behind = -1
-        self._runs.run_step(row, token)
-        self._took([token])
-        self._keep_states()
+        self._runs.run_rows(row, [token])
+        self.tokens.append(token)
+        self._behind = row + 1
+        if self._every:
+            self._keep_states()
         return self._logits
 
     def advance_by(self, begin: int, tokens: List[int]) -> "Runs":

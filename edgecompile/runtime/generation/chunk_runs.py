@@ -21,6 +21,7 @@ class _Bound(NamedTuple):
     chunk: Chunk
     ids: "NDArray[np.int64]"
     position: "NDArray[np.int64]"
+    sizes: Dict[str, int]
 
 
 class ChunkRuns:
@@ -67,26 +68,19 @@ class ChunkRuns:
         else:
             self._run(self._bind(chunk), row, tokens)
 
-    def run_step(self, row: int, token: int) -> None:
-        """Runs one token."""
-        self._run(self._bound_for(row, 1), row, [token])
-
     def run_rows(self, row: int, tokens: Sequence[int]) -> "NDArray[np.float32]":
-        """Runs 2 to ``lookup`` tokens from a row on; the logits [tokens, vocabulary] behind each, until the next run."""
-        self._run(self._bound_for(row, len(tokens)), row, tokens)
-        return self._rows[: len(tokens)]
-
-    def _bound_for(self, row: int, count: int) -> _Bound:
+        """Runs 1 to ``lookup`` tokens from a row on; the logits [tokens, vocabulary] behind each, until the next run."""
+        count = len(tokens)
         bound = self._bound.get(count)
         if bound is None or row + count > bound.chunk.rows:
             bound = self._bound[count] = self._bind(self.planner.next_chunk(row, count))
-        return bound
+        self._run(bound, row, tokens)
+        return self._rows[:count]
 
     def _run(self, bound: _Bound, row: int, tokens: Sequence[int]) -> None:
-        bound.ids[0, : len(tokens)] = tokens
+        bound.ids[:] = tokens
         bound.position[0] = row
-        sizes = {**chunk_sizes(self._spec, bound.chunk), **self._sized}
-        self._bundle.run_bound(bound.run, bound.chunk.bucket, sizes)
+        self._bundle.run_bound(bound.run, bound.chunk.bucket, bound.sizes)
 
     def _bind(self, chunk: Chunk) -> _Bound:
         spec, count = self._spec, chunk.taken
@@ -94,4 +88,7 @@ class ChunkRuns:
         position, last = np.zeros(1, np.int64), np.array([count - 1])
         inputs = {spec.input: ids, spec.position: position, spec.last: last, **self._cross}
         logits = self._rows[: count if count <= spec.lookup else 1]
-        return _Bound(self._caches.bind(chunk, inputs, logits), chunk, ids, position)
+        sizes = {**chunk_sizes(spec, chunk), **self._sized}
+        return _Bound(
+            self._caches.bind(chunk, inputs, logits), chunk, ids[0, :count], position, sizes
+        )

@@ -4,14 +4,13 @@ from typing import TYPE_CHECKING, List, Optional
 
 from ..base.errors import ConstraintError
 from .constraint import CheckedConstraint, choose_allowed
+from .request import GenerationRequest
 from .sampling import Sampler
-from .stream import GenerationRequest, TokenStream, ends_with, turn_lost
+from .stream import Text, TokenStream, ends_with, turn_lost
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from .session import Session
 
 
 class ConstrainedStream(TokenStream):
@@ -23,7 +22,7 @@ class ConstrainedStream(TokenStream):
 
     def __init__(
         self,
-        session: "Session",
+        session: Text,
         request: GenerationRequest,
         sampler: Sampler,
         constraint: CheckedConstraint,

@@ -17,8 +17,9 @@ from ..base.errors import DamagedBundleError, EdgecompileError
 from ..format.document import Field, Problems, parse_json
 from ..format.schema import SEQ2SEQ, Manifest, Tolerance
 from .options import Options
+from .request import GenerationRequest
 from .session import Session, open_session
-from .stream import GenerationRequest, TokenStream
+from .stream import TokenStream
 from .together import Together
 
 if TYPE_CHECKING:

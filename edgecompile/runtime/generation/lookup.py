@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from .stream import GenerationRequest, TokenStream
+from .request import GenerationRequest
+from .stream import Text, TokenStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .session import Session
     from .stream import Choose
 
 #: The share that the latest figure has in a rolling one.
@@ -123,7 +123,7 @@ class LookupStream(TokenStream):
     """New tokens, of which some come from a run of several; see ``TokenStream``."""
 
     def __init__(
-        self, session: "Session", request: GenerationRequest, choose: "Choose", worth: Worth
+        self, session: Text, request: GenerationRequest, choose: "Choose", worth: Worth
     ) -> None:
         """``worth`` says whether a run of several tokens pays; it may know earlier texts."""
         super().__init__(session, request, choose)

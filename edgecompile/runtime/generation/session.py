@@ -19,10 +19,11 @@ from .constraint import CheckedConstraint
 from .generator import Generator
 from .lookup import LookupStream, Worth
 from .options import Options
+from .request import GenerationRequest, begin_text, make_generation_request
 from .sampling import Sampler
 from .session_file import SessionFile, Snapshot
 from .sources import read_source
-from .stream import GenerationRequest, TokenStream, begin_text, make_generation_request, turn_lost
+from .stream import TokenStream, turn_lost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -204,6 +205,13 @@ class Session(Unique, Generator):
             if not self.has_turn(stream):
                 raise turn_lost()
             yield self._text
+
+    def advance(self, stream: TokenStream, token: int) -> "NDArray[np.float32]":
+        """Runs one token as through ``lent``, without a context manager: each token of a text comes this way."""
+        with self._lock:
+            if not self.has_turn(stream):
+                raise turn_lost()
+            return self._text.advance(token)
 
     def advance_by(self, stream: TokenStream, begin: int, tokens: List[int]) -> "Runs":
         """Runs several tokens behind the text's first ``begin``, as a prompt's."""

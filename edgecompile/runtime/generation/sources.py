@@ -9,7 +9,7 @@ from ..call.inputs import as_array
 from ..format.document import Problems
 from ..format.dtypes import BY_NAME
 from ..format.schema import GenerationSpec, Manifest, TensorSpec
-from .stream import refuse_text
+from .request import refuse_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

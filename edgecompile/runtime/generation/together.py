@@ -47,8 +47,8 @@ class Together:
         """Runs the token of ``single`` of each stream; ``next`` of each then only chooses.
 
         Raises:
-            InputError: another text began in one's session; nothing was run.
-            NativeError: the run failed; each text can still be run alone.
+            InputError: another text began in one's session, or one's states are lost; nothing was run.
+            NativeError: the run failed. States of a fixed size are lost; a text without them can still be run alone.
         """
         tokens = [stream.single() for stream in streams]
         with ExitStack() as held:
@@ -60,6 +60,8 @@ class Together:
                 bound.ids[0, index] = token
                 bound.position[index] = lent[index].row
                 bound.addresses[:, index] = lent[index].lend()
+            for text in lent.values():
+                text.mark_lost()
             # Counted as a run of one token.
             self._bundle.run_bound(bound.run, self._bucket, self._sizes)
             for index, (stream, token) in enumerate(zip(streams, tokens)):

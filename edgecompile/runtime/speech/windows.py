@@ -12,10 +12,11 @@ from ..format.document import shorten
 from ..format.schema import GenerationSpec
 from ..format.speech_schema import SpeechSpec
 from ..generation.options import Options
+from ..generation.request import make_generation_request
 from ..generation.sampling import Sampler, Sampling
 from ..generation.session import Session
 from ..generation.sources import read_source
-from ..generation.stream import TokenStream, make_generation_request
+from ..generation.stream import TokenStream
 from .timestamps import TimestampChooser
 
 if TYPE_CHECKING:

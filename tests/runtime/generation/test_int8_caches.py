@@ -79,7 +79,7 @@ def test_rows_are_eager_s_rounded_to_the_nearest(model: Model, loaded: Any) -> N
         assert (ours - theirs).abs().max() <= 1.1 * theirs.abs().max() / 127
 
 
-def test_a_scale_that_is_not_finite_is_refused(model: Model, tmp_path: Path) -> None:
+def test_a_scale_whose_numbers_may_not_be_finite_is_refused(model: Model, tmp_path: Path) -> None:
     session = model.session()
     session.generate(PROMPT, max_new_tokens=6, do_sample=False, eos=())
     path, count = tmp_path / "talk.session", len(session.tokens)
@@ -88,27 +88,28 @@ def test_a_scale_that_is_not_finite_is_refused(model: Model, tmp_path: Path) -> 
     rows = next(x for x in session._caches.arrays.values() if x.dtype == np.int8)
     stored = rows[:count].tobytes()
     assert data.count(stored) == 1
-    for wrong in (0x7F80, 0x7FC0, 0xFF80):
+    for wrong in (0x7F80, 0x7FC0, 0xFF80, 0x7F7F, 0x7C00, 0xFC00):
         bad = rows[:count].copy()
         bad[-1, -1, :2] = np.array([wrong], "<u2").view(np.int8)
         changed = data[:-32].replace(stored, bad.tobytes())
         path.write_bytes(changed + hashlib.sha256(changed).digest())
         with pytest.raises(InputError, match="holds NaN or infinity"):
             model.session(load=path)
-    bad[-1, -1, :2] = np.array([0x7F7F], "<u2").view(np.int8)
+    bad[-1, -1, :2] = np.array([0x7BFF], "<u2").view(np.int8)
     changed = data[:-32].replace(stored, bad.tobytes())
     path.write_bytes(changed + hashlib.sha256(changed).digest())
     assert model.session(load=path).tokens == session.tokens
-    rows[0, 0, :2] = np.array([0x7F80], "<u2").view(np.int8)
-    with pytest.raises(InputError, match="isn't written: the caches hold NaN or infinity"):
-        session.save(path)
+    for wrong in (0x7F80, 0x7C00):
+        rows[0, 0, :2] = np.array([wrong], "<u2").view(np.int8)
+        with pytest.raises(InputError, match="isn't written: the caches hold NaN or infinity"):
+            session.save(path)
 
 
 def test_so_is_one_of_a_prompt_in_the_bundle(
     scaled_bundle: Path, model: Model, tmp_path: Path
 ) -> None:
     data = bytearray(caches_behind(model, PROMPT))
-    data[8 * len(PROMPT) : 8 * len(PROMPT) + 2] = b"\x80\x7f"
+    data[8 * len(PROMPT) : 8 * len(PROMPT) + 2] = b"\x00\x7c"
     wrong = put_prefix(scaled_bundle, tmp_path / "a.ecb", bytes(data))
     with (
         open_bundle(wrong, threads=1, warmup=False) as opened,

@@ -31,7 +31,7 @@ PROMPTS = [
         "states_together",
         ("lfm2", "int4", {"cache_precision": "bf16"}),
         ("mamba2", "fp32", {}),
-        ("falcon_h1", "fp32", {"cache_precision": "bf16"}),
+        ("falcon_h1", "fp32", {"cache_precision": "int8", "lookup": 4}),
         ("granitemoehybrid", "fp32", {}),
         ("qwen3_5", "int4", {"lookup": 4, "cache_precision": "bf16"}),
         *(
@@ -140,3 +140,26 @@ def test_states_of_a_run_that_failed_are_lost(
         with pytest.raises(InputError, match="its states are lost"):
             next(stream)
         assert session.generate(prompt, **HOW) == model.generate(prompt, **HOW)
+
+
+def test_a_text_whose_states_are_lost_harms_no_other(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found before anything runs, whichever text comes first."""
+    together = Together(model)
+    streams = [model.session().stream(prompt, **HOW) for prompt in PROMPTS[:3]]
+    for stream in streams:
+        next(stream)
+
+    def fail(*given: Any) -> None:
+        raise NativeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "run_bound", fail)
+        with pytest.raises(NativeError, match="broken"):
+            next(streams[1])
+    with pytest.raises(InputError, match="its states are lost"):
+        together.run(streams)
+    for number in (0, 2):
+        made = [*streams[number].tokens, *streams[number]]
+        assert made == model.generate(PROMPTS[number], **HOW)
