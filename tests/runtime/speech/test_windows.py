@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,11 +40,7 @@ class EagerText:
         return self._run(request.prompt)
         yield
 
-    @contextmanager
-    def lent(self, stream: Any) -> Iterator[EagerText]:
-        yield self
-
-    def advance(self, token: int) -> Logits:
+    def advance(self, stream: Any, token: int) -> Logits:
         return self._run([token])
 
     def has_turn(self, stream: Any) -> bool:
