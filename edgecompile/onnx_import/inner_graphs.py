@@ -168,11 +168,8 @@ class _Rounds:
 
 class _Loop(_Rounds):
     def __init__(self, node: Node, body: Graph, values: _Values) -> None:
-        names = [
-            *node.inputs,
-            "",
-            "",
-        ]  # both the number of rounds and the condition may be left out
+        # Both the number of rounds and the condition may be left out.
+        names = [*node.inputs, "", ""]
         most, condition = (values[name] if name else None for name in names[:2])
         carried = [values[name] for name in node.inputs[2:]]
         super().__init__(node, body, carried, [])

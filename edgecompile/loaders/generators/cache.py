@@ -241,7 +241,7 @@ class WrittenCache(Cache):
         """Runs :data:`edgecompile.export.operators.linear_scan.LINEAR_SCAN` up to the last real token.
 
         Args:
-            q, k, v, decay, beta: the operator's, with a batch of 1 in front.
+            q, k, v, decay, beta: arguments of the operator, with a batch of 1 in front.
             state: a state that the cache gave, [1, heads, keys, values].
             values_first: whether it is [1, heads, values, keys].
 

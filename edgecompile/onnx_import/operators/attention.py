@@ -30,7 +30,7 @@ def attend(
         q: ``[..., L, E]``.
         turned: the transposed key, ``[..., E, S]``.
         v: ``[..., S, F]``.
-        mask: what is added to ``[..., L, S]``, or whether a place is seen.
+        mask: numbers to add to ``[..., L, S]``, or whether a place is seen.
         key: perhaps the key of which ``turned`` is the transpose.
         flat: the key with its leading dimensions in one.
     """

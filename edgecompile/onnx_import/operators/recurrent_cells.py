@@ -96,7 +96,7 @@ class Weights(NamedTuple):
     """Weights of one direction.
 
     Attributes:
-        r: of the state, ``[G*H, H]``.
+        r: weights of the state, ``[G*H, H]``.
         b: biases of the state, ``[G*H]``.
         p: peepholes of an LSTM, ``[3*H]``.
     """

@@ -144,9 +144,8 @@ class LookupStream(TokenStream):
         if token is None or self._tried[:1] == [token]:
             return None
         with self._session.lent(self) as text:
-            return (
-                None if text.room().again else token
-            )  # tokens that were taken back are run with it
+            # Tokens that were taken back are run with it.
+            return None if text.room().again else token
 
     def tries(self) -> Optional[Tuple[float, float]]:
         found, again = self._find()
