@@ -10,13 +10,16 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from edgecompile.runtime import Model
+from edgecompile.runtime import Model, NativeError
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.generation.prefix import FILE as PREFIX_FILE
 from tests.runtime.golden_files import write_case
@@ -149,3 +152,15 @@ def put_prefix(bundle: Path, output: Path, data: bytes) -> Path:
     (output / PREFIX_FILE).parent.mkdir()
     replace_files(output, document, {PREFIX_FILE: data})
     return output
+
+
+@contextmanager
+def broken_runs(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets every run fail, and asserts that the caller is told."""
+
+    def fail(*given: Any) -> None:
+        raise NativeError("broken")
+
+    with monkeypatch.context() as patch, pytest.raises(NativeError, match="broken"):
+        patch.setattr(model, "run_bound", fail)
+        yield

@@ -290,29 +290,39 @@ def test_hostile_value(bundle: DummyBundle, rule: str, path: str, value: Any, te
     assert (type(error) is FormatVersionError) == (rule == "version-known")
 
 
-@each_rule("rule, path, value, text", HOSTILE_TEXTS)
-def test_hostile_text(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
-    add_texts(bundle)
+#: Sections of a manifest: a function that adds one to a valid bundle, and what it may not hold.
+SECTIONS = (
+    (add_texts, HOSTILE_TEXTS),
+    (add_state, HOSTILE_STREAMS),
+    (add_speech, HOSTILE_SPEECHES),
+    (add_ctc, HOSTILE_CTCS),
+    (add_policy, HOSTILE_POLICIES),
+)
+
+
+@each_rule(
+    "rule, path, value, text, add",
+    [(*case, add) for add, cases in SECTIONS for case in cases],
+)
+def test_hostile_section(
+    bundle: DummyBundle, rule: str, path: str, value: Any, text: str, add: Any
+) -> None:
+    add(bundle)
     bundle.document = bundle.listed()
     read_everything(bundle.write())
     put(bundle.document, path, value)
     refused(bundle, rule, text)
 
 
-def test_a_state_is_read_and_written(bundle: DummyBundle) -> None:
-    add_state(bundle)
+@pytest.mark.parametrize(
+    "key, add", [("state", add_state), ("policy", add_policy), ("speech", add_ctc)]
+)
+def test_a_section_is_read_and_written(bundle: DummyBundle, key: str, add: Any) -> None:
+    add(bundle)
     document = bundle.listed()
     manifest = parse_manifest(json.dumps(document).encode())
-    assert manifest.to_json()["state"] == document["state"]
+    assert manifest.to_json()[key] == document[key]
     read_everything(bundle.write())
-
-
-@each_rule("rule, path, value, text", HOSTILE_STREAMS)
-def test_hostile_state(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
-    add_state(bundle)
-    bundle.document = bundle.listed()
-    put(bundle.document, path, value)
-    refused(bundle, rule, text)
 
 
 def test_a_state_of_two_unknown_types(bundle: DummyBundle) -> None:
@@ -321,14 +331,6 @@ def test_a_state_of_two_unknown_types(bundle: DummyBundle) -> None:
     for path in ("inputs.2.dtype", "outputs.2.dtype"):
         put(bundle.document, path, "float8")
     refused(bundle, "dtype-known", "'float8'")
-
-
-def test_a_policy_is_read_and_written(bundle: DummyBundle) -> None:
-    add_policy(bundle)
-    document = bundle.listed()
-    manifest = parse_manifest(json.dumps(document).encode())
-    assert manifest.to_json()["policy"] == document["policy"]
-    read_everything(bundle.write())
 
 
 def test_speech_is_read_and_written(bundle: DummyBundle) -> None:
@@ -341,38 +343,6 @@ def test_speech_is_read_and_written(bundle: DummyBundle) -> None:
     del document["speech"]["tokenizer"]
     manifest = parse_manifest(json.dumps(document).encode())
     assert manifest.to_json()["speech"] == document["speech"]
-
-
-@each_rule("rule, path, value, text", HOSTILE_SPEECHES)
-def test_hostile_speech(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
-    add_speech(bundle)
-    bundle.document = bundle.listed()
-    put(bundle.document, path, value)
-    refused(bundle, rule, text)
-
-
-def test_ctc_is_read_and_written(bundle: DummyBundle) -> None:
-    add_ctc(bundle)
-    document = bundle.listed()
-    manifest = parse_manifest(json.dumps(document).encode())
-    assert manifest.to_json()["speech"] == document["speech"]
-    read_everything(bundle.write())
-
-
-@each_rule("rule, path, value, text", HOSTILE_CTCS)
-def test_hostile_ctc(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
-    add_ctc(bundle)
-    bundle.document = bundle.listed()
-    put(bundle.document, path, value)
-    refused(bundle, rule, text)
-
-
-@each_rule("rule, path, value, text", HOSTILE_POLICIES)
-def test_hostile_policy(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
-    add_policy(bundle)
-    bundle.document = bundle.listed()
-    put(bundle.document, path, value)
-    refused(bundle, rule, text)
 
 
 @each_rule("rule, path, value, text", HOSTILE_RECIPES)

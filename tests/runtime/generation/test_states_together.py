@@ -11,9 +11,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from edgecompile.runtime import InputError, Model, NativeError, open_bundle
+from edgecompile.runtime import InputError, Model, open_bundle
 from edgecompile.runtime.generation.lookup import Draft, Worth
 from edgecompile.runtime.generation.together import Together
+from tests.generative import broken_runs
 from tests.zoo.generation_bundles import build_family
 from tests.zoo.generation_families import load_family
 
@@ -129,13 +130,8 @@ def test_states_of_a_run_that_failed_are_lost(
     for stream in streams:
         next(stream)
 
-    def fail(*given: Any) -> None:
-        raise NativeError("broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "run_bound", fail)
-        with pytest.raises(NativeError, match="broken"):
-            together.run(streams)
+    with broken_runs(model, monkeypatch):
+        together.run(streams)
     for stream, session, prompt in zip(streams, sessions, PROMPTS, strict=False):
         with pytest.raises(InputError, match="its states are lost"):
             next(stream)
@@ -151,13 +147,8 @@ def test_a_text_whose_states_are_lost_harms_no_other(
     for stream in streams:
         next(stream)
 
-    def fail(*given: Any) -> None:
-        raise NativeError("broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "run_bound", fail)
-        with pytest.raises(NativeError, match="broken"):
-            next(streams[1])
+    with broken_runs(model, monkeypatch):
+        next(streams[1])
     with pytest.raises(InputError, match="its states are lost"):
         together.run(streams)
     for number in (0, 2):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgecompile.runtime import InputError, Model, NativeError, open_bundle
+from edgecompile.runtime import InputError, Model, open_bundle
 from edgecompile.runtime.base.errors import BundleError
 from edgecompile.runtime.commands.info import device_bytes
 from edgecompile.runtime.generation.golden import replay_generations
@@ -20,7 +20,7 @@ from edgecompile.runtime.generation.lookup import Draft, Worth
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.generation.together import Together
 from tests.conftest import built_once, family_once
-from tests.generative import replace_files
+from tests.generative import broken_runs, replace_files
 from tests.runtime.generation.test_constraints import Rule
 
 NEW = 20
@@ -195,15 +195,10 @@ def test_a_run_that_failed_leaves_each_text_as_it_was(
     wanted = [model.generate(p, max_new_tokens=NEW, eos=()) for p in prompts_of(model)[:3]]
     together.run(texts)
 
-    def fail(*given: Any) -> None:
-        raise NativeError("broken")
-
     for text in texts:
         next(text)
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "run_bound", fail)
-        with pytest.raises(NativeError, match="broken"):
-            together.run(texts)
+    with broken_runs(model, monkeypatch):
+        together.run(texts)
     assert [[*text.tokens[:2], *text] for text in texts] == wanted
 
 
