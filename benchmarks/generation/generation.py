@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.generation.worker import CONTENDERS
+from benchmarks.serving.soak import memory_of
 from edgecompile.hosts.identity import load_average
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -136,6 +137,10 @@ class Contender:
                 return result
         raise RuntimeError(f"{self.kind} ended with {self._process.wait()}")
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of the process in memory."""
+        return memory_of(self._process.pid)
+
     def close(self) -> None:
         """Ends the process."""
         assert self._process.stdin is not None
@@ -188,6 +193,7 @@ def main() -> int:
                         steps.setdefault(key, []).extend(result["step_ms"])
                         firsts.setdefault(key, []).append(result["first_ms"])
             print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
+        held = {contender.kind: contender.memory() for contender in contenders}
     finally:
         for contender in contenders:
             contender.close()
@@ -198,6 +204,7 @@ def main() -> int:
             "first_ms": statistics.median(firsts[kind, length]),
             "token_ms": statistics.median(steps[kind, length]),
             "token_p90_ms": float(np.quantile(steps[kind, length], 0.9)),
+            "memory_bytes": held[kind],
         }
         for length in options.prompts
         for kind in options.against
@@ -208,6 +215,10 @@ def main() -> int:
         print(
             f"| {row['prompt']} | {row['contender']} | {row['first_ms']:.1f} "
             f"| {row['token_ms']:.2f} | {row['token_p90_ms']:.2f} |"
+        )
+    for kind, sizes in held.items():
+        print(
+            f"{kind}: {sizes['RSS'] / 1e6:.0f} MB resident, of it {sizes['private'] / 1e6:.0f} private"
         )
     for text in dict.fromkeys(differing):
         print(f"other tokens: {text}")
