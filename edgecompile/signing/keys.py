@@ -79,8 +79,6 @@ def read_private_key(path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     data = read_key_file("key", path)
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise UsageError(f"{path}: other users may read this key", hint=f"chmod 600 {path}")
     try:
         key: object = serialization.load_pem_private_key(data, None)
     except TypeError:
@@ -95,6 +93,8 @@ def read_private_key(path: Path) -> EllipticCurvePrivateKey:
             f"{path}: isn't a private key of P-256, P-384 or P-521 in PEM",
             hint="edgecompile keygen makes one",
         )
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise UsageError(f"{path}: other users may read this key", hint=f"chmod 600 {path}")
     return key
 
 
