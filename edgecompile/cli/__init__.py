@@ -63,7 +63,7 @@ Completion (put the line into your shell's start-up file):
 
 \b
 Exit codes:
-  0 done   2 wrong usage   30-53 build or server   10-29, 54-73 bundle or device
+  0 done   2 wrong usage   30-53 build or server   10-29, 60-79 bundle or device
   70 a bug in edgecompile   74 input/output error   130 interrupted
 """
 

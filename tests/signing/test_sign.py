@@ -116,7 +116,7 @@ def test_verification_hashes_every_file(bundle: Path, key: Path, trust: Path) ->
     (trust / "ci.pem").chmod(0o666)
     with pytest.raises(UntrustedBundleError):
         edgecompile.verify_signature(bundle, trust)
-    assert json_of("verify-signature", bundle, "--trust", trust, code=55)["error"]["code"] == 55
+    assert json_of("verify-signature", bundle, "--trust", trust, code=76)["error"]["code"] == 76
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ Example:
 def command(session: Session, bundle: Path, trust: Path | None) -> None:
     """Check BUNDLE's signatures as a device with this trust folder does, and hash every file.
 
-    No code of the bundle is loaded. Exit codes 54 to 58 say why a device would refuse it.
+    No code of the bundle is loaded. Exit codes 75 to 79 say why a device would refuse it.
     """
     from edgecompile.signing.sign import verify_signature
 

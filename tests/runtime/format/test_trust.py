@@ -124,7 +124,7 @@ def test_a_refused_bundle(signed: SignedBundle) -> None:
     signed.policy["refused"] = [signed.open().manifest_sha256]
     signed.write_policy()
     error = signed.refused()
-    assert isinstance(error, RefusedReleaseError) and error.exit_code == 56
+    assert isinstance(error, RefusedReleaseError) and error.exit_code == 77
     assert "[bundle-refused]" in error.message
 
 
@@ -139,7 +139,7 @@ def test_expiry(signed: SignedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     signed.policy["expiry"] = "enforce"
     signed.write_policy()
     error = signed.refused()
-    assert isinstance(error, ExpiredReleaseError) and error.exit_code == 57
+    assert isinstance(error, ExpiredReleaseError) and error.exit_code == 78
     assert "[release-expired]" in error.message
     for year in (2026, 1970):
         clock(year)
@@ -147,7 +147,7 @@ def test_expiry(signed: SignedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     # A release from the future makes the clock go on, so one that expired before it was made is refused.
     signed.write_release({**RELEASE, "created": "2027-01-01T00:00:00Z"})
     signed.sign()
-    assert signed.refused().exit_code == 57
+    assert signed.refused().exit_code == 78
 
 
 def test_which_folder_holds(
@@ -249,7 +249,7 @@ def test_only_one_is_success(
         monkeypatch, signed, compile_c(f"#define INIT {init}\n#define VERIFY {verify}\n" + WHOLE)
     )
     error = signed.refused()
-    assert error.exit_code == 55 and "[signature-value]" in error.message
+    assert error.exit_code == 76 and "[signature-value]" in error.message
 
 
 @pytest.mark.parametrize("lacking", [True, False])
@@ -265,7 +265,7 @@ def test_without_a_library_nothing_opens(
     _use_library(monkeypatch, signed, stub if lacking else b"no library")
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     error = signed.refused()
-    assert isinstance(error, CryptoMissingError) and error.exit_code == 58
+    assert isinstance(error, CryptoMissingError) and error.exit_code == 79
     assert "[crypto-missing]" in error.message
 
 
