@@ -185,9 +185,16 @@ def test_the_system_s_folder_holds_where_it_exists(
     with pytest.raises(UntrustedBundleError):
         BundleFolder(path, trust=False)
     shutil.rmtree(system)
-    system.symlink_to("nowhere")
+    # What can't be looked at is there.
+    for target in ("nowhere", "etc"):
+        system.symlink_to(target)
+        with pytest.raises(UntrustedBundleError):
+            BundleFolder(path, trust=False)
+        system.unlink()
+    system.symlink_to("etc")
+    monkeypatch.setattr(policy, "SYSTEM_FOLDER", str(system / "trust"))
     with pytest.raises(UntrustedBundleError):
-        BundleFolder(path)
+        BundleFolder(path, trust=False)
 
 
 def test_a_locked_folder_holds_whatever_callers_say(

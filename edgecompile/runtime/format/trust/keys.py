@@ -1,7 +1,6 @@
 """Public keys: PEM files with a key of the curve P-256, P-384 or P-521."""
 
 import base64
-import binascii
 import hashlib
 import re
 from typing import NamedTuple, Optional, Tuple
@@ -38,15 +37,22 @@ def parse_public_key(data: bytes) -> Optional[PublicKey]:
     match = _PEM.fullmatch(data[: MAX_KEY_BYTES + 1])
     if match is None:
         return None
-    text = re.sub(rb"[\r\n]", b"", match.group(1))
-    try:
-        der = base64.b64decode(text, validate=True)
-    except binascii.Error:
+    der = decode_base64(re.sub(rb"[\r\n]", b"", match.group(1)).decode())
+    if der is None:
         return None
     for prefix, size, digest in CURVES:
         if len(der) == size and der.startswith(prefix):
             return PublicKey(der, digest, hashlib.sha256(format_pem(der)).hexdigest())
     return None
+
+
+def decode_base64(text: object) -> Optional[bytes]:
+    """The bytes of canonical base64, of which each value has one text; None: it is anything else, or empty."""
+    try:
+        data = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    except ValueError:
+        return None
+    return data if data and base64.b64encode(data).decode() == text else None
 
 
 def format_pem(der: bytes) -> bytes:

@@ -71,7 +71,7 @@ def find_policy(trust: "Union[bool, Path, None]" = None) -> Optional[Policy]:
         UntrustedBundleError: the folder can't be trusted or read.
         InputError: ``trust`` is something else.
     """
-    system = read_policy(SYSTEM_FOLDER) if os.path.lexists(SYSTEM_FOLDER) else None
+    system = read_policy(SYSTEM_FOLDER) if _exists(SYSTEM_FOLDER) else None
     path: Optional[str] = None
     if trust is None:
         path = os.environ.get(TRUST_VARIABLE)
@@ -87,6 +87,17 @@ def find_policy(trust: "Union[bool, Path, None]" = None) -> Optional[Policy]:
     if system is not None and system.locked:
         return system
     return None if path is None else read_policy(path)
+
+
+def _exists(path: str) -> bool:
+    """Whether there is anything; what can't be looked at counts as there."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def read_policy(path: str) -> Policy:
@@ -121,16 +132,16 @@ def _read(fd: int, path: str) -> Policy:
     version = top.at("policy_version").integer()
     if version is not None and version != POLICY_VERSION:
         top.find("policy_version").refuse("trust-policy", "isn't {}".format(POLICY_VERSION))
-    refused = top.find("refused").strings(0, 4096) if top.find("refused") else ()
+    names = top.find("refused")
+    refused = names.strings(0, 4096) if names.given else ()
     models = dict(_read_rules(top.at("models"), refused))
     expiry = top.find("expiry")
-    expires = bool(expiry) and expiry.choice(("enforce", "ignore"), "trust-policy") == "enforce"
+    expires = expiry.given and expiry.choice(("enforce", "ignore"), "trust-policy") == "enforce"
     locked = top.find("locked")
-    is_locked = bool(locked.boolean()) if locked else False
+    is_locked = bool(locked.boolean()) if locked.given else False
     problems.raise_if_any(UntrustedBundleError)
-    names = sorted({name for rule in models.values() for name in rule.keys})
     keys: Dict[str, PublicKey] = {}
-    for name in names:
+    for name in sorted({name for rule in models.values() for name in rule.keys}):
         key = parse_public_key(_read_file(fd, path, name + ".pem", MAX_KEY_BYTES, "trust-key"))
         if key is None:
             place = os.path.join(path, name + ".pem")
@@ -161,7 +172,7 @@ def _read_rules(entries: Field, refused: Tuple[str, ...]) -> "List[Tuple[str, Mo
                 entry.refuse("trust-policy", "{!r} isn't the name of a key".format(shorten(name)))
         threshold = entry.at("threshold").within(1, MAX_KEYS, "trust-policy")
         floor = entry.find("floor")
-        least = floor.within(0, 2**53, "trust-policy") if floor else 0
+        least = floor.within(0, 2**53, "trust-policy") if floor.given else 0
         rules.append((pattern, ModelRule(keys, threshold or 0, least or 0)))
     return rules
 

@@ -52,6 +52,6 @@ def parse_release(data: bytes, source: str) -> Release:
     expires = top.find("expires")
     ends = expires.formed(_TIME, "release-time", text) if expires.given else None
     note = top.find("note")
-    words = note.string() if note else ""
+    words = note.string() if note.given else ""
     problems.raise_if_any()
     return Release(name or "", number or 0, floor or 0, created or "", ends, words or "")

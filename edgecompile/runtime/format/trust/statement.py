@@ -3,15 +3,14 @@
 A file is a Sigstore bundle that holds a DSSE envelope; its payload is an in-toto statement.
 """
 
-import base64
-import binascii
 import hashlib
 import re
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 from ...base.errors import BundleError
 from ..document import parse_json
 from ..manifest import check_path
+from .keys import decode_base64
 
 SIGNATURES_NAME = "signatures"
 MAX_SIGNATURES = 16
@@ -161,12 +160,8 @@ def _equal(value: Mapping[str, Any], key: str, wanted: object) -> None:
         raise Fault("statement-form", "{} isn't {}".format(key, wanted))
 
 
-def _decode(text: Optional[Any]) -> bytes:
-    """The bytes of canonical base64: one text for each value."""
-    try:
-        data = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
-    except (binascii.Error, ValueError):
-        data = b""
-    if not data or base64.b64encode(data).decode() != text:
+def _decode(text: object) -> bytes:
+    data = decode_base64(text)
+    if data is None:
         raise Fault("signature-envelope", "a value isn't canonical base64")
     return data
