@@ -15,13 +15,11 @@ from ..base.limits import explain_errno
 from .document import Problems, shorten
 from .manifest import MAX_MANIFEST_BYTES, parse_manifest
 from .schema import MANIFEST_NAME, FileEntry, Manifest
-from .trust.check import Verified, check_signatures
 from .trust.policy import find_policy
-from .trust.release import RELEASE_NAME
-from .trust.statement import SIGNATURES_NAME, is_signature_name
 
 if TYPE_CHECKING:
     from .output import Path
+    from .trust.check import Verified
 
 _CHUNK = 1 << 20
 _DAMAGED_HINT = "copy the bundle again, or build it again"
@@ -80,6 +78,8 @@ class BundleFolder:
             policy = find_policy(trust) if listed is None else None
             signed = None
             if policy is not None:
+                from .trust.check import check_signatures  # most devices have no trust folder
+
                 signed = check_signatures(self._fd, self.path, data, policy)
             self.manifest: Manifest = parse_manifest(data, os.path.join(self.path, MANIFEST_NAME))
             self.verified: Optional[Verified] = None
@@ -202,6 +202,8 @@ class BundleFolder:
 
     def _find_unlisted(self, problems: Problems) -> None:
         """Notes what the folder holds beside the manifest and the listed files."""
+        from .trust.statement import SIGNATURES_NAME, is_signing_file
+
         names = sorted(self.manifest.files)
         folders = [""]
         while folders:
@@ -219,7 +221,7 @@ class BundleFolder:
                         if path == SIGNATURES_NAME and entry.is_dir(follow_symlinks=False):
                             folders.append(path + "/")
                             continue
-                        if _is_of_signatures(path) and entry.is_file(follow_symlinks=False):
+                        if is_signing_file(path) and entry.is_file(follow_symlinks=False):
                             continue
                         # Only a folder of listed files is looked into; any other one is named.
                         at = bisect.bisect_left(names, path + "/")
@@ -334,12 +336,6 @@ def _raise_limit(error: OSError, where: str) -> None:
     limit = explain_errno(error.errno or 0, where)
     if limit is not None:
         raise limit from None
-
-
-def _is_of_signatures(path: str) -> bool:
-    """Whether the manifest needn't list a file of this path: signatures and the release lie beside it."""
-    folder, _, name = path.rpartition("/")
-    return path == RELEASE_NAME or (folder == SIGNATURES_NAME and is_signature_name(name))
 
 
 def _keeps_byte_code_out(folder: int, name: str) -> bool:

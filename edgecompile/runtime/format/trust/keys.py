@@ -1,6 +1,6 @@
 """Public keys: PEM files with a key of the curve P-256, P-384 or P-521."""
 
-import base64
+import binascii
 import hashlib
 import re
 from typing import NamedTuple, Optional, Tuple
@@ -49,15 +49,20 @@ def parse_public_key(data: bytes) -> Optional[PublicKey]:
 def decode_base64(text: object) -> Optional[bytes]:
     """The bytes of canonical base64, of which each value has one text; None: it is anything else, or empty."""
     try:
-        data = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+        data = binascii.a2b_base64(text) if isinstance(text, str) else b""
     except ValueError:
         return None
-    return data if data and base64.b64encode(data).decode() == text else None
+    return data if data and _encode_base64(data) == text else None
+
+
+def _encode_base64(data: bytes) -> str:
+    # The module base64 would be imported for this alone.
+    return binascii.b2a_base64(data, newline=False).decode()
 
 
 def format_pem(der: bytes) -> bytes:
     """The PEM text of a public key, as ``openssl pkey -pubout`` writes it."""
-    text = base64.b64encode(der).decode()
+    text = _encode_base64(der)
     lines = [text[at : at + 64] for at in range(0, len(text), 64)]
     return "\n".join(
         ["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""]

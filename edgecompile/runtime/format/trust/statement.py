@@ -11,6 +11,7 @@ from ...base.errors import BundleError
 from ..document import parse_json
 from ..manifest import check_path
 from .keys import decode_base64
+from .release import RELEASE_NAME
 
 SIGNATURES_NAME = "signatures"
 MAX_SIGNATURES = 16
@@ -22,6 +23,7 @@ PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 #: Other tools pass these over, where they lie beside the manifest.
 GIT_NAMES = (".git", ".gitattributes", ".github", ".gitignore")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\.sig")
+_OF_RESOURCE = {"name", "algorithm", "digest"}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -43,6 +45,12 @@ class Fault(Exception):
 def is_signature_name(name: str) -> bool:
     """Whether a file of the folder ``signatures`` may have this name."""
     return _FILE_NAME.fullmatch(name) is not None
+
+
+def is_signing_file(path: str) -> bool:
+    """Whether the manifest needn't list a file of this path: signatures and the release lie beside it."""
+    folder, _, name = path.rpartition("/")
+    return path == RELEASE_NAME or (folder == SIGNATURES_NAME and is_signature_name(name))
 
 
 def encode(payload: bytes) -> bytes:
@@ -116,7 +124,8 @@ def _read_resources(resources: Any) -> Tuple[Dict[str, str], str]:
     whole = hashlib.sha256()
     for item in resources:
         # One entry takes a microsecond or two: a bundle has a hundred, a large one thousands.
-        _keys(item, "name", "algorithm", "digest")
+        if not isinstance(item, dict) or item.keys() != _OF_RESOURCE:
+            raise Fault("statement-form", "a resource hasn't exactly a name, algorithm and digest")
         name, digest = item["name"], item["digest"]
         if item["algorithm"] != "sha256" or not isinstance(digest, str):
             raise Fault("statement-form", "a resource's algorithm isn't sha256")
