@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from edgecompile.runtime.base.errors import (
     CryptoMissingError,
+    DamagedBundleError,
     ExpiredReleaseError,
     InputError,
     NativeError,
@@ -24,6 +26,7 @@ from edgecompile.runtime.base.errors import (
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.trust import libcrypto, policy
 from edgecompile.runtime.model.open_bundle import open_bundle
+from tests.runtime.bundles import DummyBundle
 from tests.runtime.signed import ATTACKS, RELEASE, SignedBundle, high_s, public_pem
 
 
@@ -219,12 +222,26 @@ def test_a_locked_folder_holds_whatever_callers_say(
     BundleFolder(path, trust=False).close()
 
 
-def test_an_inner_bundle_is_covered(signed: SignedBundle) -> None:
-    """Its manifest must be the listed one; it is compared before anything of it is parsed."""
-    from edgecompile.runtime.base.errors import DamagedBundleError
-
-    with pytest.raises(DamagedBundleError, match=r"\[file-hash\]"):
-        BundleFolder(str(signed.path), listed="0" * 64)
+def test_an_inner_bundle_is_covered(tmp_path: Path) -> None:
+    """Its manifest must be the listed one, which is compared before anything of it is parsed."""
+    signed = SignedBundle(tmp_path)
+    inner = DummyBundle(signed.path / "encoder")
+    inner.write()
+    outer = DummyBundle(signed.path)
+    for path in (signed.path / "encoder").rglob("*"):
+        if path.is_file():
+            outer.files[path.relative_to(signed.path).as_posix()] = path.read_bytes()
+    outer.write()
+    signed.sign()
+    with closing(BundleFolder(str(signed.path), trust=signed.trust)) as folder:
+        folder.open_inner("encoder").close()
+        (signed.path / "encoder" / "manifest.json").write_bytes(b"{")
+        with pytest.raises(DamagedBundleError, match=r"\[file-hash\]"):
+            folder.open_inner("encoder")
+    # By itself it isn't signed.
+    inner.write()
+    with pytest.raises(UnsignedBundleError):
+        BundleFolder(str(inner.folder), trust=signed.trust)
 
 
 # --- Libraries
@@ -293,8 +310,6 @@ __attribute__((constructor)) static void run(void) { open("MARKER", O_CREAT | O_
 def test_no_code_runs_before_the_check(
     tmp_path: Path, compile_c: Callable[[str], bytes], system: Path
 ) -> None:
-    from tests.runtime.bundles import DummyBundle
-
     signed = SignedBundle(tmp_path)
     marker = tmp_path / "marker"
     bundle = DummyBundle(signed.path)
