@@ -22,11 +22,15 @@ _BUILD = {
     "Plan": "edgecompile.api.plan",
     "PlanOptions": "edgecompile.planning.options",
     "ProgressEvent": "edgecompile.api.progress",
+    "Signature": "edgecompile.signing.sign",
     "Verification": "edgecompile.api.verify",
     "build": "edgecompile.api.build",
     "explain": "edgecompile.api.explain",
+    "generate_key": "edgecompile.signing.keys",
     "plan": "edgecompile.api.plan",
+    "sign": "edgecompile.signing.sign",
     "verify": "edgecompile.api.verify",
+    "verify_signature": "edgecompile.signing.sign",
 }
 
 

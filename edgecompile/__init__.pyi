@@ -14,5 +14,9 @@ from edgecompile.planning.options import BuildOptions as BuildOptions
 from edgecompile.planning.options import PlanOptions as PlanOptions
 from edgecompile.runtime import Model as Model
 from edgecompile.runtime import open_bundle as open_bundle
+from edgecompile.signing.keys import generate_key as generate_key
+from edgecompile.signing.sign import Signature as Signature
+from edgecompile.signing.sign import sign as sign
+from edgecompile.signing.sign import verify_signature as verify_signature
 
 __version__: str

@@ -28,13 +28,21 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("What a bundle is worth", ("verify", "bench", "inspect", "drift")),
     ("Running one here", ("selftest", "run", "encode", "generate", "chat", "report")),
     ("Servers", ("serve", "simulate", "image")),
+    ("Signatures", ("keygen", "sign", "verify-signature")),
     ("Devices", ("targets",)),
 )
 COMMANDS: tuple[str, ...] = tuple(name for _, names in _SECTIONS for name in names)
 #: The device's runtime has them; cli/device.py hands them over.
 DEVICE_COMMANDS = ("selftest", "run", "encode", "generate", "chat", "report")
 #: Commands that are in a folder of their own.
-_FOLDERS = {"image": "server", "serve": "server", "simulate": "server"}
+_FOLDERS = {
+    "image": "server",
+    "serve": "server",
+    "simulate": "server",
+    "keygen": "signing",
+    "sign": "signing",
+    "verify-signature": "signing",
+}
 #: It has these too, for the device itself.
 _ON_DEVICE = ("finish", "info", "tune")
 
@@ -55,7 +63,7 @@ Completion (put the line into your shell's start-up file):
 
 \b
 Exit codes:
-  0 done   2 wrong usage   30-53 build or server   10-29, 60-73 bundle or device
+  0 done   2 wrong usage   30-53 build or server   10-29, 60-79 bundle or device
   70 a bug in edgecompile   74 input/output error   130 interrupted
 """
 
@@ -72,8 +80,8 @@ class LazyGroup(click.Group):
         if cmd_name in DEVICE_COMMANDS:
             command = importlib.import_module("edgecompile.cli.device").make_command(cmd_name)
         else:
-            name = ".".join(filter(None, ("edgecompile.cli", _FOLDERS.get(cmd_name), cmd_name)))
-            command = importlib.import_module(name).command
+            parts = ("edgecompile.cli", _FOLDERS.get(cmd_name), cmd_name.replace("-", "_"))
+            command = importlib.import_module(".".join(filter(None, parts))).command
         assert isinstance(command, click.Command)
         return command
 

@@ -21,6 +21,8 @@ from edgecompile.image.layers import Blobs, Layer, folder_entries
 from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME
+from edgecompile.runtime.format.trust.release import RELEASE_NAME
+from edgecompile.runtime.format.trust.statement import SIGNATURES_NAME
 
 #: The names of architectures in manifests, and in the OCI's.
 ARCHITECTURES = {"x86-64": "amd64", "aarch64": "arm64"}
@@ -254,7 +256,9 @@ def _json(value: object) -> bytes:
 def _bundle_layers(path: Path, bundle: BundleFolder, python: str, blobs: Blobs) -> list[Layer]:
     """The weights, which other code leaves as they are; the runtime and the server; the rest."""
     weights = set(bundle.manifest.weights.values())
-    listed = {*bundle.manifest.files, MANIFEST_NAME}
+    signatures = [item.name for item in (path / SIGNATURES_NAME).glob("*.sig")]
+    listed = {*bundle.manifest.files, MANIFEST_NAME, RELEASE_NAME}
+    listed |= {f"{SIGNATURES_NAME}/{name}" for name in signatures}
     own = Path(edgecompile.__file__).parent
     with tempfile.TemporaryDirectory(prefix="edgecompile-image-") as folder:
         target = Path(folder, "edgecompile")

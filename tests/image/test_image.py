@@ -6,9 +6,11 @@ The base and the packages are fakes of a file each; tests/image/test_registry.py
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import socket
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +58,18 @@ def write_bundle(folder: Path, arch: str = "x86-64", code: bytes = b"no program 
 
 @pytest.mark.usefixtures("fake_base")
 class TestWritten:
+    def test_signatures_come_along(self, tmp_path: Path) -> None:
+        bundle = write_bundle(tmp_path / "m.ecb")
+        (bundle / "release.json").write_bytes(b"a release")
+        (bundle / "signatures").mkdir()
+        (bundle / "signatures" / "ci.sig").write_bytes(b"a signature")
+        *_, code = document(tmp_path / "m.oci", write(bundle)["images"][0]["digest"])["layers"]
+        data = blob(tmp_path / "m.oci", code["digest"])
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            names = archive.getnames()
+        for wanted in ("/release.json", "/signatures/ci.sig"):
+            assert [name for name in names if name.endswith(wanted)], names
+
     def test_the_layout_is_whole(self, tmp_path: Path) -> None:
         bundle = write_bundle(tmp_path / "m.ecb")
         told = write(bundle, "--annotation", "org.opencontainers.image.source=here")

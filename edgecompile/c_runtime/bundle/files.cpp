@@ -14,6 +14,8 @@
 #include "base/text.h"
 #include "bundle/limits.h"
 #include "bundle/sha256.h"
+#include "trust/check.h"
+#include "trust/statement.h"
 
 namespace ecr {
 namespace {
@@ -46,6 +48,17 @@ bool keeps_byte_code_out(int folder, const std::string& name) {
   struct stat info = {};
   return name == "__pycache__" && fstatat(folder, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
          S_ISREG(info.st_mode) && info.st_size == 0;
+}
+
+// Whether the manifest needn't list what has this name: signatures and the release lie beside it.
+bool is_of_signatures(int fd, const std::string& folder, const std::string& name) {
+  struct stat info = {};
+  if (fstatat(fd, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) return false;
+  if (folder.empty() && name == kSignaturesName) return S_ISDIR(info.st_mode);
+  const bool is_file = folder.empty()
+                           ? name == kReleaseName
+                           : folder == cat(kSignaturesName, "/") && is_signature_name(name);
+  return is_file && S_ISREG(info.st_mode);
 }
 
 struct CloseFolder {
@@ -160,10 +173,17 @@ BundleFolder::BundleFolder(const std::string& path) : BundleFolder(path, open_fo
 BundleFolder::BundleFolder(const std::string& path, Descriptor folder)
     : path_(path), folder_(std::move(folder)) {
   const std::string data = read_manifest();
+  manifest_sha256_ = hash_text(data);
+  std::optional<Policy> policy = find_policy();
+  std::optional<Signed> signed_manifest;
+  if (policy) {
+    signed_manifest = check_signatures(folder_.get(), path_, manifest_sha256_, std::move(*policy));
+  }
   manifest_ = parse_manifest(data, label(kManifestName));
-  Sha256 digest;
-  digest.update(reinterpret_cast<const uint8_t*>(data.data()), data.size());
-  manifest_sha256_ = digest.finish();
+  if (signed_manifest) {
+    signed_manifest->judge(manifest_);
+    check_unlisted();
+  }
 }
 
 std::string join_paths(const std::string& folder, const std::string& name) {
@@ -236,6 +256,10 @@ void BundleFolder::check_unlisted() const {
       const std::string leaf = entry->d_name;
       const std::string path = folder + leaf;
       if (leaf == "." || leaf == ".." || path == kManifestName || manifest_.files.count(path)) {
+        continue;
+      }
+      if (is_of_signatures(dirfd(list.get()), folder, leaf)) {
+        if (path == kSignaturesName) folders.push_back(path + "/");
         continue;
       }
       // Only a folder of listed files is looked into; any other one is refused.

@@ -18,19 +18,6 @@ bool consists_of(const std::string& text, const std::string& letters) {
 }
 
 // Relative, and within the folder.
-bool is_path(const std::string& path) {
-  if (path.size() > kMaxPath) return false;
-  for (size_t begin = 0, end = 0; end != path.size(); begin = end + 1) {
-    end = std::min(path.find('/', begin), path.size());
-    const std::string segment = path.substr(begin, end - begin);
-    if (segment.empty() || segment == "." || segment == ".." || segment.size() > kMaxSegment ||
-        !consists_of(segment, kPathLetters)) {
-      return false;
-    }
-  }
-  return !path.empty();
-}
-
 Version read_version(const Field& entry) {
   const std::string& text = entry.string();
   const size_t dot = std::min(text.find('.'), text.size());
@@ -223,6 +210,19 @@ class ManifestReader {
 };
 
 }  // namespace
+
+bool is_path(const std::string& path) {
+  if (path.size() > kMaxPath) return false;
+  for (size_t begin = 0, end = 0; end != path.size(); begin = end + 1) {
+    end = std::min(path.find('/', begin), path.size());
+    const std::string segment = path.substr(begin, end - begin);
+    if (segment.empty() || segment == "." || segment == ".." || segment.size() > kMaxSegment ||
+        !consists_of(segment, kPathLetters)) {
+      return false;
+    }
+  }
+  return !path.empty();
+}
 
 Manifest parse_manifest(const std::string& data, const std::string& source) {
   Value value = parse_json(data, source);

@@ -138,6 +138,9 @@ struct Manifest {
 
 constexpr size_t kMaxManifestBytes = 4u << 20;
 
+// Whether a text is a path as the manifest's files have it: relative, and in the bundle.
+bool is_path(const std::string& path);
+
 // Reads the bytes of a manifest and checks what a run depends on; `source` is the name of the file
 // in messages. Throws Error ECR_VERSION for an unknown format version, else ECR_BUNDLE with the
 // first broken rule.

@@ -54,6 +54,11 @@ enum {
   ECR_PERMISSION = 71, /* this user may not read a file of the bundle */
   ECR_NOEXEC = 72,     /* the system doesn't let code run from where the bundle is */
   ECR_MEMORY = 73,     /* there isn't the memory or address space, or a limit on it is too small */
+  ECR_UNSIGNED = 75,   /* this device wants signatures, and the bundle has none */
+  ECR_UNTRUSTED = 76,  /* too few trusted keys signed it, or the trust folder can't be used */
+  ECR_REFUSED = 77,    /* the trust folder refuses this bundle, or releases as old as it */
+  ECR_EXPIRED = 78,    /* its release has expired */
+  ECR_NO_CRYPTO = 79,  /* there is no libcrypto that could check signatures */
 };
 
 /* Element types; the numbers are c10::ScalarType's. */

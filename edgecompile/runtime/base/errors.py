@@ -44,6 +44,36 @@ class DamagedBundleError(BundleError):
     exit_code = 22
 
 
+class UntrustedBundleError(BundleError):
+    """Too few trusted keys signed the bundle as it is, or the device's trust folder can't be used."""
+
+    exit_code = 76
+
+
+class UnsignedBundleError(UntrustedBundleError):
+    """The bundle has no signature, and this device wants one."""
+
+    exit_code = 75
+
+
+class RefusedReleaseError(UntrustedBundleError):
+    """The device's trust folder refuses this bundle, or releases as old as it."""
+
+    exit_code = 77
+
+
+class ExpiredReleaseError(UntrustedBundleError):
+    """The bundle's release has expired, and this device heeds that."""
+
+    exit_code = 78
+
+
+class CryptoMissingError(UntrustedBundleError):
+    """Signatures are wanted, and there is nothing here that could check them."""
+
+    exit_code = 79
+
+
 class UnsupportedHostError(EdgecompileError):
     """No variant of the bundle can run on this CPU or operating system."""
 

@@ -8,13 +8,18 @@ import bisect
 import hashlib
 import os
 import stat
-from typing import Callable, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Optional, Tuple, Union
 
 from ..base.errors import BundleError, DamagedBundleError
 from ..base.limits import explain_errno
 from .document import Problems, shorten
 from .manifest import MAX_MANIFEST_BYTES, parse_manifest
 from .schema import MANIFEST_NAME, FileEntry, Manifest
+from .trust.policy import find_policy
+
+if TYPE_CHECKING:
+    from .output import Path
+    from .trust.check import Verified
 
 _CHUNK = 1 << 20
 _DAMAGED_HINT = "copy the bundle again, or build it again"
@@ -34,17 +39,31 @@ class BundleFolder:
         path: the folder as it was given.
         manifest: the validated manifest.
         manifest_sha256: hex digest of manifest.json, the identity of the bundle.
+        verified: the keys whose signatures were checked, and the release; None: none were.
     """
 
-    def __init__(self, path: str, fd: Optional[int] = None) -> None:
-        """Opens the folder and reads the manifest; opens no other file.
+    def __init__(
+        self,
+        path: str,
+        fd: Optional[int] = None,
+        *,
+        trust: "Union[bool, Path, None]" = None,
+        listed: Optional[str] = None,
+    ) -> None:
+        """Opens the folder and reads the manifest, before it the signatures where they are wanted.
 
         Args:
             path: the folder.
             fd: a descriptor of it, which is taken over; None: it is opened by its path.
+            trust: the trust folder, see ``find_policy``.
+            listed: the SHA-256 that the manifest must have, in place of signatures: that of a bundle
+                within one that was checked.
 
         Raises:
             BundleError: there is no bundle at ``path``, or its manifest is malformed.
+            DamagedBundleError: the manifest isn't the listed one; or of a signed bundle the folder
+                holds files that the manifest doesn't list.
+            UntrustedBundleError: signatures are wanted, and they don't suffice.
             HostLimitError: the system doesn't let it be opened: open files, permission, memory.
             FormatVersionError: the manifest's format version is unknown.
         """
@@ -52,11 +71,26 @@ class BundleFolder:
         self._fd = _open_folder(self.path) if fd is None else fd
         try:
             data = self._read_manifest()
+            self.manifest_sha256 = hashlib.sha256(data).hexdigest()
+            if listed is not None and self.manifest_sha256 != listed:
+                text = "has SHA-256 {}, must have {}".format(self.manifest_sha256, listed)
+                raise self._damaged(MANIFEST_NAME, "file-hash", text)
+            policy = find_policy(trust) if listed is None else None
+            signed = None
+            if policy is not None:
+                from .trust.check import check_signatures  # most devices have no trust folder
+
+                signed = check_signatures(self._fd, self.path, data, policy)
             self.manifest: Manifest = parse_manifest(data, os.path.join(self.path, MANIFEST_NAME))
+            self.verified: Optional[Verified] = None
+            if signed is not None:
+                self.verified = signed.judge(self.manifest)
+                problems = Problems(self.path)
+                self._find_unlisted(problems)
+                problems.raise_if_any(DamagedBundleError, _UNLISTED_HINT)
         except BaseException:
             self.close()
             raise
-        self.manifest_sha256 = hashlib.sha256(data).hexdigest()
 
     def open_inner(self, name: str) -> "BundleFolder":
         """The bundle in a folder of this one, whose manifest this one lists; the caller closes it.
@@ -73,14 +107,7 @@ class BundleFolder:
             _raise_limit(error, path)
             text = "is a link, or can't be opened: {}".format(error.strerror)
             raise self._damaged(name, "file-kind", text) from None
-        inner = BundleFolder(path, fd)
-        listed = name + "/" + MANIFEST_NAME
-        if inner.manifest_sha256 != self.manifest.files[listed].sha256:
-            inner.close()
-            text = "has SHA-256 {}, must have {}"
-            text = text.format(inner.manifest_sha256, self.manifest.files[listed].sha256)
-            raise self._damaged(listed, "file-hash", text)
-        return inner
+        return BundleFolder(path, fd, listed=self.manifest.files[name + "/" + MANIFEST_NAME].sha256)
 
     @property
     def fd(self) -> int:
@@ -175,6 +202,8 @@ class BundleFolder:
 
     def _find_unlisted(self, problems: Problems) -> None:
         """Notes what the folder holds beside the manifest and the listed files."""
+        from .trust.statement import SIGNATURES_NAME, is_signing_file
+
         names = sorted(self.manifest.files)
         folders = [""]
         while folders:
@@ -185,8 +214,14 @@ class BundleFolder:
                 continue
             try:
                 with os.scandir(fd) as entries:
-                    for path in (folder + entry.name for entry in entries):
+                    for entry in entries:
+                        path = folder + entry.name
                         if path in self.manifest.files or path == MANIFEST_NAME:
+                            continue
+                        if path == SIGNATURES_NAME and entry.is_dir(follow_symlinks=False):
+                            folders.append(path + "/")
+                            continue
+                        if is_signing_file(path) and entry.is_file(follow_symlinks=False):
                             continue
                         # Only a folder of listed files is looked into; any other one is named.
                         at = bisect.bisect_left(names, path + "/")

@@ -1,7 +1,7 @@
 """Starts a bundle: ``open_bundle(path) -> Model``. What takes long begins before numpy is imported."""
 
 import os
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 from ..base.errors import InputError
 from ..base.limits import memory_for
@@ -29,6 +29,7 @@ def open_bundle(
     mode: Optional[str] = None,
     fallback: Optional[str] = None,
     finish: bool = False,
+    trust: "Union[bool, Path, None]" = None,
 ) -> "Model":
     """Opens a bundle, chooses the variant for this machine and loads its programs.
 
@@ -58,9 +59,13 @@ def open_bundle(
         fallback: "cpu" takes the best variant for the CPU where the GPU's can't be used, and
             ``Model.info`` says why; None looks at EDGECOMPILE_FALLBACK. Without, that is an error.
         finish: build the GPU's engine first if there is none for this device, which takes minutes.
+        trust: the trust folder whose keys must have signed the bundle. None: the one that
+            EDGECOMPILE_TRUST names, or /etc/edgecompile/trust where that exists. False: signatures
+            aren't checked, unless /etc/edgecompile/trust is locked. See docs/signing.md.
 
     Raises:
         BundleError: it is missing, malformed or damaged, or of an unknown format version.
+        UntrustedBundleError: signatures are wanted, and they don't suffice.
         UnsupportedHostError: no variant can run on this machine.
         GpuUnavailableError: the variant is for a GPU, and what that needs is missing here.
         UnfinishedBundleError: the variant's engine hasn't been built on this device.
@@ -81,12 +86,12 @@ def open_bundle(
         check_schedule(stats_file, stats_every, path)
     with memory_for("opening {}".format(path)):
         try:
-            return _open(path, request, warmup, stats_file, stats_every)
+            return _open(path, request, warmup, stats_file, stats_every, trust)
         except GPU_FAILURES as error:
             instead = request.after(error)
             if instead is None:
                 raise
-        return _open(path, instead, warmup, stats_file, stats_every)
+        return _open(path, instead, warmup, stats_file, stats_every, trust)
 
 
 def _open(
@@ -95,8 +100,9 @@ def _open(
     warmup: bool,
     stats_file: "Optional[Path]",
     stats_every: float,
+    trust: "Union[bool, Path, None]",
 ) -> "Model":
-    model = _open_folder(BundleFolder(path), request)
+    model = _open_folder(BundleFolder(path, trust=trust), request)
     try:
         if stats_file is not None:
             model.schedule_stats(stats_file, stats_every)

@@ -1,0 +1,1 @@
+"""``edgecompile keygen|sign|verify-signature``."""

@@ -1,0 +1,1 @@
+"""Signatures over a bundle, and the keys that a device trusts."""

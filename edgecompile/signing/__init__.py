@@ -1,0 +1,1 @@
+"""Signs bundles where they are built: keys, signatures, releases."""
