@@ -61,7 +61,7 @@ def _version(objdump: str) -> str:
 @cache
 def _sources() -> str:
     """Identifies the code that finds evidence."""
-    return " ".join(file_sha256(Path(module.__file__)) for module in (elf, instructions))
+    return " ".join(file_sha256(Path(str(module.__file__))) for module in (elf, instructions))
 
 
 def _place(key: str) -> Path:
