@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from edgecompile.audit.elf import ElfInfo, read_elf, version_key
-from edgecompile.audit.instructions import InstructionEvidence, find_objdump, scan_instructions
+from edgecompile.audit.evidence import find_evidence
+from edgecompile.audit.instructions import InstructionEvidence, find_objdump
 from edgecompile.errors import AuditError
-from edgecompile.files import file_sha256, plain_fields
+from edgecompile.files import plain_fields
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.native import BASELINE_MARCH
 
@@ -42,10 +43,6 @@ _INSTALL = {"x86-64": "install binutils", "aarch64": "install binutils-aarch64-l
 #: Features that the library for GPUs uses only where the CPU has them, for hashes (c_runtime/bundle/sha256_fast.cpp).
 GPU_LIBRARY_DISPATCHES = frozenset({"ssse3", "sse4_1", "sha_ni", "sha2"})
 _SHOWN = 12
-#: What was found in libraries by their content, architecture and disassembler: each build judges the
-#: same runtime library again, whose listing has 150,000 lines.
-_seen: dict[tuple[str, str, str], InstructionEvidence] = {}
-_MOST_SEEN = 64
 
 
 Severity = Literal["error", "warning", "note"]
@@ -208,7 +205,7 @@ def judge(
             what = f"its instructions were not looked at: no objdump for {variant.arch}"
             findings.append(Finding("note", "instructions", what, _INSTALL.get(variant.arch, "")))
         else:
-            evidence = _evidence(Path(library), variant.arch, objdump)
+            evidence = find_evidence(Path(library), variant.arch, objdump)
             findings += _instructions(evidence, variant, vectorised, dispatched)
     order = {"error": 0, "warning": 1, "note": 2}
     return AuditVerdict(
@@ -223,16 +220,6 @@ def judge(
         vectorised=vectorised,
         instructions=evidence,
     )
-
-
-def _evidence(library: Path, arch: str, objdump: str) -> InstructionEvidence:
-    """The evidence in a library's instructions, found once for all libraries of the same content."""
-    key = (file_sha256(library), arch, objdump)
-    if key not in _seen:
-        if len(_seen) >= _MOST_SEEN:
-            _seen.clear()
-        _seen[key] = scan_instructions(library, arch, objdump)
-    return _seen[key]
 
 
 def _error(rule: str, what: str, cure: str = "") -> Finding:

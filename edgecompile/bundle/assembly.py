@@ -38,6 +38,7 @@ def stage_calibration_bundle(
     *,
     bucket_build_s: float = 0.0,
     force: bool = False,
+    lasting: bool = False,
 ) -> Path:
     """Writes a bundle to be timed, not served: without golden vectors and verification.
 
@@ -49,6 +50,7 @@ def stage_calibration_bundle(
         runs: the bucket to run at each size; the runtime finds them in the manifest's plan.
         bucket_build_s: seconds that a bucket takes to build, for all variants of the target.
         force: replace a bundle of the same name.
+        lasting: the bundle is for somebody else, and must survive a power cut.
     """
     plan: dict[str, object] = {
         "calibrate": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in runs],
@@ -58,7 +60,7 @@ def stage_calibration_bundle(
         writer = BundleWriter(claim)
         manifest = stage(writer, buckets, compiled, built_by(model, compiled))
         writer.write_manifest(manifest._replace(plan=plan))
-        return writer.commit()
+        return writer.commit(lasting=lasting)
 
 
 def built_by(model: LoadedModel, compiled: CompiledModel) -> dict[str, str]:

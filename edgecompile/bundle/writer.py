@@ -190,14 +190,18 @@ class BundleWriter:
         with self._writing(MANIFEST_NAME, len(data)):
             path.write_bytes(data)
 
-    def commit(self) -> Path:
+    def commit(self, *, lasting: bool = True) -> Path:
         """Gives the bundle its name.
+
+        Args:
+            lasting: Whether the bundle must survive a power cut. One that is measured and removed needn't.
 
         Raises:
             BundleWriteError: the name was taken meanwhile.
         """
         with self._writing(MANIFEST_NAME):
-            _sync_tree(self.staging)
+            if lasting:
+                _sync_tree(self.staging)
             return self._claim.commit()
 
     def _add(self, name: str, write: Callable[[Path], object], size: int | None = None) -> str:

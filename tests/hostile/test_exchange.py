@@ -21,8 +21,7 @@ from edgecompile.runtime.cpu import libraries as libraries_module
 from edgecompile.runtime.cpu import library
 from edgecompile.runtime.cpu import programs as programs_module
 from edgecompile.runtime.cpu.libraries import PinnedLibrary, pin_library
-from edgecompile.runtime.format import folder as files
-from edgecompile.runtime.format import weights
+from edgecompile.runtime.format import hashes, weights
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.weights import map_weights
 from edgecompile.runtime.model import model as model_module
@@ -298,7 +297,7 @@ def test_weights_exchanged_once_they_are_open_are_not_used(
 ) -> None:
     folder = BundleFolder(toy.bundle.write())
     place = toy.bundle.folder / WEIGHTS
-    owner = weights if function == "read_constants" else files
+    owner = weights if function == "read_constants" else hashes
     done = moment(monkeypatch, owner, function, lambda: exchange(place, other_weights(toy)))
     mapped = map_weights(folder, WEIGHTS, check_hash=True)
     folder.close()

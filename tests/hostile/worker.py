@@ -33,6 +33,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import edgecompile
 import edgecompile.runtime.cpu.programs
 import edgecompile.runtime.format.folder as files
+import edgecompile.runtime.format.hashes as hashes
 import edgecompile.runtime.model.model
 from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.base.errors import EdgecompileError
@@ -145,7 +146,7 @@ def _is_module(path: str) -> bool:
 
 def install(watch: Watch) -> None:
     """Wraps what the loader opens, hashes and loads with; the audit hook can't be taken off."""
-    os_open, hash_descriptor = os.open, files.hash_descriptor
+    os_open, hash_descriptor = os.open, hashes.hash_descriptor
     parse, open_program = files.parse_manifest, library.RuntimeLibrary.open_program
     find_loaded = library.find_loaded
 
@@ -182,7 +183,7 @@ def install(watch: Watch) -> None:
         return loaded
 
     os.open = opening
-    files.hash_descriptor = hashing
+    hashes.hash_descriptor = hashing
     files.parse_manifest = parsing
     library.find_loaded = finding
     library.RuntimeLibrary.open_program = open_checked  # type: ignore[method-assign]

@@ -165,6 +165,7 @@ def build_calibration_bundle(
     output: Path,
     *,
     precision: Precision = FP32,
+    lasting: bool = False,
     step: StepHandle = NULL_STEP,
 ) -> CalibrationBundle:
     """Exports, compiles and packs a calibration bundle; a plan that needs its programs finds them later.
@@ -175,6 +176,7 @@ def build_calibration_bundle(
         variants: the target's variants to build for.
         output: the bundle to write.
         precision: the data type of the linear layers' weights.
+        lasting: see :func:`edgecompile.bundle.assembly.stage_calibration_bundle`.
         step: told what is being built.
 
     Raises:
@@ -213,6 +215,7 @@ def build_calibration_bundle(
         output,
         spec.runs,
         bucket_build_s=build_s,
+        lasting=lasting,
     )
     return CalibrationBundle(path, spec, compiled, _cost(path, profile, compiled, build_s))
 

@@ -340,4 +340,6 @@ def make_calibration_bundle(
     _refuse_strided(serving.scope)
     spec = choose_calibration(serving.scope, serving.modes)
     variants = subject.profile.variants
-    return build_calibration_bundle(subject, spec, variants, output, precision=precision, step=step)
+    return build_calibration_bundle(
+        subject, spec, variants, output, precision=precision, lasting=True, step=step
+    )

@@ -14,7 +14,8 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..base.errors import DamagedBundleError, NativeError
 from ..base.limits import explain_loading
-from ..format.folder import BundleFolder, file_state, find_hash_damage
+from ..format.folder import BundleFolder
+from ..format.hashes import file_state, find_hash_damage
 from ..format.schema import FileEntry
 
 #: A native function's name, result and arguments.

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Callable, Optional, Tuple, Union
 
 from ..base.errors import BundleError, DamagedBundleError
 from ..base.limits import explain_errno
+from . import stamps
 from .document import Problems, shorten
+from .hashes import file_state, find_hash_damage
 from .manifest import MAX_MANIFEST_BYTES, parse_manifest
-from .schema import MANIFEST_NAME, FileEntry, Manifest
+from .schema import MANIFEST_NAME, Manifest
 from .trust.policy import find_policy
 
 if TYPE_CHECKING:
     from .output import Path
     from .trust.check import Verified
 
-_CHUNK = 1 << 20
+#: Least size in bytes of a file whose hash is worth a stamp: a smaller one takes under a millisecond.
+_LARGE = 1 << 20
 _DAMAGED_HINT = "copy the bundle again, or build it again"
 _UNLISTED_HINT = (
     "remove what the manifest doesn't list; Python writes __pycache__ where PYTHONPATH names the "
@@ -180,6 +183,24 @@ class BundleFolder:
         problem = self._hash_problem(name, fd)
         if problem is not None:
             raise self._damaged(name, *problem)
+
+    def check_large(self, name: str, fd: int) -> None:
+        """As :meth:`check_hash`, for a file that takes long: its hash may be known since the boot.
+
+        That is where the file's facts are those with which it had this hash (:mod:`.stamps`).
+
+        Raises:
+            DamagedBundleError: rule file-hash.
+        """
+        entry, before = self.manifest.files[name], os.fstat(fd)
+        if entry.size < _LARGE:
+            return self.check_hash(name, fd)
+        if stamps.find(before, entry.sha256):
+            return
+        self.check_hash(name, fd)
+        # A file that was written to meanwhile has a hash that nobody knows.
+        if file_state(os.fstat(fd)) == file_state(before):
+            stamps.keep(before, entry.sha256)
 
     def _check_each(
         self, check: Callable[[str, int], Optional[Tuple[str, str]]], unlisted: bool = False
@@ -344,42 +365,3 @@ def _keeps_byte_code_out(folder: int, name: str) -> bool:
         return False
     info = os.stat(name, dir_fd=folder, follow_symlinks=False)
     return stat.S_ISREG(info.st_mode) and info.st_size == 0
-
-
-def file_state(info: os.stat_result) -> Tuple[int, ...]:
-    """Facts that change with the content of a file: device, inode, size in bytes, times in ns.
-
-    A writer can set the time of modification back, but not the one of change (ctime).
-    """
-    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
-
-
-def find_hash_damage(fd: int, entry: FileEntry) -> Optional[Tuple[str, str]]:
-    """(rule, text) if what ``fd`` holds isn't what ``entry`` says, or None."""
-    try:
-        digest, size = hash_descriptor(fd, entry.size)
-    except OSError as error:
-        return "file-hash", "can't be read: {}".format(error.strerror)
-    if size != entry.size:
-        return "file-size-differs", "has {} bytes, must have {}".format(size, entry.size)
-    if digest != entry.sha256:
-        return "file-hash", "has SHA-256 {}, must have {}".format(digest, entry.sha256)
-    return None
-
-
-def hash_descriptor(fd: int, limit: int) -> Tuple[str, int]:
-    """SHA-256 in hex and size in bytes of what ``fd`` holds, from its start.
-
-    Stops where more than ``limit`` bytes were read, so a file that grows meanwhile takes no longer.
-    Read, not mapped: hashing must not add the file to the process' resident memory.
-    """
-    digest = hashlib.sha256()
-    buffer = bytearray(_CHUNK)
-    view = memoryview(buffer)
-    offset = 0
-    while True:
-        count = os.preadv(fd, [buffer], offset)
-        digest.update(view[:count])
-        offset += count
-        if count == 0 or offset > limit:
-            return digest.hexdigest(), offset

@@ -19,7 +19,8 @@ from ..base.errors import DamagedBundleError
 from ..base.limits import explain_errno, no_memory
 from .document import Field, Problems, is_printable, parse_json, shorten
 from .dtypes import BY_CONTAINER, ElementType
-from .folder import BundleFolder, file_state
+from .folder import BundleFolder
+from .hashes import file_state
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -185,7 +186,7 @@ class Weights:
         recorded = folder.manifest.files[name].sha256
         with self._hash_lock:
             if self._known_sha256 != recorded:
-                folder.check_hash(name, fd)
+                folder.check_large(name, fd)
                 self._known_sha256 = recorded
 
     def array(self, name: str) -> "NDArray[Any]":

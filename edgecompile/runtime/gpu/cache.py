@@ -21,7 +21,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from ..base.errors import BundleError, EngineCacheError
 from ..format.document import Field, Problems, parse_json
-from ..format.folder import BundleFolder, hash_descriptor
+from ..format.folder import BundleFolder
+from ..format.hashes import hash_descriptor
 from ..format.output import make_private, write_output
 from ..format.recipe import read_recipe, sibling
 from ..format.recipe_schema import Recipe
