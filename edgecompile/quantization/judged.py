@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -135,6 +135,8 @@ class JudgedModel:
     def quality(self, precision: Precision, step: StepHandle = NULL_STEP) -> Quality:
         """The figures of a precision, and of the caches' own, on the texts that judge.
 
+        Those of int4 include the rounding of its activations, as nearly every variant has it.
+
         Args:
             precision: the precision.
             step: told how many runs of texts are done: the original's, then its own.
@@ -145,7 +147,10 @@ class JudgedModel:
         count = len(self.texts.judging)
         self._tell = lambda done: step.update(done, 2 * count)
         judge = self._judge  # the original's answers, before its weights are replaced
-        with self.narrowed(precision), self._storing():
+        activations = (
+            self.rounding_activations(precision) if precision.name == INT4 else nullcontext()
+        )
+        with self.narrowed(precision), activations, self._storing():
             quality = judge.quality(tell=lambda done: step.update(count + done, 2 * count))
         counts = Counter(precision.of(names) for names in self.program.groups)
         return replace(quality, matrices={p: counts[p] for p in PRECISIONS if p in counts})

@@ -72,7 +72,8 @@ class ReferenceModel:
 
         These are a tenth of the precision's tolerance; where kernels round activations, too, some times the
         effect of the weights' rounding on the case beside, but no more than the tolerance. Weights of int4 are
-        rounded far more coarsely than its activations. There the effect of those counts.
+        rounded far more coarsely than its activations. There the effect of those counts, which texts have judged, so
+        that it may be more than the tolerance.
         """
         coarse = rounds_activations(self.compiled.variants, self.compiled.precision.name)
         made = []

@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 from click.testing import CliRunner
 
 from edgecompile import verify
+from edgecompile.bundle.cases import Case
 from edgecompile.cli import cli
 from edgecompile.errors import UsageError, VerificationError
 from edgecompile.loaders.load import load_model
@@ -28,7 +29,7 @@ from edgecompile.pipeline.build import build
 from edgecompile.precision import FP32, Precision
 from edgecompile.quantization.judged import JudgedModel
 from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, check_quality
-from edgecompile.quantization.reference import rounds_activations
+from edgecompile.quantization.reference import own_limit, rounds_activations
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import NativeError
 from edgecompile.targets.profile import load_variant
@@ -124,6 +125,27 @@ def test_products_of_int4_round_activations_on_more_cpus(
     variants = [load_variant(variant)]
     assert rounds_activations(variants, "int8") == int8
     assert rounds_activations(variants, "int4") == int4
+
+
+@pytest.mark.parametrize(
+    ("precision", "coarse", "error", "limit"),
+    [
+        ("int4", True, 0.0, 0.006),
+        ("int4", True, 0.01, 0.036),
+        ("int4", True, 0.04, 0.06),
+        # Rounded activations alone differ by more than the tolerance, so a bundle may as well.
+        ("int4", True, 0.1, 0.125),
+        ("int4", False, 0.1, 0.006),
+        ("int8", True, 0.1, 0.06),
+    ],
+)
+def test_a_bundle_may_differ_by_the_effect_of_rounded_activations(
+    precision: str, coarse: bool, error: float, limit: float
+) -> None:
+    outputs = {"logits": np.array([1.0, -0.5], np.float32)}
+    case = Case(0, "random1", {}, outputs)
+    found = own_limit(case, "logits", precision, error, coarse)
+    assert found == pytest.approx(limit, rel=1e-3)
 
 
 def test_other_models_are_refused(tiny_model: Path, tmp_path: Path) -> None:
