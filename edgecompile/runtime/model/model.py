@@ -126,7 +126,7 @@ class Model(OpenBundle, TextGenerator):
         """A robot's policy at the start of an episode: normalizes observations, and keeps a queue of actions.
 
         Args:
-            seed: Seed of the noise that diffusion policies begin with. None: another noise each time.
+            seed: Seed of the noise that some policies begin with. None: another noise each time.
 
         Raises:
             InputError: the model is no policy, or the seed is no integer from 0 to 2^32 - 1.
