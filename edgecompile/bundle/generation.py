@@ -45,9 +45,11 @@ def golden_texts(model: LoadedModel, *, seed: int = 0, margin: float = 0.0) -> b
     random = np.random.default_rng([seed, 7])
     cases: list[dict[str, object]] = []
     if encoder is not None:
-        counts = _source_sizes(encoder, spec.source)
+        least = {name: limits.lo for name, limits in encoder.axes.items()}
+        along = encoder.length_axis or next(iter(least))
+        counts = _source_sizes(encoder, spec.source, along)
         for size, more in zip(counts, (0, 3, 0, longest + 3), strict=False):
-            sizes = dict.fromkeys(encoder.axes, size)
+            sizes = {**least, along: size}
             source = encoder.make_example(sizes, seed=int(random.integers(1 << 31)))
             begun = min(more, max(0, room - len(spec.start) - 1))
             prompt = [*spec.start, *random.integers(low, high + 1, begun).tolist()]
@@ -96,15 +98,18 @@ def prefix_caches(model: LoadedModel) -> bytes:
     return b"".join([np.array(made.prefix, "<i8").tobytes(), *(x.tobytes() for x in arrays)])
 
 
-def _source_sizes(encoder: LoadedModel, source: str) -> list[int]:
-    """Sizes of the sources: of those that aren't tokens as many as the file has room for."""
-    limits = encoder.axes[encoder.length_axis or next(iter(encoder.axes))]
+def _source_sizes(encoder: LoadedModel, source: str, axis: str) -> list[int]:
+    """Sizes of the sources: of those that aren't tokens as many, and as large ones, as the file has room for."""
+    limits = encoder.axes[axis]
     most = limits.hi or max(limits.lo, _FREE_SIZE)
     sizes = [min(max(n, limits.lo), most) for n in (5, 2, most, 9)]
     chief = next(spec for spec in encoder.inputs if spec.name == source)
     if chief.dtype == "int64":
         return sizes
     whole = math.prod(size for size in chief.shape if isinstance(size, int))
+    if axis in chief.shape:
+        room = _SOURCE_ELEMENTS // whole - sum(sizes) + most
+        return [min(size, max(room, limits.lo)) for size in sizes]
     return sizes[: max(1, _SOURCE_ELEMENTS // whole)]
 
 

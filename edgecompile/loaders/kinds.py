@@ -26,7 +26,7 @@ _PROGRAM = re.compile(r"(?:^|/)models/[^/]+\.json$")
 _HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 
 #: Types of policies that are read, as their config.json has them.
-POLICIES = ("act", "diffusion")
+POLICIES = ("act", "diffusion", "smolvla")
 
 _FORMS = (
     "a model is a folder with config.json and safetensors weights, a .gguf file, file.py:factory, "

@@ -220,7 +220,24 @@ class LoadedModel:
             return self
         encoder = replace(encoder, axes={**encoder.axes, encoder.length_axis: limits})
         made = replace(made, encoder=encoder)
-        return replace(self, axes={**self.axes, rows: limits}, generation=made)
+        axes = {**self.axes, rows: encoder.source_rows(limits)}
+        return replace(self, axes=axes, generation=made)
+
+    def source_rows(self, limits: AxisLimits) -> AxisLimits:
+        """The rows that the outputs have for sources of these lengths, found by runs where another size follows.
+
+        Raises:
+            ModelError: it fails on a source of these lengths.
+        """
+        rows, axis = self.outputs[0].shape[0], self.length_axis
+        if rows is not None or axis is None:
+            return limits
+        counts = []
+        for size in (limits.lo, limits.hi):
+            sizes = {**{name: own.lo for name, own in self.axes.items()}, axis: size or 0}
+            made = self.run(self.make_example(sizes)) if size else {}
+            counts.append(made[self.outputs[0].name].shape[0] if made else None)
+        return AxisLimits(counts[0] or 1, counts[1])
 
     def fresh(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The same inputs, with copies of those that the module changes."""

@@ -84,11 +84,14 @@ def _source(model: LoadedModel, inputs: Mapping[str, Tensor], seed: int) -> dict
     made = model.generation
     assert made is not None and made.encoder is not None
     encoder, names = made.encoder, made.spec.cross
-    shape = next(spec.shape for spec in model.inputs if spec.name == names[0])
-    sizes = {axis: limits.lo for axis, limits in encoder.axes.items()}
-    if isinstance(shape[0], str) and encoder.length_axis is not None:
-        sizes[encoder.length_axis] = inputs[names[0]].shape[0]
-    return encoder.run(encoder.make_example(sizes, seed=seed))
+    rows, sizes = inputs[names[0]].shape[0], {n: own.lo for n, own in encoder.axes.items()}
+    if encoder.outputs[0].shape[0] is None:
+        # No length is known that gives so many rows: the first ones of the longest source have values as in use.
+        sizes = {name: own.hi or own.lo * rows for name, own in encoder.axes.items()}
+    elif encoder.outputs[0].shape[0] == encoder.length_axis:
+        sizes[encoder.length_axis] = rows
+    outputs = encoder.run(encoder.make_example(sizes, seed=seed))
+    return {name: value[:rows] for name, value in outputs.items()}
 
 
 def _text(model: LoadedModel, inputs: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
 """Writes a small policy with random weights, as LeRobot saves one after training.
 
-checkpoint.py FOLDER act|diffusion
+checkpoint.py FOLDER act|diffusion|smolvla
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any, Dict, Tuple
@@ -15,6 +16,10 @@ from lerobot.policies.act.processor_act import make_act_pre_post_processors
 from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
 from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.diffusion.processor_diffusion import make_diffusion_pre_post_processors
+from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
+from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
+from lerobot.policies.smolvla.processor_smolvla import make_smolvla_pre_post_processors
+from transformers import SmolVLMConfig
 
 JOINTS = 6
 STATE, CAMERA = "observation.state", "observation.images.top"
@@ -43,7 +48,18 @@ _SMALL: Dict[str, Dict[str, Any]] = {
         "spatial_softmax_num_keypoints": 4,
         "crop_shape": (56, 84),
     },
+    "smolvla": {
+        "chunk_size": 8,
+        "n_action_steps": 4,
+        "num_steps": 4,
+        "num_vlm_layers": 4,
+        "max_state_dim": 8,
+        "max_action_dim": 8,
+        "resize_imgs_with_padding": (32, 32),
+        "tokenizer_max_length": 6,
+    },
 }
+_WORDS = 60
 
 
 def write_checkpoint(
@@ -53,7 +69,7 @@ def write_checkpoint(
 
     Args:
         folder: where to write.
-        kind: act or diffusion.
+        kind: act, diffusion or smolvla.
         shapes: the shape of each observation by its name; None: joints and one camera.
         statistics: whether the processors have statistics of a data set.
         settings: settings of the policy's configuration, over the small ones here.
@@ -64,15 +80,20 @@ def write_checkpoint(
         name: PolicyFeature(_KINDS[name.split(".")[1]], shape) for name, shape in shapes.items()
     }
     action = PolicyFeature(FeatureType.ACTION, (JOINTS,))
+    if kind == "smolvla":
+        settings = {"vlm_model_name": str(folder / "vlm"), **settings}
+        _write_vlm(folder / "vlm")
+    else:
+        settings = {"pretrained_backbone_weights": None, **settings}
     config, policy, processors = {
         "act": (ACTConfig, ACTPolicy, make_act_pre_post_processors),
         "diffusion": (DiffusionConfig, DiffusionPolicy, make_diffusion_pre_post_processors),
+        "smolvla": (SmolVLAConfig, SmolVLAPolicy, make_smolvla_pre_post_processors),
     }[kind]
     made = config(
         input_features=features,
         output_features={"action": action},
         device="cpu",
-        pretrained_backbone_weights=None,
         **{**_SMALL[kind], **settings},
     )
     sizes = {**shapes, "action": (JOINTS,)}
@@ -80,6 +101,48 @@ def write_checkpoint(
     policy(made).save_pretrained(folder)
     for processor in processors(made, numbers):
         processor.save_pretrained(folder)
+
+
+def _write_vlm(folder: Path) -> None:
+    """Writes the configuration and the processor of a small model of images and words; LeRobot reads no weights here."""
+    text = {"model_type": "llama", "vocab_size": _WORDS + 4, "hidden_size": 32, "head_dim": 8}
+    text |= {"intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+    text |= {"num_key_value_heads": 2, "pad_token_id": 2}
+    image = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "patch_size": 8}
+    image |= {"num_attention_heads": 2, "image_size": 32}
+    SmolVLMConfig(
+        text_config=text, vision_config=image, scale_factor=2, pad_token_id=2, image_token_id=_WORDS
+    ).save_pretrained(folder)
+    special = {
+        "image_token": "<image>",
+        "fake_image_token": "<fake_token_around_image>",
+        "global_image_token": "<global-img>",
+        "end_of_utterance_token": "<end_of_utterance>",
+    }
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": _WORDS + at, "content": token, "special": True, **plain}
+        for at, token in enumerate(special.values())
+    ]
+    words = {"type": "WordLevel", "vocab": {f"w{n}": n for n in range(_WORDS)}, "unk_token": "w0"}
+    splits = {"type": "WhitespaceSplit"}
+    # This processor differs for videos alone, and needs one package less.
+    processor = "Idefics3Processor"
+    documents: Dict[str, Dict[str, Any]] = {
+        "tokenizer.json": {"added_tokens": added, "pre_tokenizer": splits, "model": words},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": "w2",
+            "extra_special_tokens": special,
+        },
+        "preprocessor_config.json": {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "processor_class": processor,
+        },
+        "processor_config.json": {"processor_class": processor, "image_seq_len": 4},
+    }
+    for name, document in documents.items():
+        (folder / name).write_text(json.dumps(document), encoding="utf-8")
 
 
 def _statistics(shape: Tuple[int, ...]) -> Dict[str, torch.Tensor]:

@@ -23,7 +23,8 @@ from lerobot.processor.converters import policy_action_to_transition, transition
 import edgecompile
 from edgecompile.runtime import open_bundle
 
-_CLASSES = {"act": "ACTPolicy", "diffusion": "DiffusionPolicy"}
+_CLASSES = {"act": "ACTPolicy", "diffusion": "DiffusionPolicy", "smolvla": "SmolVLAPolicy"}
+_TOKENS, _SEEN = "observation.language.tokens", "observation.language.attention_mask"
 
 
 class LeRobot:
@@ -36,8 +37,9 @@ class LeRobot:
         config = PreTrainedConfig.from_pretrained(folder)
         config.device = "cpu"
         # The checkpoint has all weights: those that the backbone's training began with would be fetched for nothing.
-        if hasattr(config, "pretrained_backbone_weights"):
-            config.pretrained_backbone_weights = None
+        for key, value in (("pretrained_backbone_weights", None), ("load_vlm_weights", False)):
+            if hasattr(config, key):
+                setattr(config, key, value)
         self.policy = getattr(module, _CLASSES[self.kind]).from_pretrained(folder, config=config)
         self.before = _processor(folder, "policy_preprocessor.json")
         self.after = _processor(
@@ -51,14 +53,34 @@ class LeRobot:
             for name, feature in self.policy.config.input_features.items()
         }
 
-    def select_action(self, observation: Dict[str, Any], noise: Any) -> Any:
+    def observe(self, observation: Dict[str, Any], task: str) -> Dict[str, Any]:
+        """What LeRobot's policy is given of an observation and, where it takes one, a task in words."""
+        given: Dict[str, Any] = {
+            name: torch.from_numpy(array) for name, array in observation.items()
+        }
+        if self.kind == "smolvla":
+            given["task"] = [task] * len(next(iter(observation.values())))
+        result: Dict[str, Any] = self.before(given)
+        return result
+
+    def encode(self, batch: Dict[str, Any]) -> Dict[str, Any]:
+        """The task in what ``observe`` gives, as observations for a bundle: tokens, as many as it takes."""
+        if self.kind != "smolvla":
+            return {}
+        size = self.policy.config.tokenizer_max_length
+        arrays = {name: batch[name].numpy() for name in (_TOKENS, _SEEN)}
+        return {
+            name: np.pad(array, ((0, 0), (0, size - array.shape[1])))
+            for name, array in arrays.items()
+        }
+
+    def select_action(self, batch: Dict[str, Any], noise: Any) -> Any:
         """The action [robots, size] of an observation; ``noise`` is [robots, draws, horizon, size] or None."""
         options = {}
         if noise is not None:
-            # A diffusion policy takes the first noise, and draws the others in its steps.
+            # A policy takes the first noise; one of diffusion draws the others in its steps.
             options["noise"] = torch.from_numpy(noise[:, 0])
-        tensors = {name: torch.from_numpy(array) for name, array in observation.items()}
-        return self.after(self.policy.select_action(self.before(tensors), **options)).numpy()
+        return self.after(self.policy.select_action(batch, **options)).numpy()
 
 
 def _processor(folder: str, name: str, **converters: Any) -> Any:
@@ -91,8 +113,11 @@ def drive(folder: str, bundle: str, steps: int, robots: int) -> float:
                 draws = [torch.randn(robots, *rest) for _ in range(count)]
                 noise = torch.stack([draws[-1], *draws[:-1]], 1).numpy()
                 torch.manual_seed(step)
-            want = own.select_action(observation, noise)
-            got = policy.select_action(observation, noise=noise)
+            task = " ".join(f"w{word}" for word in random.randint(3, 60, random.randint(1, 6)))
+            batch = own.observe(observation, task)
+            given = {**observation, **own.encode(batch)}
+            want = own.select_action(batch, noise)
+            got = policy.select_action(given, noise=noise)
             worst = max(worst, float(np.abs(got - want).max()))
             largest = max(largest, float(np.abs(want).max()))
     return worst / largest

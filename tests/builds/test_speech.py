@@ -28,12 +28,15 @@ from edgecompile.runtime.base.errors import (
     ContextLengthError,
     DamagedBundleError,
     InputError,
+    NativeError,
     OutsideBucketsError,
 )
 from edgecompile.runtime.commands.transcribe import read_wav
 from edgecompile.runtime.model.open_bundle import open_bundle
 from edgecompile.runtime.speech.transcript import Transcript
 from tests.conftest import built_once
+from tests.native.c_runtime import c_library
+from tests.native.c_runtime.c_library import CLibrary
 from tests.zoo.speech import (
     PLAIN,
     RATE,
@@ -41,6 +44,7 @@ from tests.zoo.speech import (
     make_samples,
     make_whisper,
     write_ctc,
+    write_moonshine,
     write_parakeet,
     write_whisper,
 )
@@ -209,13 +213,14 @@ def test_files_from_the_command_line(whisper: Path, tmp_path: Path) -> None:
     assert "no.wav: No such file" in done.stderr
 
 
-def build_ctc(folder: Path, most: int) -> Path:
+def build_whole(folder: Path, most: int, task: str | None = None) -> Path:
     lengths = LengthDistribution.from_samples([most // 20, most // 5, most - 9])
     output = folder.with_suffix(".ecb")
     build(
         BuildRequest(
             model=folder,
             target="cpu-x86-64-v3",
+            load=LoadOptions(task=task),
             plan=PlanRequest(lengths, max_length=most, quick=True),
             output=output,
             work_dir=folder.with_suffix(".work"),
@@ -229,7 +234,7 @@ def test_letters_of_samples_are_those_of_transformers(norm: str, tmp_path: Path)
     settings = {"feat_extract_norm": norm, "do_stable_layer_norm": norm == "layer"}
     eager = write_ctc(tmp_path / "ctc", **settings)
     processor = transformers.Wav2Vec2Processor.from_pretrained(tmp_path / "ctc")
-    bundle, texts = build_ctc(tmp_path / "ctc", 40000), set()
+    bundle, texts = build_whole(tmp_path / "ctc", 40000), set()
     with open_bundle(bundle) as model:
         assert ("attention_mask" in str(model.manifest.inputs)) == (norm == "layer")
         for seed, count in enumerate((1000, 1603, 16000, 39999)):
@@ -256,7 +261,7 @@ def test_pieces_of_features_are_those_of_transformers(tmp_path: Path) -> None:
     eager = write_parakeet(tmp_path / "parakeet")
     extractor = transformers.ParakeetFeatureExtractor.from_pretrained(tmp_path / "parakeet")
     texts = set()
-    with open_bundle(build_ctc(tmp_path / "parakeet", 400)) as model:
+    with open_bundle(build_whole(tmp_path / "parakeet", 400)) as model:
         for seed, count in enumerate((320, 4000, 16000, 64159)):
             samples = make_samples(count / RATE, seed)
             inputs = extractor(samples, sampling_rate=RATE, return_tensors="pt")
@@ -270,3 +275,82 @@ def test_pieces_of_features_are_those_of_transformers(tmp_path: Path) -> None:
         assert len(texts) > 2 and len(want) > 10
         with pytest.raises(InputError, match="has 319 samples, must have 320 at least"):
             model.transcribe(samples[:319], RATE)
+
+
+@pytest.fixture(scope="module")
+def moonshine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("speech") / "moonshine"
+    write_moonshine(folder)
+    return build_whole(folder, 40000, "seq2seq-lm")
+
+
+def test_texts_of_samples_are_those_of_transformers(moonshine: Path, tmp_path: Path) -> None:
+    folder, random, texts = moonshine.with_suffix(""), np.random.default_rng(3), set()
+    eager: Any = transformers.MoonshineForConditionalGeneration.from_pretrained(folder)
+    processor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+    counts = [1279, 1280, 40000, *random.integers(1281, 40000, 17).tolist()]
+    with open_bundle(moonshine) as model:
+        for seed, count in enumerate(counts):
+            samples = make_samples(count / RATE, seed)
+            inputs = processor(samples, sampling_rate=RATE, return_tensors="pt")
+            with torch.no_grad():
+                want = eager.generate(**inputs)[0, 1:].tolist()
+            assert model.generate({"input_values": samples[None]}, do_sample=False) == want
+            got = model.transcribe(samples, RATE)
+            words = [token for token in want if token != 2]
+            assert got.segments[0][:2] == (0.0, count / RATE)
+            assert got.segments[0].tokens == words
+            assert got.text == " ".join(f"w{word}" for word in words)
+            texts.add(got.text)
+        assert len(texts) > 10
+        assert model.transcribe(samples, RATE, max_new_tokens=3).segments[0].tokens == words[:3]
+        for wrong, options, kind, text in (
+            (samples[:0], {}, InputError, "the recording has no samples"),
+            (
+                samples[:1278],
+                {},
+                OutsideBucketsError,
+                "1278 samples, the model takes 1279 to 40000",
+            ),
+            (make_samples(40001 / RATE), {}, OutsideBucketsError, "40001 samples"),
+            (samples * np.nan, {}, InputError, "aren't finite"),
+            (samples, {"timestamps": True}, InputError, "`timestamps` is for models with windows"),
+            (samples, {"language": "en"}, InputError, "`language` is for models with windows"),
+            (samples, {"max_new_tokens": 64}, ContextLengthError, "context of 64"),
+        ):
+            with pytest.raises(kind, match=text):
+                model.transcribe(wrong, RATE, **options)
+    done = run(moonshine, write_wav(tmp_path / "a.wav", samples))
+    assert done.returncode == 0 and "1 segments of" in done.stderr, done.stderr
+
+
+def test_the_c_runtime_makes_the_same_text(moonshine: Path) -> None:
+    library, samples = CLibrary(c_library.build_library()), make_samples(1.7)[None]
+    with open_bundle(moonshine) as model:
+        want = model.generate({"input_values": samples}, do_sample=False, max_new_tokens=12)
+    with (
+        library.open(moonshine / "encoder", threads=1) as encoder,
+        library.open(moonshine, threads=1) as decoder,
+    ):
+        cross, tokens = encoder.run({"input_values": samples}), [1]
+        for row in range(len(want)):
+            place = {"input_ids": np.array([tokens[-1:]]), "position": np.array([row])}
+            logits = decoder.run({**place, "last": np.array([0]), **cross})["logits"]
+            tokens.append(int(logits.argmax()))
+    assert tokens[1:] == want
+
+
+def test_a_decoder_that_takes_shorter_sources(moonshine: Path, tmp_path: Path) -> None:
+    """No manifest says how many rows an encoder gives, so it shows in a run."""
+    changed = tmp_path / "changed.ecb"
+    shutil.copytree(moonshine, changed)
+    document = json.loads((changed / "manifest.json").read_text())
+    for entry in (document, *document["buckets"]):
+        entry["axes"]["source"]["hi"] = 40
+    (changed / "manifest.json").write_text(json.dumps(document))
+    with open_bundle(changed) as model:
+        assert model.transcribe(make_samples(0.9), RATE).text
+        with pytest.raises(
+            NativeError, match=r"61 rows of the source, .* takes one number of 2\.\.40"
+        ):
+            model.transcribe(make_samples(1.5), RATE)

@@ -114,6 +114,7 @@ HOSTILE_POLICIES: list[tuple[str, str, Any, str]] = [
     ("policy-inputs", "policy.noise", "state", "there is no 'state' that nothing else gives"),
     ("policy-inputs", "policy.steps", 3, "must have 3 observations in its second dimension"),
     ("policy-inputs", "inputs.0.dtype", "float64", "'state' must be float32 with fixed sizes"),
+    ("policy-inputs", "inputs.2.dtype", "int64", "'noise' must be float32 with fixed"),
     ("policy-inputs", "inputs.0.shape", ["batch", 2], "'state' must be float32 with fixed"),
     ("policy-inputs", "inputs.2.shape", ["batch", "batch+1"], "'noise' must be float32 with"),
     ("policy-inputs", "inputs.0.shape", [1, 2, 3], "inputs must have one batch"),

@@ -101,6 +101,32 @@ def _tokenizer() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def write_moonshine(folder: Path, seed: int = 0) -> Any:
+    """Writes the folder of a small Moonshine, which writes up to 40 words; returns the model."""
+    import torch
+    import transformers
+
+    config = transformers.MoonshineConfig(
+        vocab_size=EOS, hidden_size=32, intermediate_size=48, encoder_num_hidden_layers=2,
+        decoder_num_hidden_layers=2, encoder_num_attention_heads=4, decoder_num_attention_heads=4,
+        decoder_num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.MoonshineForConditionalGeneration(config).eval().float()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.3)
+    model.generation_config.max_length = 40
+    model.save_pretrained(folder)
+    transformers.Wav2Vec2FeatureExtractor(
+        sampling_rate=RATE, do_normalize=False, return_attention_mask=True
+    ).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()))
+    return model
+
+
 def write_ctc(folder: Path, seed: int = 0, **settings: Any) -> Any:
     """Writes the folder of a small wav2vec 2.0 that gives a letter for each frame; returns the model."""
     import torch

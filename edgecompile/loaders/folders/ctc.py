@@ -15,7 +15,7 @@ from edgecompile.models.loaded import Speech
 from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.runtime.format.speech_schema import CtcSpec, LogMelSpec, SpeechSpec
 
-_SAMPLES, _FRAMES = "Wav2Vec2FeatureExtractor", "ParakeetFeatureExtractor"
+SAMPLES, _FRAMES = "Wav2Vec2FeatureExtractor", "ParakeetFeatureExtractor"
 #: Where the weights of bands of frequencies are in a bundle.
 FILTERS_PATH = "speech/filters.bin"
 _DIMS = 3
@@ -39,7 +39,7 @@ def find_ctc(
         outputs: its outputs.
         notes: remarks for the user; some are added.
     """
-    names = {"input_values": _SAMPLES, "input_features": _FRAMES}
+    names = {"input_values": SAMPLES, "input_features": _FRAMES}
     if not type(model).__name__.endswith("ForCTC") or inputs[0].name not in names:
         return None
     config = optional_object(
@@ -47,7 +47,7 @@ def find_ctc(
     )
     extractor, rate = names[inputs[0].name], config.get("sampling_rate")
     logits = next((s for s in outputs if len(s.shape) == _DIMS and s.name == "logits"), None)
-    known = config.get("feature_extractor_type", _SAMPLES) == extractor
+    known = config.get("feature_extractor_type", SAMPLES) == extractor
     if logits is None or not known or not isinstance(rate, int) or config.get("padding_value"):
         notes.append(
             "the bundle takes inputs, not recordings: there is no preprocessor_config.json "
@@ -57,13 +57,13 @@ def find_ctc(
     tokens = optional_object(folder / "vocab.json", "the vocabulary")
     settings = optional_object(folder / "tokenizer_config.json", "the tokenizer's configuration")
     blank, size = model.config.pad_token_id, logits.shape[2]
-    if extractor == _SAMPLES:
+    if extractor == SAMPLES:
         blank = tokens.get(_token(settings, "pad_token", _PAD), blank)
     if not isinstance(size, int) or not isinstance(blank, int) or not 0 <= blank < size:
         notes.append(f"the bundle takes inputs, not recordings: the blank token is {blank}")
         return None
     spec = SpeechSpec(inputs[0].name, rate, ctc=CtcSpec(logits.name, blank))
-    if extractor == _SAMPLES:
+    if extractor == SAMPLES:
         spec = spec._replace(normalize=bool(config.get("do_normalize", True)))
         return Speech(spec, tokenizer=_make_tokenizer(tokens, settings, notes))
     made = import_transformers().ParakeetFeatureExtractor.from_pretrained(

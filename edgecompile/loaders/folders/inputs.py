@@ -30,6 +30,8 @@ _FIXED: Mapping[str, Callable[[Any], tuple[int, int]]] = {
     "whisper": lambda config: (config.num_mel_bins, 2 * config.max_source_positions),
     "audio-spectrogram-transformer": lambda config: (config.max_length, config.num_mel_bins),
 }
+#: Convolutions over samples, their kernels and strides, of models whose configuration doesn't have them.
+_CONVOLUTIONS = {"moonshine": ((127, 7, 3), (64, 3, 2))}
 #: Where configurations keep the number of features of a frame.
 _BINS = ("feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel")
 
@@ -176,7 +178,10 @@ def audio_inputs(model: Any, folder: Path, options: LoadOptions) -> FolderInputs
 
 def _least_samples(config: Any) -> int:
     """Samples of which the convolutions make two positions: with one, sizes lose their meaning."""
-    kernels, strides = getattr(config, "conv_kernel", None), getattr(config, "conv_stride", None)
+    kernels, strides = _CONVOLUTIONS.get(
+        config.model_type,
+        (getattr(config, "conv_kernel", None), getattr(config, "conv_stride", None)),
+    )
     if not kernels or not strides:
         return 1
     least = 2

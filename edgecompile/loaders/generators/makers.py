@@ -282,8 +282,12 @@ class GeneratorMaker:
         start = _start(model, vocabulary, self.notes)
         self.notes += unheeded_settings(model)
         with quiet(import_transformers()):
-            kind, inputs, axes = _source_inputs(model, self.options, self.pad, self.notes)
-            sizes = {axis: min(_TRIED, limits.hi or _TRIED) for axis, limits in axes.items()}
+            folder = self.folder or Path()
+            kind, inputs, axes = _source_inputs(model, folder, self.options, self.pad, self.notes)
+            sizes = {
+                axis: min(limits.lo * _TRIED, limits.hi or limits.lo * _TRIED)
+                for axis, limits in axes.items()
+            }
             tried = make_example(inputs, sizes, seed=3)
             with torch.no_grad(), attending(model, own):
                 hidden = model.get_encoder()(**tried, return_dict=True).last_hidden_state
@@ -321,11 +325,11 @@ class GeneratorMaker:
         speech = find_speech(model, self.folder, self.tokenizer, kind, self.notes)
         if speech is not None:
             encoder = replace(encoder, tokenizer=None)  # its source is no text
-        rows = _source_rows(encoder)
+        rows, sources = _source_rows(encoder)
         run, most = min(LONGEST_RUN, self.max_context), self.max_context
         own_axes = {LENGTH: AxisLimits(1, run), CONTEXT: AxisLimits(least_context(run, most), most)}
         if rows == SOURCE:
-            own_axes[SOURCE] = axes[LENGTH]
+            own_axes[SOURCE] = sources
         parts = [part for shape in projections.cross for part in shape]
         made = self._made(
             step,
@@ -345,24 +349,20 @@ class GeneratorMaker:
 
 
 def _source_inputs(
-    model: Any, options: LoadOptions, pad: int, notes: list[str]
+    model: Any, folder: Path, options: LoadOptions, pad: int, notes: list[str]
 ) -> tuple[str, tuple[InputSpec, ...], dict[str, AxisLimits]]:
     """The encoder's chief input, all of its inputs, and its axes."""
     encoder = model.get_encoder()
     name = str(model.main_input_name)
     if reads(name) == "audio":
-        made = audio_inputs(model, Path(), options)
-        if made.length_axis == LENGTH:
-            raise ModelError(
-                f"{type(model).__name__} reads {name} of any length, which generation doesn't take",
-                hint='models of texts, and Whisper, are supported; the encoder alone: `task="audio"`',
-            )
-        notes.extend(made.notes)
-        return name, made.inputs, dict(made.axes)
+        made = audio_inputs(model, folder, options)
+        # A recording of any length is read alone and whole, so it needs no mask, nor a note about one.
+        notes.extend(() if LENGTH in made.axes else made.notes)
+        return name, tuple(spec for spec in made.inputs if not spec.is_mask), dict(made.axes)
     if reads(name) != "text":
         raise ModelError(
             f"{type(model).__name__} reads {name}, which generation doesn't take",
-            hint="models of texts, and Whisper, are supported",
+            hint="models of texts and of sound are supported",
         )
     vocabulary = int(encoder.get_input_embeddings().weight.shape[0])
     shape = (1, LENGTH)
@@ -372,16 +372,16 @@ def _source_inputs(
     return name, tuple(inputs), {LENGTH: limit_length(max_positions(encoder), None, 1, options)}
 
 
-def _source_rows(encoder: LoadedModel) -> str | int:
-    """The first dimension of the encoder's output: the axis of sources, or a fixed size."""
+def _source_rows(encoder: LoadedModel) -> tuple[str | int, AxisLimits]:
+    """The first dimension of the encoder's outputs, the axis of sources or a fixed size, and that axis' limits."""
     sizes = {spec.shape[0] for spec in encoder.outputs}
-    rows = next(iter(sizes))
-    if len(sizes) == 1 and rows == LENGTH:
-        return SOURCE
+    rows, limits = next(iter(sizes)), encoder.axes[encoder.length_axis or LENGTH]
     if len(sizes) == 1 and isinstance(rows, int):
-        return rows
+        return rows, limits
+    if len(sizes) == 1 and encoder.length_axis == LENGTH:
+        return SOURCE, encoder.source_rows(limits)
     raise ModelError(
-        f"{encoder.name} gives another number of rows than it is given tokens",
+        f"{encoder.name} gives keys and values of different numbers of rows",
         hint='`task="seq2seq-encoder"` compiles the encoder alone',
     )
 

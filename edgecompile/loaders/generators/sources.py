@@ -19,6 +19,7 @@ from edgecompile.loaders.generators.cache import Kept, find_kept
 from edgecompile.loaders.generators.step import (
     KeyValueShape,
     cache_shapes,
+    encoder_result,
     pair_names,
     refuse_caches,
 )
@@ -74,7 +75,6 @@ def find_projections(model: Any, own: str, hidden: Tensor, start: int) -> Projec
             or makes those of the source otherwise than by a linear layer each.
     """
     from transformers import DynamicCache, EncoderDecoderCache
-    from transformers.modeling_outputs import BaseModelOutput
 
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     seen: list[tuple[nn.Linear, Tensor]] = []
@@ -87,7 +87,7 @@ def find_projections(model: Any, own: str, hidden: Tensor, start: int) -> Projec
     try:
         with torch.no_grad(), attending(model, own):
             model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                encoder_outputs=encoder_result(hidden),
                 decoder_input_ids=torch.tensor([[start]]),
                 past_key_values=cache,
                 use_cache=True,

@@ -1,4 +1,4 @@
-"""The way from a recording to text, as Whisper's folder has it: its feature extractor and its tokens."""
+"""The way from a recording to text, as the folder of a model with a decoder has it: features and tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.loaders.folders.ctc import FILTERS_PATH
+from edgecompile.loaders.folders.ctc import FILTERS_PATH, SAMPLES
+from edgecompile.loaders.folders.files import optional_object
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.generators.settings import generation_setting, token_or_none
 from edgecompile.models.loaded import Speech
@@ -19,6 +20,7 @@ from edgecompile.runtime.format.speech_schema import LogMelSpec, SpeechSpec, Win
 _STEP = 0.02
 #: Where nothing says how many tokens a text has, transformers makes so many behind its beginning.
 _MAX_LENGTH = 20
+_FILE = "preprocessor_config.json"
 #: Settings of transformers' loop that the runtime's doesn't have.
 _UNHEEDED = (
     *("no_speech_threshold", "logprob_threshold", "compression_ratio_threshold"),
@@ -33,7 +35,7 @@ class _Unfit(Exception):
 def find_speech(
     model: Any, folder: Path | None, tokenizer: Path | None, name: str, notes: list[str]
 ) -> Speech | None:
-    """The speech of a transformers model; None where it isn't Whisper, or a note says why.
+    """The speech of a transformers model; None where it reads neither samples nor Whisper's features, or a note says why.
 
     Args:
         model: the model, whose encoder reads features of sound.
@@ -42,13 +44,15 @@ def find_speech(
         name: the encoder's input.
         notes: remarks for the user; some are added.
     """
-    if model.config.model_type != "whisper":
+    if name != "input_values" and model.config.model_type != "whisper":
         return None
     try:
+        if name == "input_values":
+            return Speech(_samples(folder, name), {}, tokenizer)
         log_mel, rate, filters = _features(model, folder)
         windows = _windows(model, log_mel, rate)
     except _Unfit as reason:
-        notes.append(f"the bundle takes features, not recordings: {reason}")
+        notes.append(f"the bundle takes inputs, not recordings: {reason}")
         return None
     settings = {key: _own(model, key) for key in _UNHEEDED}
     # Neutral values of the last two.
@@ -58,17 +62,25 @@ def find_speech(
     return Speech(SpeechSpec(name, rate, log_mel, windows), {FILTERS_PATH: filters}, tokenizer)
 
 
+def _samples(folder: Path | None, name: str) -> SpeechSpec:
+    config = {} if folder is None else optional_object(folder / _FILE, "the feature extractor")
+    rate = config.get("sampling_rate")
+    if config.get("feature_extractor_type", SAMPLES) != SAMPLES or not isinstance(rate, int):
+        raise _Unfit(f"there is no {_FILE} of a {SAMPLES} with a sampling_rate")
+    return SpeechSpec(name, rate, normalize=bool(config.get("do_normalize", True)))
+
+
 def _features(model: Any, folder: Path | None) -> tuple[LogMelSpec, int, bytes]:
     transformers = import_transformers()
     if folder is None:
-        raise _Unfit("it isn't built from a folder with a preprocessor_config.json")
+        raise _Unfit(f"it isn't built from a folder with a {_FILE}")
     try:
         with quiet(transformers):
             made = transformers.WhisperFeatureExtractor.from_pretrained(
                 str(folder), local_files_only=True
             )
     except Exception as exc:  # whatever transformers raises for files that are missing or wrong
-        raise _Unfit(f"its preprocessor_config.json can't be used: {describe_error(exc)}") from exc
+        raise _Unfit(f"its {_FILE} can't be used: {describe_error(exc)}") from exc
     bins, frames = model.config.num_mel_bins, 2 * model.config.max_source_positions
     own = (made.feature_size, made.n_samples // made.hop_length)
     if own != (bins, frames) or made.n_samples != frames * made.hop_length:

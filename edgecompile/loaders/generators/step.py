@@ -170,12 +170,10 @@ class GenerationStep(nn.Module):
         if self.way.mask and f"{kind}attention_mask" in self._accepted:
             more[f"{kind}attention_mask"] = torch.ones(1, context, dtype=torch.int64)
         if source:
-            from transformers.modeling_outputs import BaseModelOutput
-
             cache = SourceCache(written, source)
             # Of the encoder's result only the length is looked at: its projections are there.
             states = source[0][0].new_zeros(1, source[0][0].shape[0], 1)
-            more["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
+            more["encoder_outputs"] = encoder_result(states)
         keep = None if all_rows else place.last
         as_steps = (self.as_steps or self.lookup > 1) and tokens.shape[1] <= self.lookup
         scans = scanning(self.model, written, as_steps=as_steps)
@@ -216,6 +214,15 @@ class GenerationStep(nn.Module):
         outputs = self.model(use_cache=True, **arguments, **more)
         logits: Tensor = outputs.logits
         return logits if keep is None or "logits_to_keep" in arguments else logits[:, keep]
+
+
+def encoder_result(hidden: Tensor) -> Any:
+    """The output of an encoder, without a mask, as decoders take it."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    result: Any = BaseModelOutput(last_hidden_state=hidden)
+    result.attention_mask = None  # Moonshine's decoder asks for one
+    return result
 
 
 def _pairs(inputs: Mapping[str, Tensor], names: Sequence[str]) -> list[tuple[Tensor, Tensor]]:

@@ -18,8 +18,8 @@ from edgecompile.files import hash_tree
 from edgecompile.loaders.folders.files import find_weights, plain_name, read_object
 from edgecompile.loaders.folders.pretrained import OFFLINE
 from edgecompile.loaders.input_specs import with_pads
-from edgecompile.loaders.policies.denoising import denoising_steps
-from edgecompile.loaders.policies.networks import ActNetwork, DiffusionNetwork
+from edgecompile.loaders.policies.denoising import MAX_STEPS, denoising_steps
+from edgecompile.loaders.policies.networks import ActNetwork, DiffusionNetwork, SmolVlaNetwork
 from edgecompile.loaders.policies.statistics import ACTION, read_normalizations
 from edgecompile.models.examples import make_example
 from edgecompile.models.loaded import LoadedModel, ModelSource
@@ -31,12 +31,16 @@ from edgecompile.runtime.format.policy_schema import ObservationSpec, PolicySpec
 
 NOISE = "noise"
 #: LeRobot's class by the type in config.json.
-_CLASSES = {"act": "ACTPolicy", "diffusion": "DiffusionPolicy"}
+_CLASSES = {"act": "ACTPolicy", "diffusion": "DiffusionPolicy", "smolvla": "SmolVLAPolicy"}
 _STATE, _ENVIRONMENT, _IMAGES = (
     "observation.state",
     "observation.environment_state",
     "observation.images",
 )
+#: Observations of a task: its tokens, and which of them it has.
+_TOKENS, _SEEN = "observation.language.tokens", "observation.language.attention_mask"
+#: LeRobot's images for cameras that a robot lacks.
+_EMPTY = f"{_IMAGES}.empty_camera_"
 #: How far the network may be from LeRobot's own results, relative to their size.
 _AGREEMENT = 1e-3
 _SEED = 3
@@ -45,8 +49,9 @@ _SEED = 3
 def load_policy(folder: Path, options: LoadOptions) -> LoadedModel:
     """Loads a policy's folder; see :func:`edgecompile.loaders.load.load_model`.
 
-    The inputs are its normalized observations, float32 [batch, …], and the noise of a diffusion policy. The output is a
-    chunk of normalized actions [batch, actions, size].
+    The inputs are its normalized observations, float32 [batch, …], the tokens of a task, int64 and bool [batch, tokens],
+    and the noise that it begins with, as far as the policy takes them. The output is a chunk of normalized actions
+    [batch, actions, size].
 
     Raises:
         ModelError: the folder is incomplete, has no statistics, the policy can't be compiled, or a pad value is for
@@ -87,18 +92,20 @@ def load_policy(folder: Path, options: LoadOptions) -> LoadedModel:
 
 
 class _Inputs(nn.Module):
-    """Gives the inputs of a policy's network to it: numbers, then images, then the noise."""
+    """Gives the inputs of a policy's network to it: numbers, then images, then the others."""
 
-    def __init__(self, network: nn.Module, inputs: tuple[InputSpec, ...], numbers: int) -> None:
+    def __init__(
+        self, network: nn.Module, inputs: tuple[InputSpec, ...], numbers: int, observed: int
+    ) -> None:
         super().__init__()
         self.network = network
         self.names = [item.name for item in inputs]
-        self.numbers = numbers
+        self.numbers, self.observed = numbers, observed
 
     def forward(self, **inputs: torch.Tensor) -> Any:
         given = [inputs[name] for name in self.names]
-        noise = [given.pop()] if self.names[-1] == NOISE else []
-        return self.network(given[: self.numbers], given[self.numbers :], *noise)
+        images = given[self.numbers : self.observed]
+        return self.network(given[: self.numbers], images, *given[self.observed :])
 
 
 class _Policy:
@@ -107,10 +114,11 @@ class _Policy:
     def __init__(self, folder: Path) -> None:
         self.policy = _load(folder)
         self.config = config = self.policy.config
-        images = config.image_features
+        images = [name for name in config.image_features if not name.startswith(_EMPTY)]
         numbers = [name for name in (_STATE, _ENVIRONMENT) if name in config.input_features]
         self.names = (*numbers, *images)
-        left = [name for name in config.input_features if name not in self.names]
+        features = [name for name in config.input_features if not name.startswith(_EMPTY)]
+        left = [name for name in features if name not in self.names]
         if left:
             raise ModelError(f"'{folder}': the policy's input {left[0]} isn't known")
         self.numbers = len(numbers)
@@ -133,18 +141,28 @@ class _Policy:
             draws = 1 + sum(step.draws for step in self.denoising)
             size = (draws, config.horizon, *config.action_feature.shape)
             inputs.append(InputSpec(NOISE, "float32", (BATCH, *size)))
+        self.texts: tuple[str, ...] = ()
+        if config.type == "smolvla":
+            _check_smolvla(config, self.names)
+            self.texts = _TOKENS, _SEEN
+            words = self.policy.model.vlm_with_expert.config.text_config.vocab_size
+            for name, dtype, bounds in ((_TOKENS, "int64", (0, words - 1)), (_SEEN, "bool", None)):
+                shape = (BATCH, config.tokenizer_max_length)
+                inputs.append(InputSpec(re.sub(r"\W", "_", name), dtype, shape, bounds=bounds))
+            size = (1, config.chunk_size, config.max_action_dim)
+            inputs.append(InputSpec(NOISE, "float32", (BATCH, *size)))
         self.inputs = tuple(inputs)
         self.spec = PolicySpec(
             observations={
-                made.names.get(name, name): ObservationSpec(item.name, made.observations[name])
-                for name, item in zip(self.names, inputs, strict=False)
+                made.names.get(name, name): ObservationSpec(item.name, made.observations.get(name))
+                for name, item in zip((*self.names, *self.texts), inputs, strict=False)
             },
             output=ACTION,
             scaling=made.action,
             action_steps=config.n_action_steps,
             steps=self.steps,
-            ensemble=None if self.diffuses else config.temporal_ensemble_coeff,
-            noise=NOISE if self.diffuses else None,
+            ensemble=getattr(config, "temporal_ensemble_coeff", None),
+            noise=NOISE if inputs[-1].name == NOISE else None,
         )
 
     def network(self) -> nn.Module:
@@ -156,6 +174,9 @@ class _Policy:
             network = DiffusionNetwork(
                 self.policy.diffusion, self.denoising, first, config.n_action_steps
             )
+        elif self.texts:
+            images, size = self.names[self.numbers :], config.action_feature.shape[0]
+            network = SmolVlaNetwork(self.policy, images, _STATE, size)
         else:
             network = ActNetwork(
                 self.policy.model,
@@ -163,7 +184,7 @@ class _Policy:
                 environment=_ENVIRONMENT in self.names,
                 images=[config.input_features[name].shape for name in self.names[self.numbers :]],
             )
-        return _Inputs(network, self.inputs, self.numbers)
+        return _Inputs(network, self.inputs, self.numbers, len(self.names))
 
     def compare(self, module: nn.Module) -> None:
         """Compares a run with LeRobot's own, of the same observations and noise.
@@ -172,8 +193,9 @@ class _Policy:
             ModelError: they differ, or LeRobot fails.
         """
         example = make_example(self.inputs, {BATCH: 2}, seed=_SEED)
-        observed = [example[item.name] for item in self.inputs[: len(self.names)]]
-        batch: dict[str, Any] = dict(zip(self.names, observed, strict=True))
+        names = (*self.names, *self.texts)
+        observed = [example[item.name] for item in self.inputs[: len(names)]]
+        batch: dict[str, Any] = dict(zip(names, observed, strict=True))
         with torch.random.fork_rng([]), torch.no_grad(), redirect_stdout(sys.stderr):
             start = None
             if self.diffuses:
@@ -188,6 +210,8 @@ class _Policy:
                     if images:
                         batch[_IMAGES] = torch.stack(images, dim=-4)
                     want = self.policy.diffusion.generate_actions(batch, noise=start)
+                elif self.texts:
+                    want = self.policy.predict_action_chunk(batch, noise=example[NOISE][:, 0])
                 else:
                     want = self.policy.predict_action_chunk(batch)
             except Exception as error:
@@ -198,6 +222,25 @@ class _Policy:
                 f"the network's actions differ from those of LeRobot's policy by {far:.2g} of their size",
                 hint="this version of LeRobot isn't known; LeRobot 0.4 is",
             )
+
+
+def _check_smolvla(config: Any, names: tuple[str, ...]) -> None:
+    """Raises ModelError for settings of SmolVLA that aren't compiled."""
+    odd = {
+        "adapt_to_pi_aloha": config.adapt_to_pi_aloha,
+        "rtc_config": config.rtc_config is not None and config.rtc_config.enabled,
+        "use_cache": not config.use_cache,
+        "resize_imgs_with_padding": config.resize_imgs_with_padding is None,
+    }
+    problems = [f"its {key} isn't supported" for key, value in odd.items() if value]
+    if config.num_steps > MAX_STEPS:
+        problems.append(
+            f"it takes {config.num_steps} denoising steps, at most {MAX_STEPS} are compiled"
+        )
+    if _STATE not in names or len(names) == 1:
+        problems.append(f"it needs {_STATE} and a camera")
+    if problems:
+        raise ModelError("the policy can't be compiled: " + "; ".join(problems))
 
 
 def _load(folder: Path) -> Any:
@@ -223,6 +266,7 @@ def _load(folder: Path) -> Any:
             config = configs.PreTrainedConfig.from_pretrained(str(folder))
             config.device = "cpu"
             config.pretrained_backbone_weights = None  # else it is fetched, before all is replaced
+            config.load_vlm_weights = False  # the same
             config.compile_model = False
             policy = getattr(module, _CLASSES[kind]).from_pretrained(
                 str(folder), config=config, strict=True
@@ -230,6 +274,7 @@ def _load(folder: Path) -> Any:
     except Exception as error:
         raise ModelError(
             f"'{folder}': LeRobot can't load the policy: {describe_error(error)}",
-            hint="`__cause__` shows the traceback",
+            hint="`__cause__` shows the traceback"
+            + "; vlm_model_name has to be a folder, or in the Hub's cache" * (kind == "smolvla"),
         ) from error
     return policy.eval().float()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,3 +104,126 @@ class DiffusionNetwork(nn.Module):
             drawn = noise[:, next(draws)] if step.draws else None
             sample = step.apply(sample, made, drawn)
         return sample[:, self.first : self.first + self.count]
+
+
+class SmolVlaNetwork(nn.Module):
+    """SmolVLA: a model of images, words and joints keeps their keys and values, over which its expert turns noise into
+    actions in steps of equal size. The times of the steps, which never change, are a buffer.
+
+    Args:
+        policy: the policy, which stays as it is.
+        images: names of its images.
+        state: name of its joints.
+        size: numbers of an action.
+    """
+
+    times: torch.Tensor
+
+    def __init__(self, policy: Any, images: Sequence[str], state: str, size: int) -> None:
+        super().__init__()
+        self._policy = (policy,)  # no module of this one: it has further weights
+        self._images, self._state, self._size = images, state, size
+        self.model = model = _without_unused(policy.model)
+        self._functions = functions = sys.modules[type(model).__module__]
+        config, width = policy.config, model.vlm_with_expert.expert_hidden_size
+        self._step = -1.0 / config.num_steps
+        steps = [1.0 + step * self._step for step in range(config.num_steps)]
+        times = functions.create_sinusoidal_pos_embedding(
+            torch.tensor(steps, dtype=torch.float32),
+            width,
+            config.min_period,
+            config.max_period,
+            device=torch.device("cpu"),
+        )
+        self.register_buffer("times", times.float())
+
+    def forward(
+        self,
+        numbers: Sequence[torch.Tensor],
+        images: Sequence[torch.Tensor],
+        tokens: torch.Tensor,
+        seen: torch.Tensor,
+        noise: torch.Tensor,
+    ) -> torch.Tensor:
+        """Actions [batch, actions, size].
+
+        Args:
+            numbers: states, [batch, size].
+            images: images from 0 to 1, [batch, 3, height, width].
+            tokens: the task, int64 [batch, tokens].
+            seen: which of the tokens it has, bool [batch, tokens].
+            noise: random numbers, [batch, 1, actions, numbers].
+        """
+        (policy,), model, masks_of = self._policy, self.model, self._functions.make_att_2d_masks
+        cameras, present = policy.prepare_images(dict(zip(self._images, images, strict=True)))
+        state = policy.prepare_state({self._state: numbers[0]})
+        prefix, filled, order = model.embed_prefix(cameras, present, tokens, seen, state=state)
+        _, caches = model.vlm_with_expert(
+            attention_mask=masks_of(filled, order),
+            position_ids=torch.cumsum(filled, dim=1) - 1,
+            inputs_embeds=[prefix, None],
+            use_cache=True,
+            fill_kv_cache=True,
+        )
+        sample = noise[:, 0]
+        batch, count = sample.shape[:2]
+        ones = torch.ones(batch, count, dtype=torch.bool)
+        before = filled[:, None, :].expand(batch, count, filled.shape[1])
+        mask = torch.cat([before, masks_of(ones, ones)], dim=2)
+        places = filled.sum(dim=-1)[:, None] + torch.arange(count)
+        for time in self.times:
+            actions = model.action_in_proj(sample)
+            timed = torch.cat([actions, time.expand_as(actions)], dim=2)
+            timed = nn.functional.silu(model.action_time_mlp_in(timed))
+            (_, made), _ = model.vlm_with_expert(
+                attention_mask=mask,
+                position_ids=places,
+                past_key_values=caches,
+                inputs_embeds=[None, model.action_time_mlp_out(timed)],
+                use_cache=True,
+                fill_kv_cache=False,
+            )
+            sample = sample + self._step * model.action_out_proj(made)
+        return sample[:, :, : self._size]
+
+
+class _Patches(nn.Module):
+    """An image's patches with their positions, which never change for images of one size.
+
+    LeRobot's model counts the positions of each image by itself, whose number has to be fixed for that.
+    """
+
+    places: torch.Tensor
+
+    def __init__(self, embeddings: Any, height: int, width: int) -> None:
+        super().__init__()
+        self.patch_embedding = embeddings.patch_embedding
+        found: list[torch.Tensor] = []
+        hook = embeddings.position_embedding.register_forward_hook(
+            lambda module, inputs, output: found.append(output)
+        )
+        edge = embeddings.patch_size
+        embeddings(
+            torch.zeros(1, self.patch_embedding.in_channels, height, width),
+            torch.ones(1, height // edge, width // edge, dtype=torch.bool),
+        )
+        hook.remove()
+        self.register_buffer("places", found[0])
+
+    def forward(
+        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor
+    ) -> torch.Tensor:
+        patches: torch.Tensor = self.patch_embedding(pixel_values)
+        return patches.flatten(2).transpose(1, 2) + self.places
+
+
+def _without_unused(model: Any) -> Any:
+    """SmolVLA's model over the same weights, without those that choose words."""
+    both = model.vlm_with_expert
+    size: Any = model.config.resize_imgs_with_padding
+    embeddings = both.get_vlm_model().vision_model.embeddings
+    memo: dict[int, Any] = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    memo[id(both.processor)] = None
+    memo[id(both.vlm.lm_head)] = nn.Identity()
+    memo[id(embeddings)] = _Patches(embeddings, size[1], size[0])
+    return copy.deepcopy(model, memo)

@@ -29,8 +29,13 @@ _RENAME, _NORMALIZE, _RESTORE = (
     "normalizer_processor",
     "unnormalizer_processor",
 )
-#: Steps that change nothing here: arrays are on the CPU, and a batch is added where one is missing.
-_PLAIN = ("to_batch_processor", "device_processor")
+#: Steps that change nothing here: arrays are on the CPU, a batch is added where one is missing, and tasks are tokens.
+_PLAIN = (
+    "to_batch_processor",
+    "device_processor",
+    "smolvla_new_line_processor",
+    "tokenizer_processor",
+)
 #: By mode: the two statistics, the least value and the largest where they are a range.
 _MODES: Mapping[str, tuple[str, str]] = {
     "MEAN_STD": ("mean", "std"),

@@ -11,6 +11,9 @@ from .signature import MAX_INPUTS, Signature
 MAX_NUMBERS = 4096
 MAX_ACTIONS = 65536
 MAX_STEPS = 256
+#: Dtypes of values that are normalized, and of those that are not.
+_SCALED = ("float32",)
+_PLAIN = (*_SCALED, "int64", "bool")
 
 
 def read_policy(top: Field, signature: Signature) -> Optional[PolicySpec]:
@@ -103,9 +106,10 @@ def _check_inputs(spec: PolicySpec, entry: Field, signature: Signature) -> None:
         if tensor.shape[1:2] != (spec.steps,) and spec.steps:
             text = "{!r} must have {} observations in its second dimension"
             field.refuse("policy-inputs", text.format(item.input, spec.steps))
-        elif not _is_value(tensor, first):
-            text = "{!r} must be float32 with fixed sizes behind its batch"
-            field.refuse("policy-inputs", text.format(item.input))
+        elif not _is_value(tensor, first, _PLAIN if item.scaling is None else _SCALED):
+            text = "{!r} must be {} with fixed sizes behind its batch"
+            dtypes = "float32, int64 or bool" if item.scaling is None else "float32"
+            field.refuse("policy-inputs", text.format(item.input, dtypes))
         else:
             _check_scaling(item.scaling, tensor.shape[first], field.find("scaling"))
     if spec.noise is not None:
@@ -128,10 +132,10 @@ def _take(name: str, rest: Dict[str, TensorSpec], field: Field) -> Optional[Tens
     return tensor
 
 
-def _is_value(tensor: TensorSpec, first: int) -> bool:
+def _is_value(tensor: TensorSpec, first: int, dtypes: Tuple[str, ...] = _SCALED) -> bool:
     """Whether a tensor has fixed sizes from the dimension ``first`` on, of which there is one at least."""
     rest = tensor.shape[first:]
-    return tensor.dtype == "float32" and bool(rest) and all(isinstance(dim, int) for dim in rest)
+    return tensor.dtype in dtypes and bool(rest) and all(isinstance(dim, int) for dim in rest)
 
 
 def _check_scaling(scaling: Optional[Scaling], size: Dim, field: Field) -> None:

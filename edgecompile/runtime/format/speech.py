@@ -42,9 +42,11 @@ def read_speech(
         tokenizer = entry.find("tokenizer").path(files)
         _check_size(entry.find("tokenizer"), files.get(tokenizer), MAX_TOKENIZER_BYTES)
     windows, ctc, whole = (entry.find(key) for key in ("windows", "ctc", "normalize"))
-    if bool(windows) == bool(ctc):
-        entry.refuse("speech-kind", "must have one of windows and ctc")
+    if windows and ctc:
+        entry.refuse("speech-kind", "must have at most one of windows and ctc")
     log_mel = entry.at("log_mel") if windows else entry.find("log_mel")
+    if log_mel and not windows and not ctc:
+        log_mel.refuse("speech-kind", "is for windows or ctc")
     if log_mel and whole:
         whole.refuse("speech-kind", "is for samples, not for log_mel")
     spec = SpeechSpec(
@@ -62,10 +64,16 @@ def read_speech(
             text = "{} frames have {} samples, at most {}"
             text = text.format(spec.windows.frames, samples, MAX_SAMPLES)
             windows.find("frames").refuse("speech-numbers", text)
-    if entry.problems.count == before and sound and spec.windows is not None:
-        _check_windows(spec, spec.windows, entry, generation, signature)
-    elif entry.problems.count == before and sound and spec.ctc is not None:
-        _check_ctc(spec, spec.ctc, entry, generation, signature)
+    if entry.problems.count == before and sound:
+        if spec.ctc is not None:
+            _check_ctc(spec, spec.ctc, entry, generation, signature)
+        elif generation is None or generation.kind != SEQ2SEQ:
+            entry.refuse("speech-input", "no encoder reads a recording")
+        elif spec.input != generation.source:
+            text = "{!r} isn't the source {!r}".format(shorten(spec.input), generation.source)
+            entry.find("input").refuse("speech-input", text)
+        elif spec.windows is not None:
+            _check_windows(spec.windows, windows, generation, signature)
     return spec if entry.problems.count == before else None
 
 
@@ -142,22 +150,9 @@ def _read_names(entries: Field) -> Dict[str, int]:
 
 
 def _check_windows(
-    spec: SpeechSpec,
-    windows: WindowSpec,
-    entry: Field,
-    generation: Optional[GenerationSpec],
-    signature: Signature,
+    windows: WindowSpec, field: Field, generation: GenerationSpec, signature: Signature
 ) -> None:
-    """Holds it against the generation, whose encoder reads the features."""
-    if generation is None or generation.kind != SEQ2SEQ:
-        entry.refuse("speech-input", "no encoder reads a recording")
-        return
-    if spec.input != generation.source:
-        text = "{!r} isn't the source {!r}"
-        entry.find("input").refuse(
-            "speech-input", text.format(shorten(spec.input), generation.source)
-        )
-    field = entry.find("windows")
+    """Holds their tokens against the generation."""
     vocabulary = signature.outputs[0].shape[1]
     assert isinstance(vocabulary, int)
     tokens = [("forced", token) for token in windows.forced]

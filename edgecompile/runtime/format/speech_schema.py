@@ -64,7 +64,7 @@ class CtcSpec(NamedTuple):
 
 
 class SpeechSpec(NamedTuple):
-    """The way from a recording to text: by ``windows`` of features, or by ``ctc`` of all its samples.
+    """The way from a recording to text: by ``windows`` of features, by ``ctc``, or generated behind all its samples.
 
     ``input`` takes the features or the samples: of the encoder where there is one. With ``normalize`` samples are
     scaled to the mean 0 and the variance 1. ``tokenizer`` is the path of a tokenizer.json.

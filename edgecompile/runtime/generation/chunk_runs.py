@@ -52,12 +52,12 @@ class ChunkRuns:
             return False
         self._source = None
         self._bound.clear()  # they have its arrays
-        self._cross = run_encoder(self._spec, encoder, source)
-        self._sized = {
-            item.shape[0]: self._cross[item.name].shape[0]
-            for item in self._bundle.manifest.inputs
-            if item.name in self._cross and isinstance(item.shape[0], str)
-        }
+        manifest, name = self._bundle.manifest, self._spec.cross[0]
+        rows = next(item.shape[0] for item in manifest.inputs if item.name == name)
+        axis = rows if isinstance(rows, str) else None
+        sizes = None if axis is None else manifest.axes[axis]
+        self._cross = run_encoder(self._spec, encoder, source, sizes)
+        self._sized = {} if axis is None else {axis: self._cross[name].shape[0]}
         self._source = source
         return True
 

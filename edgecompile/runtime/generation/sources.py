@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 
 import numpy as np
 
-from ..base.errors import BundleError, InputError
+from ..base.errors import BundleError, InputError, NativeError
 from ..call.inputs import as_array
 from ..format.document import Problems
 from ..format.dtypes import BY_NAME
-from ..format.schema import GenerationSpec, Manifest, TensorSpec
+from ..format.schema import Extent, GenerationSpec, Manifest, TensorSpec
 from .request import refuse_text
 
 if TYPE_CHECKING:
@@ -43,13 +43,17 @@ def check_encoder(spec: GenerationSpec, manifest: Manifest, encoder: Manifest, p
         add("outputs", "must be what the decoder takes: {}".format(", ".join(spec.cross)))
     rows = cross[spec.cross[0]].shape[0]
     own = encoder.length_axis if isinstance(rows, str) else rows
-    for name in sorted(set(outputs) & set(cross)):
+    shared = sorted(set(outputs) & set(cross))
+    if isinstance(rows, str) and shared and outputs[shared[0]].shape[:1] == (None,):
+        own = None  # each run tells it
+    for name in shared:
         shape = (own, *cross[name].shape[1:])
         if (outputs[name].dtype, outputs[name].shape) != ("float32", shape):
             text = "{!r} must be float32[{}]"
-            add("outputs", text.format(name, ", ".join(str(dim) for dim in shape)))
-    if isinstance(rows, str) and encoder.length_axis is not None:
-        ours, theirs = encoder.axes[encoder.length_axis], manifest.axes[rows]
+            dims = ["null" if dim is None else str(dim) for dim in shape]
+            add("outputs", text.format(name, ", ".join(dims)))
+    if isinstance(rows, str) and isinstance(own, str):
+        ours, theirs = encoder.axes[own], manifest.axes[rows]
         if ours.lo not in theirs or ours.hi not in theirs:
             add("axes", "reach {}, the decoder takes sources of {}".format(ours, theirs))
     inputs = {item.name: item for item in encoder.inputs}
@@ -60,12 +64,16 @@ def check_encoder(spec: GenerationSpec, manifest: Manifest, encoder: Manifest, p
             if not _is_mask(inputs[name], inputs[spec.source]):
                 add("inputs", "nothing says what {!r} is".format(name))
     speech = manifest.speech
-    if speech is not None and speech.windows is not None and speech.log_mel is not None:
-        shape = (speech.log_mel.bins, speech.windows.frames)
-        item = inputs.get(speech.input)
-        if item is not None and (item.dtype, item.shape[1:]) != ("float32", shape):
-            text = "{!r} must be float32 of a batch, {} bins and {} frames"
-            problems.add("speech-input", "inputs", text.format(speech.input, *shape))
+    item = None if speech is None else inputs.get(speech.input)
+    if speech is not None and item is not None:
+        shape, wanted = item.shape[1:], "samples"
+        fits = len(shape) == 1
+        if speech.windows is not None and speech.log_mel is not None:
+            bins, frames = speech.log_mel.bins, speech.windows.frames
+            fits, wanted = shape == (bins, frames), "{} bins and {} frames".format(bins, frames)
+        if item.dtype != "float32" or not fits:
+            text = "{!r} must be float32 of a batch, {}"
+            problems.add("speech-input", "inputs", text.format(speech.input, wanted))
     problems.raise_if_any(BundleError, "the bundle was written wrongly or changed; build it again")
 
 
@@ -122,7 +130,24 @@ def same_source(one: "Optional[Arrays]", other: "Arrays") -> bool:
     return one is not None and all(np.array_equal(one[name], other[name]) for name in other)
 
 
-def run_encoder(spec: GenerationSpec, encoder: "OpenBundle", source: "Arrays") -> "Arrays":
-    """Keys and values of a source by the names of the decoder's inputs."""
+def run_encoder(
+    spec: GenerationSpec, encoder: "OpenBundle", source: "Arrays", sizes: Optional[Extent]
+) -> "Arrays":
+    """Keys and values of a source by the names of the decoder's inputs.
+
+    Args:
+        spec: the generation entry of the decoder.
+        encoder: the open bundle of the encoder.
+        source: what :func:`read_source` made.
+        sizes: Numbers of rows that the decoder takes; None: the only one.
+
+    Raises:
+        NativeError: the encoder made others, or of several numbers.
+    """
     outputs = encoder.run(source)
-    return {name: outputs[name] for name in spec.cross}
+    cross = {name: outputs[name] for name in spec.cross}
+    counts = {array.shape[0] for array in cross.values()}
+    if len(counts) > 1 or (sizes is not None and min(counts) not in sizes):
+        text = "the encoder made {} rows of the source, the decoder takes one number of {}"
+        raise NativeError(text.format(" and ".join(map(str, sorted(counts))), sizes))
+    return cross

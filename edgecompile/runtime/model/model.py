@@ -126,7 +126,7 @@ class Model(OpenBundle, TextGenerator):
         """A robot's policy at the start of an episode: normalizes observations, and keeps a queue of actions.
 
         Args:
-            seed: Seed of the noise that diffusion policies begin with. None: another noise each time.
+            seed: Seed of the noise that some policies begin with. None: another noise each time.
 
         Raises:
             InputError: the model is no policy, or the seed is no integer from 0 to 2^32 - 1.
@@ -147,9 +147,10 @@ class Model(OpenBundle, TextGenerator):
         condition_on_prev_tokens: bool = False,
         on_segment: "Optional[Callable[[Segment], Any]]" = None,
     ) -> "Transcript":
-        """The text of a recording of any length, with the times of its parts.
+        """The text of a recording, with the times of its parts.
 
-        Tokens are chosen greedily, at no other temperature; a longer recording takes several windows.
+        Tokens are chosen greedily, at no other temperature. With Whisper a longer recording takes several windows; other
+        models read a recording at once.
 
         Args:
             samples: Samples of one channel, floats [samples] from -1 to 1.
@@ -167,7 +168,7 @@ class Model(OpenBundle, TextGenerator):
             InputError: the model takes no recordings, the samples aren't such a recording, or an option doesn't go
                 with the model.
             ContextLengthError: ``max_new_tokens`` don't fit into the context.
-            OutsideBucketsError: the model has no decoder, and none of its buckets takes a recording of this length.
+            OutsideBucketsError: the model has no windows, and none of its buckets takes a recording of this length.
             TokenizersMissingError: the bundle has a tokenizer, and the Python package tokenizers isn't installed.
             GenerationError, NativeError, ModelClosedError: see ``generate``.
         """

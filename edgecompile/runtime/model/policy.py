@@ -69,9 +69,9 @@ class Policy(OneAtATime):
         Args:
             observation: Arrays by their names in ``manifest.policy``, in the robot's own units: of the shapes of the
                 inputs without their first dimension, or with one for several robots. Images are float32
-                [channels, height, width] from 0 to 1, or uint8 [height, width, channels] as cameras give them.
-                Further entries are ignored.
-            noise: Array for a diffusion policy, of the shape of its input, in place of random numbers.
+                [channels, height, width] from 0 to 1, or uint8 [height, width, channels] as cameras give them. The
+                tokens of a task are integers. Further entries are ignored.
+            noise: Array for a policy that begins with noise, of the shape of its input, in place of random numbers.
             threads: see ``Model.run``.
 
         Returns:
@@ -132,8 +132,9 @@ class Policy(OneAtATime):
             if name not in observation:
                 known = ", ".join(self._spec.observations)
                 raise InputError("the observation has no {!r}".format(name), "give " + known)
-            dims = self._tensors[item.input].shape[2 if self._spec.steps else 1 :]
-            array, single = _read(name, observation[name], dims)
+            tensor = self._tensors[item.input]
+            dims = tensor.shape[2 if self._spec.steps else 1 :]
+            array, single = _read(name, observation[name], dims, tensor.dtype)
             counts.add((single, len(array)))
             arrays[name] = normalize(array, item.scaling)
         if len(counts) > 1:
@@ -161,7 +162,7 @@ class Policy(OneAtATime):
             drawn = self._random.standard_normal(shape) if noise is None else noise
             inputs[self._spec.noise] = np.asarray(drawn, np.float32)
         elif noise is not None:
-            raise InputError("`noise` is for diffusion policies, which this isn't")
+            raise InputError("`noise` is for policies that begin with noise, as this one doesn't")
         return self._model.run(inputs, threads=threads)[self._spec.output]
 
     def _finish(self, actions: "Array", single: bool, axis: int = 0) -> "Array":
@@ -213,27 +214,28 @@ def restore(actions: "Array", scaling: Optional[Scaling]) -> "Array":
     return (actions + np.float32(scaling.shift)) * scale + offset
 
 
-def _read(name: str, value: Any, dims: Tuple[Any, ...]) -> "Tuple[Array, bool]":
-    """A new float32 array [robots, *dims], and whether the first dimension was missing.
+def _read(name: str, value: Any, dims: Tuple[Any, ...], dtype: str) -> "Tuple[Array, bool]":
+    """A new array [robots, *dims] of a dtype, and whether the first dimension was missing.
 
     Raises:
-        InputError: it is no array of numbers, or of another shape.
+        InputError: it is no array of numbers, isn't of whole ones where the model takes these, or is of another shape.
     """
-    array = np.asarray(value)
-    frame = array.dtype == np.uint8 and len(dims) == 3
+    array, floats = np.asarray(value), dtype == "float32"
+    frame = floats and array.dtype == np.uint8 and len(dims) == 3
     wanted = (*dims[1:], dims[0]) if frame else dims
     rank, single = len(wanted), array.ndim == len(wanted)
     fits = single or (array.ndim == rank + 1 and len(array) > 0)
-    if array.dtype.kind not in "fiub" or not fits or array.shape[-rank:] != wanted:
+    kinds = "fiub" if floats else "iub"
+    if array.dtype.kind not in kinds or not fits or array.shape[-rank:] != wanted:
         shape = ", ".join(str(dim) for dim in wanted)
         raise InputError(
-            "{!r} is {} {}, must be numbers of the shape [{}], or [robots, {}]".format(
-                name, array.dtype, list(array.shape), shape, shape
+            "{!r} is {} {}, must be {}numbers of the shape [{}], or [robots, {}]".format(
+                name, array.dtype, list(array.shape), "" if floats else "whole ", shape, shape
             )
         )
     array = array[None] if single else array
     if not frame:
-        return array.astype(np.float32, order="C"), single
+        return array.astype(dtype, order="C"), single
     array = np.moveaxis(array, -1, 1).astype(np.float32, order="C")
     array /= _FRAME
     return array, single

@@ -7,13 +7,12 @@ import numpy as np
 from ..base.errors import InputError, NativeError
 from ..format.speech_schema import CtcSpec, SpeechSpec
 from .features import open_log_mel
+from .recording import normalize
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..open.bundle import OpenBundle
-
-_LEAST_VARIANCE = np.float32(1e-7)
 
 
 def run_ctc(
@@ -33,7 +32,7 @@ def run_ctc(
             raise InputError(text.format(len(samples), least))
         samples = open_log_mel(model, spec.log_mel).compute_normalized(samples)
     elif spec.normalize:
-        samples = (samples - samples.mean()) / np.sqrt(samples.var() + _LEAST_VARIANCE)
+        samples = normalize(samples)
     inputs: Dict[str, Any] = {spec.input: samples[None]}
     for item in model.manifest.inputs:
         if item.name != spec.input:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 #: Far beyond the samples of any recording, even of integers as floats; energies stay within float32.
 _LARGEST = 1 << 31
+_LEAST_VARIANCE = np.float32(1e-7)
 
 
 def read_samples(samples: Any, sampling_rate: Any, expected: int) -> "NDArray[np.float32]":
@@ -60,6 +61,13 @@ def read_samples(samples: Any, sampling_rate: Any, expected: int) -> "NDArray[np
     _refuse(array, ~np.isfinite(array), "aren't finite float32 numbers")
     _refuse(array, np.abs(array) > _LARGEST, "aren't within -{0}..{0}".format(_LARGEST))
     return array
+
+
+def normalize(samples: "NDArray[np.float32]") -> "NDArray[np.float32]":
+    """The samples with the mean 0 and the variance 1."""
+    result: NDArray[np.float32] = samples - samples.mean()
+    result /= np.sqrt(samples.var() + _LEAST_VARIANCE)
+    return result
 
 
 def _refuse(array: "NDArray[np.float32]", wrong: "NDArray[np.bool_]", reason: str) -> None:

@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional
 
-from ..base.errors import InputError
-from ..format.speech_schema import CtcSpec, SpeechSpec
+from ..base.errors import InputError, OutsideBucketsError
+from ..format.speech_schema import SpeechSpec
+from ..format.sums import size_span
 from ..generation.session import Session, open_session
 from ..text.encoder import open_tokenizer_file
 from .ctc import find_tokens, run_ctc
 from .features import open_log_mel
-from .recording import read_samples
+from .recording import normalize, read_samples
 from .windows import Choices, Span, WindowLoop
 
 if TYPE_CHECKING:
@@ -59,13 +60,13 @@ def transcribe(
     if spec is None:
         raise InputError(
             "{}: the model takes no recordings".format(model.manifest.name),
-            "build Whisper, or a model of samples with a CTC head, from its folder with a preprocessor_config.json",
+            "build Whisper, Moonshine, or a model of samples with a CTC head, from its folder with a preprocessor_config.json",
         )
     recording = read_samples(samples, sampling_rate, spec.sampling_rate)
     tokenizer = None if spec.tokenizer is None else open_tokenizer_file(model, spec.tokenizer)
-    if spec.ctc is not None:
-        return _read_whole(model, spec, spec.ctc, recording, tokenizer, choices, on_segment)
-    assert spec.windows is not None and spec.log_mel is not None
+    if spec.windows is None:
+        return _read_whole(model, spec, recording, tokenizer, choices, on_segment)
+    assert spec.log_mel is not None
     log_mel, windows = open_log_mel(model, spec.log_mel), spec.windows
     session = open_session(model, Session)
     features = log_mel.compute(recording, windows.frames * spec.log_mel.hop)
@@ -93,23 +94,53 @@ def transcribe(
 def _read_whole(
     model: "OpenBundle",
     spec: SpeechSpec,
-    ctc: CtcSpec,
     recording: "NDArray[np.float32]",
     tokenizer: Any,
     choices: Choices,
     on_segment: Optional[Callable[[Segment], Any]],
 ) -> Transcript:
-    """The text of a recording in one run, as one segment."""
-    values = choices._asdict().items()
+    """The text of a recording that the model reads in one run, as one segment."""
+    most = choices.max_new_tokens
+    values = choices._replace(max_new_tokens=None if spec.ctc is None else most)._asdict().items()
     given = [key for key, value in values if value is not None and value is not False]
     if given:
-        raise InputError("`{}` is for models with a decoder, which this isn't".format(given[0]))
-    tokens = find_tokens(run_ctc(model, spec, ctc, recording), ctc.blank)
-    # The tokenizer's own special tokens are part of the text, as in transformers.
-    text = (
-        None if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False).strip()
-    )
+        kind = "a decoder" if spec.ctc is not None else "windows"
+        raise InputError("`{}` is for models with {}, which this isn't".format(given[0], kind))
+    if spec.log_mel is None:
+        _check_length(model.encoder or model, spec.input, len(recording))
+    if spec.ctc is not None:
+        tokens = find_tokens(run_ctc(model, spec, spec.ctc, recording), spec.ctc.blank)
+    else:
+        generation = model.manifest.generation
+        assert generation is not None
+        if spec.normalize:
+            recording = normalize(recording)
+        stream = open_session(model, Session).stream(
+            {spec.input: recording[None]}, max_new_tokens=most, do_sample=False
+        )
+        tokens = list(stream)
+        if tokens[-1] in generation.eos:
+            tokens.pop()
+    text = None
+    if tokenizer is not None:
+        # With CTC the tokenizer's own special tokens are part of the text, as in transformers.
+        text = tokenizer.decode(tokens, skip_special_tokens=spec.ctc is None)
+        text = text if spec.ctc is None else text.strip()
     segment = Segment(0.0, len(recording) / spec.sampling_rate, text, tokens)
     if on_segment is not None:
         on_segment(segment)
     return Transcript(text, [segment], None)
+
+
+def _check_length(reader: "OpenBundle", name: str, count: int) -> None:
+    """Raises OutsideBucketsError where the part that reads samples takes no recording of so many."""
+    item = next(item for item in reader.manifest.inputs if item.name == name)
+    dim = item.shape[1]
+    lo, hi = size_span(dim, reader.manifest.axes) if isinstance(dim, str) else (dim, dim)
+    if lo is not None and hi is not None and not lo <= count <= hi:
+        text = "the recording has {} samples, the model takes {} to {}"
+        hint = "cut the recording in pauses, or build the bundle with a larger max_length"
+        raise OutsideBucketsError(
+            text.format(count, lo, hi),
+            hint if count > hi else "put zeros behind a recording that is as short as that",
+        )

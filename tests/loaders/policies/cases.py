@@ -38,6 +38,17 @@ CASES = {
         {"prediction_type": "sample", "shapes": ALL, "use_separate_rgb_encoder_per_camera": True},
     ),
     "ddim of states": ("diffusion", {"shapes": {STATE: (6,), WORLD: (4,)}, "crop_shape": None}),
+    "smolvla": ("smolvla", {"shapes": {STATE: (6,), CAMERA: IMAGE, WRIST: IMAGE}}),
+    "smolvla of one kind of layers": (
+        "smolvla",
+        {
+            "attention_mode": "self_attn",
+            "add_image_special_tokens": True,
+            "empty_cameras": 1,
+            "prefix_length": 40,
+        },
+    ),
+    "smolvla of an arm": ("smolvla", {"adapt_to_pi_aloha": True, "num_steps": 40}),
     "many steps": ("diffusion", {"num_inference_steps": None}),
     "no statistics": ("act", {"statistics": False}),
 }
@@ -66,14 +77,15 @@ def load_without_fetching(folder: Path) -> None:
     with redirect_stdout(sys.stderr):
         policy = LeRobot(str(folder))
     observation = {name: np.zeros((1, *shape), np.float32) for name, shape in policy.shapes.items()}
-    assert policy.select_action(observation, None).shape == (1, 6)
+    assert policy.select_action(policy.observe(observation, ""), None).shape == (1, 6)
 
 
 def main(folder: Path) -> None:
     found: dict[str, Any] = {}
     for name, (kind, settings) in CASES.items():
         where = folder / name.replace(" ", "-")
-        write_checkpoint(where, kind, **settings)
+        with redirect_stdout(sys.stderr):
+            write_checkpoint(where, kind, **settings)
         try:
             model = load_model(where, batch=(1, 4))
         except EdgecompileError as error:

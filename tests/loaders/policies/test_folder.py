@@ -59,17 +59,34 @@ def test_inputs_and_outputs(found: Any) -> None:
     # The last of the four steps draws no noise.
     assert found["ddpm"][0]["noise"] == ["batch", 4, 8, 6]
     assert found["ddpm"][0]["observation_state"] == ["batch", 1, 6]
+    shapes, outputs, policy = found["smolvla"]
+    assert shapes["observation_language_tokens"] == ["batch", 6]
+    assert shapes["observation_language_attention_mask"] == ["batch", 6]
+    assert shapes["noise"] == ["batch", 1, 8, 8] and outputs == [["batch", 8, 6]]
+    assert (policy["noise"], policy["action_steps"]) == ("noise", 4)
+    assert policy["observations"]["observation.language.tokens"]["scaling"] is None
+    # The camera that a robot lacks is no input.
+    assert len(found["smolvla of one kind of layers"][0]) == 5
 
 
 def test_every_setting_agrees_with_lerobot(found: Any) -> None:
     refused = {name: item for name, item in found.items() if isinstance(item[0], str)}
-    assert sorted(refused) == ["many steps", "no statistics", "other pad", "other weights"]
+    assert sorted(refused) == [
+        "many steps",
+        "no statistics",
+        "other pad",
+        "other weights",
+        "smolvla of an arm",
+    ]
 
 
 def test_refusals(found: Any) -> None:
     kind, message, hint = found["many steps"]
     assert kind == "ModelError" and "takes 100 denoising steps, at most 32" in message
     assert '"num_inference_steps": 10' in hint
+    kind, message, _ = found["smolvla of an arm"]
+    assert kind == "ModelError" and "its adapt_to_pi_aloha isn't supported" in message
+    assert "takes 40 denoising steps, at most 32" in message
     kind, message, _ = found["no statistics"]
     assert kind == "ModelError" and "is a policy without statistics: " in message
     assert "there is no statistic 'mean' of observation.state" in message

@@ -69,6 +69,18 @@ def test_one_of_a_fixed_size(tmp_path: Path) -> None:
         check(tmp_path, bundle, rows=25)
 
 
+def test_one_whose_rows_only_a_run_tells(tmp_path: Path) -> None:
+    bundle = encoder(tmp_path)
+    for item in bundle.document["outputs"]:
+        item["shape"] = [None, 2, 3]
+    bundle.document["axes"]["length"]["hi"] = 2000
+    bundle.document["buckets"][1]["axes"]["length"]["hi"] = 2000
+    check(tmp_path, bundle)
+    bundle.document["outputs"][1]["shape"] = [7, 2, 3]
+    with pytest.raises(BundleError, match=r"'cross_value' must be float32\[null, 2, 3\]"):
+        check(tmp_path, bundle)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "text"),
     [

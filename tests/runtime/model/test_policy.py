@@ -56,6 +56,22 @@ def test_actions_come_one_by_one_and_the_model_runs_when_none_is_left() -> None:
     assert len(model.inputs) == 2
 
 
+@pytest.mark.parametrize(("dtype", "kept"), [("int64", [3, 0]), ("bool", [True, False])])
+def test_tokens_stay_whole(dtype: str, kept: list[Any]) -> None:
+    document = policy_document({"x": [2]}, [3, 1], ONE)
+    document["inputs"][0]["dtype"] = dtype
+    model = StandIn(document, lambda x: {"action": np.zeros((len(x["x"]), 3, 1), np.float32)})
+    policy = Policy(model)  # type: ignore[arg-type]
+    for given in ([3, 0], np.array([[3, 0], [0, 5]], np.int32)):
+        policy.reset()
+        policy.select_action({"x": given})
+        got = model.inputs[-1]["x"]
+        assert got.dtype == dtype and got[0].tolist() == kept
+    policy.reset()
+    with pytest.raises(InputError, match=r"'x' is float64 \[2\], must be whole numbers"):
+        policy.select_action({"x": [3.0, 0.0]})
+
+
 def test_reset_forgets_what_waits() -> None:
     policy = Policy(counting(3))  # type: ignore[arg-type]
     assert policy.select_action({"x": [0.0]}) == 100
@@ -215,7 +231,7 @@ def test_other_robots_need_another_episode() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(InputError, match="`noise` is for diffusion policies"):
+    with pytest.raises(InputError, match="`noise` is for policies that begin with noise"):
         Policy(counting(3)).select_action({"x": [0.0]}, noise=np.zeros(1))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="must be a dict of arrays, not list"):
         Policy(counting(3)).select_action([0.0])  # type: ignore[arg-type]
