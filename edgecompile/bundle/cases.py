@@ -76,6 +76,7 @@ class Case:
             (:func:`edgecompile.bundle.margins.allow_rounding`).
         limits: the difference, by output, that the build allows, where it is less.
         ties: the other possible outputs, where places of nearly equal values were chosen.
+        open: whether nearly equal values leave the outputs open beyond ``ties``.
     """
 
     bucket: int
@@ -88,6 +89,7 @@ class Case:
     margins: Mapping[str, float] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
     ties: Ties | None = None
+    open: bool = False
 
 
 def make_cases(
@@ -355,6 +357,7 @@ def make_case(index: int, name: str, inputs: Arrays, reference: Reference) -> Ca
         reference.problem,
         reference.skipped,
         ties=reference.ties,
+        open=reference.open,
     )
 
 
