@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.buckets.ranges import AxisRange, Bucket
-from edgecompile.bundle.cases import draw_arrays, make_cases
+from edgecompile.bundle.cases import draw_arrays, make_case, make_cases
+from edgecompile.bundle.margins import describe_reference
 from edgecompile.bundle.reference import References
 from edgecompile.loaders.load import load_model
 from edgecompile.models.choices import Choices
@@ -155,7 +156,10 @@ def test_cases_are_drawn_again_where_ties_leave_them_open() -> None:
     references = References(model)
     rows = np.random.default_rng(0).normal(size=(1, 8, 8)).astype(np.float32)
     equal = np.full((1, 8), 0.5, np.float32)
-    assert references.find({"rows": rows, "scores": equal}).open
+    left = {"rows": rows, "scores": equal}
+    found = references.find(left)
+    assert found.open
+    assert "1 of 1 cases: one of several" in describe_reference([make_case(0, "", left, found)])
     assert not references.find({"rows": rows, "scores": rows[..., 0]}).open
     buckets = [Bucket("exact", (("length", AxisRange(5, 20, 12)),))] * 2
     # One of the kinds that cases take in turn.
