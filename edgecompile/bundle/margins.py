@@ -15,6 +15,9 @@ from edgecompile.precision import TOLERANCES
 #: Of fp32's tolerance. A lesser margin is left out.
 _LEAST = 0.25
 
+#: The reason why eager has several right answers.
+OPEN = "as nearly equal values decide which rows are chosen"
+
 
 def allow_rounding(cases: Sequence[Case]) -> list[Case]:
     """The cases with the margins that eager's own error gives them.
@@ -66,6 +69,8 @@ def describe_reference(cases: Sequence[Case]) -> str:
         if problems:
             count = f"{len(problems)} of {len(cases)} cases"
             texts.append(f"{count}: eager in float32, as {problems[0]}")
+    if count := sum(case.open for case in cases):
+        texts.append(f"{count} of {len(cases)} cases: one of several answers, {OPEN}")
     whole = not cases or any(not case.problem for case in cases)
     return "; ".join([*(["eager in float64"] if whole else []), *texts])
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.format.ties import Ties
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgecompile.models.choices import Choices
     from edgecompile.models.loaded import LoadedModel
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -50,6 +53,8 @@ class Reference:
         skipped: whether float64 was left out because it took too long.
         ties: the other possible outputs, where places of nearly equal values were chosen; None:
             none.
+        open: whether outputs depend on nearly equal values in another way than ``ties`` has, so that eager's are
+            only one of several right answers.
     """
 
     outputs: Arrays
@@ -58,6 +63,7 @@ class Reference:
     lost: bool = False
     skipped: bool = False
     ties: Ties | None = None
+    open: bool = False
 
 
 class References:
@@ -89,25 +95,57 @@ class References:
         Raises:
             ModelError: the model fails in float32.
         """
+        from edgecompile.models.arrays import to_numpy
         from edgecompile.models.double import Footprint, lacks_room
+        from edgecompile.models.orders import Repeated
         from edgecompile.models.rounding import MOST, MOST_OF_HALVES
 
         started = time.monotonic()
         with Footprint() as footprint:
-            narrow, ties = _run_with_ties(self._model, inputs, self._rtol)
-        ended = time.monotonic()
-        self._narrow_s += ended - started
-        if self.spent and not always:
-            problem = f"float64 had taken over {MOST_TIMES:g} times as long as float32"
-            return Reference(narrow, {}, problem, skipped=True, ties=ties)
-        numbers = footprint.most + sum(a.size for a in inputs.values() if a.dtype == np.float32)
-        if problem := lacks_room(numbers):
-            return Reference(narrow, {}, problem, ties=ties)
+            outputs, choices = _run_with_choices(self._model, inputs)
+        self._narrow_s += time.monotonic() - started
+        narrow = to_numpy(outputs)
+        started = time.monotonic()
         try:
+            open_, ties = self._follow(inputs, outputs, choices, always)
+            plain = Reference(narrow, {}, ties=ties, open=open_)
+            if self.spent and not always:
+                problem = f"float64 had taken over {MOST_TIMES:g} times as long as float32"
+                return replace(plain, problem=problem, skipped=True)
+            numbers = footprint.most + sum(a.size for a in inputs.values() if a.dtype == np.float32)
+            if problem := lacks_room(numbers):
+                return replace(plain, problem=problem)
             most = MOST_OF_HALVES if footprint.halves else MOST
-            return replace(_compare(self._model, inputs, narrow, most), ties=ties)
+            mode = nullcontext() if choices is None else Repeated(choices.calls, self._rtol)
+            found = _compare(self._model, inputs, narrow, most, mode)
+            return replace(found, ties=ties, open=open_)
         finally:
-            self._wide_s += time.monotonic() - ended
+            self._wide_s += time.monotonic() - started
+
+    def _follow(
+        self,
+        inputs: Arrays,
+        outputs: Mapping[str, Tensor],
+        choices: Choices | None,
+        always: bool,
+    ) -> tuple[bool, Ties | None]:
+        """Whether near ties leave outputs open, and those that they don't."""
+        from edgecompile.models.arrays import to_tensors
+        from edgecompile.models.orders import follow_orders
+
+        if choices is None:
+            return False, None
+
+        def run(mode: AbstractContextManager[Any]) -> Mapping[str, Tensor]:
+            with mode:
+                return self._model.run(to_tensors(inputs))
+
+        open_ = False
+        # Of a language model's many tokens some always choose experts by a hair: other runs cost much and help nothing.
+        if self._model.generation is None and (always or not self.spent):
+            with suppress(ModelError):  # code that refuses what it never met
+                open_ = follow_orders(choices, outputs, self._rtol, run)
+        return open_, choices.find_ties(outputs, self._rtol)
 
 
 def find_reference(
@@ -126,8 +164,14 @@ def find_reference(
     return References(model, rtol).find(inputs)
 
 
-def _compare(model: LoadedModel, inputs: Arrays, narrow: Arrays, most: float) -> Reference:
-    """Runs a model in float64 and compares its own outputs with that."""
+def _compare(
+    model: LoadedModel,
+    inputs: Arrays,
+    narrow: Arrays,
+    most: float,
+    choosing: AbstractContextManager[Any],
+) -> Reference:
+    """Runs a model in float64, in a context that chooses as float32 did, and compares its own outputs with that."""
     import torch
 
     from edgecompile.models.arrays import to_tensors
@@ -137,7 +181,7 @@ def _compare(model: LoadedModel, inputs: Arrays, narrow: Arrays, most: float) ->
 
     tensors = model.fresh(to_tensors(inputs))
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), choosing:
             wide = run_in_float64(model.module, tensors)
     except Exception as exc:  # a model that only float32 will do for
         return Reference(narrow, {}, f"float64 fails: {describe_error(exc)}")
@@ -161,17 +205,19 @@ def _compare(model: LoadedModel, inputs: Arrays, narrow: Arrays, most: float) ->
     return Reference(outputs, rounding, problem, lost)
 
 
-def _run_with_ties(model: LoadedModel, inputs: Arrays, rtol: float) -> tuple[Arrays, Ties | None]:
-    from edgecompile.models.arrays import to_numpy, to_tensors
+def _run_with_choices(
+    model: LoadedModel, inputs: Arrays
+) -> tuple[Mapping[str, Tensor], Choices | None]:
+    """The outputs of eager, and what it chose, if its code takes the record of that."""
+    from edgecompile.models.arrays import to_tensors
     from edgecompile.models.choices import Choices
 
     tensors = to_tensors(inputs)
     try:
         with Choices() as choices:
-            outputs = model.run(tensors)
+            return model.run(tensors), choices
     except ModelError:  # the model's own fault, or code that takes no mode
-        return run_eager(model, inputs), None
-    return to_numpy(outputs), choices.find_ties(outputs, rtol)
+        return model.run(to_tensors(inputs)), None
 
 
 def run_eager(model: LoadedModel, inputs: Arrays) -> Arrays:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.bundle.cases import GOLDEN_CASES, Case
-from edgecompile.bundle.margins import describe_reference
+from edgecompile.bundle.margins import OPEN, describe_reference
 from edgecompile.bundle.verdict import CaseResult, LengthsRun, TextResult, VerifyReport
 from edgecompile.bundle.writer import save_case
 from edgecompile.errors import UnsupportedHostError, VerificationError
@@ -180,6 +180,8 @@ def _result(
         if worst["max_abs_error"] > worst["limit"] and not error:
             far = True
             error = "differs by {max_abs_error:.3g}, at most {limit:.3g} is allowed".format(**worst)
+    if error and case is not None and case.open:
+        error += f"; eager has several answers here, {OPEN}"
     return CaseResult(
         variant=variant,
         bucket=int(entry["bucket"]),

@@ -31,11 +31,18 @@ _MEDIANS = 8.0
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """One call that chose: the lines of values [L, N] and the places that it gave of each, [L, K]."""
+class Choice:
+    """One call that chose.
+
+    Attributes:
+        values: the lines of values [L, N].
+        places: the places that it gave of each [L, K].
+        used: bool [L · K], the places that another operator has read.
+    """
 
     values: Tensor
     places: Tensor
+    used: Tensor
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class _Follower:
         with_places: a function that gives the tensor as it were with other places [L, K].
     """
 
-    choice: _Choice
+    choice: Choice
     slots: Tensor
     with_places: Callable[[Tensor], Any]
 
@@ -61,6 +68,8 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._followers: Any = WeakIdKeyDictionary()
+        #: The calls that chose, in their order; suppressions aren't among them.
+        self.calls: list[Choice] = []
 
     def __torch_dispatch__(
         self,
@@ -71,7 +80,7 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func in _CHOOSE or _name(func) in _SUPPRESS:
+        if func in CHOOSE or _name(func) in _SUPPRESS:
             self._choose(func, args, kwargs, result)
         elif len(self._followers) and hasattr(func, "_schema"):
             self._follow(func, args, kwargs, result)
@@ -126,33 +135,50 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
             },
         )
 
+    def with_places(self, tensor: Tensor, choice: Choice, places: Tensor) -> Tensor:
+        """A tensor as it would be with other places [L, K] of a choice, as far as it follows that."""
+        found = self._followers.get(tensor)
+        other: Tensor = tensor
+        if found is not None and found.choice is choice:
+            other = found.with_places(places)
+        return other
+
+    def lead(
+        self,
+        tensor: Tensor,
+        choice: Choice,
+        slots: Tensor,
+        with_places: Callable[[Tensor], Any],
+    ) -> None:
+        """Lets a tensor follow a choice.
+
+        Args:
+            tensor: Output of the run.
+            choice: Choice that decides its elements from now on.
+            slots: Number of the place that decides each element, of the tensor's shape; -1: none.
+            with_places: Function that gives the tensor with other places [L, K].
+        """
+        self._followers[tensor] = _Follower(choice, slots, with_places)
+
     def _choose(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        names = [argument.name for argument in func._schema.arguments]
-        bound = {**dict(zip(names, args, strict=False)), **kwargs}
-        # A suppression keeps boxes in the order of their scores.
-        x = bound["scores" if _name(func) in _SUPPRESS else "self"]
-        dim = bound.get("dim", None if "arg" in str(func) else -1)
-        index = result if isinstance(result, Tensor) else result[1]
-        if x.dim() == 0 or not x.numel():
+        lines = lines_of(func, args, kwargs, result)
+        if lines is None:
             return
-        if dim is None:
-            x, kept, dim = x.reshape(-1), index.reshape(1), 0
-        else:
-            dim %= x.dim()
-            kept = index if index.dim() == x.dim() else index.unsqueeze(dim)
-        turned = kept.movedim(dim, -1).shape
-
-        def shape(places: Tensor) -> Tensor:
-            return places.reshape(turned).movedim(-1, dim).reshape(index_shape)
-
-        index_shape = index.shape
-        places = kept.movedim(dim, -1).reshape(-1, kept.shape[dim]).clone()
-        choice = _Choice(x.detach().movedim(dim, -1).reshape(-1, x.shape[dim]).clone(), places)
+        values, places, shape = lines
+        unread = torch.zeros(places.numel(), dtype=torch.bool)
+        choice = Choice(values.clone(), places.clone(), unread)
+        if func in CHOOSE:
+            self.calls.append(choice)
         numbers = torch.arange(places.numel()).reshape(places.shape)
+        index = result if isinstance(result, Tensor) else result[1]
         self._followers[index] = _Follower(choice, shape(numbers), shape)
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         read = [t for t in _tensors(args) if t in self._followers]
+        if func.overloadpacket not in (*_COPIES, *_MOVES):
+            for tensor in read:
+                found = self._followers[tensor]
+                found.choice.used[found.slots[found.slots >= 0]] = True
         if func._schema.is_mutable:
             for tensor in _tensors(args):
                 self._followers.pop(tensor, None)
@@ -171,13 +197,16 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found = by_id.get(id(tensor))
             return torch.full(tensor.shape, -1) if found is None else found.slots
 
+        # Slots and other outputs may lie in memory in another order than the tensor itself.
+        call = aten.reshape.default if func.overloadpacket in _VIEWS else func
+
         @lru_cache(1)
         def with_places(places: Tensor) -> Any:
             def other(tensor: Tensor) -> Tensor:
                 found = by_id.get(id(tensor))
                 return tensor if found is None else found.with_places(places)
 
-            return func(*_replace(args, other), **kwargs)
+            return call(*_replace(args, other), **kwargs)
 
         slots: Any = None
         if indices:
@@ -186,7 +215,7 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
             slots = numbers(args[0])
         elif func.overloadpacket in (*_MOVES, aten.gather, aten.index_select, aten.index):
             apart = {id(t) for t in _indices(func, args)}
-            slots = func(*_replace(args, lambda t: t if id(t) in apart else numbers(t)))
+            slots = call(*_replace(args, lambda t: t if id(t) in apart else numbers(t)))
         elif _name(func) in _ALIGN:
             row = _join(numbers(args[1]).unbind(1))
             slots = row if row is None else row[:, None, None, None].expand(result.shape)
@@ -203,18 +232,52 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
 
+def lines_of(
+    func: Any, args: Any, kwargs: Any, result: Any
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]] | None:
+    """The lines of values [L, N] that a call chose from, the places [L, K] that it gave, and a function that gives
+    results for these places the shape of the call's own; None for a single number and for none."""
+    names = [argument.name for argument in func._schema.arguments]
+    bound = {**dict(zip(names, args, strict=False)), **kwargs}
+    # A suppression keeps boxes in the order of their scores.
+    x = bound["scores" if _name(func) in _SUPPRESS else "self"].detach()
+    dim = bound.get("dim", None if "arg" in str(func) else -1)
+    index = result if isinstance(result, Tensor) else result[1]
+    if x.dim() == 0 or not x.numel():
+        return None
+    if dim is None:
+        x, kept, dim = x.reshape(-1), index.reshape(1), 0
+    else:
+        dim %= x.dim()
+        kept = index if index.dim() == x.dim() else index.unsqueeze(dim)
+    turned = kept.movedim(dim, -1).shape
+
+    def shape(places: Tensor) -> Tensor:
+        return places.reshape(turned).movedim(-1, dim).reshape(index.shape)
+
+    places = kept.movedim(dim, -1).reshape(-1, kept.shape[dim])
+    return x.movedim(dim, -1).reshape(-1, x.shape[dim]), places, shape
+
+
+def widest_tie(values: Tensor, rtol: float) -> float:
+    """The largest difference of two values of a call that tie."""
+    if not values.is_floating_point():
+        return 0.0  # whole numbers tie where they are equal
+    finite = values[values.isfinite() & (values != 0)].abs().double()
+    if not finite.numel():
+        return 0.0
+    return rtol * min(float(finite.max()), _MEDIANS * float(finite.median()))
+
+
 def _part(with_places: Callable[[Tensor], Any], number: int, places: Tensor) -> Any:
     return with_places(places)[number]
 
 
-def _neighbours(choice: _Choice, used: Tensor, rtol: float, most: int) -> tuple[Tensor, Tensor]:
+def _neighbours(choice: Choice, used: Tensor, rtol: float, most: int) -> tuple[Tensor, Tensor]:
     """The places of some slots, with those whose values are next to theirs and nearly equal, [1 + A, S], -1: none; and
     the differences of these as shares of the values' scale, [A, S]."""
     values = choice.values.double()
-    finite = values[values.isfinite() & (values != 0)].abs()
-    scale = min(float(finite.max()), _MEDIANS * float(finite.median())) if finite.numel() else 0.0
-    if not choice.values.is_floating_point():
-        scale = 0.0  # whole numbers tie where they are equal
+    scale = widest_tie(choice.values, 1.0)
     ordered, order = values.sort(stable=True, dim=-1)
     everywhere = torch.arange(order.shape[1]).expand(order.shape)
     rank = torch.empty_like(order).scatter_(1, order, everywhere)
@@ -314,7 +377,7 @@ def _replace(value: Any, new: Callable[[Tensor], Any]) -> Any:
     return new(value) if isinstance(value, Tensor) else value
 
 
-_CHOOSE = (
+CHOOSE = (
     aten.sort.default, aten.sort.stable, aten.topk.default, aten.max.dim, aten.min.dim, aten.argmax.default,
     aten.argmin.default,
 )  # fmt: skip
@@ -323,8 +386,9 @@ _SUPPRESS = ("torchvision::nms", "edgecompile::ec_suppress")
 #: What computes a row of each box, the second argument.
 _ALIGN = ("torchvision::roi_align", "edgecompile::ec_roi_align")
 _COPIES = (aten._to_copy, aten.clone, aten.detach, aten.alias, aten.lift_fresh)
+_VIEWS = (aten.view, aten._unsafe_view)
 _MOVES = (
-    aten.view, aten._unsafe_view, aten.reshape, aten.squeeze, aten.unsqueeze, aten.permute, aten.transpose, aten.t,
+    *_VIEWS, aten.reshape, aten.squeeze, aten.unsqueeze, aten.permute, aten.transpose, aten.t,
     aten.slice, aten.select, aten.expand, aten.flip, aten.unbind, aten.split, aten.split_with_sizes, aten.repeat, aten.cat,
     aten.stack,
 )  # fmt: skip

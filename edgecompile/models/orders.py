@@ -1,0 +1,232 @@
+"""Tries other orders of a model's choices, for outputs that don't follow them element by element.
+
+A detector's decoder lets the queries that a selection gave see each other. Its outputs then come in the order of the
+selection, and follow from all of it. Runs of eager with other places show both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edgecompile.models.choices import CHOOSE, Choice, Choices, lines_of, widest_tie
+from edgecompile.precision import TOLERANCES
+
+#: Most choices whose other orders are tried; each takes up to two runs.
+_MOST = 4
+#: Rows that come in another order differ by no more than this share of their scale: they were summed in another order.
+_ALIKE = 1e-3
+
+#: A function that runs the model once more while choices have other places.
+Run = Callable[["Given"], Mapping[str, Tensor]]
+
+
+class Given(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets calls that choose give other places.
+
+    Args:
+        places: Places [L, K] by the number of the call among :attr:`Choices.calls`.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, places: Mapping[int, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._places = places
+        self._calls = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func not in CHOOSE or (lines := lines_of(func, args, kwargs, result)) is None:
+            return result
+        values, own, shape = lines
+        number, self._calls = self._calls, self._calls + 1
+        places = self._places.get(number)
+        # Another choice may have changed the sizes of this one.
+        if places is None or places.shape != own.shape or int(places.max()) >= values.shape[1]:
+            return result
+        places = self.choose(number, values, own, places)
+        index = shape(places)
+        return index if isinstance(result, Tensor) else (shape(values.gather(1, places)), index)
+
+    def choose(self, number: int, values: Tensor, own: Tensor, places: Tensor) -> Tensor:
+        """The places [L, K] that a call gives, of its own and those that it was to give."""
+        return places
+
+
+class Repeated(Given):
+    """Lets another run choose as one has chosen, in each call whose values tie there.
+
+    Args:
+        calls: Choices of the first run.
+        rtol: Largest difference of two values that tie, as a share of the values' scale.
+    """
+
+    def __init__(self, calls: Sequence[Choice], rtol: float) -> None:
+        super().__init__({number: call.places for number, call in enumerate(calls)})
+        self._calls_before = calls
+        self._rtol = rtol
+
+    def choose(self, number: int, values: Tensor, own: Tensor, places: Tensor) -> Tensor:
+        # Of places that nothing reads the values may be read: those are this run's.
+        used = self._calls_before[number].used.reshape(own.shape)
+        places = torch.where(used, places, own)
+        limit = widest_tie(values, self._rtol)
+        tie = bool(_near(values.gather(1, places), values.gather(1, own), limit).all())
+        return places if tie else own
+
+
+def follow_orders(choices: Choices, outputs: Mapping[str, Tensor], rtol: float, run: Run) -> bool:
+    """Lets outputs follow a choice whose order they have, and says whether near ties leave others open.
+
+    Args:
+        choices: Record of the run.
+        outputs: Outputs of the run; those with the order of a choice follow it afterwards.
+        rtol: Largest difference of two values that tie, as a share of the values' scale.
+        run: Function that runs the model once more.
+
+    Returns:
+        Whether outputs depend on nearly equal values in a way that no other order of theirs shows.
+    """
+    tried = 0
+    for number, call in enumerate(choices.calls):
+        used = call.used.reshape(call.places.shape)
+        if not bool(used.any()) or not call.values.is_floating_point():
+            continue
+        taken = used[0].nonzero().squeeze(1)
+        limit = widest_tie(call.values, rtol)
+        got = call.values.double().gather(1, call.places[:, taken])
+        inside = bool(_near(got[:, 1:], got[:, :-1], limit).any())
+        edge = _other_edge(call, taken, limit)
+        if not inside and edge is None:
+            continue
+        tried += 1
+        if tried > _MOST or bool((used != used[0]).any()):
+            return True
+        if edge is not None:
+            other = run(Given({number: edge}))
+            if not all(
+                _alike(other[name], choices.with_places(tensor, call, edge))
+                for name, tensor in outputs.items()
+            ):
+                return True
+        if inside and not _follow_order(choices, number, taken, outputs, run):
+            return True
+    return False
+
+
+def _follow_order(
+    choices: Choices, number: int, taken: Tensor, outputs: Mapping[str, Tensor], run: Run
+) -> bool:
+    """Lets outputs follow a call whose order they have; False where one of them depends on it in another way."""
+    call = choices.calls[number]
+    lines, count = len(call.places), len(taken)
+    orders = torch.stack([_shuffle(count, line) for line in range(lines)])
+    places = call.places.clone()
+    places[:, taken] = places[:, taken].gather(1, orders)
+    other = run(Given({number: places}))
+    if all(
+        _alike(other[name], choices.with_places(tensor, call, places))
+        for name, tensor in outputs.items()
+    ):
+        return True
+    # A choice among the places that were taken alone: no other one can come in their order.
+    choice = Choice(
+        call.values.gather(1, call.places[:, taken]),
+        torch.arange(count).expand(lines, count),
+        torch.ones(lines * count, dtype=torch.bool),
+    )
+    slots = torch.arange(lines * count).reshape(lines, count)
+    for name, tensor in outputs.items():
+        if _alike(other[name], tensor):
+            continue
+        rows = _rows(tensor, other[name], orders)
+        if rows is None:
+            return False
+        dim, spread = rows
+        choices.lead(tensor, choice, spread(slots), partial(_reordered, tensor, dim, spread))
+    return True
+
+
+def _reordered(
+    tensor: Tensor, dim: int, spread: Callable[[Tensor], Tensor], places: Tensor
+) -> Tensor:
+    return tensor.gather(dim, spread(places))
+
+
+def _rows(
+    tensor: Tensor, other: Tensor, orders: Tensor
+) -> tuple[int, Callable[[Tensor], Tensor]] | None:
+    """The dimension along which a tensor came in other orders [L, K], and a function that spreads [L, K] over its shape."""
+    lines, count = orders.shape
+    if tensor.shape != other.shape:
+        return None
+    for dim in range(tensor.dim()):
+        for first in range(dim) if lines > 1 else (-1,):
+            shape = [1] * tensor.dim()
+            if first >= 0:
+                shape[first] = lines
+            shape[dim] = count
+            if tensor.shape[dim] != count or (first >= 0 and tensor.shape[first] != lines):
+                continue
+
+            def spread(places: Tensor, shape: Sequence[int] = shape) -> Tensor:
+                return places.reshape(shape).expand(tensor.shape)
+
+            if _alike(other, _reordered(tensor, dim, spread, orders), _ALIKE):
+                return dim, spread
+    return None
+
+
+def _shuffle(count: int, seed: int) -> Tensor:
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order.flip(0) if bool((order == torch.arange(count)).all()) else order
+
+
+def _other_edge(call: Choice, taken: Tensor, limit: float) -> Tensor | None:
+    """The places with as many as can be of those that tie with the last one taken and weren't; None where none does."""
+    values, places = call.values.double(), call.places.clone()
+    chosen = torch.zeros(values.shape, dtype=torch.bool).scatter_(1, places[:, taken], True)
+    got = values.gather(1, places[:, taken])
+    ties = _near(values, got[:, -1:], limit) & ~chosen
+    for line in ties.any(1).nonzero().squeeze(1).tolist():
+        free = ties[line].nonzero().squeeze(1)
+        held = taken[_near(got[line], got[line, -1], limit)]
+        count = min(len(free), len(held))
+        wanted, given = free[:count], held[-count:]
+        # A sort still gives every place once.
+        full = places[line].clone()
+        full[given] = wanted
+        for slot, place in zip(given.tolist(), wanted.tolist(), strict=True):
+            before = (call.places[line] == place).nonzero().squeeze(1)
+            full[before] = call.places[line, slot]
+        places[line] = full
+    return places if bool(ties.any()) else None
+
+
+def _near(one: Tensor, other: Tensor, limit: float) -> Tensor:
+    return (one == other) | ((one - other).abs() <= limit)
+
+
+def _alike(one: Tensor, other: Tensor, share: float = 0.0) -> bool:
+    """Whether two outputs are equal, or differ by fp32's tolerance or a share of their scale at most."""
+    if one.shape != other.shape:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    finite = other[other.isfinite()].abs()
+    largest = float(finite.max()) if finite.numel() else 0.0
+    limit = max(TOLERANCES["fp32"].limit(largest), share * largest)
+    return torch.allclose(one.double(), other.double(), rtol=0.0, atol=limit, equal_nan=True)

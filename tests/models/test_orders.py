@@ -1,0 +1,168 @@
+"""orders: outputs that come in the order of a choice, and those that near ties leave open."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.bundle.cases import draw_arrays, make_case, make_cases
+from edgecompile.bundle.margins import describe_reference
+from edgecompile.bundle.reference import References
+from edgecompile.loaders.load import load_model
+from edgecompile.models.choices import Choices
+from edgecompile.models.definite import definite
+from edgecompile.models.double import run_in_float64
+from edgecompile.models.kinds import FEW
+from edgecompile.models.orders import Given, Repeated, follow_orders
+from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.ties import Ties, take_ties
+
+FP32 = Tolerance(1e-6, 2e-5)
+#: The three best tie, and so do the last two of five.
+SCORES = torch.tensor([0.1, 0.9, 0.3, 0.9 - 1e-6, 0.5, 0.9 + 1e-6, 0.2, 0.2 + 1e-6])
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Queries(nn.Module):
+    """Rows [B, N, 8] to those of the largest scores, which then see each other.
+
+    Args:
+        count: Number of rows that are chosen.
+        counted: Whether a row's number among them is added to it.
+    """
+
+    def __init__(self, count: int, counted: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.count, self.counted = count, counted
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, rows: Tensor, scores: Tensor) -> dict[str, Tensor]:
+        places = scores.topk(self.count).indices
+        chosen = rows.gather(1, places.unsqueeze(-1).expand(-1, -1, rows.shape[2]))
+        if self.counted:
+            chosen = chosen + torch.arange(float(self.count))[:, None]
+        mixed = chosen + self.mix(chosen, chosen, chosen)[0]
+        return {"logits": self.head(mixed), "boxes": chosen.sigmoid(), "mean": mixed.mean((1, 2))}
+
+
+def record(module: Queries, batch: int = 1) -> tuple[dict[str, Tensor], Ties | None, bool]:
+    torch.manual_seed(1)
+    inputs = {"rows": torch.randn(batch, 8, 8), "scores": SCORES.repeat(batch, 1)}
+
+    def run(mode: AbstractContextManager[Any]) -> dict[str, Tensor]:
+        with torch.no_grad(), definite(), mode:
+            made: dict[str, Tensor] = module(**inputs)
+            return made
+
+    choices = Choices()
+    outputs = run(choices)
+    left_open = follow_orders(choices, outputs, FP32.rtol, run)
+    return outputs, choices.find_ties(outputs, FP32.rtol), left_open
+
+
+def agrees(got: Arrays, want: Arrays, ties: Ties | None) -> bool:
+    assert ties is not None
+    taken = take_ties(got, want, ties, FP32)
+    return all(np.allclose(got[name], taken[name], rtol=0, atol=1e-6) for name in want)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_outputs_may_come_in_another_order_of_ties_together(batch: int) -> None:
+    outputs, ties, left_open = record(Queries(5), batch)
+    assert not left_open
+    want: Arrays = {name: tensor.numpy() for name, tensor in outputs.items()}
+
+    def turned(*order: int, names: tuple[str, ...] = ("logits", "boxes")) -> Arrays:
+        last = {name: array.copy() for name, array in want.items()}
+        for name in names:
+            last[name][-1] = want[name][-1][list(order)]
+        return last
+
+    for order in ((0, 1, 2, 3, 4), (1, 0, 2, 3, 4), (2, 0, 1, 3, 4), (2, 1, 0, 3, 4)):
+        assert agrees(turned(*order), want, ties)
+    # Rows that don't tie, a row twice, one output alone, and what isn't a number.
+    for order in ((0, 1, 3, 2, 4), (0, 1, 2, 4, 3), (0, 0, 2, 3, 4), (3, 1, 2, 0, 4)):
+        assert not agrees(turned(*order), want, ties)
+    for name in ("logits", "boxes"):
+        assert not agrees(turned(1, 0, 2, 3, 4, names=(name,)), want, ties)
+    for value in (np.nan, np.inf, 0.0):
+        spoilt = turned(1, 0, 2, 3, 4)
+        spoilt["logits"][-1, 0] = value
+        assert not agrees(spoilt, want, ties)
+
+
+def test_ties_that_decide_more_than_an_order_leave_outputs_open() -> None:
+    for module in (Queries(2), Queries(6), Queries(5, counted=True)):
+        assert record(module)[2]
+    assert not record(Queries(4))[2]
+
+
+def test_a_last_place_between_equal_rows_leaves_nothing_open() -> None:
+    class Padded(Queries):
+        def forward(self, rows: Tensor, scores: Tensor) -> dict[str, Tensor]:
+            # The two rows that tie for the last place are the same.
+            return super().forward(rows.index_fill(1, torch.tensor([6, 7]), 0.0), scores)
+
+    assert not record(Padded(6))[2]
+
+
+def test_float64_takes_the_choices_of_float32() -> None:
+    class Scored(Queries):
+        def forward(self, rows: Tensor, scores: Tensor) -> dict[str, Tensor]:
+            return super().forward(rows, scores + rows[..., 0] * 0.0)
+
+    module = Scored(5)
+    torch.manual_seed(1)
+    inputs = {"rows": torch.randn(1, 8, 8), "scores": torch.zeros(1, 8) + SCORES}
+    with torch.no_grad(), definite(), Given({0: torch.tensor([[3, 1, 5, 4, 2, 7, 6, 0]])}):
+        narrow = module(**inputs)
+    with torch.no_grad(), definite(), Choices() as choices:
+        module(**inputs)
+    assert choices.calls[0].places[0, :3].tolist() == [5, 1, 3]
+    choices.calls[0].places[0, :3] = torch.tensor([3, 1, 5])
+    with Repeated(choices.calls, FP32.rtol):
+        wide = run_in_float64(module, inputs)
+    assert wide["boxes"].dtype == torch.float64
+    torch.testing.assert_close(wide["logits"].float(), narrow["logits"])
+    # What doesn't tie is chosen anew.
+    choices.calls[0].places[0, 3:5] = torch.tensor([2, 4])
+    with Repeated(choices.calls, FP32.rtol):
+        own = run_in_float64(module, inputs)
+    assert not torch.allclose(own["logits"].float(), narrow["logits"], atol=1e-3)
+
+
+def test_cases_are_drawn_again_where_ties_leave_them_open() -> None:
+    class Level(Queries):
+        def forward(self, rows: Tensor, scores: Tensor) -> dict[str, Tensor]:
+            repeated = (scores[:, 1:] == scores[:, :-1]).any()
+            return super().forward(rows, torch.where(repeated, scores * 0.0, scores))
+
+    spec = {
+        "module": Level(5),
+        "inputs": {"rows": torch.randn(1, 8, 8), "scores": torch.randn(1, 8)},
+        "axes": {"rows": {1: "length"}, "scores": {1: "length"}},
+        "limits": {"length": (5, 20)},
+    }
+    model = load_model(spec)
+    references = References(model)
+    rows = np.random.default_rng(0).normal(size=(1, 8, 8)).astype(np.float32)
+    equal = np.full((1, 8), 0.5, np.float32)
+    left = {"rows": rows, "scores": equal}
+    found = references.find(left)
+    assert found.open
+    assert "1 of 1 cases: one of several" in describe_reference([make_case(0, "", left, found)])
+    assert not references.find({"rows": rows, "scores": rows[..., 0]}).open
+    buckets = [Bucket("exact", (("length", AxisRange(5, 20, 12)),))] * 2
+    # One of the kinds that cases take in turn.
+    assert references.find(draw_arrays(model, {"length": 12}, 0, FEW)).open
+    for case in make_cases(model, buckets):
+        assert not references.find(case.inputs).open
