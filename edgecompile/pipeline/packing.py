@@ -230,8 +230,9 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
             for name, made in compiled.batch.items()
         }
         batch = BatchSpec(contents.texts_at_once, programs) if programs else None
-        spec = model.generation.spec._replace(batch=batch, masked_head=_mask_heads(compiled))
-        manifest = manifest._replace(generation=spec)
+        masked = _mask_heads(compiled)
+        generation = model.generation.spec._replace(batch=batch, masked_head=masked)
+        manifest = manifest._replace(generation=generation)
     notes: tuple[str, ...] = ()
     if contents.tokenizer:
         text, notes = describe_texts(model, manifest.axes)

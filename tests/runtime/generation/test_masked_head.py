@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import Model, NativeError, open_bundle
+from edgecompile.runtime.cpu.library import BoundRun
+from edgecompile.runtime.generation.golden import replay_generations
 from edgecompile.runtime.generation.options import Options
 from edgecompile.runtime.generation.stream import TokenStream
 from tests.conftest import family_once
@@ -18,37 +20,43 @@ from tests.runtime.generation.test_constraints import Rule
 pytest.importorskip("torch")
 
 PANEL = 32
-VOCABULARY = 97  # the last panel has one token
+VOCABULARY = 1001  # 32 panels, the last one of nine tokens
+PANELS = 32
 TEXT = [3, 1, 4, 1, 5]
+
+
+@pytest.fixture(scope="session")
+def wide_bundle(shared_folder: Path) -> Path:
+    """A family in fp32, with runs that give several rows of logits."""
+    return family_once(shared_folder, "wide", "llama", {"lookup": 4, "vocabulary": VOCABULARY})
 
 
 @pytest.fixture(scope="session")
 def capped_bundle(shared_folder: Path) -> Path:
     """A family whose logits are soft-capped to 30, in int8."""
-    return family_once(shared_folder, "capped", "gemma2", {"calm": True}, precision="int8")
+    load = {"calm": True, "vocabulary": VOCABULARY}
+    return family_once(shared_folder, "capped", "gemma2", load, precision="int8")
 
 
 @pytest.fixture(scope="session")
 def nibbles_bundle(shared_folder: Path) -> Path:
     """A family with its weights in int4."""
-    return family_once(shared_folder, "nibbles", "llama", {"calm": True}, precision="int4")
+    load = {"calm": True, "vocabulary": VOCABULARY}
+    return family_once(shared_folder, "nibbles", "llama", load, precision="int4")
 
 
-@pytest.fixture(scope="module", params=["lookup_bundle", "capped_bundle", "nibbles_bundle"])
+@pytest.fixture(scope="module", params=["wide_bundle", "capped_bundle", "nibbles_bundle"])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    """The first is in fp32, and has runs that give several rows of logits."""
     with open_bundle(request.getfixturevalue(request.param), threads=2) as opened:
         yield opened
 
 
-def draw(seed: int) -> Any:
-    """A mask of few tokens, in one to three panels of four."""
+def draw(seed: int, most: int = 8) -> Any:
+    """A mask of tokens in a few panels, some of which follow each other."""
     random = np.random.RandomState(seed)
-    mask = random.random_sample(VOCABULARY) < 0.2
-    for panel in random.choice(4, random.randint(1, 4), replace=False):
-        mask[panel * PANEL : (panel + 1) * PANEL] = False
-    if not mask.any():
-        mask[random.randint(VOCABULARY)] = True
+    mask = np.zeros(VOCABULARY, bool)
+    for panel in random.choice(PANELS, random.randint(1, most + 1), replace=False):
+        mask[panel * PANEL + random.choice(9, random.randint(1, 9))] = True
     return mask
 
 
@@ -75,16 +83,18 @@ def test_allowed_tokens_have_the_bits_of_a_whole_run(model: Model, count: int) -
     tokens = [7 + index % 50 for index in range(count)]
     whole = logits_of(model, tokens)
     left_out = -30.0 if model.manifest.name == "capped" else -np.inf
-    for seed in range(20):
-        wanted = draw(seed)
+    for seed in range(40):
+        wanted = draw(seed, PANELS if seed % 2 else 8)
         got = logits_of(model, tokens, wanted)
         assert got[wanted].tobytes() == whole[wanted].tobytes()
         for begin in range(0, VOCABULARY, PANEL):
             panel = slice(begin, begin + PANEL)
             if wanted[panel].any():
                 assert got[panel].tobytes() == whole[panel].tobytes()
-            else:
+            elif seed % 2 == 0:
                 assert (got[panel] == left_out).all()
+            else:  # where few are left out, all may be computed, but nothing is of an earlier run
+                assert (got[panel] == left_out).all() or got.tobytes() == whole.tobytes()
     everything, nothing = np.ones(VOCABULARY, bool), np.zeros(VOCABULARY, bool)
     assert logits_of(model, tokens, everything).tobytes() == whole.tobytes()
     assert (logits_of(model, tokens, nothing) == left_out).all()
@@ -147,9 +157,24 @@ def test_what_was_left_out_is_neither_told_nor_kept(model: Model, tmp_path: Path
                 assert going_on.generate(prompt, **asked) == want
 
 
+def test_a_self_test_tells_other_bits(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(item["ok"] for item in replay_generations(model))
+    run = BoundRun.run_masked
+
+    def inexact(own: BoundRun, wanted: Any) -> None:
+        run(own, wanted)
+        logits = own._arrays[1][0]
+        logits[...] = np.nextafter(logits, np.float32(np.inf))
+
+    monkeypatch.setattr(BoundRun, "run_masked", inexact)
+    *others, last = replay_generations(model)
+    assert all(item["ok"] for item in others) and not last["ok"]
+    assert last["error"] == "a run that leaves out logits gives other ones than a whole run"
+
+
 def test_a_mask_of_another_size_is_refused(model: Model) -> None:
     whole = logits_of(model, [7])
     for size in (VOCABULARY - 1, VOCABULARY + 1, 0):
-        with pytest.raises(NativeError, match=f"the mask has {size} columns, the product 97"):
+        with pytest.raises(NativeError, match=f"the mask has {size} columns, the product 1001"):
             logits_of(model, [7], np.ones(size, bool))
     assert logits_of(model, [7]).tobytes() == whole.tobytes(), "the next run has no mask"
