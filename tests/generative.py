@@ -80,6 +80,9 @@ def build_decoder(output: Path, work: Path) -> None:
     keys = [store.key(bucket) for bucket in buckets]
     profile = load_target("cpu-x86-64-v3")
     compiled = compile_buckets(exported, buckets, profile, work / "artifacts", keys=keys)
+    assert all(
+        made.lowering["counts"]["heads"] for made in compiled.artifacts[profile.variants[0].name]
+    )
     contents = Contents(model, BucketPlan("length", buckets), compiled)
     with Staging(work / "packed.ecb") as claim:
         made = pack_bundle(contents, claim)
@@ -98,6 +101,7 @@ def make_generative(folder: Path, module: Any) -> None:
         if entry["name"] in ("position", "last"):
             entry["bounds"] = None
     document["generation"] = generation_entry(d.CACHES, d.MAX_CONTEXT, d.PAD)
+    document["generation"]["masked_head"] = True
     random = np.random.default_rng(3)
     files: dict[str, bytes] = {}
     for bucket, (length, rows, position, last) in GOLDEN.items():

@@ -69,8 +69,8 @@ def describe_reference(cases: Sequence[Case]) -> str:
         if problems:
             count = f"{len(problems)} of {len(cases)} cases"
             texts.append(f"{count}: eager in float32, as {problems[0]}")
-    if count := sum(case.open for case in cases):
-        texts.append(f"{count} of {len(cases)} cases: one of several answers, {OPEN}")
+    if several := sum(case.open for case in cases):
+        texts.append(f"{several} of {len(cases)} cases: one of several answers, {OPEN}")
     whole = not cases or any(not case.problem for case in cases)
     return "; ".join([*(["eager in float64"] if whole else []), *texts])
 

@@ -66,7 +66,7 @@ class Given(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return places
 
 
-class Repeated(Given):
+class Repeated(Given):  # type: ignore[no-untyped-call]
     """Lets another run choose as one has chosen, in each call whose values tie there.
 
     Args:

@@ -230,7 +230,9 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
             for name, made in compiled.batch.items()
         }
         batch = BatchSpec(contents.texts_at_once, programs) if programs else None
-        manifest = manifest._replace(generation=model.generation.spec._replace(batch=batch))
+        masked = _mask_heads(compiled)
+        generation = model.generation.spec._replace(batch=batch, masked_head=masked)
+        manifest = manifest._replace(generation=generation)
     notes: tuple[str, ...] = ()
     if contents.tokenizer:
         text, notes = describe_texts(model, manifest.axes)
@@ -257,6 +259,12 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
     if contents.encoder is not None:
         writer.add_bundle(contents.encoder, ENCODER)
     return manifest, notes
+
+
+def _mask_heads(compiled: CompiledModel) -> bool:
+    """Whether each program can leave out logits that nobody reads."""
+    made = [artifact for own in compiled.artifacts.values() for artifact in own]
+    return bool(made) and all(item.lowering.get("counts", {}).get("heads") for item in made)
 
 
 def _cases(contents: Contents, tolerance: Tolerance, seed: int) -> tuple[list[Case], Sequence[str]]:

@@ -85,7 +85,7 @@ class QuantizedProgram:
         self._rounds_activations = True
         read = set()
         for node in self._module.graph.nodes:
-            if node.target is ops.LINEAR:
+            if node.target in (ops.LINEAR, ops.HEAD):
                 # The weights are looked up by name, unpacked once and not for every run.
                 weight = str(node.args[1].target)
                 if weight not in self._parts:
@@ -120,7 +120,7 @@ class QuantizedProgram:
         n: int,
         act: int,
     ) -> Tensor:
-        """``ec_linear`` with a weight by name; int8 and int4 products round their activations."""
+        """``ec_linear`` or ``ec_head`` with a weight by name; int8 and int4 products round their activations."""
         x, matrix = self._operands(x, weight)
         y = ops.activate(torch.nn.functional.linear(x, matrix, bias), act)
         return y if residual is None else y + residual

@@ -106,10 +106,10 @@ def write_checkpoint(
 def _write_vlm(folder: Path) -> None:
     """Writes the configuration and the processor of a small model of images and words; LeRobot reads no weights here."""
     text = {"model_type": "llama", "vocab_size": _WORDS + 4, "hidden_size": 32, "head_dim": 8}
-    text |= {"intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
-    text |= {"num_key_value_heads": 2, "pad_token_id": 2}
+    text.update(intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
+    text.update(num_key_value_heads=2, pad_token_id=2)
     image = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "patch_size": 8}
-    image |= {"num_attention_heads": 2, "image_size": 32}
+    image.update(num_attention_heads=2, image_size=32)
     SmolVLMConfig(
         text_config=text, vision_config=image, scale_factor=2, pad_token_id=2, image_token_id=_WORDS
     ).save_pretrained(folder)

@@ -212,6 +212,7 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("key-type", "generation.batch", 3, "generation.batch: must be an object, not integer"),
     ("key-missing", "generation.batch", {"texts": 2}, "generation.batch.programs: is required"),
     ("generation-batch", "generation.batch", batch(1), "1 isn't within 2..64"),
+    ("key-type", "generation.masked_head", 1, "masked_head: must be true or false, not integer"),
     ("generation-batch", "generation.batch", batch(65), "65 isn't within 2..64"),
     ("path-listed", "generation.batch", batch(2, "code/no.so"), "isn't listed"),
     ("generation-axes", "generation.length_axis", "context", "'context' isn't the length_axis"),
@@ -323,6 +324,7 @@ HOSTILE_STATES_ALONE: list[tuple[str, str, Any, str]] = [
 #: The same of a bundle behind an encoder.
 HOSTILE_SOURCES: list[tuple[str, str, Any, str]] = [
     ("generation-batch", "generation.batch", batch(2), "isn't for the kind seq2seq"),
+    ("generation-head", "generation.masked_head", False, "isn't for the kind seq2seq"),
     *[("key-missing", f"generation.{key}", DELETE, f"generation.{key}") for key in SOURCE],
     *[("key-type", f"generation.{key}", 0.5, f"generation.{key}: must be") for key in SOURCE],
     ("key-type", "generation.cross.0", 3, "generation.cross[0]: must be a string"),

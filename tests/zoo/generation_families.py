@@ -432,7 +432,7 @@ SOURCES: Mapping[str, Family] = {
 }
 
 
-def make_family(name: str, *, calm: bool = False) -> Any:
+def make_family(name: str, *, calm: bool = False, vocabulary: int | None = None) -> Any:
     """A model of the family with random weights, the same ones every time.
 
     They are large enough that the likeliest token changes with the context; where it is ``calm``, small enough
@@ -444,7 +444,8 @@ def make_family(name: str, *, calm: bool = False) -> Any:
     from tests.factories.outliers import add_outliers
 
     family = {**FAMILIES, **SOURCES}[name]
-    config = getattr(transformers, family.config)(**family.settings)
+    settings = {**family.settings, **({"vocab_size": vocabulary} if vocabulary else {})}
+    config = getattr(transformers, family.config)(**settings)
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model = getattr(transformers, family.model)(config).eval().float()
@@ -471,8 +472,10 @@ def _spread(name: str, path: str) -> float:
     return 0.05 if any(part in path for part in ("embed_tokens", "shared")) else 0.4
 
 
-def load_family(name: str, *, calm: bool = False, **changes: Any) -> Any:
-    """The family's model, to generate with; ``changes`` are fields of ``LoadOptions``, ``calm`` is of ``make_family``.
+def load_family(
+    name: str, *, calm: bool = False, vocabulary: int | None = None, **changes: Any
+) -> Any:
+    """The family's model, to generate with; ``changes`` are fields of ``LoadOptions``, the others of ``make_family``.
 
     Raises:
         ModelError: it can't.
@@ -487,5 +490,5 @@ def load_family(name: str, *, calm: bool = False, **changes: Any) -> Any:
         options = LoadOptions(max_length=None if fixed else LONGEST_SOURCE, max_context=POSITIONS)
     options = replace(options, **changes)
     task, source = options.task or "seq2seq-lm", ModelSource("object", name)
-    model = make_family(name, calm=calm)
+    model = make_family(name, calm=calm, vocabulary=vocabulary)
     return GeneratorMaker(task, model, options, name=name, source=source).make()

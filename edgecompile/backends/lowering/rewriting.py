@@ -35,7 +35,7 @@ class LoweringReport:
             nodes that computed what another one does; ``rows``: nodes that compute the one row that is
             read instead of all; ``halves``: operators of half precision that
             compute in float32 and round; ``grouped``: products of groups of rows (mixtures of
-            experts); ``tables``: embeddings whose table is a packed weight; ``pointwise``: convolutions that became linears; ``batch_norms``, ``pads`` and
+            experts); ``heads``: products of which a run may leave out tokens; ``tables``: embeddings whose table is a packed weight; ``pointwise``: convolutions that became linears; ``batch_norms``, ``pads`` and
             ``convolved_activations``: what was taken over into convolutions; ``boxes``: torchvision's
             suppressions and averages over boxes.
         kept: reasons, by node name, why a candidate was left to Inductor.

@@ -417,6 +417,12 @@ LINEAR = define(
     _linear_cpu,
     lambda x, w, bias, residual, n, act: x.new_empty((*x.shape[:-1], n)),
 )
+#: The same, of which a run may leave out columns whose values nobody reads: a language model's output head.
+HEAD = define(
+    "ec_head(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor",
+    _linear_cpu,
+    lambda x, w, bias, residual, n, act: x.new_empty((*x.shape[:-1], n)),
+)
 #: Rows ``[..., k]`` of a packed weight ``[n, k]`` at indices ``[...]``.
 PACKED_ROWS = define(
     "ec_packed_rows(Tensor w_packed, Tensor indices, int n, int k) -> Tensor",

@@ -64,6 +64,14 @@ OPTIONAL: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
         (HANDLE, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
     ),
     (
+        "ec_program_run_masked",
+        ctypes.c_int32,
+        (
+            *(HANDLE, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
+            *(ctypes.c_void_p, ctypes.c_int64),
+        ),
+    ),
+    (
         "ec_measure_ceilings",
         ctypes.c_int32,
         (ctypes.POINTER(ctypes.c_double), ctypes.POINTER(ctypes.c_double)),

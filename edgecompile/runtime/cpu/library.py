@@ -95,6 +95,11 @@ class RuntimeLibrary:
         return "ec_program_run_into" not in self._lacks
 
     @property
+    def masks_logits(self) -> bool:
+        """Whether a run can leave out logits that nobody reads."""
+        return "ec_program_run_masked" not in self._lacks
+
+    @property
     def sets_run_threads(self) -> bool:
         """Whether a run can have its own number of threads."""
         return "ec_set_run_threads" not in self._lacks
@@ -320,3 +325,18 @@ class BoundRun:
         )
         if status != 0:
             program._runtime.check(status, "running " + program.label)
+
+    def run_masked(self, wanted: "NDArray[np.bool_]") -> None:
+        """Runs once, where nothing but the logits of ``wanted`` [vocabulary], C-contiguous, is read.
+
+        The others mean nothing. Only where the runtime library ``masks_logits``.
+
+        Raises:
+            NativeError: native code reported a failure, a mask of another size among others.
+        """
+        program, (arrays, results) = self._program, self._arrays
+        outputs = (self._outputs, len(results), wanted.ctypes.data, wanted.size)
+        status = program._native.ec_program_run_masked(
+            program._open(), self._inputs, len(arrays), *outputs
+        )
+        program._runtime.check(status, "running " + program.label)

@@ -97,6 +97,7 @@ class _GenerationReader:
             defaults=defaults,
             lookup=longest or 1,
             batch=self._batch(kind) if entry.find("batch").given else None,
+            masked_head=self._masked_head(kind),
             **names,
             **more,
         )
@@ -130,6 +131,12 @@ class _GenerationReader:
         if kind == SEQ2SEQ:
             self.add("generation-batch", "batch", "isn't for the kind {}".format(SEQ2SEQ))
         return BatchSpec(texts or 0, programs)
+
+    def _masked_head(self, kind: Optional[str]) -> bool:
+        entry = self.entry.find("masked_head")
+        if entry.given and kind == SEQ2SEQ:
+            entry.refuse("generation-head", "isn't for the kind {}".format(SEQ2SEQ))
+        return entry.given and bool(entry.boolean())
 
     def _defaults(self) -> Dict[str, Any]:
         """The defaults that are known, each checked."""

@@ -302,7 +302,8 @@ class GenerationSpec(NamedTuple):
     inputs ``cross`` of its input ``source``, ``start`` what every text begins with. Tokens of
     ``suppress`` are never chosen, those of ``suppress_first`` not as the first one.
 
-    ``batch`` is what runs several texts at once; None: nothing does.
+    ``batch`` is what runs several texts at once; None: nothing does. With ``masked_head`` programs for CPUs can
+    leave out logits that nobody reads.
     """
 
     input: str
@@ -326,6 +327,7 @@ class GenerationSpec(NamedTuple):
     suppress_first: Tuple[int, ...] = ()
     lookup: int = 1
     batch: Optional[BatchSpec] = None
+    masked_head: bool = False
 
     def has_rows(self, item: "TensorSpec") -> bool:
         """Whether one of ``caches`` has a row for each token, so that it isn't a state of a fixed size."""
@@ -341,6 +343,8 @@ class GenerationSpec(NamedTuple):
             del whole["lookup"]
         if self.batch is None:
             del whole["batch"]
+        if not self.masked_head:
+            del whole["masked_head"]
         return whole
 
 

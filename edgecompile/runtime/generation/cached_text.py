@@ -21,6 +21,7 @@ from .tried import Room, TriedTokens
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .chunk_runs import Wanted
     from .request import GenerationRequest
 
     #: Runs of chunks, one at each step; in the end the logits [vocabulary] behind the last one.
@@ -207,8 +208,12 @@ class CachedText:
             self.states.take(count)
         self._behind = count
 
-    def advance(self, token: int) -> "NDArray[np.float32]":
-        """Runs one token behind the text; the logits [vocabulary], valid until the next run."""
+    def advance(self, token: int, wanted: "Wanted" = None) -> "NDArray[np.float32]":
+        """Runs one token behind the text.
+
+        Returns:
+            The logits [vocabulary], valid until the next run; those that aren't wanted mean nothing.
+        """
         if self._tried is not None:
             self.retract()
         row = len(self.tokens)
@@ -218,31 +223,35 @@ class CachedText:
             self._logits[...] = self.try_tokens([token])[0]  # after what was taken back
             return self._logits
         self._behind = -1
-        self._runs.run_rows(row, [token])
+        self._runs.run_rows(row, [token], wanted)
         self.tokens.append(token)
         self._behind = row + 1
         if self._every:
             self._keep_states()
         return self._logits
 
-    def advance_by(self, begin: int, tokens: List[int]) -> "Runs":
-        """Runs several tokens behind the text's first ``begin``, as a prompt's."""
+    def advance_by(self, begin: int, tokens: List[int], wanted: "Wanted" = None) -> "Runs":
+        """Runs several tokens behind the text's first ``begin``, as a prompt's; see ``advance``."""
         self.retract()
         if self.states is not None:
             if begin != self._behind:
                 raise _states_lost()
-            logits = yield from self._extend_states(self.states, tokens)
+            logits = yield from self._extend_states(self.states, tokens, wanted=wanted)
             self._keep_states()
             return logits
         del self.tokens[begin:]  # of an attempt that was interrupted between two chunks
         try:
-            return (yield from self._extend(tokens))
+            return (yield from self._extend(tokens, wanted))
         except (Exception, KeyboardInterrupt):
             del self.tokens[begin:]  # all of them can be run again
             raise
 
     def _extend_states(
-        self, states: Checkpoints, tokens: Sequence[int], marks: Iterable[int] = ()
+        self,
+        states: Checkpoints,
+        tokens: Sequence[int],
+        marks: Iterable[int] = (),
+        wanted: "Wanted" = None,
     ) -> "Runs":
         """Runs tokens behind the text, and keeps states within them: at marks, and at every so many tokens."""
         begin, every = self.row, self._every
@@ -252,9 +261,9 @@ class CachedText:
             yield from self._extend(tokens[self.row - begin : stop - begin])
             states.take(stop)
             yield
-        return (yield from self._extend(tokens[self.row - begin :]))
+        return (yield from self._extend(tokens[self.row - begin :], wanted))
 
-    def _extend(self, tokens: Sequence[int]) -> "Runs":
+    def _extend(self, tokens: Sequence[int], wanted: "Wanted" = None) -> "Runs":
         done = 0
         while done < len(tokens):
             if done:
@@ -262,7 +271,7 @@ class CachedText:
             chunk = self._runs.planner.next_chunk(self.row, len(tokens) - done)
             part = tokens[done : done + chunk.taken]
             self._behind = -1
-            self._runs.run(self.row, chunk, part)
+            self._runs.run(self.row, chunk, part, wanted)
             self._took(part)
             done += chunk.taken
         return self._logits

@@ -1,5 +1,6 @@
 """Runs of one text's tokens over its caches."""
 
+import functools
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -12,6 +13,9 @@ from .sources import run_encoder, same_source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    #: Tokens whose logits are read, bool [vocabulary]; None: all.
+    Wanted = Optional[NDArray[np.bool_]]
 
 
 class _Bound(NamedTuple):
@@ -38,6 +42,7 @@ class ChunkRuns:
         vocabulary: Any = bundle.manifest.outputs[0].shape[1]
         self._rows = np.zeros((spec.lookup, vocabulary), np.float32)
         self.logits: NDArray[np.float32] = self._rows[0]
+        self._masks = bundle.masks_logits
         self._bound: Dict[int, _Bound] = {}
         self._source: Optional[Dict[str, NDArray[Any]]] = None
         self._cross: Dict[str, NDArray[Any]] = {}
@@ -61,26 +66,35 @@ class ChunkRuns:
         self._source = source
         return True
 
-    def run(self, row: int, chunk: Chunk, tokens: Sequence[int]) -> None:
+    def run(self, row: int, chunk: Chunk, tokens: Sequence[int], wanted: "Wanted" = None) -> None:
         """Runs the tokens of a chunk from a row on."""
         if 2 <= chunk.taken <= self._spec.lookup:
-            self.logits[...] = self.run_rows(row, tokens)[-1]
+            self.logits[...] = self.run_rows(row, tokens, wanted)[-1]
         else:
-            self._run(self._bind(chunk), row, tokens)
+            self._run(self._bind(chunk), row, tokens, wanted)
 
-    def run_rows(self, row: int, tokens: Sequence[int]) -> "NDArray[np.float32]":
-        """Runs 1 to ``lookup`` tokens from a row on; the logits [tokens, vocabulary] behind each, until the next run."""
+    def run_rows(
+        self, row: int, tokens: Sequence[int], wanted: "Wanted" = None
+    ) -> "NDArray[np.float32]":
+        """Runs 1 to ``lookup`` tokens from a row on.
+
+        Returns:
+            The logits [tokens, vocabulary] behind each, until the next run; those that aren't wanted mean nothing.
+        """
         count = len(tokens)
         bound = self._bound.get(count)
         if bound is None or row + count > bound.chunk.rows:
             bound = self._bound[count] = self._bind(self.planner.next_chunk(row, count))
-        self._run(bound, row, tokens)
+        self._run(bound, row, tokens, wanted)
         return self._rows[:count]
 
-    def _run(self, bound: _Bound, row: int, tokens: Sequence[int]) -> None:
+    def _run(self, bound: _Bound, row: int, tokens: Sequence[int], wanted: "Wanted") -> None:
         bound.ids[:] = tokens
         bound.position[0] = row
-        self._bundle.run_bound(bound.run, bound.chunk.bucket, bound.sizes)
+        run: Any = bound.run
+        if wanted is not None and self._masks:
+            run = functools.partial(run.run_masked, wanted)
+        self._bundle.run_bound(run, bound.chunk.bucket, bound.sizes)
 
     def _bind(self, chunk: Chunk) -> _Bound:
         spec, count = self._spec, chunk.taken

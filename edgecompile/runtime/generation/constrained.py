@@ -34,6 +34,13 @@ class ConstrainedStream(TokenStream):
         # Forced tokens that haven't been given out, and how many of those given out have been run.
         self._ahead: List[int] = []
         self._run: Optional[int] = None
+        # What may come next, for which alone there will be logits.
+        self._allowed: Optional[NDArray[np.bool_]] = None
+
+    @property
+    def logits(self) -> "Optional[NDArray[np.float32]]":
+        """None, too, where those of other tokens than the allowed ones aren't there."""
+        return None if self._allowed is not None else self._logits
 
     def run(self) -> bool:
         if self.finish_reason is not None or self._logits is not None:
@@ -80,11 +87,17 @@ class ConstrainedStream(TokenStream):
             marks = (*request.marks, len(request.prompt)) if tokens else request.marks
             prompt = [*request.prompt, *tokens]
             self._runs = session.begin(self, request._replace(prompt=prompt, marks=marks))
-        elif self._run == len(tokens) - 1:
-            self._logits = self._advance()
+            return
+        try:
+            self._allowed = self._constraint.mask()
+        except ConstraintError:
+            self.close()
+            raise
+        if self._run == len(tokens) - 1:
+            self._logits = session.advance(self, tokens[-1], self._allowed)
         else:
             begin = len(request.prompt) + self._run
-            self._runs = session.advance_by(self, begin, tokens[self._run :])
+            self._runs = session.advance_by(self, begin, tokens[self._run :], self._allowed)
 
     def __next__(self) -> int:
         if self.finish_reason is not None:
@@ -113,6 +126,7 @@ class ConstrainedStream(TokenStream):
             self._sampler.add(token)
         else:
             return None
+        self._allowed = None
         constraint.accept(token)
         tokens.append(token)
         if token in request.eos:
@@ -126,7 +140,7 @@ class ConstrainedStream(TokenStream):
         return token
 
     def _choose_token(self, logits: "NDArray[np.float32]") -> int:
-        allowed = self._constraint.mask()
+        allowed = self._constraint.mask() if self._allowed is None else self._allowed
         banned = (self._never, None if self.tokens else self._not_first)
         token = self._choose(choose_allowed(logits, allowed, banned))
         self._logits = None

@@ -51,7 +51,8 @@ class CheckedConstraint:
         words = -(-self._vocabulary // 32)
         kind = (value.shape, value.dtype) if isinstance(value, np.ndarray) else None
         if kind == ((self._vocabulary,), np.bool_):
-            allowed: NDArray[np.bool_] = value
+            # A run reads it, which nobody may change meanwhile.
+            allowed: NDArray[np.bool_] = np.array(value, order="C")
             return allowed
         if kind == ((words,), np.uint32):
             bits = np.unpackbits(np.ascontiguousarray(value).view(np.uint8), bitorder="little")
@@ -99,7 +100,7 @@ def choose_allowed(
     """The logits with minus infinity for all tokens but the allowed ones.
 
     Args:
-        logits: Logits [vocabulary], which are only read.
+        logits: Logits [vocabulary], which are only read; those of other tokens may mean nothing.
         allowed: Tokens that the constraint allows, [vocabulary].
         banned: Lists of tokens that the model itself never chooses here.
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..format.output import Path
     from .cached_text import Runs
+    from .chunk_runs import Wanted
 
 _Session = TypeVar("_Session", bound="Session")
 
@@ -206,16 +207,20 @@ class Session(Unique, Generator):
                 raise turn_lost()
             yield self._text
 
-    def advance(self, stream: TokenStream, token: int) -> "NDArray[np.float32]":
+    def advance(
+        self, stream: TokenStream, token: int, wanted: "Wanted" = None
+    ) -> "NDArray[np.float32]":
         """Runs one token as through ``lent``, without a context manager: each token of a text comes this way."""
         with self._lock:
             if not self.has_turn(stream):
                 raise turn_lost()
-            return self._text.advance(token)
+            return self._text.advance(token, wanted)
 
-    def advance_by(self, stream: TokenStream, begin: int, tokens: List[int]) -> "Runs":
+    def advance_by(
+        self, stream: TokenStream, begin: int, tokens: List[int], wanted: "Wanted" = None
+    ) -> "Runs":
         """Runs several tokens behind the text's first ``begin``, as a prompt's."""
-        return self._in_turn(weakref.ref(stream), self._text.advance_by(begin, tokens))
+        return self._in_turn(weakref.ref(stream), self._text.advance_by(begin, tokens, wanted))
 
 
 def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":

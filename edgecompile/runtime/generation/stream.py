@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .cached_text import CachedText, Runs
+    from .chunk_runs import Wanted
 
     Choose = Callable[[NDArray[np.float32]], int]
 
@@ -36,12 +37,16 @@ class Text(Protocol):
         """Makes the text that of ``stream``; the runs of its prompt."""
         ...
 
-    def advance(self, stream: "TokenStream", token: int) -> "NDArray[np.float32]":
-        """Runs one token; the logits [vocabulary] behind it."""
+    def advance(
+        self, stream: "TokenStream", token: int, wanted: "Wanted" = None
+    ) -> "NDArray[np.float32]":
+        """Runs one token; the logits [vocabulary] behind it, of which those that aren't wanted mean nothing."""
         ...
 
-    def advance_by(self, stream: "TokenStream", begin: int, tokens: List[int]) -> "Runs":
-        """The runs of several tokens behind the text's first ``begin``."""
+    def advance_by(
+        self, stream: "TokenStream", begin: int, tokens: List[int], wanted: "Wanted" = None
+    ) -> "Runs":
+        """The runs of several tokens behind the text's first ``begin``; see ``advance``."""
         ...
 
     def has_turn(self, stream: "TokenStream") -> bool:

@@ -270,6 +270,13 @@ class OpenBundle(Unique):
         batch = None if spec is None else spec.batch
         return 0 if batch is None or self._variant.name not in batch.programs else batch.texts
 
+    @property
+    def masks_logits(self) -> bool:
+        """Whether what ``bind`` gives has ``run_masked``."""
+        spec, runtime = self.manifest.generation, self._runtime
+        masks = spec is not None and spec.masked_head
+        return masks and runtime is not None and runtime.masks_logits
+
     def bind_batch(
         self, arrays: "Sequence[NDArray[Any]]", results: "Sequence[NDArray[Any]]"
     ) -> Callable[[], Any]:

@@ -143,6 +143,27 @@ def test_grammars(model: Model, grammar: dict[str, Any], expression: str) -> Non
         assert re.fullmatch(expression, text)
 
 
+def test_texts_are_those_of_whole_heads(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the likeliest tokens and of drawn ones: a run that leaves out panels of the head changes none."""
+    drawn = random.Random(7)
+    grammars = [{"json_schema": draw_schema(drawn)} for _ in range(12)]
+    grammars += [{"regex": "[a-c]{3}-[0-9]{2}"}, {"regex": '(yes|no|[{}":]{9})'}]
+
+    def write() -> list[str]:
+        texts = []
+        for number, grammar in enumerate(grammars):
+            options = {"temperature": 2.0, "seed": number} if number % 2 else {}
+            made = {"constraint": model.make_constraint(**grammar), "max_new_tokens": 120}
+            texts.append("".join(model.stream_text("abc", **made, **options)))
+        return texts
+
+    assert model.masks_logits
+    masked = write()
+    monkeypatch.setattr(model._runtime, "_lacks", {"ec_program_run_masked"})
+    assert not model.masks_logits
+    assert write() == masked
+
+
 def test_a_text_may_end_where_the_grammar_lets_it(model: Model) -> None:
     """At a token of eos, which the grammar allows there and nowhere before."""
     found = set()

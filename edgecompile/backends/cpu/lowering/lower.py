@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from edgecompile.backends.cpu.lowering.activations import activation_of
 from edgecompile.backends.cpu.lowering.attention import lower_attention, read_stored
 from edgecompile.backends.cpu.lowering.grouped import lower_grouped
+from edgecompile.backends.cpu.lowering.head import mark_head
 from edgecompile.backends.cpu.lowering.norms import lower_norms
 from edgecompile.backends.cpu.lowering.residuals import fuse_residuals, lower_layer_norms
 from edgecompile.backends.cpu.lowering.tables import share_tables
@@ -104,6 +105,7 @@ def lower_graph(
     lower_norms(low)
     lower_attention(low, precision.name != "fp32")
     read_stored(gm)
+    mark_head(low)
     _let_views_copy(gm)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)

@@ -27,7 +27,7 @@ def share_tables(low: Lowering) -> None:
     something else reads stays as it is.
     """
     gm = low.gm
-    if not _is_decoder(gm):
+    if not is_decoder(gm):
         return
     lookups: dict[str, list[Node]] = {}
     for node in gm.graph.nodes:
@@ -53,7 +53,7 @@ def share_tables(low: Lowering) -> None:
         low.report.counts["tables"] += 1
 
 
-def _is_decoder(gm: GraphModule) -> bool:
+def is_decoder(gm: GraphModule) -> bool:
     """Whether all inputs of floats are changed in place, or caches lie at addresses: it's a language model then.
 
     A decoder behind a source has other inputs of floats.

@@ -10,6 +10,7 @@
 #include "base/profile.h"
 #include "program/binding.h"
 #include "program/model_library.h"
+#include "shim/head_mask.h"
 #include "tensors/copies.h"
 #include "threads/threads.h"
 
@@ -120,6 +121,19 @@ void copy_output(const Tensor& result, const ec_tensor& wanted, size_t index) {
   ec::copy_elements(*part, target.get());
 }
 
+void run_into(ec_program* program, const ec_tensor* inputs, int64_t n_inputs,
+              const ec_tensor* outputs, int64_t n_outputs) {
+  if (program == nullptr) fail("null pointer");
+  const int64_t count = program->library->output_count();
+  if (n_outputs != count || (n_outputs > 0 && outputs == nullptr)) {
+    fail("the model has %ld outputs, memory for %ld was given", count, n_outputs);
+  }
+  const std::unique_ptr<ec_outputs> results = run(program, inputs, n_inputs);
+  for (size_t i = 0; i < results->tensors.size(); ++i) {
+    copy_output(*results->tensors[i], outputs[i], i);
+  }
+}
+
 }  // namespace
 
 int32_t ec_abi_version(void) { return EC_ABI_VERSION; }
@@ -179,16 +193,17 @@ int32_t ec_program_run(ec_program* program, const ec_tensor* inputs, int64_t n_i
 
 int32_t ec_program_run_into(ec_program* program, const ec_tensor* inputs, int64_t n_inputs,
                             const ec_tensor* outputs, int64_t n_outputs) {
-  return guarded_run("ec_program_run_into", [&] {
-    if (program == nullptr) fail("null pointer");
-    const int64_t count = program->library->output_count();
-    if (n_outputs != count || (n_outputs > 0 && outputs == nullptr)) {
-      fail("the model has %ld outputs, memory for %ld was given", count, n_outputs);
-    }
-    const std::unique_ptr<ec_outputs> results = run(program, inputs, n_inputs);
-    for (size_t i = 0; i < results->tensors.size(); ++i) {
-      copy_output(*results->tensors[i], outputs[i], i);
-    }
+  return guarded_run("ec_program_run_into",
+                     [&] { run_into(program, inputs, n_inputs, outputs, n_outputs); });
+}
+
+int32_t ec_program_run_masked(ec_program* program, const ec_tensor* inputs, int64_t n_inputs,
+                              const ec_tensor* outputs, int64_t n_outputs, const uint8_t* wanted,
+                              int64_t n_wanted) {
+  return guarded_run("ec_program_run_masked", [&] {
+    if (wanted == nullptr) fail("null pointer");
+    const ec::HeadMask mask({wanted, n_wanted});
+    run_into(program, inputs, n_inputs, outputs, n_outputs);
   });
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/layer_norm.h"
 #include "shim/arguments.h"
 #include "shim/handles.h"
+#include "shim/head_mask.h"
 
 namespace ec {
 namespace {
@@ -72,7 +73,7 @@ void multiply(int dims, Tensor* out, const Tensor& a, const Tensor& b, const Ten
 }
 
 void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Tensor* residual,
-            int64_t n, int64_t act, AtenTensorHandle* ret) {
+            int64_t n, int64_t act, const ColumnMask* mask, AtenTensorHandle* ret) {
   require_float32(x, "x");
   if (n < 1) fail("n is %ld", n);
   const RowsView rows(x);
@@ -99,8 +100,13 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
     epilogue.residual = row_major(*residual_broadcast, &residual_copy).as<float>();
     epilogue.ld_residual = rows.rows() == 1 ? 0 : n;
   }
-  gemm_weight(packed, count, 0, rows.rows(), n, k, rows.data(), rows.row_stride(),
-              result->as<float>(), n, epilogue);
+  if (mask != nullptr) {
+    gemm_masked(packed, *mask, m, n, k, rows.data(), rows.row_stride(), result->as<float>(), n,
+                epilogue);
+  } else {
+    gemm_weight(packed, count, 0, m, n, k, rows.data(), rows.row_stride(), result->as<float>(), n,
+                epilogue);
+  }
   *ret = wrap(result.release());
 }
 
@@ -141,7 +147,17 @@ EC_API int32_t ec_aoti_torch_cpu_ec_linear(AtenTensorHandle x, AtenTensorHandle 
                                            int64_t n, int64_t act, AtenTensorHandle* ret) {
   return guarded("aoti_torch_cpu_ec_linear", [&] {
     linear(*unwrap(x), *unwrap(w_packed), unwrap_optional(bias), unwrap_optional(residual), n, act,
-           ret);
+           nullptr, ret);
+  });
+}
+
+// As ec_linear, of which the columns that a mask of the run leaves out needn't be computed.
+EC_API int32_t ec_aoti_torch_cpu_ec_head(AtenTensorHandle x, AtenTensorHandle w_packed,
+                                         AtenTensorHandle* bias, AtenTensorHandle* residual,
+                                         int64_t n, int64_t act, AtenTensorHandle* ret) {
+  return guarded("aoti_torch_cpu_ec_head", [&] {
+    linear(*unwrap(x), *unwrap(w_packed), unwrap_optional(bias), unwrap_optional(residual), n, act,
+           HeadMask::of_run(), ret);
   });
 }
 

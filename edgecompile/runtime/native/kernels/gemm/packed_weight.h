@@ -16,4 +16,17 @@ int64_t packed_count(const Tensor& packed, int64_t n, int64_t k, int64_t count =
 void gemm_weight(const Tensor& packed, int64_t each, int64_t index, int64_t m, int64_t n, int64_t k,
                  const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue);
 
+// A byte for each column of a product; those with 0 aren't wanted.
+struct ColumnMask {
+  const uint8_t* wanted;
+  int64_t columns;
+};
+
+// As gemm_weight with the only weight in `packed`, for panels with a wanted column. Columns of
+// other panels become minus infinity, unless there are so few that all are computed. A computed
+// column has the bits that gemm_weight gives it. Throws Error where the mask has another number of
+// columns.
+void gemm_masked(const Tensor& packed, const ColumnMask& mask, int64_t m, int64_t n, int64_t k,
+                 const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue);
+
 }  // namespace ec
