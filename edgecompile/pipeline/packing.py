@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -159,9 +160,13 @@ def pack_bundle(
             plan={**manifest.plan, "embeddings": found.to_json()},
         )
         notes = (*notes, found.describe())
-    with reference.running():
+    with reference.running(), ExitStack() as rounding:
         step.update(text="running eager")
         cases, always = _cases(contents, manifest.tolerance, seed)
+        if reference.needs_activations([case for case in cases if case.name in always]):
+            reference = replace(reference, activations=True)
+            rounding.enter_context(reference.rounding_activations())
+            cases, always = _cases(contents, manifest.tolerance, seed)
         golden = tuple(
             writer.add_golden(c.bucket, c.name, c.inputs, c.outputs, c.margins, c.ties)
             for c in cases

@@ -26,9 +26,6 @@ _OWN = 0.1
 #: the weights' own error that may add: up to 2.3 times was seen of SmolLM2. Products of int4 do so on all of x86-64.
 _COARSE = {"avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimddp"}
 _ACTIVATIONS = 3.0
-#: How many times the effect of rounding int4's activations, as eager shows it, a bundle may be off. Both round alike
-#: but for numbers between two neighbours, and models of random weights amplify that to over the tolerance.
-_ROUNDED_OTHERWISE = 1.25
 
 
 @dataclass(frozen=True)
@@ -123,6 +120,4 @@ def own_limit(case: Case, name: str, precision: str, error: float, coarse: bool)
         coarse: whether kernels round activations, too.
     """
     most = TOLERANCES[precision].limit(scale(case, name))
-    if coarse and precision == INT4:
-        most = max(most, _ROUNDED_OTHERWISE * error)
     return min(most, _OWN * most + (_ACTIVATIONS * error if coarse else 0.0))

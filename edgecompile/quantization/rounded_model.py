@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.bundle.cases import Case
+from edgecompile.bundle.margins import scale
 from edgecompile.bundle.reference import run_eager
 from edgecompile.models.language_texts import LanguageTexts, language_texts
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import FP32, INT4
+from edgecompile.precision import FP32, INT4, ROUNDED_PRODUCTS, TOLERANCES
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.judged import JudgedModel, is_judged
 from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, Quality, check_quality
@@ -24,6 +25,7 @@ from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
 
 _ANY = Tolerance(0.0, 0.0)
+_ACTIVATIONS_NOTE = "rounding activations alone changes outputs by over half the tolerance, so the reference rounds them, too"
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,14 @@ class ReferenceModel:
         compiled: its programs.
         judged: the model with rounded weights; None: the original is the reference.
         quality: the figures of the rounded weights; None: there are none.
+        activations: whether the reference rounds activations, too.
     """
 
     model: LoadedModel
     compiled: CompiledModel
     judged: JudgedModel | None = None
     quality: Quality | None = None
+    activations: bool = False
 
     @property
     def rounded(self) -> bool:
@@ -56,6 +60,7 @@ class ReferenceModel:
         return (
             f"the bundle is compared with the model of weights rounded to {name}, whose own error is: "
             + self.quality.describe(name),
+            *([_ACTIVATIONS_NOTE] if self.activations else []),
         )
 
     @contextmanager
@@ -65,6 +70,34 @@ class ReferenceModel:
         with nullcontext() if judged is None else judged.narrowed(self.compiled.precision):
             yield
 
+    def needs_activations(self, cases: Sequence[Case]) -> bool:
+        """Whether rounding activations alone, as each variant does, may change an output by over half the tolerance.
+
+        Models of random weights amplify that. A bundle is then compared with eager that rounds them, too.
+
+        Args:
+            cases: Cases of the rounded model, within :meth:`running`.
+        """
+        name = self.compiled.precision.name
+        variants = self.compiled.variants
+        if self.judged is None or name not in ROUNDED_PRODUCTS:
+            return False
+        if not all(rounds_activations([variant], name) for variant in variants):
+            return False
+        for case in cases:
+            with self.rounding_activations():
+                beside = run_eager(self.model, case.inputs)
+            for output, value in case.outputs.items():
+                most = TOLERANCES[name].limit(scale(case, output)) / 2
+                if compare_arrays(value, beside[output], _ANY).max_abs_error > most:
+                    return True
+        return False
+
+    def rounding_activations(self) -> AbstractContextManager[None]:
+        """The model rounds activations, too, for as long as the context lasts."""
+        assert self.judged is not None
+        return self.judged.rounding_activations(self.compiled.precision)
+
     def limit(
         self, cases: Sequence[Case], tell: Callable[[int], None] = lambda done: None
     ) -> list[Case]:
@@ -72,9 +105,11 @@ class ReferenceModel:
 
         These are a tenth of the precision's tolerance; where kernels round activations, too, some times the
         effect of the weights' rounding on the case beside, but no more than the tolerance. Weights of int4 are
-        rounded far more coarsely than its activations. There the effect of those counts, which texts have judged, so
-        that it may be more than the tolerance.
+        rounded far more coarsely than its activations. There the effect of those counts. A reference that rounds
+        activations itself leaves the tolerance.
         """
+        if self.activations:
+            return list(cases)
         coarse = rounds_activations(self.compiled.variants, self.compiled.precision.name)
         made = []
         for case in cases:
@@ -99,7 +134,7 @@ class ReferenceModel:
         """The model is the one whose difference from the reference counts."""
         assert self.judged is not None
         if self.compiled.precision.name == INT4:
-            return self.judged.rounding_activations(self.compiled.precision)
+            return self.rounding_activations()
         return self.judged.narrowed(FP32)
 
 

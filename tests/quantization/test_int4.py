@@ -17,8 +17,7 @@ pytest.importorskip("transformers")
 
 from click.testing import CliRunner
 
-from edgecompile import verify
-from edgecompile.bundle.cases import Case
+from edgecompile import precision, verify
 from edgecompile.cli import cli
 from edgecompile.errors import UsageError, VerificationError
 from edgecompile.loaders.load import load_model
@@ -29,9 +28,11 @@ from edgecompile.pipeline.build import build
 from edgecompile.precision import FP32, Precision
 from edgecompile.quantization.judged import JudgedModel
 from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, check_quality
-from edgecompile.quantization.reference import own_limit, rounds_activations
+from edgecompile.quantization.reference import rounds_activations
+from edgecompile.quantization.rounded_model import ReferenceModel
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import NativeError
+from edgecompile.runtime.format.schema import Tolerance
 from edgecompile.targets.profile import load_variant
 from tests.conftest import one_at_a_time
 from tests.native.c_runtime import c_library
@@ -127,25 +128,19 @@ def test_products_of_int4_round_activations_on_more_cpus(
     assert rounds_activations(variants, "int4") == int4
 
 
-@pytest.mark.parametrize(
-    ("precision", "coarse", "error", "limit"),
-    [
-        ("int4", True, 0.0, 0.006),
-        ("int4", True, 0.01, 0.036),
-        ("int4", True, 0.04, 0.06),
-        # Rounded activations alone differ by more than the tolerance, so a bundle may as well.
-        ("int4", True, 0.1, 0.125),
-        ("int4", False, 0.1, 0.006),
-        ("int8", True, 0.1, 0.06),
-    ],
-)
-def test_a_bundle_may_differ_by_the_effect_of_rounded_activations(
-    precision: str, coarse: bool, error: float, limit: float
+def test_a_model_that_amplifies_rounded_activations_is_compared_with_eager_that_rounds_them(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outputs = {"logits": np.array([1.0, -0.5], np.float32)}
-    case = Case(0, "random1", {}, outputs)
-    found = own_limit(case, "logits", precision, error, coarse)
-    assert found == pytest.approx(limit, rel=1e-3)
+    narrow = Tolerance(atol=1e-6, rtol=0.01)
+    monkeypatch.setitem(precision.TOLERANCES, "int4", narrow)  # type: ignore[misc]
+    request = request_for(llama, tmp_path / "a.ecb", precision="int4", texts=texts_of(llama))
+    result = build(request)
+    assert result.verify is not None and result.verify.ok
+    assert any("so the reference rounds them, too" in note for note in result.verify.notes)
+    # Eager without that is further away.
+    monkeypatch.setattr(ReferenceModel, "needs_activations", lambda *_: False)
+    with pytest.raises(VerificationError, match=r"differ from eager"):
+        build(replace(request, output=tmp_path / "b.ecb"))
 
 
 def test_other_models_are_refused(tiny_model: Path, tmp_path: Path) -> None:
