@@ -84,7 +84,7 @@ def sign(
         public_key: PEM file with the signer's public key.
         name: Name of the signature file without its ending; None: that of the key's file.
         release: Number of the release, for a new ``release.json``; None: it stays as it is.
-        floor: Least release that devices take once they run this one; None: 0.
+        floor: Least release that devices should take once they run this one, which they don't remember yet; None: 0.
         expires: Time from which the release counts as expired, such as 2027-01-31T00:00:00Z.
         note: Text for people, in the release.
         force: Whether another release may replace one that is signed, and the signatures over it.
