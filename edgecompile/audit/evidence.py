@@ -1,13 +1,16 @@
 """Evidence of instructions, found once for all libraries of the same content.
 
-Each build judges the same runtime libraries again, whose listings have 150,000 lines. So their evidence is kept
-in the user's cache, beside the objects that they are linked of. A file that can't be read counts as none.
+Each build judges the same runtime libraries again, and the listing of one has 150,000 lines. So their evidence is
+kept in the user's cache, beside the objects that they are linked of. A file that can't be read counts as none, and so
+does each file in a folder that others can write: they could plant evidence of nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 import subprocess
 from contextlib import suppress
 from functools import cache
@@ -64,13 +67,13 @@ def _sources() -> str:
     return " ".join(file_sha256(Path(str(module.__file__))) for module in (elf, instructions))
 
 
-def _place(key: str) -> Path:
-    return cache_directory() / "instructions" / f"{key}.json"
+def _folder() -> Path:
+    return cache_directory() / "instructions"
 
 
 def _read(key: str) -> InstructionEvidence | None:
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        document: dict[str, Any] = json.loads(_place(key).read_bytes())
+        document: dict[str, Any] = json.loads(_read_own(f"{key}.json"))
         if document["key"] == key:
             uses = tuple(FeatureUse(**use) for use in document["uses"])
             arithmetic = {int(width): count for width, count in document["arithmetic"].items()}
@@ -78,8 +81,23 @@ def _read(key: str) -> InstructionEvidence | None:
     return None
 
 
+def _read_own(name: str) -> bytes:
+    """The bytes of a file in the folder; raises OSError unless only this user can write there."""
+    opening = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    folder = os.open(_folder(), opening | os.O_DIRECTORY)
+    try:
+        info = os.fstat(folder)
+        if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError
+        with open(os.open(name, opening | os.O_NONBLOCK, dir_fd=folder), "rb") as file:
+            return file.read()
+    finally:
+        os.close(folder)
+
+
 def _write(key: str, evidence: InstructionEvidence) -> None:
     """Keeps evidence; where the cache can't be written, nothing is kept."""
     with suppress(OSError):
-        _place(key).parent.mkdir(parents=True, exist_ok=True)
-        write_json(_place(key), {"key": key, **evidence.to_json()})
+        cache_directory().mkdir(parents=True, exist_ok=True)
+        _folder().mkdir(mode=0o700, exist_ok=True)
+        write_json(_folder() / f"{key}.json", {"key": key, **evidence.to_json()})

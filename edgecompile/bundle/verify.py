@@ -31,6 +31,7 @@ from edgecompile.runtime.call.rows import ROWS
 from edgecompile.runtime.cpu.loaders import PACKAGES
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, Manifest, Tolerance, Variant
+from edgecompile.runtime.format.trust.policy import trust_environment
 from edgecompile.runtime.model.steps import STEP
 
 
@@ -219,11 +220,12 @@ def device_environment(bundle: Path) -> dict[str, str]:
     """The environment of a process that runs a bundle as a device would, by its own runtime.
 
     Variables that change Python's or the runtime's behaviour stay behind: the result must not
-    depend on who builds.
+    depend on who builds. But a new bundle has no signatures, so the builder's word on them holds.
     """
     rest = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "EDGECOMPILE_"))}
     return {
         **rest,
+        **trust_environment(),
         "PYTHONPATH": str((bundle / "runtime").resolve()),
         "PYTHONDONTWRITEBYTECODE": "1",  # the bundle's folder is what ships
     }

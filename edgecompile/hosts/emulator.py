@@ -29,6 +29,7 @@ from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.format.dtypes import BY_CODE, BY_NUMPY
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.format.schema import MANIFEST_NAME, Manifest, Tolerance, Variant
+from edgecompile.runtime.format.trust.policy import trust_environment
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import Toolchain, compile_object, find_toolchain, run_tool
 from edgecompile.toolchain.native import (
@@ -201,6 +202,7 @@ class EmulatedModel:
         program = folder / "replay"
         build_replay(self.emulator.arch, program)
         env = {k: v for k, v in os.environ.items() if not k.startswith("EDGECOMPILE_")}
+        env |= trust_environment()  # a new bundle has no signatures
         self._process = subprocess.Popen(
             [*self.emulator.command, str(program), str(self.bundle), variant],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=env, cwd=folder,

@@ -27,11 +27,13 @@ def generate_key(name: PathLike) -> tuple[Path, Path]:
         Paths of the private key, NAME.key, which only this user can read, and of the public one, NAME.pem.
 
     Raises:
-        UsageError: one of the files exists.
+        UsageError: one of the files exists, or ``name`` ends in no name of a file.
         MissingDependencyError: the package cryptography isn't installed.
         BundleWriteError: a file can't be written.
     """
     base = checks.given_path("name", name, "the path of the key files, without an ending")
+    if base.name in ("", ".."):
+        raise UsageError(f"`name` is {str(name)!r}", hint="give a path that ends in a name")
     private, public = base.with_name(base.name + ".key"), base.with_name(base.name + ".pem")
     for path in (private, public):
         if os.path.lexists(path):

@@ -6,10 +6,9 @@ import base64
 import hashlib
 import json
 import os
-import re
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,7 +22,7 @@ from edgecompile.runtime.format.schema import MANIFEST_NAME, Manifest
 from edgecompile.runtime.format.trust import statement as form
 from edgecompile.runtime.format.trust.keys import PublicKey, parse_public_key
 from edgecompile.runtime.format.trust.libcrypto import find_verifier
-from edgecompile.runtime.format.trust.policy import find_policy
+from edgecompile.runtime.format.trust.policy import OFF, TRUST_VARIABLE, find_policy
 from edgecompile.runtime.format.trust.release import (
     RELEASE_NAME,
     RELEASE_VERSION,
@@ -33,6 +32,8 @@ from edgecompile.runtime.format.trust.release import (
 from edgecompile.signing.keys import PathLike, public_pem, read_private_key, read_public_key
 
 _Sign = Callable[[bytes], bytes]
+#: Times of releases, as ``strptime`` has it.
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,15 @@ def sign(
         public_key: PEM file with the signer's public key.
         name: Name of the signature file without its ending; None: that of the key's file.
         release: Number of the release, for a new ``release.json``; None: it stays as it is.
-        floor: Least release that devices take once they run this one; None: 0.
+        floor: Least release that devices should take once they run this one, which they don't remember yet; None: 0.
         expires: Time from which the release counts as expired, such as 2027-01-31T00:00:00Z.
         note: Text for people, in the release.
         force: Whether another release may replace one that is signed, and the signatures over it.
 
     Raises:
-        UsageError: the arguments don't fit each other, or a key can't be used.
+        UsageError: the arguments don't fit each other, a key can't be used, or another key's signature has the name.
         BundleError, DamagedBundleError: the bundle is malformed or damaged.
+        UntrustedBundleError: this machine's trust folder is locked, and wants signatures.
         ToolchainError: the signer fails, or its signature isn't by the public key.
         MissingDependencyError: the package cryptography isn't installed.
         BundleWriteError: a file can't be written.
@@ -107,7 +109,10 @@ def sign(
         folder.check_hashes()
         manifest, sha256 = folder.manifest, folder.manifest_sha256
     _check_names(manifest)
-    data = _settle_release(path, manifest, release, floor, expires, note, force)
+    data, dropped = _settle_release(path, manifest, release, floor, expires, note, force)
+    target = path / form.SIGNATURES_NAME / f"{name}.sig"
+    if target not in dropped:
+        _check_replaced(target, public)
     digests = {file: entry.sha256 for file, entry in manifest.files.items()}
     digests[MANIFEST_NAME] = sha256
     if data is not None:
@@ -118,13 +123,15 @@ def sign(
     if not find_verifier()(public.der, public.digest, message, signature):
         raise ToolchainError("the signature that was made isn't by the public key that was given")
     number = None if data is None else parse_release(data, RELEASE_NAME).number
-    target = path / form.SIGNATURES_NAME / f"{name}.sig"
-    try:
-        target.parent.mkdir(exist_ok=True)
-        with replacing(target, sync=True) as file:
-            file.write(_envelope(public, payload, signature))
-    except OSError as error:
-        raise BundleWriteError(f"{target} can't be written: {error.strerror}") from None
+    text = _envelope(public, payload, signature)
+    _check_room(target, text, dropped)
+    # Nothing was touched so far: a signer may fail.
+    if data is not None and _read_release(path) != data:
+        _write(path / RELEASE_NAME, data)
+    _write(target, text)
+    for other in dropped - {target}:
+        with _writing(other):
+            other.unlink()
     return Signature(target, public.hint, subject, sha256, number)
 
 
@@ -140,14 +147,16 @@ def verify_signature(bundle: PathLike, trust: PathLike | None = None) -> dict[st
         (the fields of ``release.json``, or None).
 
     Raises:
-        UsageError: no trust folder is given, and this machine has none.
+        UsageError: no trust folder is given, and this machine has none or checks nothing.
         UntrustedBundleError and its subclasses: a device wouldn't open it.
         BundleError, DamagedBundleError: it is malformed or damaged.
     """
     path = checks.given_path("bundle", bundle, "the path of a bundle")
     policy = find_policy(trust)
     if policy is None:
-        raise UsageError("there is no trust folder on this machine", hint="give `trust`")
+        is_off = os.environ.get(TRUST_VARIABLE) == OFF
+        why = f"{TRUST_VARIABLE} is {OFF}" if is_off else "there is no trust folder on this machine"
+        raise UsageError(f"{why}: nothing would be checked", hint="give `trust`")
     with closing(BundleFolder(str(path), trust=policy.path)) as folder:
         folder.check_hashes()
         assert folder.verified is not None
@@ -262,29 +271,29 @@ def _settle_release(
     expires: str | None,
     note: str,
     force: bool,
-) -> bytes | None:
-    """The bytes of the bundle's release, after a new one was written where that is asked for."""
+) -> tuple[bytes | None, set[Path]]:
+    """The bytes that the bundle's release is to have, and the signatures over another one."""
     target = path / RELEASE_NAME
-    old = target.read_bytes() if target.is_file() and not target.is_symlink() else None
+    old = _read_release(path)
     if number is None:
         if floor is not None or expires is not None or note:
             raise UsageError("`floor`, `expires` and `note` go with `release`")
         if old is not None:
             _check_release(parse_release(old, str(target)), manifest)
-        return old
+        return old, set()
     checks.whole("release", number, 0)
     checks.whole("floor", floor, 0, number)
     checks.text("note", note)
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = datetime.now(timezone.utc).strftime(_TIME)
     wanted = Release(manifest.name, number, floor or 0, now, expires, note)
-    if expires is not None and not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", expires):
+    if expires is not None and not _is_time(expires):
         raise UsageError(
             f"`expires` is {expires!r}", hint="give a time such as 2027-01-31T00:00:00Z"
         )
     if old is not None:
         known = parse_release(old, str(target))
         if known == wanted._replace(created=known.created):
-            return old  # the same arguments, with another key
+            return old, set()  # the same arguments, with another key
     data = (json.dumps({"release_version": RELEASE_VERSION, **wanted._asdict()}) + "\n").encode()
     parse_release(data, str(target))
     folder = path / form.SIGNATURES_NAME
@@ -294,15 +303,64 @@ def _settle_release(
             f"{path}: {len(signatures)} signatures are over another release",
             hint="sign without `release` to add one, or give `force` to drop them",
         )
+    return data, set(signatures)
+
+
+def _read_release(path: Path) -> bytes | None:
+    target = path / RELEASE_NAME
+    return target.read_bytes() if target.is_file() and not target.is_symlink() else None
+
+
+def _is_time(text: str) -> bool:
+    """Whether it has the form of times, and there is such a day."""
     try:
-        for signature in signatures:
-            signature.unlink()
+        time = datetime.strptime(text, _TIME)
+    except ValueError:
+        return False
+    return time.strftime(_TIME) == text
+
+
+def _check_replaced(target: Path, key: PublicKey) -> None:
+    """Refuses to overwrite what isn't an earlier signature by this key."""
+    if not os.path.lexists(target):
+        return
+    try:
+        if form.parse_envelope(target.read_bytes()).hint == key.hint:
+            return
+    except (OSError, form.Fault):
+        pass
+    raise UsageError(f"{target} isn't by this key", hint="give another `name`, or remove it")
+
+
+def _check_room(target: Path, data: bytes, dropped: set[Path]) -> None:
+    """Refuses a signature with which devices would refuse the bundle."""
+    present = set(target.parent.iterdir()) if target.parent.is_dir() else set()
+    kept = present - dropped - {target}
+    size = len(data) + sum(path.stat().st_size for path in kept)
+    if len(kept) >= form.MAX_SIGNATURES or size > form.MAX_SIGNATURE_BYTES:
+        raise UsageError(
+            f"{target.parent} would hold {len(kept) + 1} files, {size} bytes",
+            hint=f"devices take {form.MAX_SIGNATURES} files of {form.MAX_SIGNATURE_BYTES} bytes: remove old ones",
+        )
+
+
+def _write(target: Path, data: bytes) -> None:
+    """Writes a file that every user of the bundle may read, whatever the umask."""
+    with _writing(target):
+        if not target.parent.is_dir():
+            target.parent.mkdir()
+            target.parent.chmod(0o755)
         with replacing(target, sync=True) as file:
             file.write(data)
             os.fchmod(file.fileno(), 0o644)
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise BundleWriteError(f"{target} can't be written: {error.strerror}") from None
-    return data
 
 
 def _check_release(release: Release, manifest: Manifest) -> None:

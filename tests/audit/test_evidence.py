@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -99,6 +100,38 @@ def test_the_evidence_of_another_key_counts_as_none(
     first = find_evidence(library, "x86-64", str(objdump))
     (kept,) = (tmp_path / "cache" / "instructions").iterdir()
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "key": "0" * 64, "uses": []}))
+    forget()
+    assert find_evidence(library, "x86-64", str(objdump)) == first
+    assert scans() == 2
+
+
+@pytest.mark.parametrize("odd", ["group", "others", "link", "owner"])
+def test_a_folder_that_others_may_fill_counts_as_none(
+    library: Path,
+    objdump: Path,
+    scans: Callable[[], int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    odd: str,
+) -> None:
+    before = os.umask(0)
+    try:
+        first = find_evidence(library, "x86-64", str(objdump))
+    finally:
+        os.umask(before)
+    forget()
+    assert find_evidence(library, "x86-64", str(objdump)) == first and scans() == 1
+    folder = tmp_path / "cache" / "instructions"
+    (kept,) = folder.iterdir()
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "uses": []}))
+    if odd == "link":
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif odd == "owner":
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    else:
+        folder.chmod(0o770 if odd == "group" else 0o702)
     forget()
     assert find_evidence(library, "x86-64", str(objdump)) == first
     assert scans() == 2

@@ -249,6 +249,11 @@ def _large(bundle: SignedBundle) -> None:
         file.truncate(1 << 30)
 
 
+def _large_together(bundle: SignedBundle) -> None:
+    for name in ("a", "b"):
+        (bundle.path / "signatures" / f"{name}.sig").write_bytes(b" " * (5 << 20))
+
+
 def _earlier(bundle: SignedBundle) -> None:
     bundle.sign()
     path = bundle.path / "manifest.json"
@@ -283,6 +288,11 @@ def _two_names_of_one_key(bundle: SignedBundle) -> None:
 def _one_key_by_two_names(bundle: SignedBundle) -> None:
     bundle.write_key("release", public_pem(bundle.keys["ci"]))
     _two_names_of_one_key(bundle)
+
+
+def _refused_by_its_other_name(bundle: SignedBundle) -> None:
+    bundle.write_key("release", public_pem(bundle.keys["ci"]))
+    policy("refused", ["release"])(bundle)
 
 
 def _other_model_s_key(bundle: SignedBundle) -> None:
@@ -370,6 +380,7 @@ ATTACKS: list[tuple[str, int, Callable[[SignedBundle], None]]] = [
     ("signature-folder", 20, _replace(Path.touch, "signatures")),
     ("signature-count", 20, after(_many)),
     ("signature-file", 20, after(_large)),
+    ("signature-file", 20, after(_large_together)),
     ("signature-file", 20, _replace(lambda path: path.symlink_to("../../taken"), "signatures/ci.sig")),
     ("signature-file", 20, _replace(os.mkfifo, "signatures/ci.sig")),
     ("signature-file", 20, _replace(Path.mkdir, "signatures/ci.sig")),
@@ -394,6 +405,7 @@ ATTACKS: list[tuple[str, int, Callable[[SignedBundle], None]]] = [
     ("signature-trusted", 76, _two_names_of_one_key),
     ("trust-policy", 76, _one_key_by_two_names),
     ("signature-key", 76, policy("refused", ["ci"])),
+    ("signature-trusted", 76, _refused_by_its_other_name),
     ("signature-trusted", 76, policy("models", {"other": {"keys": ["ci"], "threshold": 1}})),
     # The signature's own bytes
     ("signature-value", 76, by(signature=lambda data: b"garbage")),
@@ -467,6 +479,8 @@ ATTACKS: list[tuple[str, int, Callable[[SignedBundle], None]]] = [
     ("trust-policy", 76, policy("policy_version", 2)),
     ("trust-policy", 76, policy("allow_unsigned", True)),
     ("trust-policy", 76, policy("expiry", "sometimes")),
+    *(("trust-policy", 76, policy("refused", [item]))
+      for item in ("Ci", "ci.pem", "A" * 64, "a" * 63, "sha256:" + "a" * 64)),
     ("trust-policy", 76, policy("models.tiny*.threshold", 0)),
     ("trust-policy", 76, policy("models.tiny*.threshold", 3)),
     ("trust-policy", 76, policy("models.tiny*.keys", ["../ci"])),

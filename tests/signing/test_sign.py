@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,71 @@ def test_another_release_needs_force(bundle: Path, key: Path, trust: Path) -> No
     assert [path.name for path in bundle.glob("signatures/*")] == ["ci.sig"]
 
 
+def test_a_failing_signer_changes_nothing(bundle: Path, key: Path, trust: Path) -> None:
+    edgecompile.sign(bundle, key, release=1)
+    before = {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+    public = key.with_suffix(".pem")
+    for release in (None, 2):
+        with pytest.raises(ToolchainError):
+            edgecompile.sign(
+                bundle, signer=["false"], public_key=public, release=release, force=True
+            )
+    assert {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == before
+    assert edgecompile.verify_signature(bundle, trust)["release"]["number"] == 1
+
+
+def test_another_key_s_signature_stays(bundle: Path, key: Path, trust: Path) -> None:
+    (key.parent / "k2").mkdir()
+    other = edgecompile.generate_key(key.parent / "k2" / "ci")[0]
+    edgecompile.sign(bundle, key)
+    edgecompile.sign(bundle, key)  # its own is replaced
+    with pytest.raises(UsageError, match=r"ci\.sig isn't by this key"):
+        edgecompile.sign(bundle, other)
+    edgecompile.verify_signature(bundle, trust)
+    edgecompile.sign(bundle, other, name="other")
+    foreign = bundle / "signatures" / "foreign.sig"
+    foreign.write_bytes(b"{}")
+    with pytest.raises(UsageError, match="isn't by this key"):
+        edgecompile.sign(bundle, key, name="foreign")
+    assert foreign.read_bytes() == b"{}"
+
+
+def test_no_more_signatures_than_devices_take(bundle: Path, key: Path, trust: Path) -> None:
+    for number in range(16):
+        edgecompile.sign(bundle, key, name=str(number))
+    with pytest.raises(UsageError, match="would hold 17 files"):
+        edgecompile.sign(bundle, key)
+    edgecompile.sign(bundle, key, name="0")
+    edgecompile.verify_signature(bundle, trust)
+    for number in range(1, 16):
+        (bundle / "signatures" / f"{number}.sig").unlink()
+    (bundle / "signatures" / "large.sig").write_bytes(b" " * (8 << 20))
+    with pytest.raises(UsageError, match="would hold 3 files"):
+        edgecompile.sign(bundle, key)
+    edgecompile.sign(bundle, key, release=1, force=True)
+    edgecompile.verify_signature(bundle, trust)
+
+
+def test_every_user_may_read_what_was_signed(bundle: Path, key: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        edgecompile.sign(bundle, key, release=1)
+    finally:
+        os.umask(before)
+    paths = [bundle / name for name in ("signatures", "signatures/ci.sig", "release.json")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o755, 0o644, 0o644]
+
+
+def test_nothing_is_verified_where_checks_are_off(
+    bundle: Path, key: Path, trust: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edgecompile.sign(bundle, key)
+    monkeypatch.setenv("EDGECOMPILE_TRUST", "off")
+    with pytest.raises(UsageError, match="EDGECOMPILE_TRUST is off: nothing would be checked"):
+        edgecompile.verify_signature(bundle)
+    edgecompile.verify_signature(bundle, trust)
+
+
 def test_a_command_signs_without_a_shell(bundle: Path, key: Path, trust: Path) -> None:
     openssl = need("openssl", "openssl")
     public = key.with_suffix(".pem")
@@ -137,6 +203,8 @@ def test_verification_hashes_every_file(bundle: Path, key: Path, trust: Path) ->
         ({"key": "ci.key", "release": -1}, "`release`"),
         ({"key": "ci.key", "release": 1, "floor": 2}, "`floor`"),
         ({"key": "ci.key", "release": 1, "expires": "2027-01-01"}, "`expires` is '2027-01-01'"),
+        ({"key": "ci.key", "release": 1, "expires": "2027-02-31T00:00:00Z"}, "`expires` is"),
+        ({"key": "ci.key", "release": 1, "expires": "2027-1-01T00:00:00Z"}, "`expires` is"),
         ({"key": "ci.key", "release": 1, "note": "a\nb"}, "`note`"),
     ],
 )
@@ -168,6 +236,9 @@ def test_a_key_is_never_overwritten(key: Path) -> None:
     key.unlink()
     with pytest.raises(UsageError, match="is already there"):
         edgecompile.generate_key(key.with_suffix(""))
+    for name in (".", "..", "/"):
+        with pytest.raises(UsageError, match="`name` is"):
+            edgecompile.generate_key(name)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,10 @@ constexpr const char* kDamagedHint = "copy the bundle again, or build it again";
 constexpr const char* kUnlistedHint =
     "remove what the manifest doesn't list; Python writes __pycache__ where PYTHONPATH names the "
     "bundle's runtime: install edgecompile-runtime, or run python3 BUNDLE COMMAND, instead";
+// Where signatures are checked, no command may run the folder's own code before.
+constexpr const char* kUnsignedHint =
+    "remove what the manifest doesn't list, such as __pycache__: no signature covers it; open the "
+    "bundle by an installed edgecompile-runtime, which writes nothing there";
 // O_NONBLOCK: opening a FIFO that lies where a file should be must not hang.
 constexpr int kFileFlags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 constexpr int kFolderFlags = O_RDONLY | O_CLOEXEC | O_DIRECTORY;
@@ -182,7 +186,7 @@ BundleFolder::BundleFolder(const std::string& path, Descriptor folder)
   manifest_ = parse_manifest(data, label(kManifestName));
   if (signed_manifest) {
     signed_manifest->judge(manifest_);
-    check_unlisted();
+    check_unlisted(kUnsignedHint);
   }
 }
 
@@ -236,10 +240,10 @@ void BundleFolder::check_files(bool with_hashes) const {
     const Descriptor file = open(entry.first);
     if (with_hashes) check_hash(entry.first, file);
   }
-  if (with_hashes) check_unlisted();
+  if (with_hashes) check_unlisted(kUnlistedHint);
 }
 
-void BundleFolder::check_unlisted() const {
+void BundleFolder::check_unlisted(const char* hint) const {
   std::vector<std::string> folders = {""};
   while (!folders.empty()) {
     const std::string folder = std::move(folders.back());
@@ -270,7 +274,7 @@ void BundleFolder::check_unlisted() const {
       } else if (!keeps_byte_code_out(dirfd(list.get()), leaf)) {
         fail(ECR_DAMAGED,
              cat(path_, ": ", shorten(path, 200), ": isn't listed in the manifest [file-unlisted]"),
-             kUnlistedHint);
+             hint);
       }
     }
   }

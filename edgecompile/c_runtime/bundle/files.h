@@ -77,7 +77,7 @@ class BundleFolder {
   void check_files(bool with_hashes) const;
 
  private:
-  void check_unlisted() const;
+  void check_unlisted(const char* hint) const;
   [[noreturn]] void fail_damaged(const std::string& name, const Damage& damage) const;
   std::string read_manifest() const;
 

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "base/text.h"
 #include "bundle/files.h"
+#include "bundle/limits.h"
 #include "json/field.h"
 #include "trust/statement.h"
 
@@ -38,8 +39,10 @@ std::optional<std::string> read_file(int folder, const std::string& place, const
   const Descriptor file(openat(folder, name.c_str(), kFileFlags));
   if (!file.valid() && errno == ENOENT) return std::nullopt;
   if (!file.valid()) {
+    const int number = errno;
+    fail_if_limit(number, place);
     fail(ECR_BUNDLE,
-         cat(place, ": is a link, or can't be opened: ", system_text(errno), " [", rule, "]"));
+         cat(place, ": is a link, or can't be opened: ", system_text(number), " [", rule, "]"));
   }
   struct stat info = {};
   if (fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
@@ -58,7 +61,9 @@ Digests read_signatures(int folder, const std::string& path) {
   Descriptor opened(openat(folder, kSignaturesName, kFolderFlags));
   if (!opened.valid() && errno == ENOENT) return {};
   if (!opened.valid()) {
-    fail(ECR_BUNDLE, cat(place, ": isn't a folder, or can't be opened: ", system_text(errno),
+    const int number = errno;
+    fail_if_limit(number, place);
+    fail(ECR_BUNDLE, cat(place, ": isn't a folder, or can't be opened: ", system_text(number),
                          " [signature-folder]"));
   }
   const std::unique_ptr<DIR, CloseFolder> list(fdopendir(opened.get()));
@@ -76,12 +81,13 @@ Digests read_signatures(int folder, const std::string& path) {
     if (is_signature_name(name)) names.insert(name);
   }
   Digests found;
+  size_t rest = kMaxSignatureBytes;  // all of it is parsed before any key is asked
   for (const std::string& name : names) {
     const std::string file = join_paths(place, name);
-    const auto data =
-        read_file(dirfd(list.get()), file, name, kMaxSignatureBytes, "signature-file");
+    const auto data = read_file(dirfd(list.get()), file, name, rest, "signature-file");
     if (!data) fail(ECR_BUNDLE, file + ": is missing [signature-file]");
     found[name] = *data;
+    rest -= std::min(rest, data->size());
   }
   return found;
 }
@@ -180,6 +186,11 @@ Signed check_signatures(int folder, const std::string& path, const std::string& 
       const Envelope envelope = parse_envelope(data);
       const auto key = by_hint.find(envelope.hint);
       if (key == by_hint.end()) {
+        const auto refused = policy.refused_hints.find(envelope.hint);
+        if (refused != policy.refused_hints.end()) {
+          throw Fault{cat("is by the key ", refused->second, ", which ", policy.path,
+                          " refuses [signature-key]")};
+        }
         throw Fault{cat("is by a key that ", policy.path, " doesn't hold [signature-key]")};
       }
       if (!is_signature(key->second, encode_payload(envelope.payload), envelope.signature)) {
@@ -194,7 +205,9 @@ Signed check_signatures(int folder, const std::string& path, const std::string& 
         throw Fault{"states another manifest.json [statement-files]"};
       }
       for (const auto& other : policy.keys) {  // the model's rule may know it by another name
-        if (other.second.der == key->second.der) result.statements[other.first] = known->second;
+        if (other.second.der == key->second.der) {
+          result.statements[other.first].push_back(known->second);
+        }
       }
     } catch (const Fault& fault) {
       result.faults.push_back(cat(kSignaturesName, "/", name, ": ", fault.text));
@@ -224,10 +237,12 @@ void Signed::judge(const Manifest& manifest) const {
   for (const auto& [name, stated] : statements) {
     if (std::find(rule->keys.begin(), rule->keys.end(), name) == rule->keys.end()) {
       problems.push_back(name + ": isn't a key of this model");
-    } else if (stated != wanted) {
-      problems.push_back(cat(name, ": ", difference(stated, wanted), " [statement-files]"));
-    } else {
+    } else if (std::find(stated.begin(), stated.end(), wanted) != stated.end()) {
       signers.insert(policy.keys.at(name).der);
+    } else {
+      for (const Digests& one : stated) {
+        problems.push_back(cat(name, ": ", difference(one, wanted), " [statement-files]"));
+      }
     }
   }
   if (static_cast<int64_t>(signers.size()) < rule->threshold) {

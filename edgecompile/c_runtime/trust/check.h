@@ -17,8 +17,8 @@ constexpr const char* kReleaseName = "release.json";
 struct Signed {
   std::string path;  // of the bundle, for messages
   Policy policy;
-  // What the signatures state, by the name of the key: digest by path.
-  std::map<std::string, std::map<std::string, std::string>> statements;
+  // What the signatures state, by the name of the key: of each, digest by path.
+  std::map<std::string, std::vector<std::map<std::string, std::string>>> statements;
   std::vector<std::string> faults;     // why each other signature doesn't count
   std::optional<std::string> release;  // bytes of release.json
   std::string sha256;                  // of the manifest

@@ -3,15 +3,19 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <iterator>
 
 #include "base/status.h"
 #include "base/text.h"
 #include "bundle/files.h"
 #include "bundle/host.h"
 #include "json/field.h"
+#include "trust/statement.h"
 
 namespace ecr {
 namespace {
@@ -30,8 +34,11 @@ constexpr char kPatternLetters[] =
 }
 
 void check_owner(int fd, const std::string& path, struct stat* info) {
+  struct statvfs mount = {};
+  // The mode says nothing on a read-only mount: the folder of a Kubernetes secret has 1777.
   if (fstat(fd, info) != 0 || (info->st_uid != 0 && info->st_uid != geteuid()) ||
-      (info->st_mode & 022) != 0) {
+      ((info->st_mode & 022) != 0 &&
+       (fstatvfs(fd, &mount) != 0 || (mount.f_flag & ST_RDONLY) == 0))) {
     fail(ECR_UNTRUSTED, path + ": others may change it [trust-folder]",
          "only root, or this user, may be able to write it: chmod go-w, and chown");
   }
@@ -93,6 +100,14 @@ ModelRule read_rule(const Field& entry) {
   return rule;
 }
 
+bool names_key(const Policy& policy, const std::string& name) {
+  for (const auto& item : policy.models) {
+    const std::vector<std::string>& keys = item.second.keys;
+    if (std::find(keys.begin(), keys.end(), name) != keys.end()) return true;
+  }
+  return false;
+}
+
 void read_document(const Field& top, Policy* policy) {
   refuse_others(top, {"policy_version", "models", "expiry", "refused", "locked"});
   if (top.at("policy_version").integer() != 1) {
@@ -111,7 +126,14 @@ void read_document(const Field& top, Policy* policy) {
     }
   }
   if (const auto refused = top.find("refused")) {
-    for (const Field& item : refused->list(0, 4096)) policy->refused.insert(item.string());
+    for (const Field& item : refused->list(0, 4096)) {
+      const std::string& name = item.string();
+      if (!is_sha256(name) && !names_key(*policy, name)) {
+        item.refuse("trust-policy",
+                    quoted(name) + " is neither a key of a model nor 64 lower-case hex digits");
+      }
+      policy->refused.insert(name);
+    }
   }
   if (const auto locked = top.find("locked")) policy->locked = locked->boolean();
 }
@@ -144,13 +166,19 @@ Policy read_policy(const std::string& path) {
                "isn't a public key of P-256, P-384 or P-521 in PEM");
       }
       distinct.insert(key->der);
-      if (policy.refused.count(name) == 0) policy.keys[name] = *key;
+      policy.keys[name] = *key;
+      if (policy.refused.count(name) != 0) policy.refused_hints[key->hint] = name;
     }
     if (rule.threshold > static_cast<int64_t>(distinct.size())) {
       refuse("trust-policy", source,
              cat("models.", shorten(pattern), ": ", distinct.size(), " distinct keys, of which ",
                  rule.threshold, " have to sign"));
     }
+  }
+  // A key may have several names: it is refused under each.
+  for (auto item = policy.keys.begin(); item != policy.keys.end();) {
+    const bool refused = policy.refused_hints.count(item->second.hint) != 0;
+    item = refused ? policy.keys.erase(item) : std::next(item);
   }
   return policy;
 }

@@ -23,8 +23,9 @@ struct Policy {
   std::map<std::string, PublicKey> keys;    // without the refused ones
   std::map<std::string, ModelRule> models;  // by a name, or by its beginning and an asterisk
   bool expires = false;                     // a release's expiry counts
-  std::set<std::string> refused;            // keys, and SHA-256 of manifests
-  bool locked = false;                      // the environment can't choose another folder
+  std::set<std::string> refused;            // names of keys, and SHA-256 of manifests
+  std::map<std::string, std::string> refused_hints;  // name of each refused key, by its hint
+  bool locked = false;                               // the environment can't choose another folder
 
   // The rule of a model, by its name, else by the longest beginning of it; null: there is none.
   const ModelRule* find_rule(const std::string& name) const;

@@ -50,10 +50,6 @@ std::string text_of(const Value* value) {
   return value == nullptr || value->type() != Type::kString ? "" : value->string();
 }
 
-bool is_sha256(const std::string& text) {
-  return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
-
 std::string decode(const Value* value) {
   const auto data = decode_base64(text_of(value));
   if (!data) bad_envelope("a value isn't canonical base64");
@@ -97,6 +93,10 @@ void update_from_hex(Sha256* digest, const std::string& hex) {
 }
 
 }  // namespace
+
+bool is_sha256(const std::string& text) {
+  return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
 
 bool is_signature_name(const std::string& name) {
   if (name.size() < 5 || name.compare(name.size() - 4, 4, ".sig") != 0) return false;

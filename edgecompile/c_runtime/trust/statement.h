@@ -8,7 +8,7 @@
 namespace ecr {
 
 constexpr size_t kMaxSignatures = 16;
-constexpr size_t kMaxSignatureBytes = 8u << 20;
+constexpr size_t kMaxSignatureBytes = 8u << 20;  // of all files together
 constexpr const char* kSignaturesName = "signatures";
 
 // Why a signature doesn't count.
@@ -22,6 +22,8 @@ struct Envelope {
   std::string payload;    // what was signed
   std::string signature;  // DER
 };
+
+bool is_sha256(const std::string& text);  // in lower-case hex
 
 bool is_signature_name(const std::string& name);
 

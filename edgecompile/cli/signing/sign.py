@@ -39,7 +39,8 @@ Examples:
 @number_option(
     "--floor",
     least=0,
-    help="Let devices that run this release take none below N again. Default: 0.",
+    help="Record that a device of this release should take none below N again. Devices don't remember it yet: the "
+    "policy's floor counts. Default: 0.",
 )
 @click.option(
     "--expires",

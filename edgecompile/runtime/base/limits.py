@@ -30,6 +30,13 @@ def explain_errno(number: int, where: str) -> Optional[HostLimitError]:
     return None if make is None else make(where)
 
 
+def raise_limit(error: OSError, where: str) -> None:
+    """Raises a HostLimitError where it is the system that refuses, and nothing is damaged."""
+    limit = explain_errno(error.errno or 0, where)
+    if limit is not None:
+        raise limit from None
+
+
 def explain_loading(text: str, where: str, path: str) -> Optional[HostLimitError]:
     """The error for what the dynamic loader said of a library; None if it isn't about a limit.
 

@@ -30,7 +30,10 @@ _NOTHING = Options()
 
 
 def finish_bundle(
-    path: str, options: Options = _NOTHING, say: Say = lambda text: None
+    path: str,
+    options: Options = _NOTHING,
+    say: Say = lambda text: None,
+    listed: Optional[str] = None,
 ) -> Dict[str, Any]:
     """Builds and tests the engine of a bundle's TensorRT variant, unless that was done before.
 
@@ -38,6 +41,8 @@ def finish_bundle(
         path: the bundle.
         options: see ``Options``.
         say: a function that gets a line of text for every step.
+        listed: the SHA-256 of the manifest, where the caller has checked its signatures; None: they are
+            checked here.
 
     Returns:
         Plain JSON values; docs/jetson.md lists them.
@@ -53,7 +58,7 @@ def finish_bundle(
         FinishError: TensorRT failed.
     """
     started = time.monotonic()
-    folder = BundleFolder(path)
+    folder = BundleFolder(path, listed=listed)
     try:
         folder.check_sizes()
         maker = EngineMaker(folder, choose_variant(folder.manifest, options.variant), options, say)
@@ -97,7 +102,8 @@ def _compare(
     """The engine, its stamp with the times of runs beside those of the programs that need none."""
     maker.say("measuring it beside the variant {}".format(rival.name))
     command, where = child_command("edgecompile.runtime.measure.variants")
-    command += [os.path.abspath(maker.folder.path), maker.variant.name, rival.name]
+    command += [os.path.abspath(maker.folder.path), maker.folder.manifest_sha256]
+    command += [maker.variant.name, rival.name]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=[lock], **where

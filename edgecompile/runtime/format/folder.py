@@ -11,7 +11,7 @@ import stat
 from typing import TYPE_CHECKING, Callable, Optional, Tuple, Union
 
 from ..base.errors import BundleError, DamagedBundleError
-from ..base.limits import explain_errno
+from ..base.limits import raise_limit
 from . import stamps
 from .document import Problems, shorten
 from .hashes import file_state, find_hash_damage
@@ -29,6 +29,11 @@ _DAMAGED_HINT = "copy the bundle again, or build it again"
 _UNLISTED_HINT = (
     "remove what the manifest doesn't list; Python writes __pycache__ where PYTHONPATH names the "
     "bundle's runtime: install edgecompile-runtime, or run python3 BUNDLE COMMAND, instead"
+)
+#: Where signatures are checked, no command may run the folder's own code before.
+_UNSIGNED_HINT = (
+    "remove what the manifest doesn't list, such as __pycache__: no signature covers it; open the bundle "
+    "by an installed edgecompile-runtime, which writes nothing there"
 )
 # O_NONBLOCK: opening a FIFO that lies where a file should be must not hang.
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -60,7 +65,7 @@ class BundleFolder:
             fd: a descriptor of it, which is taken over; None: it is opened by its path.
             trust: the trust folder, see ``find_policy``.
             listed: the SHA-256 that the manifest must have, in place of signatures: that of a bundle
-                within one that was checked.
+                within one that was checked, or of one that the caller has checked before.
 
         Raises:
             BundleError: there is no bundle at ``path``, or its manifest is malformed.
@@ -90,7 +95,7 @@ class BundleFolder:
                 self.verified = signed.judge(self.manifest)
                 problems = Problems(self.path)
                 self._find_unlisted(problems)
-                problems.raise_if_any(DamagedBundleError, _UNLISTED_HINT)
+                problems.raise_if_any(DamagedBundleError, _UNSIGNED_HINT)
         except BaseException:
             self.close()
             raise
@@ -107,7 +112,7 @@ class BundleFolder:
         try:
             fd = self._open_beneath(name, _FOLDER_FLAGS)
         except OSError as error:
-            _raise_limit(error, path)
+            raise_limit(error, path)
             text = "is a link, or can't be opened: {}".format(error.strerror)
             raise self._damaged(name, "file-kind", text) from None
         return BundleFolder(path, fd, listed=self.manifest.files[name + "/" + MANIFEST_NAME].sha256)
@@ -218,7 +223,8 @@ class BundleFolder:
         damaged = problems.count
         if unlisted:
             self._find_unlisted(problems)
-        hint = _UNLISTED_HINT if problems.count and not damaged else _DAMAGED_HINT
+        unlisted_hint = _UNLISTED_HINT if self.verified is None else _UNSIGNED_HINT
+        hint = unlisted_hint if problems.count and not damaged else _DAMAGED_HINT
         problems.raise_if_any(DamagedBundleError, hint)
 
     def _find_unlisted(self, problems: Problems) -> None:
@@ -265,7 +271,7 @@ class BundleFolder:
         except FileNotFoundError:
             return -1, ("file-missing", "is missing")
         except OSError as error:
-            _raise_limit(error, os.path.join(self.path, name))
+            raise_limit(error, os.path.join(self.path, name))
             text = "is a link, or can't be opened: {}".format(error.strerror)
             return -1, ("file-kind", text)
         info = os.fstat(fd)
@@ -309,7 +315,7 @@ class BundleFolder:
                 "the path must be a bundle, a folder that `edgecompile build` wrote",
             ) from None
         except OSError as error:
-            _raise_limit(error, os.path.join(self.path, MANIFEST_NAME))
+            raise_limit(error, os.path.join(self.path, MANIFEST_NAME))
             raise BundleError(
                 "{}can't be opened as a file: {} [bundle-manifest]".format(place, error.strerror),
                 "the path must be a bundle, a folder that `edgecompile build` wrote",
@@ -324,7 +330,7 @@ class BundleFolder:
             with os.fdopen(os.dup(fd), "rb") as stream:
                 return stream.read(MAX_MANIFEST_BYTES + 1)
         except OSError as error:
-            _raise_limit(error, os.path.join(self.path, MANIFEST_NAME))
+            raise_limit(error, os.path.join(self.path, MANIFEST_NAME))
             text = "{}can't be read: {} [bundle-manifest]"
             raise BundleError(text.format(place, error.strerror)) from None
         finally:
@@ -345,18 +351,11 @@ def _open_folder(path: str) -> int:
         text = "is not a bundle: it isn't a folder"
         hint = "an archive of a bundle has to be unpacked first"
     except OSError as error:
-        _raise_limit(error, shorten(path, 1024))
+        raise_limit(error, shorten(path, 1024))
         text, hint = "can't be opened: {}".format(error.strerror), "check the path"
     except ValueError:  # a NUL in it
         text, hint = "isn't a path", "check the path"
     raise BundleError("{}: {} [bundle-folder]".format(shorten(path, 1024), text), hint)
-
-
-def _raise_limit(error: OSError, where: str) -> None:
-    """Raises a HostLimitError where it is the system that refuses, and nothing is damaged."""
-    limit = explain_errno(error.errno or 0, where)
-    if limit is not None:
-        raise limit from None
 
 
 def _keeps_byte_code_out(folder: int, name: str) -> bool:

@@ -1,8 +1,9 @@
 """Stamps: files whose hash was compared since this machine's boot, so that the next process needn't.
 
-A stamp is a small file in a folder of the user's runtime directory ($XDG_RUNTIME_DIR, else /run/user/UID), which
-only the user can write and which ends with the boot. It holds the boot's id, the hash and the file's facts: device,
-inode, size and both times in nanoseconds. Whoever writes to the file changes its ctime, which can't be set back.
+A stamp is a small file in the user's runtime directory ($XDG_RUNTIME_DIR, else /run/user/UID). Only the user can write
+there, and the directory ends with the boot. The stamp holds the boot's id, the hash and the file's facts: device, inode,
+size and both times in nanoseconds. A write to the file changes its ctime, which can't be set back on file systems with
+times of their own; those that keep whole seconds, such as FAT and squashfs, may tell an old one or the mtime.
 Wherever anything is unusual there is no stamp, and the file is hashed. EDGECOMPILE_STAMPS=0 switches them off.
 """
 
@@ -95,8 +96,11 @@ def _text(info: os.stat_result, sha256: str) -> bytes:
 def _is_trusted(info: os.stat_result) -> bool:
     """Whether only this user or root can write to the file, on a disk of this machine.
 
-    Devices without a major number are those of networks and of programs, whose times tell nothing for certain.
+    Devices without a major number are those of networks, of programs and of btrfs: their times may tell nothing. So
+    may times in whole seconds; where others are kept, one file in 10^9 has such a time by chance.
     """
+    if info.st_ctime_ns % 10**9 == 0:
+        return False
     writable = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return info.st_uid in (0, os.geteuid()) and not writable and os.major(info.st_dev) != 0
 

@@ -1,6 +1,6 @@
 """Times of several variants of a bundle on this machine: in one process, in turns.
 
-``python -m edgecompile.runtime.measure.variants BUNDLE NAME …`` prints them as JSON. ``finish`` runs it so:
+``python -m edgecompile.runtime.measure.variants BUNDLE SHA256 NAME …`` prints them as JSON. ``finish`` runs it so:
 whoever makes an engine can't open bundles.
 """
 
@@ -12,9 +12,11 @@ from typing import Any, Dict, List, Sequence
 from ..base.errors import EdgecompileError
 from ..call.inputs import make_inputs
 from ..call.replay import run_cases
+from ..format.folder import BundleFolder
 from ..gpu.engines import PLANNED
 from ..model.model import Model
-from ..model.open_bundle import open_bundle
+from ..model.open_bundle import open_folder
+from ..open.choose import OpenRequest
 from .rounds import measure_medians
 from .workload import plan_runs
 
@@ -22,11 +24,14 @@ SECONDS = 3.0
 LEAST_ROUNDS = 20
 
 
-def measure_variants(path: str, names: Sequence[str], seconds: float = SECONDS) -> Dict[str, Any]:
+def measure_variants(
+    path: str, listed: str, names: Sequence[str], seconds: float = SECONDS
+) -> Dict[str, Any]:
     """Runs variants on the golden vectors, and times those that reproduce them.
 
     Args:
         path: the bundle.
+        listed: the SHA-256 of its manifest, whose signatures the caller has checked.
         names: the names of the variants.
         seconds: the time for measuring; every run is made at least 20 times.
 
@@ -38,10 +43,12 @@ def measure_variants(path: str, names: Sequence[str], seconds: float = SECONDS) 
         EdgecompileError: a variant can't be opened or run here.
     """
     with contextlib.ExitStack() as stack:
-        models = {
-            name: stack.enter_context(open_bundle(path, variant=name, mode=PLANNED))
-            for name in names
-        }
+        models = {}
+        for name in names:
+            request = OpenRequest(variant=name, mode=PLANNED)
+            folder = BundleFolder(path, listed=listed)
+            models[name] = stack.enter_context(open_folder(folder, request))
+            models[name].warm_up()
         wrong = {
             name: sum(not case["ok"] for case in run_cases(model)) for name, model in models.items()
         }
@@ -65,7 +72,7 @@ def _measure(models: Sequence[Model], seconds: float) -> List[float]:
 def main(arguments: Sequence[str]) -> int:
     """The command; 0 once the answer is written: with "error" where a variant can't run."""
     try:
-        report = measure_variants(arguments[0], arguments[1:])
+        report = measure_variants(arguments[0], arguments[1], arguments[2:])
     except EdgecompileError as error:
         report = {"error": error.message}
     print(json.dumps(report))

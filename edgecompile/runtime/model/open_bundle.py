@@ -102,7 +102,7 @@ def _open(
     stats_every: float,
     trust: "Union[bool, Path, None]",
 ) -> "Model":
-    model = _open_folder(BundleFolder(path, trust=trust), request)
+    model = open_folder(BundleFolder(path, trust=trust), request)
     try:
         if stats_file is not None:
             model.schedule_stats(stats_file, stats_every)
@@ -123,7 +123,7 @@ def find_opener(manifest: Manifest) -> Opener:
     return GpuOpener()
 
 
-def _open_folder(folder: BundleFolder, request: OpenRequest) -> "Model":
+def open_folder(folder: BundleFolder, request: OpenRequest) -> "Model":
     """Takes ``folder`` over, and opens the bundle within it, where there is one."""
     try:
         opener = find_opener(folder.manifest)
@@ -155,7 +155,7 @@ def _open_folder(folder: BundleFolder, request: OpenRequest) -> "Model":
                 raise
             # Both parts are of one variant: what was chosen for one was built for the other.
             same = request._replace(variant=opened.variant.name)
-            model.own_encoder(_open_folder(inner, same))
+            model.own_encoder(open_folder(inner, same))
     except BaseException:
         model.close()
         raise

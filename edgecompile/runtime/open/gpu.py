@@ -133,7 +133,7 @@ def _finished(
     from ..finish.finish import finish_bundle
     from ..finish.maker import Options
 
-    finish_bundle(folder.path, Options(variant=variant.name))
+    finish_bundle(folder.path, Options(variant=variant.name), listed=folder.manifest_sha256)
     return use()
 
 

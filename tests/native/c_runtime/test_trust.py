@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.runtime.base.errors import EdgecompileError
+from edgecompile.runtime.base.errors import EdgecompileError, FilePermissionError
 from edgecompile.runtime.format.folder import BundleFolder
 from tests.agreement import Verdict, named_rules
 from tests.native.c_runtime import c_library
 from tests.native.c_runtime.c_library import MACHINES, NATIVE_ARCH
-from tests.runtime.format.test_trust import STUB, WHOLE
-from tests.runtime.signed import ATTACKS, SignedBundle
+from tests.runtime.format.test_trust import SECRET, STUB, WHOLE, need_unshare
+from tests.runtime.signed import ATTACKS, RELEASE, SignedBundle
 from tests.signing.fuzz_signatures import change
 
 pytestmark = pytest.mark.slow
@@ -97,6 +97,41 @@ def test_without_a_folder_nothing_is_checked(program: Path, tmp_path: Path) -> N
         assert is_taken(ask_c(program, signed, EDGECOMPILE_TRUST=value))
 
 
+def test_a_stale_signature_hides_no_good_one(program: Path, tmp_path: Path) -> None:
+    signed = SignedBundle(tmp_path)
+    stale = signed.sign("ci", "a").read_bytes()
+    signed.write_release({**RELEASE, "number": 43})
+    (signed.path / "signatures" / "zz.sig").write_bytes(stale)
+    assert ask_c(program, signed).status == 76
+    signed.sign("ci", "m")
+    assert is_taken(ask_c(program, signed))
+
+
+def test_a_read_only_mount_needs_no_modes(program: Path, tmp_path: Path) -> None:
+    unshare = need_unshare("--map-root-user", "--mount")
+    signed = SignedBundle(tmp_path)
+    signed.sign()
+    place = tmp_path / "secret"
+    place.mkdir()
+    secret = (*unshare, "sh", "-c", SECRET, "sh", str(place), str(signed.trust))
+    told = ask_c(program, signed, (*secret, "rw"), EDGECOMPILE_TRUST=str(place))
+    assert told == Verdict(76, frozenset({"trust-folder"}))
+    assert is_taken(ask_c(program, signed, (*secret, "ro"), EDGECOMPILE_TRUST=str(place)))
+
+
+@pytest.mark.parametrize("name", ["signatures", "signatures/ci.sig", "release.json"])
+def test_lacking_rights_are_no_damage(program: Path, tmp_path: Path, name: str) -> None:
+    unshare = need_unshare("--user")
+    signed = SignedBundle(tmp_path)
+    signed.sign()
+    leaks = {"ASAN_OPTIONS": "detect_leaks=0"}  # their search needs rights, too
+    assert is_taken(ask_c(program, signed, unshare, **leaks))
+    (signed.path / name).chmod(0)
+    told = ask_c(program, signed, unshare, **leaks)
+    (signed.path / name).chmod(0o700)
+    assert told == Verdict(FilePermissionError.exit_code, frozenset())
+
+
 ETC = """
 mount -t tmpfs none /etc && mkdir -p /etc/edgecompile && cp -r "$1" /etc/edgecompile/trust || exit 9
 shift
@@ -105,9 +140,7 @@ exec "$@"
 
 
 def test_the_system_s_folder(program: Path, tmp_path: Path) -> None:
-    unshare = ("unshare", "--map-root-user", "--mount")
-    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"]).returncode:
-        pytest.skip("this system doesn't let users make mount namespaces (unshare -rm)")
+    unshare = need_unshare("--map-root-user", "--mount")
     signed = SignedBundle(tmp_path)
     system = (*unshare, "sh", "-c", ETC, "sh", str(signed.trust))
     assert ask_c(program, signed, system, EDGECOMPILE_TRUST="").status == 75

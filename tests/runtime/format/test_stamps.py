@@ -214,6 +214,18 @@ def test_whatever_is_unusual_is_hashed(
     assert hashing.count == 2
 
 
+def test_times_in_whole_seconds_tell_too_little(runtime_folder: Path, tmp_path: Path) -> None:
+    """FAT tells the mtime for the ctime, and an image that was exchanged may have the same times."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    fine = path.stat()
+    known = {name: getattr(fine, name) for name in ("st_mtime_ns", "st_ctime_ns", "st_rdev")}
+    for time, kept in ((fine.st_ctime_ns | 1, True), (fine.st_ctime_ns // 10**9 * 10**9, False)):
+        info = os.stat_result(tuple(fine), {**known, "st_ctime_ns": time})
+        stamps.keep(info, "0" * 64)
+        assert stamps.find(info, "0" * 64) == kept
+
+
 def test_many_writers_leave_whole_stamps(runtime_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x")

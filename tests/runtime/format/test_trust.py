@@ -17,6 +17,7 @@ from edgecompile.runtime.base.errors import (
     CryptoMissingError,
     DamagedBundleError,
     ExpiredReleaseError,
+    FilePermissionError,
     InputError,
     NativeError,
     RefusedReleaseError,
@@ -107,6 +108,99 @@ def test_signatures_that_do_not_count_do_no_harm(signed: SignedBundle) -> None:
     signed.sign("ci")
     (signed.path / "signatures" / "other.sig").write_bytes(b"{}")
     signed.open()
+
+
+def test_a_stale_signature_hides_no_good_one(signed: SignedBundle) -> None:
+    """The same key's, over an earlier release of the same manifest."""
+    stale = signed.sign("ci", "a").read_bytes()
+    signed.write_release({**RELEASE, "number": 43})
+    (signed.path / "signatures" / "zz.sig").write_bytes(stale)
+    error = signed.refused()
+    assert error.message.count("ci: signed another content of release.json") == 2
+    signed.sign("ci", "m")
+    signed.open()
+
+
+def test_a_refused_key_is_named(signed: SignedBundle) -> None:
+    signed.sign("ci")
+    signed.policy["refused"] = ["ci"]
+    signed.write_policy()
+    assert f"is by the key ci, which {signed.trust} refuses" in signed.refused().message
+    signed.sign("release")
+    signed.open()
+    # Under each of its names.
+    signed.write_key("release", public_pem(signed.keys["ci"]))
+    for refused in ("ci", "release"):
+        signed.policy["refused"] = [refused]
+        signed.write_policy()
+        signed.sign("ci", "release")
+        assert "0 of its signatures count" in signed.refused().message
+
+
+def test_no_hint_runs_the_folder_s_own_code(signed: SignedBundle) -> None:
+    signed.sign()
+    (signed.path / "sitecustomize.py").touch()
+    hint = signed.refused().hint
+    assert hint is not None and "edgecompile-runtime" in hint and "python3" not in hint
+
+
+SECRET = """
+mount -t tmpfs -o mode=1777 none "$1" && cp "$2"/* "$1" && chmod 0666 "$1"/* || exit 9
+mount -o "remount,$3" none "$1" || exit 9
+shift 3
+exec "$@"
+"""
+OPENING = """
+import sys
+from edgecompile.runtime.base.errors import EdgecompileError
+from edgecompile.runtime.format.folder import BundleFolder
+try:
+    BundleFolder(sys.argv[1], trust=sys.argv[2]).close()
+except EdgecompileError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+def open_within(signed: SignedBundle, *prefix: str, trust: Path | None = None) -> tuple[int, str]:
+    """The exit code and the error of opening it in a process that another command starts."""
+    command = [*prefix, sys.executable, "-c", OPENING, str(signed.path), str(trust or signed.trust)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def need_unshare(*options: str) -> tuple[str, ...]:
+    """The command with namespaces of its own."""
+    command = ("unshare", *options)
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"]).returncode:
+        pytest.skip(f"this system doesn't let users make namespaces ({' '.join(command)})")
+    return command
+
+
+@pytest.mark.parametrize(("mount", "code"), [("rw", 76), ("ro", 0)])
+def test_a_read_only_mount_needs_no_modes(
+    signed: SignedBundle, tmp_path: Path, mount: str, code: int
+) -> None:
+    """Kubernetes mounts secrets so; as long as the mount can be written, modes count."""
+    unshare = need_unshare("--map-root-user", "--mount")
+    signed.sign()
+    place = tmp_path / "secret"
+    place.mkdir()
+    secret = (*unshare, "sh", "-c", SECRET, "sh", str(place), str(signed.trust), mount)
+    told, text = open_within(signed, *secret, trust=place)
+    assert told == code and ("[trust-folder]" in text) == (code != 0), text
+
+
+@pytest.mark.parametrize("name", ["signatures", "signatures/ci.sig", "release.json"])
+def test_lacking_rights_are_no_damage(signed: SignedBundle, name: str) -> None:
+    """In a namespace of users nobody has root's rights."""
+    unshare = need_unshare("--user")
+    signed.sign()
+    assert open_within(signed, *unshare) == (0, "")
+    (signed.path / name).chmod(0)
+    told, text = open_within(signed, *unshare)
+    (signed.path / name).chmod(0o700)
+    assert told == FilePermissionError.exit_code and f"{name}: user" in text, text
 
 
 def test_the_rule_of_the_longest_beginning_holds(signed: SignedBundle) -> None:
@@ -350,10 +444,7 @@ def test_nothing_is_fetched(native_copy: Path, tmp_path: Path, alone: bool) -> N
     signed.sign()
     command = [sys.executable, "-c", OFFLINE, str(native_copy), str(signed.trust)]
     if alone:
-        unshare = ["unshare", "--map-root-user", "--net"]
-        if shutil.which("unshare") is None or subprocess.run([*unshare, "true"]).returncode:
-            pytest.skip("this system doesn't let users make network namespaces (unshare -rn)")
-        command = [*unshare, *command, "alone"]
+        command = [*need_unshare("--map-root-user", "--net"), *command, "alone"]
     else:
         command.append("beside")
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}

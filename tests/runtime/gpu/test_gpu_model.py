@@ -22,6 +22,7 @@ from edgecompile.runtime.base.errors import (
     InputError,
     UnfinishedBundleError,
     UnsupportedHostError,
+    UntrustedBundleError,
 )
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.commands.info import describe_bundle, format_bundle
@@ -116,6 +117,17 @@ def test_finish_on_opening(unfinished: str, fake_device: FakeCudart) -> None:
         run(model, 20)
     with open_bundle(unfinished) as model:
         run(model, 40)
+
+
+def test_finish_on_opening_keeps_to_the_caller_s_trust(
+    unfinished: str, fake_device: FakeCudart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither it nor its processes look at the folder of the environment, which trusts nobody."""
+    monkeypatch.setenv("EDGECOMPILE_TRUST", str(tmp_path / "none"))
+    with open_bundle(unfinished, finish=True, trust=False) as model:
+        assert model.info["variant"]
+    with pytest.raises(UntrustedBundleError):
+        finish_bundle(unfinished)
 
 
 def test_threads_share_a_model(finished: str) -> None:

@@ -13,6 +13,7 @@ from ...base.errors import (
     UnsignedBundleError,
     UntrustedBundleError,
 )
+from ...base.limits import raise_limit
 from ..document import shorten
 from ..schema import MANIFEST_NAME, Manifest
 from .libcrypto import find_verifier
@@ -35,7 +36,7 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
 _UNSIGNED_HINT = (
     "sign it where it is built (edgecompile sign); a build host opens its own bundles with "
     + TRUST_VARIABLE
-    + "=off"
+    + "=off, unless its trust folder is locked"
 )
 
 
@@ -45,7 +46,7 @@ class Signed(NamedTuple):
     Attributes:
         path: the bundle, for messages.
         policy: the device's policy.
-        statements: what the signatures state, by the name of the key: digest by path.
+        statements: what the signatures state, by the name of the key: of each, digest by path.
         faults: the reason why each other signature doesn't count.
         release: bytes of ``release.json``; None: there is none.
         sha256: hex SHA-256 of the manifest.
@@ -53,7 +54,7 @@ class Signed(NamedTuple):
 
     path: str
     policy: Policy
-    statements: Dict[str, Dict[str, str]]
+    statements: Dict[str, List[Dict[str, str]]]
     faults: Tuple[str, ...]
     release: Optional[bytes]
     sha256: str
@@ -76,14 +77,15 @@ class Signed(NamedTuple):
             wanted[RELEASE_NAME] = hashlib.sha256(self.release).hexdigest()
         faults = list(self.faults)
         signers: Dict[bytes, str] = {}
-        for name, statement in self.statements.items():
+        for name, statements in self.statements.items():
             if name not in rule.keys:
                 faults.append("{}: isn't a key of this model".format(name))
-            elif statement != wanted:
-                faults.append("{}: {}".format(name, _difference(statement, wanted)))
-            else:
+            elif wanted in statements:
                 # A key of two names counts once.
                 signers.setdefault(self.policy.keys[name].der, name)
+            else:
+                differences = [_difference(statement, wanted) for statement in statements]
+                faults += ["{}: {}".format(name, text) for text in differences]
         if len(signers) < rule.threshold:
             raise untrusted(self.path, len(signers), rule.threshold, faults)
         release = self._judge_release(manifest, rule.floor)
@@ -134,6 +136,7 @@ def check_signatures(fd: int, path: str, manifest: bytes, policy: Policy) -> Sig
         UnsignedBundleError: there is no signature.
         UntrustedBundleError: none is by a key of the policy over this manifest.
         CryptoMissingError: there is nothing that could check them.
+        HostLimitError: the system doesn't let them be opened.
     """
     files = _read_signatures(fd, path)
     if not files:
@@ -142,13 +145,17 @@ def check_signatures(fd: int, path: str, manifest: bytes, policy: Policy) -> Sig
     verify = find_verifier()
     sha256 = hashlib.sha256(manifest).hexdigest()
     by_hint = {key.hint: name for name, key in policy.keys.items()}
-    statements: Dict[str, Dict[str, str]] = {}
+    statements: Dict[str, List[Dict[str, str]]] = {}
     parsed: Dict[bytes, Dict[str, str]] = {}
     faults = []
     for name, data in files:
         try:
             envelope = parse_envelope(data)
             signer = by_hint.get(envelope.hint)
+            if signer is None and envelope.hint in policy.refused_hints:
+                text = "is by the key {}, which {} refuses"
+                text = text.format(policy.refused_hints[envelope.hint], policy.path)
+                raise Fault("signature-key", text)
             if signer is None:
                 raise Fault("signature-key", "is by a key that {} doesn't hold".format(policy.path))
             key = policy.keys[signer]
@@ -163,7 +170,7 @@ def check_signatures(fd: int, path: str, manifest: bytes, policy: Policy) -> Sig
         else:
             for other, same in policy.keys.items():  # the model's rule may know it by another name
                 if same.der == key.der:
-                    statements[other] = parsed[envelope.payload]
+                    statements.setdefault(other, []).append(parsed[envelope.payload])
     if not statements:
         raise untrusted(path, 0, 1, faults)
     release = _read(fd, path, RELEASE_NAME, MAX_RELEASE_BYTES, "release-file", optional=True)
@@ -192,6 +199,7 @@ def _read_signatures(fd: int, path: str) -> List[Tuple[str, bytes]]:
     except FileNotFoundError:
         return []
     except OSError as error:
+        raise_limit(error, place)
         text = "{}: isn't a folder, or can't be opened: {} [signature-folder]"
         raise BundleError(text.format(place, error.strerror)) from None
     try:
@@ -204,10 +212,12 @@ def _read_signatures(fd: int, path: str) -> List[Tuple[str, bytes]]:
                     raise BundleError(text.format(place, MAX_SIGNATURES))
         names = sorted(filter(is_signature_name, names))
         found = []
+        rest = MAX_SIGNATURE_BYTES  # all of it is parsed before any key is asked
         for name in names:
-            data = _read(folder, place, name, MAX_SIGNATURE_BYTES, "signature-file")
+            data = _read(folder, place, name, rest, "signature-file")
             assert data is not None
             found.append((name, data))
+            rest = max(0, rest - len(data))
         return found
     finally:
         os.close(folder)
@@ -224,6 +234,7 @@ def _read(
             return None
         raise BundleError("{}: is missing [{}]".format(place, rule)) from None
     except OSError as error:
+        raise_limit(error, place)
         text = "{}: is a link, or can't be opened: {} [{}]"
         raise BundleError(text.format(place, error.strerror, rule)) from None
     try:

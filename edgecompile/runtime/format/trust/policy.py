@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
 from ...base.errors import BundleError, InputError, UntrustedBundleError
 from ..document import Field, Problems, parse_json, shorten
@@ -23,6 +23,7 @@ MAX_POLICY_BYTES = 1 << 20
 MAX_KEYS = 64
 _KEY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _PATTERN = re.compile(r"[A-Za-z0-9_.:+-]{0,200}\*?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _CURE = "only root, or this user, may be able to write it: chmod go-w, and chown"
 
 
@@ -42,7 +43,8 @@ class Policy(NamedTuple):
         keys: every key by its name, without the refused ones.
         models: rule by the name of a model, or by its beginning and an asterisk.
         expires: whether a release's expiry counts.
-        refused: SHA-256 of manifests that aren't opened.
+        refused: SHA-256 of manifests that aren't opened, and names of keys.
+        refused_hints: name of each refused key, by its hint.
         locked: whether callers can't choose another folder, or none.
     """
 
@@ -51,6 +53,7 @@ class Policy(NamedTuple):
     models: Dict[str, ModelRule]
     expires: bool
     refused: FrozenSet[str]
+    refused_hints: Dict[str, str]
     locked: bool
 
     def find_rule(self, name: str) -> Optional[ModelRule]:
@@ -89,6 +92,14 @@ def find_policy(trust: "Union[bool, Path, None]" = None) -> Optional[Policy]:
     return None if path is None else read_policy(path)
 
 
+def trust_environment() -> Dict[str, str]:
+    """EDGECOMPILE_TRUST for a process that runs in another folder; empty where it isn't set."""
+    path = os.environ.get(TRUST_VARIABLE)
+    if not path:
+        return {}
+    return {TRUST_VARIABLE: path if path == OFF else os.path.abspath(path)}
+
+
 def _exists(path: str) -> bool:
     """Whether there is anything; what can't be looked at counts as there."""
     try:
@@ -113,7 +124,7 @@ def read_policy(path: str) -> Policy:
             "trust-folder", shorten(path, 1024), "can't be opened: {}".format(error)
         ) from None
     try:
-        _check_owner(os.fstat(fd), path)
+        _check_owner(fd, path)
         return _read(fd, path)
     finally:
         os.close(fd)
@@ -132,16 +143,21 @@ def _read(fd: int, path: str) -> Policy:
     version = top.at("policy_version").integer()
     if version is not None and version != POLICY_VERSION:
         top.find("policy_version").refuse("trust-policy", "isn't {}".format(POLICY_VERSION))
-    names = top.find("refused")
-    refused = names.strings(0, 4096) if names.given else ()
-    models = dict(_read_rules(top.at("models"), refused))
+    models = dict(_read_rules(top.at("models")))
+    names = sorted({name for rule in models.values() for name in rule.keys})
+    entries = top.find("refused")
+    refused = entries.strings(0, 4096) if entries.given else ()
+    for item in refused:
+        if item not in names and not _SHA256.fullmatch(item):
+            text = "{!r} is neither a key of a model nor 64 lower-case hex digits"
+            entries.refuse("trust-policy", text.format(shorten(item)))
     expiry = top.find("expiry")
     expires = expiry.given and expiry.choice(("enforce", "ignore"), "trust-policy") == "enforce"
     locked = top.find("locked")
     is_locked = bool(locked.boolean()) if locked.given else False
     problems.raise_if_any(UntrustedBundleError)
     keys: Dict[str, PublicKey] = {}
-    for name in sorted({name for rule in models.values() for name in rule.keys}):
+    for name in names:
         key = parse_public_key(_read_file(fd, path, name + ".pem", MAX_KEY_BYTES, "trust-key"))
         if key is None:
             place = os.path.join(path, name + ".pem")
@@ -153,11 +169,13 @@ def _read(fd: int, path: str) -> Policy:
             text = "models.{}: {} distinct keys, of which {} have to sign"
             text = text.format(shorten(pattern), distinct, rule.threshold)
             raise _refused("trust-policy", source, text)
-    kept = {name: key for name, key in keys.items() if name not in refused}
-    return Policy(path, kept, models, expires, frozenset(refused), is_locked)
+    # A key may have several names: it is refused under each.
+    hints = {key.hint: name for name, key in keys.items() if name in refused}
+    kept = {name: key for name, key in keys.items() if key.hint not in hints}
+    return Policy(path, kept, models, expires, frozenset(refused), hints, is_locked)
 
 
-def _read_rules(entries: Field, refused: Tuple[str, ...]) -> "List[Tuple[str, ModelRule]]":
+def _read_rules(entries: Field) -> "List[Tuple[str, ModelRule]]":
     rules = []
     for pattern, entry in entries.members(1, 256):
         if not pattern or not _PATTERN.fullmatch(pattern):
@@ -193,9 +211,8 @@ def _read_file(fd: int, folder: str, name: str, limit: int, rule: str) -> bytes:
         text = "can't be opened: {}".format(error.strerror)
         raise _refused(rule, place, text) from None
     try:
-        info = os.fstat(file)
-        _check_owner(info, place)
-        if not stat.S_ISREG(info.st_mode):
+        _check_owner(file, place)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
             raise _refused(rule, place, "isn't a regular file")
         with os.fdopen(os.dup(file), "rb") as stream:
             data: bytes = stream.read(limit + 1)
@@ -206,8 +223,11 @@ def _read_file(fd: int, folder: str, name: str, limit: int, rule: str) -> bytes:
     return data
 
 
-def _check_owner(info: Any, path: str) -> None:
-    if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
+def _check_owner(fd: int, path: str) -> None:
+    info = os.fstat(fd)
+    # The mode says nothing on a read-only mount: the folder of a Kubernetes secret has 1777.
+    writable = info.st_mode & 0o022 and not os.fstatvfs(fd).f_flag & os.ST_RDONLY
+    if info.st_uid not in (0, os.geteuid()) or writable:
         text = "belongs to user {}, mode {:o}: others may change it"
         text = text.format(info.st_uid, stat.S_IMODE(info.st_mode))
         raise _refused("trust-folder", path, text, _CURE)

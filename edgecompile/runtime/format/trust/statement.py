@@ -15,6 +15,7 @@ from .release import RELEASE_NAME
 
 SIGNATURES_NAME = "signatures"
 MAX_SIGNATURES = 16
+#: Of all files together.
 MAX_SIGNATURE_BYTES = 8 << 20
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
