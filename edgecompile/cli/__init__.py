@@ -45,6 +45,7 @@ _FOLDERS = {
 }
 #: It has these too, for the device itself.
 _ON_DEVICE = ("finish", "info", "tune")
+_OF_STORES = ("install", "start", "confirm", "rollback", "status", "gc")
 
 _HELP = """Compile a PyTorch model ahead of time for the sequence lengths that its traffic really has.
 
@@ -63,7 +64,7 @@ Completion (put the line into your shell's start-up file):
 
 \b
 Exit codes:
-  0 done   2 wrong usage   30-53 build or server   10-29, 60-79 bundle or device
+  0 done   2 wrong usage   30-53 build or server   10-29, 60-80 bundle or device
   70 a bug in edgecompile   74 input/output error   130 interrupted
 """
 
@@ -93,6 +94,8 @@ class LazyGroup(click.Group):
             cure = f"Did you mean '{close[0]}'?" if close else "Commands: " + ", ".join(COMMANDS)
             if args[0] in _ON_DEVICE:
                 cure = f"The device has it: python3 BUNDLE {args[0]}"
+            if args[0] in _OF_STORES:
+                cure = f"The device has it: python -m edgecompile.runtime {args[0]}"
             raise click.UsageError(f"No such command '{args[0]}'. {cure}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -21,6 +21,7 @@ from .commands.options import (
     add_transcribe_options,
     add_tune_options,
 )
+from .commands.store import add_store_commands
 from .format.document import shorten
 
 INTERNAL = 70
@@ -182,6 +183,8 @@ def make_parser(
     cold.add_argument("--since", type=int, required=True)
     cold.add_argument("--length", type=int)
     cold.add_argument("--loads", action="store_true")
+    if bundle is None:  # a bundle's own runtime can't vouch for it
+        add_store_commands(commands, _say, _show)
     return parser
 
 

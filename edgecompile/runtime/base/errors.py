@@ -57,7 +57,7 @@ class UnsignedBundleError(UntrustedBundleError):
 
 
 class RefusedReleaseError(UntrustedBundleError):
-    """The device's trust folder refuses this bundle, or releases as old as it."""
+    """The device's trust folder or store refuses this bundle, or releases as old as it."""
 
     exit_code = 77
 
@@ -72,6 +72,12 @@ class CryptoMissingError(UntrustedBundleError):
     """Signatures are wanted, and there is nothing here that could check them."""
 
     exit_code = 79
+
+
+class StoreError(EdgecompileError):
+    """A store of versions can't be used, or its state doesn't allow a command."""
+
+    exit_code = 80
 
 
 class UnsupportedHostError(EdgecompileError):
@@ -264,7 +270,7 @@ class DeviceMemoryError(FinishError):
 
 
 class DeviceDiskError(FinishError):
-    """The disk that the engine would lie on hasn't the space for it."""
+    """The disk that an engine or a version would lie on hasn't the space for it."""
 
     exit_code = 63
 

@@ -93,9 +93,7 @@ class BundleFolder:
             self.verified: Optional[Verified] = None
             if signed is not None:
                 self.verified = signed.judge(self.manifest)
-                problems = Problems(self.path)
-                self._find_unlisted(problems)
-                problems.raise_if_any(DamagedBundleError, _UNSIGNED_HINT)
+                self.check_names()
         except BaseException:
             self.close()
             raise
@@ -147,6 +145,38 @@ class BundleFolder:
             DamagedBundleError: lists every file that isn't.
         """
         self._check_each(lambda name, fd: None)
+
+    def check_names(self) -> None:
+        """Checks that the folder holds nothing that isn't listed, beside signatures and the release.
+
+        Raises:
+            DamagedBundleError: lists every file that isn't.
+        """
+        problems = Problems(self.path)
+        self._find_unlisted(problems)
+        hint = _UNLISTED_HINT if self.verified is None else _UNSIGNED_HINT
+        problems.raise_if_any(DamagedBundleError, hint)
+
+    def open_unlisted(self, name: str) -> int:
+        """Opens the manifest, the release or a signature, whose content nobody has compared; the caller closes it.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DamagedBundleError: rule file-kind.
+            HostLimitError: the system doesn't let it be opened.
+        """
+        try:
+            fd = self._open_beneath(name)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise_limit(error, os.path.join(self.path, name))
+            text = "is a link, or can't be opened: {}".format(error.strerror)
+            raise self._damaged(name, "file-kind", text) from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise self._damaged(name, "file-kind", "isn't a regular file")
+        return fd
 
     def check_hashes(self, progress: Optional[Callable[[str], None]] = None) -> None:
         """Checks that the folder holds the listed files and no others, and the SHA-256 of each.

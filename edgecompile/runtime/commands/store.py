@@ -1,0 +1,100 @@
+"""The commands of a store of versions: ``install``, ``start``, ``confirm``, ``rollback``, ``status`` and ``gc``."""
+
+import argparse
+from typing import Any, Callable, Dict, List
+
+from ..store.state import STORE_FOLDER, TRIAL_STARTS
+
+#: Name, and text for people.
+_COMMANDS = (
+    ("install", "Verify and test a bundle, and put it on trial as its model's new version."),
+    ("start", "Count a start of the service, and print the bundle to serve."),
+    ("confirm", "End the trial of a version that was found good."),
+    ("rollback", "Return to the previous version, and refuse the current one."),
+    ("status", "Show the versions of a model."),
+    ("gc", "Remove versions that are neither current nor previous, nor open."),
+)
+
+
+def add_store_commands(
+    commands: Any, say: Callable[[str], None], show: Callable[..., None]
+) -> None:
+    """Adds the commands to a parser's.
+
+    Args:
+        commands: the result of ``add_subparsers``.
+        say: a function that gets a line of text for every step.
+        show: a function that gets the options, a report and its lines.
+    """
+
+    def run(options: argparse.Namespace) -> int:
+        report = _run(options, say)
+        show(options, report, format_store(options.name, report))
+        return 0
+
+    for name, text in _COMMANDS:
+        sub = commands.add_parser(name, description=text, help=text)
+        sub.set_defaults(command=run, name=name)
+        metavar = "BUNDLE" if name == "install" else "MODEL"
+        sub.add_argument("bundle", metavar=metavar)
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        sub.add_argument("--debug", action="store_true", help="show tracebacks")
+        sub.add_argument(
+            "--store",
+            metavar="DIR",
+            default=STORE_FOLDER,
+            help="keep versions there (default: {})".format(STORE_FOLDER),
+        )
+        if name == "install":
+            sub.add_argument("--trust", metavar="DIR", help="take the keys of this trust folder")
+            sub.add_argument("--user", metavar="NAME", help="test it as the user of the service")
+            sub.add_argument(
+                "--seconds", metavar="S", type=int, default=3600,
+                help="end a test after S seconds (default: 3600)",
+            )  # fmt: skip
+
+
+def _run(options: argparse.Namespace, say: Callable[[str], None]) -> Dict[str, Any]:
+    if options.name == "install":
+        from ..base.errors import InputError
+        from ..store.install import install
+        from ..store.proof import Prover
+
+        if options.seconds < 1:
+            raise InputError("--seconds is {}, must be at least 1".format(options.seconds))
+        prover = Prover(options.user, options.seconds, options.trust)
+        return install(options.bundle, options.store, prover, say)
+    from ..store.store import Store, confirm, rollback, start
+
+    store = Store(options.store, options.bundle)
+    if options.name == "gc":
+        from ..store.removal import collect
+
+        return collect(store, say)
+    steps: Dict[str, Callable[[Store], Dict[str, Any]]] = {
+        "start": start, "confirm": confirm, "rollback": rollback, "status": Store.describe,
+    }  # fmt: skip
+    return steps[options.name](store)
+
+
+def format_store(name: str, report: Dict[str, Any]) -> List[str]:
+    """The report for people, a line each; of ``start`` the path alone, for scripts."""
+    if name == "start":
+        return [str(report["path"])]
+    lines = ["{} in {}".format(report["model"], report["store"])]
+    for key, version in sorted(report["versions"].items(), key=lambda item: item[1]["created"]):
+        notes = [note for note in ("current", "previous") if report[note] == key]
+        if "current" in notes and report["starts_left"] is not None:
+            notes.append(
+                "on trial, {} of {} starts left".format(report["starts_left"], TRIAL_STARTS)
+            )
+        number = "" if version["release"] < 0 else "release {}".format(version["release"])
+        lines.append("  ".join(filter(None, ["", key, number, ", ".join(notes)])))
+    lines.append("floor {}, {} versions refused".format(report["floor"], len(report["refused"])))
+    if "removed" in report:
+        lines.append(
+            "removed: {}; open: {}".format(
+                *(", ".join(report[what]) or "none" for what in ("removed", "open"))
+            )
+        )
+    return lines

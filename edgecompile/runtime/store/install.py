@@ -1,0 +1,128 @@
+"""Installs a version: copies, verifies and proves it while the one before serves, then puts it on trial."""
+
+import os
+from typing import Dict, Optional, Tuple
+
+from ..base.errors import BundleError, DamagedBundleError, StoreError
+from ..format.folder import BundleFolder
+from ..format.trust.policy import find_policy
+from .disk import remove, rename, sync_folder
+from .proof import Prover
+from .staging import copy_bundle, list_installed
+from .state import STORE_FOLDER, State, Version
+from .store import Say, Store
+
+#: Beginning of the name of a folder that isn't a version yet.
+STAGE = ".new"
+_HERE = Prover()
+
+
+def install(
+    source: str,
+    root: str = STORE_FOLDER,
+    prover: Prover = _HERE,
+    say: Say = lambda text: None,
+) -> Dict[str, object]:
+    """Installs a bundle and puts it on trial; ``start`` counts, ``confirm`` ends the trial.
+
+    Running it again after it was killed goes on from what is whole.
+
+    Args:
+        source: the bundle.
+        root: the store.
+        prover: how the version is tested.
+        say: a function that gets a line of text for every step.
+
+    Returns:
+        See ``Store.describe``; also "version", its id, and "copied", bytes that weren't linked.
+
+    Raises:
+        BundleError: the bundle is malformed or damaged, or its signatures don't suffice.
+        RefusedReleaseError, ExpiredReleaseError: its release isn't taken.
+        SelftestError: it doesn't reproduce its golden vectors.
+        DeviceDiskError: there is too little space.
+        StoreError: the store can't be used.
+    """
+    folder = BundleFolder(source, trust=prover.trust)
+    try:
+        store = Store(root, folder.manifest.name)
+        store.make()
+        version, expires = _describe(folder, prover)
+        with store.locked("installing", say):
+            state = store.read()
+            copied = 0
+            if state.current != version.id:
+                state.check(version, expires)
+                copied = _bring(folder, store, state, version, prover, say)
+                # Anew: the service may have been started, or the trial confirmed, meanwhile.
+                state = store.change(lambda now: _try(now, version, expires))
+        return {**store.describe(state), "version": version.id, "copied": copied}
+    finally:
+        folder.close()
+
+
+def _try(state: State, version: Version, expires: Optional[str]) -> State:
+    state.check(version, expires)
+    return state.tried(version)
+
+
+def _describe(folder: BundleFolder, prover: Prover) -> Tuple[Version, Optional[str]]:
+    """The version that a bundle is, and the time at which it expires where the device heeds that."""
+    release = None if folder.verified is None else folder.verified.release
+    if release is None:
+        return Version(folder.manifest_sha256, -1, 0, ""), None
+    policy = find_policy(prover.trust)
+    expires = release.expires if policy is not None and policy.expires else None
+    number, floor, created = release.number, release.floor, release.created
+    return Version(folder.manifest_sha256, number, floor, created), expires
+
+
+def _bring(
+    folder: BundleFolder, store: Store, state: State, version: Version, prover: Prover, say: Say
+) -> int:
+    """Makes the version's folder, verified and proved; returns the bytes copied."""
+    place = store.place(version.id)
+    copied = 0
+    if os.path.lexists(place):
+        say("verifying what is there of {}".format(version.id))
+        try:
+            _verify(place, version, prover, full=True)
+        except BundleError:
+            if version.id in (state.current, state.previous):
+                hint = "sign the bundle again as a release of a higher number, and install that"
+                raise StoreError("{}: is damaged [store-version]".format(place), hint) from None
+            remove(place)
+    if not os.path.lexists(place):
+        stage = store.place("{}-{}".format(STAGE, version.id))
+        if os.path.lexists(stage):
+            remove(stage)
+        say("copying {} as {}".format(folder.path, version.id))
+        installed = list_installed([store.place(name) for name in state.versions])
+        copied = copy_bundle(folder, stage, installed)
+        try:
+            _verify(stage, version, prover, full=False)
+            say("testing {}".format(version.id))
+            prover.prove(stage, version.sha256)
+        except BaseException:
+            remove(stage)
+            raise
+        rename(stage, place)
+    else:
+        say("testing {}".format(version.id))
+        prover.prove(place, version.sha256)
+    # Also where it was there: whoever brought it may have been killed before the disk had its name.
+    sync_folder(store.versions)
+    return copied
+
+
+def _verify(place: str, version: Version, prover: Prover, full: bool) -> None:
+    """Checks a folder of the store as a device opens a bundle; ``full`` compares all hashes, too."""
+    folder = BundleFolder(place, trust=prover.trust)
+    try:
+        if _describe(folder, prover)[0] != version:
+            raise DamagedBundleError("{}: isn't {} [store-version]".format(place, version.id))
+        folder.check_names()
+        if full:
+            folder.check_hashes()
+    finally:
+        folder.close()

@@ -1,0 +1,163 @@
+"""Copies a bundle into a store. A file that an installed version has is linked, so disk and memory hold it once."""
+
+import contextlib
+import errno
+import hashlib
+import os
+from typing import Dict, Iterator, List, Mapping
+
+from ..base.errors import BundleError, DamagedBundleError, DeviceDiskError, EdgecompileError
+from ..format.folder import BundleFolder, find_hash_damage
+from ..format.schema import MANIFEST_NAME, FileEntry
+from ..format.trust.release import RELEASE_NAME
+from ..format.trust.statement import (
+    MAX_SIGNATURE_BYTES,
+    MAX_SIGNATURES,
+    SIGNATURES_NAME,
+    is_signature_name,
+)
+from .disk import link, make_folder, remove, seal_folder, sync_folder, write_file
+
+_CHUNK = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def copy_bundle(folder: BundleFolder, target: str, installed: Mapping[str, str]) -> int:
+    """Copies a bundle to a new folder; what is there is on the disk when this returns.
+
+    The hash of each file is compared on the way, be it copied or linked.
+
+    Args:
+        folder: the bundle.
+        target: the path of the folder.
+        installed: paths of files that may be linked, by SHA-256.
+
+    Returns:
+        The bytes that were copied, without those of linked files.
+
+    Raises:
+        DamagedBundleError: a file isn't as listed, or isn't listed.
+        DeviceDiskError: there is too little space.
+        HostLimitError: the system refuses.
+    """
+    folder.check_names()
+    try:
+        return _copy(folder, target, installed)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            remove(target)
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise DeviceDiskError("{}: {}".format(target, error.strerror)) from None
+        raise
+
+
+def _copy(folder: BundleFolder, target: str, installed: Mapping[str, str]) -> int:
+    files = folder.manifest.files
+    unlisted = _list_unlisted(folder)
+    folders = {os.path.dirname(name) for name in (*files, *unlisted)}
+    for name in list(folders):
+        while name:
+            name = os.path.dirname(name)
+            folders.add(name)
+    ordered = sorted(folders)  # "" first, a folder before those in it
+    for name in ordered:
+        make_folder(os.path.join(target, name).rstrip("/"))
+    # Keeps Python from writing its byte code there; see ``check_names``.
+    for name in {os.path.dirname(item) for item in files if item.endswith(".py")}:
+        write_file(os.path.join(target, name, "__pycache__"), [])
+    copied = 0
+    for name, entry in sorted(files.items()):
+        path = os.path.join(target, name)
+        if entry.sha256 in installed and _link(installed[entry.sha256], path, entry):
+            continue
+        fd = folder.open(name)
+        try:
+            write_file(path, _read_listed(fd, entry, os.path.join(folder.path, name)))
+        finally:
+            os.close(fd)
+        copied += entry.size
+    for name in unlisted:
+        with contextlib.suppress(FileNotFoundError):
+            fd = folder.open_unlisted(name)
+            try:
+                write_file(os.path.join(target, name), [_read_small(fd, name)])
+            finally:
+                os.close(fd)
+    for name in reversed(ordered):
+        seal_folder(os.path.join(target, name))
+    sync_folder(os.path.dirname(target))
+    return copied
+
+
+def _link(source: str, path: str, entry: FileEntry) -> bool:
+    """Links an installed file, unless the disk no longer has what was written there."""
+    try:
+        link(source, path)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        return False  # too many links, or it is gone
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        damaged = find_hash_damage(fd, entry)
+    finally:
+        os.close(fd)
+    if damaged is not None:
+        remove(path)
+    return damaged is None
+
+
+def _read_listed(fd: int, entry: FileEntry, path: str) -> Iterator[bytes]:
+    digest, size = hashlib.sha256(), 0
+    while size <= entry.size:
+        part = os.read(fd, _CHUNK)
+        if not part:
+            break
+        digest.update(part)
+        size += len(part)
+        yield part
+    if size != entry.size or digest.hexdigest() != entry.sha256:
+        text = "{}: isn't as the manifest lists it [file-hash]"
+        raise DamagedBundleError(text.format(path), "copy the bundle again, or build it again")
+
+
+def _list_unlisted(folder: BundleFolder) -> List[str]:
+    """The names of what the manifest can't list; the manifest is the last."""
+    names: List[str] = []
+    with contextlib.suppress(FileNotFoundError):
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
+        fd = os.open(SIGNATURES_NAME, flags, dir_fd=folder.fd)
+        try:
+            found = sorted(filter(is_signature_name, os.listdir(fd)))
+        finally:
+            os.close(fd)
+        names = [SIGNATURES_NAME + "/" + name for name in found]
+    if len(names) > MAX_SIGNATURES:
+        raise BundleError("{}: more than {} signatures".format(folder.path, MAX_SIGNATURES))
+    return [*names, RELEASE_NAME, MANIFEST_NAME]
+
+
+def _read_small(fd: int, name: str) -> bytes:
+    parts: List[bytes] = []
+    size = 0
+    while size <= MAX_SIGNATURE_BYTES:
+        part = os.read(fd, _CHUNK)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        size += len(part)
+    raise BundleError("{}: is too large [signature-file]".format(name))
+
+
+def list_installed(places: List[str]) -> Dict[str, str]:
+    """The paths of all files in installed versions, by the SHA-256 that they had."""
+    found: Dict[str, str] = {}
+    for place in places:
+        try:
+            folder = BundleFolder(place, trust=False)
+        except EdgecompileError:
+            continue  # nothing of it can be linked; its own trial, or the next one, shows that
+        for name, entry in folder.manifest.files.items():
+            found.setdefault(entry.sha256, os.path.join(place, name))
+        folder.close()
+    return found
