@@ -88,6 +88,7 @@ def format_store(name: str, report: Dict[str, Any]) -> List[str]:
             notes.append(
                 "on trial, {} of {} starts left".format(report["starts_left"], TRIAL_STARTS)
             )
+        notes += ["refused"] if key in report["refused"] else []
         number = "" if version["release"] < 0 else "release {}".format(version["release"])
         lines.append("  ".join(filter(None, ["", key, number, ", ".join(notes)])))
     lines.append("floor {}, {} versions refused".format(report["floor"], len(report["refused"])))

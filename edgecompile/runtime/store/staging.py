@@ -4,11 +4,11 @@ import contextlib
 import errno
 import hashlib
 import os
-from typing import Dict, Iterator, List, Mapping
+from typing import Dict, Iterator, List, Mapping, Set
 
 from ..base.errors import BundleError, DamagedBundleError, DeviceDiskError, EdgecompileError
 from ..format.folder import BundleFolder, find_hash_damage
-from ..format.schema import MANIFEST_NAME, FileEntry
+from ..format.schema import MANIFEST_NAME, FileEntry, Manifest
 from ..format.trust.release import RELEASE_NAME
 from ..format.trust.statement import (
     MAX_SIGNATURE_BYTES,
@@ -66,9 +66,11 @@ def _copy(folder: BundleFolder, target: str, installed: Mapping[str, str]) -> in
     for name in {os.path.dirname(item) for item in files if item.endswith(".py")}:
         write_file(os.path.join(target, name, "__pycache__"), [])
     copied = 0
+    linkable = _find_linkable(folder.manifest)
     for name, entry in sorted(files.items()):
         path = os.path.join(target, name)
-        if entry.sha256 in installed and _link(installed[entry.sha256], path, entry):
+        old = installed.get(entry.sha256) if name in linkable else None
+        if old is not None and _link(old, path, entry):
             continue
         fd = folder.open(name)
         try:
@@ -87,6 +89,13 @@ def _copy(folder: BundleFolder, target: str, installed: Mapping[str, str]) -> in
         seal_folder(os.path.join(target, name))
     sync_folder(os.path.dirname(target))
     return copied
+
+
+def _find_linkable(manifest: Manifest) -> Set[str]:
+    """Every file, except those beside a recipe: readers of ONNX refuse weights of several names, as an attack."""
+    recipes = [item.recipe for item in manifest.variants if item.recipe]
+    beside = tuple(os.path.dirname(recipe) + "/" for recipe in recipes)
+    return {name for name in manifest.files if not name.startswith(beside)}
 
 
 def _link(source: str, path: str, entry: FileEntry) -> bool:
@@ -157,7 +166,7 @@ def list_installed(places: List[str]) -> Dict[str, str]:
             folder = BundleFolder(place, trust=False)
         except EdgecompileError:
             continue  # nothing of it can be linked; its own trial, or the next one, shows that
-        for name, entry in folder.manifest.files.items():
-            found.setdefault(entry.sha256, os.path.join(place, name))
+        for name in _find_linkable(folder.manifest):
+            found.setdefault(folder.manifest.files[name].sha256, os.path.join(place, name))
         folder.close()
     return found
