@@ -16,7 +16,7 @@ from ..base.errors import (
     UnfinishedBundleError,
 )
 from ..format.document import shorten
-from ..format.trust.policy import OFF, TRUST_VARIABLE
+from ..format.trust.policy import TRUST_VARIABLE, trust_environment
 
 PROOF_SECONDS = 3600
 
@@ -61,11 +61,9 @@ class Prover(NamedTuple):
     def _run(self, command: str, *arguments: str) -> Dict[str, Any]:
         start, where = child_command("edgecompile.runtime")
         environment = dict(where.pop("env", os.environ))
-        trust = self.trust or environment.get(TRUST_VARIABLE)
-        if trust and trust != OFF:
-            environment[TRUST_VARIABLE] = os.path.abspath(
-                trust
-            )  # the child's folder is another one
+        environment.update(trust_environment())  # the child's folder is another one
+        if self.trust is not None:
+            environment[TRUST_VARIABLE] = os.path.abspath(self.trust)
         become = _find_user(self.user, environment)
 
         try:

@@ -7,7 +7,8 @@ import os
 from typing import Dict, Iterator, List, Mapping, Set
 
 from ..base.errors import BundleError, DamagedBundleError, DeviceDiskError, EdgecompileError
-from ..format.folder import BundleFolder, find_hash_damage
+from ..format.folder import BundleFolder
+from ..format.hashes import find_hash_damage
 from ..format.schema import MANIFEST_NAME, FileEntry, Manifest
 from ..format.trust.release import RELEASE_NAME
 from ..format.trust.statement import (
