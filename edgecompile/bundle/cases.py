@@ -7,7 +7,8 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,9 +75,10 @@ class Case:
         skipped: whether float64 was left out because it took too long.
         margins: the difference, by output, that is allowed beyond the tolerance
             (:func:`edgecompile.bundle.margins.allow_rounding`).
-        limits: the difference, by output, that the build allows, where it is less.
+        limits: the difference, by output, that the build allows; at most the tolerance and the margin.
         ties: the other possible outputs, where places of nearly equal values were chosen.
-        open: whether nearly equal values leave the outputs open beyond ``ties``.
+        open: whether nearly equal values may leave the outputs open beyond ``ties``.
+        redrawn: whether the inputs are other ones, independent, as those drawn first left outputs open.
     """
 
     bucket: int
@@ -90,6 +92,7 @@ class Case:
     limits: Mapping[str, float] = field(default_factory=dict)
     ties: Ties | None = None
     open: bool = False
+    redrawn: bool = False
 
 
 def make_cases(
@@ -333,16 +336,19 @@ def _drawn(
             raise
         return _drawn(model, references, index, name, sizes, seed, "", always=always)
     if kind and (reference.lost or reference.skipped):
-        independent = _drawn(
-            model, references, index, name, sizes, seed, "", always=always or reference.lost
-        )
-        if reference.skipped or not independent.problem:
-            return independent
+        with suppress(ModelError):
+            independent = _drawn(
+                model, references, index, name, sizes, seed, "", always=always or reference.lost
+            )
+            if reference.skipped or not independent.problem:
+                return independent
     for more in range(1, 1 + _REDRAWN if reference.open else 1):
-        other = draw_arrays(model, sizes, (seed + more) % (1 << 31))
-        found = references.find(other, always=always)
-        if not found.open:
-            return make_case(index, name, other, found)
+        with suppress(ModelError):
+            other = draw_arrays(model, sizes, (seed + more) % (1 << 31))
+            found = references.find(other, always=always)
+            # An answer of float64 is worth more than one that is settled.
+            if not found.open and (reference.problem or not found.problem):
+                return replace(make_case(index, name, other, found), redrawn=True)
     return make_case(index, name, inputs, reference)
 
 

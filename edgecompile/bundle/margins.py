@@ -69,6 +69,10 @@ def describe_reference(cases: Sequence[Case]) -> str:
         if problems:
             count = f"{len(problems)} of {len(cases)} cases"
             texts.append(f"{count}: eager in float32, as {problems[0]}")
+    if redrawn := sum(case.redrawn for case in cases):
+        texts.append(
+            f"{redrawn} of {len(cases)} cases: drawn again, with independent values, {OPEN}"
+        )
     if several := sum(case.open for case in cases):
         texts.append(f"{several} of {len(cases)} cases: one of several answers, {OPEN}")
     whole = not cases or any(not case.problem for case in cases)

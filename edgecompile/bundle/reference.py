@@ -53,8 +53,8 @@ class Reference:
         skipped: whether float64 was left out because it took too long.
         ties: the other possible outputs, where places of nearly equal values were chosen; None:
             none.
-        open: whether outputs depend on nearly equal values in another way than ``ties`` has, so that eager's are
-            only one of several right answers.
+        open: whether outputs may depend on nearly equal values in another way than ``ties`` has, so that eager's
+            are only one of several right answers.
     """
 
     outputs: Arrays
@@ -79,11 +79,15 @@ class References:
         self._rtol = rtol
         self._narrow_s = 0.0
         self._wide_s = 0.0
+        self._order_s = 0.0
 
     @property
     def spent(self) -> bool:
         """Whether float64 has taken its time."""
-        return self._wide_s > _GRACE_S + MOST_TIMES * self._narrow_s
+        return self._is_spent(self._wide_s)
+
+    def _is_spent(self, seconds: float) -> bool:
+        return seconds > _GRACE_S + MOST_TIMES * self._narrow_s
 
     def find(self, inputs: Arrays, *, always: bool = False) -> Reference:
         """The reference of some inputs.
@@ -106,8 +110,10 @@ class References:
         self._narrow_s += time.monotonic() - started
         narrow = to_numpy(outputs)
         started = time.monotonic()
+        open_, ties = self._follow(inputs, outputs, choices, always)
+        self._order_s += time.monotonic() - started
+        started = time.monotonic()
         try:
-            open_, ties = self._follow(inputs, outputs, choices, always)
             plain = Reference(narrow, {}, ties=ties, open=open_)
             if self.spent and not always:
                 problem = f"float64 had taken over {MOST_TIMES:g} times as long as float32"
@@ -129,9 +135,12 @@ class References:
         choices: Choices | None,
         always: bool,
     ) -> tuple[bool, Ties | None]:
-        """Whether near ties leave outputs open, and those that they don't."""
+        """Whether near ties may leave outputs open, and those that they don't.
+
+        Other orders are tried as long as that takes no longer than float64 may; then each near tie counts as open.
+        """
         from edgecompile.models.arrays import to_tensors
-        from edgecompile.models.orders import follow_orders
+        from edgecompile.models.orders import MOST, follow_orders
 
         if choices is None:
             return False, None
@@ -142,9 +151,10 @@ class References:
 
         open_ = False
         # Of a language model's many tokens some always choose experts by a hair: other runs cost much and help nothing.
-        if self._model.generation is None and (always or not self.spent):
+        if self._model.generation is None:
+            most = MOST if always or not self._is_spent(self._order_s) else 0
             with suppress(ModelError):  # code that refuses what it never met
-                open_ = follow_orders(choices, outputs, self._rtol, run)
+                open_ = follow_orders(choices, outputs, self._rtol, run, most)
         return open_, choices.find_ties(outputs, self._rtol)
 
 

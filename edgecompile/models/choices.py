@@ -68,8 +68,14 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._followers: Any = WeakIdKeyDictionary()
-        #: The calls that chose, in their order; suppressions aren't among them.
-        self.calls: list[Choice] = []
+        self._count = 0
+        #: The calls that chose, by their number; suppressions aren't among them, nor, behind the run, what nothing read.
+        self.calls: dict[int, Choice] = {}
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        # A model may choose in every layer, of many values each.
+        self.calls = {n: call for n, call in self.calls.items() if bool(call.used.any())}
 
     def __torch_dispatch__(
         self,
@@ -168,7 +174,8 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
         unread = torch.zeros(places.numel(), dtype=torch.bool)
         choice = Choice(values.clone(), places.clone(), unread)
         if func in CHOOSE:
-            self.calls.append(choice)
+            self.calls[self._count] = choice
+            self._count += 1
         numbers = torch.arange(places.numel()).reshape(places.shape)
         index = result if isinstance(result, Tensor) else result[1]
         self._followers[index] = _Follower(choice, shape(numbers), shape)

@@ -18,7 +18,9 @@ from edgecompile.models.choices import CHOOSE, Choice, Choices, lines_of, widest
 from edgecompile.precision import TOLERANCES
 
 #: Most choices whose other orders are tried; each takes up to two runs.
-_MOST = 4
+MOST = 4
+#: Most lines of values for each of which a loop makes other places: 65,536 took nine seconds, longer than most models.
+_MOST_LINES = 4096
 #: Rows that come in another order differ by no more than this share of their scale: they were summed in another order.
 _ALIKE = 1e-3
 
@@ -70,12 +72,12 @@ class Repeated(Given):  # type: ignore[no-untyped-call]
     """Lets another run choose as one has chosen, in each call whose values tie there.
 
     Args:
-        calls: Choices of the first run.
+        calls: Choices of the first run by their number.
         rtol: Largest difference of two values that tie, as a share of the values' scale.
     """
 
-    def __init__(self, calls: Sequence[Choice], rtol: float) -> None:
-        super().__init__({number: call.places for number, call in enumerate(calls)})
+    def __init__(self, calls: Mapping[int, Choice], rtol: float) -> None:
+        super().__init__({number: call.places for number, call in calls.items()})
         self._calls_before = calls
         self._rtol = rtol
 
@@ -88,7 +90,9 @@ class Repeated(Given):  # type: ignore[no-untyped-call]
         return places if tie else own
 
 
-def follow_orders(choices: Choices, outputs: Mapping[str, Tensor], rtol: float, run: Run) -> bool:
+def follow_orders(
+    choices: Choices, outputs: Mapping[str, Tensor], rtol: float, run: Run, most: int = MOST
+) -> bool:
     """Lets outputs follow a choice whose order they have, and says whether near ties leave others open.
 
     Args:
@@ -96,26 +100,30 @@ def follow_orders(choices: Choices, outputs: Mapping[str, Tensor], rtol: float, 
         outputs: Outputs of the run; those with the order of a choice follow it afterwards.
         rtol: Largest difference of two values that tie, as a share of the values' scale.
         run: Function that runs the model once more.
+        most: Number of choices whose other orders are tried.
 
     Returns:
-        Whether outputs depend on nearly equal values in a way that no other order of theirs shows.
+        Whether outputs may depend on nearly equal values in a way that no other order of theirs showed.
     """
     tried = 0
-    for number, call in enumerate(choices.calls):
+    for number, call in choices.calls.items():
         used = call.used.reshape(call.places.shape)
-        if not bool(used.any()) or not call.values.is_floating_point():
+        if not call.values.is_floating_point():
             continue
         taken = used[0].nonzero().squeeze(1)
         limit = widest_tie(call.values, rtol)
         got = call.values.double().gather(1, call.places[:, taken])
         inside = bool(_near(got[:, 1:], got[:, :-1], limit).any())
-        edge = _other_edge(call, taken, limit)
-        if not inside and edge is None:
+        edges = _tied_edges(call, taken, limit)
+        tied = int(edges.any(1).sum())
+        if not inside and not tied:
             continue
         tried += 1
-        if tried > _MOST or bool((used != used[0]).any()):
+        lines = max(tied, len(used) if inside else 0)
+        if tried > most or lines > _MOST_LINES or bool((used != used[0]).any()):
             return True
-        if edge is not None:
+        if tied:
+            edge = _other_edge(call, taken, edges, limit)
             other = run(Given({number: edge}))
             if not all(
                 _alike(other[name], choices.with_places(tensor, call, edge))
@@ -195,12 +203,17 @@ def _shuffle(count: int, seed: int) -> Tensor:
     return order.flip(0) if bool((order == torch.arange(count)).all()) else order
 
 
-def _other_edge(call: Choice, taken: Tensor, limit: float) -> Tensor | None:
-    """The places with as many as can be of those that tie with the last one taken and weren't; None where none does."""
-    values, places = call.values.double(), call.places.clone()
-    chosen = torch.zeros(values.shape, dtype=torch.bool).scatter_(1, places[:, taken], True)
-    got = values.gather(1, places[:, taken])
-    ties = _near(values, got[:, -1:], limit) & ~chosen
+def _tied_edges(call: Choice, taken: Tensor, limit: float) -> Tensor:
+    """bool [L, N], the values that tie with the last one taken and weren't."""
+    values, places = call.values.double(), call.places[:, taken]
+    chosen = torch.zeros(values.shape, dtype=torch.bool).scatter_(1, places, True)
+    return _near(values, values.gather(1, places[:, -1:]), limit) & ~chosen
+
+
+def _other_edge(call: Choice, taken: Tensor, ties: Tensor, limit: float) -> Tensor:
+    """The places with as many as can be of those that :func:`_tied_edges` gave."""
+    places = call.places.clone()
+    got = call.values.double().gather(1, places[:, taken])
     for line in ties.any(1).nonzero().squeeze(1).tolist():
         free = ties[line].nonzero().squeeze(1)
         held = taken[_near(got[line], got[line, -1], limit)]
@@ -213,7 +226,7 @@ def _other_edge(call: Choice, taken: Tensor, limit: float) -> Tensor | None:
             before = (call.places[line] == place).nonzero().squeeze(1)
             full[before] = call.places[line, slot]
         places[line] = full
-    return places if bool(ties.any()) else None
+    return places
 
 
 def _near(one: Tensor, other: Tensor, limit: float) -> Tensor:

@@ -235,7 +235,7 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
             for name, made in compiled.batch.items()
         }
         batch = BatchSpec(contents.texts_at_once, programs) if programs else None
-        masked = _mask_heads(compiled)
+        masked = _have_masked_heads(compiled)
         generation = model.generation.spec._replace(batch=batch, masked_head=masked)
         manifest = manifest._replace(generation=generation)
     notes: tuple[str, ...] = ()
@@ -266,7 +266,7 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
     return manifest, notes
 
 
-def _mask_heads(compiled: CompiledModel) -> bool:
+def _have_masked_heads(compiled: CompiledModel) -> bool:
     """Whether each program can leave out logits that nobody reads."""
     made = [artifact for own in compiled.artifacts.values() for artifact in own]
     return bool(made) and all(item.lowering.get("counts", {}).get("heads") for item in made)

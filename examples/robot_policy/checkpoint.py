@@ -16,10 +16,6 @@ from lerobot.policies.act.processor_act import make_act_pre_post_processors
 from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
 from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.diffusion.processor_diffusion import make_diffusion_pre_post_processors
-from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
-from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
-from lerobot.policies.smolvla.processor_smolvla import make_smolvla_pre_post_processors
-from transformers import SmolVLMConfig
 
 JOINTS = 6
 STATE, CAMERA = "observation.state", "observation.images.top"
@@ -80,16 +76,22 @@ def write_checkpoint(
         name: PolicyFeature(_KINDS[name.split(".")[1]], shape) for name, shape in shapes.items()
     }
     action = PolicyFeature(FeatureType.ACTION, (JOINTS,))
+    config: Any = DiffusionConfig
+    policy: Any = DiffusionPolicy
+    processors: Any = make_diffusion_pre_post_processors
+    if kind == "act":
+        config, policy, processors = ACTConfig, ACTPolicy, make_act_pre_post_processors
     if kind == "smolvla":
+        # It needs transformers, which the others run without.
+        from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
+        from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
+        from lerobot.policies.smolvla.processor_smolvla import make_smolvla_pre_post_processors
+
+        config, policy, processors = SmolVLAConfig, SmolVLAPolicy, make_smolvla_pre_post_processors
         settings = {"vlm_model_name": str(folder / "vlm"), **settings}
         _write_vlm(folder / "vlm")
     else:
         settings = {"pretrained_backbone_weights": None, **settings}
-    config, policy, processors = {
-        "act": (ACTConfig, ACTPolicy, make_act_pre_post_processors),
-        "diffusion": (DiffusionConfig, DiffusionPolicy, make_diffusion_pre_post_processors),
-        "smolvla": (SmolVLAConfig, SmolVLAPolicy, make_smolvla_pre_post_processors),
-    }[kind]
     made = config(
         input_features=features,
         output_features={"action": action},
@@ -105,6 +107,8 @@ def write_checkpoint(
 
 def _write_vlm(folder: Path) -> None:
     """Writes the configuration and the processor of a small model of images and words; LeRobot reads no weights here."""
+    from transformers import SmolVLMConfig
+
     text = {"model_type": "llama", "vocab_size": _WORDS + 4, "hidden_size": 32, "head_dim": 8}
     text.update(intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
     text.update(num_key_value_heads=2, pad_token_id=2)

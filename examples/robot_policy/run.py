@@ -3,7 +3,7 @@
     python3 examples/robot_policy/run.py                        a small ACT with random weights
     python3 examples/robot_policy/run.py --checkpoint FOLDER    a checkpoint of yours
 
-It needs edgecompile and lerobot. Only the bundle goes to the robot, where numpy suffices:
+It needs edgecompile and lerobot, for SmolVLA lerobot[smolvla]. Only the bundle goes to the robot, where numpy suffices:
 `open_bundle("policy.ecb").policy().select_action(observation)`.
 """
 

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import edgecompile
 from edgecompile.models.choices import Choices
 from edgecompile.models.definite import definite
-from edgecompile.runtime import open_bundle
+from edgecompile.models.orders import follow_orders
+from edgecompile.runtime import Model, OutsideBucketsError, open_bundle
 from edgecompile.runtime.format.schema import Tolerance
 from edgecompile.runtime.format.ties import take_ties
-from tests.factories import detector
+from tests.factories import detector, queries
 
 pytestmark = pytest.mark.slow
+
+TOLERANCE = Tolerance(1e-4, 2e-5)
+
+
+def compare(model: Model, module: nn.Module, image: Tensor, names: Sequence[str]) -> int:
+    """Compares a bundle with eager; the number of rows of the last output."""
+    with torch.no_grad(), definite(), Choices() as choices:
+        outputs = dict(zip(names, module(image), strict=True))
+
+    def again(mode: AbstractContextManager[Any]) -> dict[str, Tensor]:
+        with torch.no_grad(), definite(), mode:
+            return dict(zip(names, module(image), strict=True))
+
+    follow_orders(choices, outputs, TOLERANCE.rtol, again)
+    ties = choices.find_ties(outputs, TOLERANCE.rtol)
+    want: Mapping[str, Any] = {name: tensor.numpy() for name, tensor in outputs.items()}
+    got = model.run({"image": image.numpy()})
+    taken = want if ties is None else take_ties(got, want, ties, TOLERANCE)
+    for name, array in taken.items():
+        np.testing.assert_allclose(got[name], array, atol=1e-4, rtol=1e-4, err_msg=name)
+    return len(want[names[-1]])
 
 
 def test_boxes_of_images_of_any_size(tmp_path: Path) -> None:
@@ -26,7 +52,7 @@ def test_boxes_of_images_of_any_size(tmp_path: Path) -> None:
         f"{detector.__file__}:detector", lengths=log, target="cpu-x86-64-v3",
         output=tmp_path / "detector.ecb", quick=True,
     )  # fmt: skip
-    module, tolerance = detector.detector()["module"].eval(), Tolerance(1e-4, 2e-5)
+    module = detector.detector()["module"].eval()
     counts = []
     with open_bundle(tmp_path / "detector.ecb") as model:
         shapes = [output.shape for output in model.manifest.outputs]
@@ -35,14 +61,27 @@ def test_boxes_of_images_of_any_size(tmp_path: Path) -> None:
             torch.manual_seed(height)
             shape = 1, 3, height, width
             for image in (3 * torch.randn(shape), torch.zeros(shape)):
-                with torch.no_grad(), definite(), Choices() as choices:
-                    outputs = dict(zip(["boxes", "scores", "features"], module(image), strict=True))
-                ties = choices.find_ties(outputs, tolerance.rtol)
-                want = {name: tensor.numpy() for name, tensor in outputs.items()}
-                got = model.run({"image": image.numpy()})
-                counts.append(len(want["scores"]))
-                taken = want if ties is None else take_ties(got, want, ties, tolerance)
-                for name, array in taken.items():
-                    np.testing.assert_allclose(got[name], array, atol=1e-4, rtol=1e-4, err_msg=name)
+                counts.append(compare(model, module, image, ["boxes", "scores", "features"]))
+        for height, width in ((1, 1), (0, 8), (8, 0), (33, 8)):
+            with pytest.raises(OutsideBucketsError, match="no bucket takes"):
+                model.run({"image": np.zeros((1, 3, height, width), np.float32)})
     assert min(counts[::2]) > 0 and max(counts) > 10
     assert counts[1::2] == [0] * 5
+
+
+def test_queries_of_images_of_any_size(tmp_path: Path) -> None:
+    spec = queries.yolos()
+    lo, hi = spec["limits"]["height"]
+    log = tmp_path / "images.csv"
+    log.write_text(f"height,width,count\n{lo},{lo},3\n{(lo + hi) // 2},{hi},60\n{hi},{lo},30\n")
+    edgecompile.build(
+        f"{queries.__file__}:yolos", lengths=log, target="cpu-x86-64-v3",
+        output=tmp_path / "detector.ecb", quick=True,
+    )  # fmt: skip
+    with open_bundle(tmp_path / "detector.ecb") as model:
+        for height, width in ((lo, lo), (lo, hi), (hi, lo + 1), ((lo + hi) // 2, hi - 1)):
+            torch.manual_seed(height)
+            image = torch.randn(1, 3, height, width)
+            compare(model, spec["module"], image, spec["outputs"])
+        with pytest.raises(OutsideBucketsError):
+            model.run({"image": np.zeros((1, 3, 1, 1), np.float32)})

@@ -314,8 +314,8 @@ def test_texts_of_samples_are_those_of_transformers(moonshine: Path, tmp_path: P
             ),
             (make_samples(40001 / RATE), {}, OutsideBucketsError, "40001 samples"),
             (samples * np.nan, {}, InputError, "aren't finite"),
-            (samples, {"timestamps": True}, InputError, "`timestamps` is for models with windows"),
-            (samples, {"language": "en"}, InputError, "`language` is for models with windows"),
+            (samples, {"timestamps": True}, InputError, "`timestamps` is for Whisper"),
+            (samples, {"language": "en"}, InputError, "`language` is for Whisper"),
             (samples, {"max_new_tokens": 64}, ContextLengthError, "context of 64"),
         ):
             with pytest.raises(kind, match=text):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,21 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.bundle import reference
 from edgecompile.bundle.cases import draw_arrays, make_case, make_cases
 from edgecompile.bundle.margins import describe_reference
-from edgecompile.bundle.reference import References
+from edgecompile.bundle.reference import Reference, References
+from edgecompile.errors import ModelError
 from edgecompile.loaders.load import load_model
 from edgecompile.models.choices import Choices
 from edgecompile.models.definite import definite
 from edgecompile.models.double import run_in_float64
 from edgecompile.models.kinds import FEW
-from edgecompile.models.orders import Given, Repeated, follow_orders
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.orders import _MOST_LINES, Given, Repeated, follow_orders
 from edgecompile.runtime.format.schema import Tolerance
 from edgecompile.runtime.format.ties import Ties, take_ties
 
 FP32 = Tolerance(1e-6, 2e-5)
 #: The three best tie, and so do the last two of five.
 SCORES = torch.tensor([0.1, 0.9, 0.3, 0.9 - 1e-6, 0.5, 0.9 + 1e-6, 0.2, 0.2 + 1e-6])
+BUCKETS = [Bucket("exact", (("length", AxisRange(5, 20, 12)),))] * 2
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -140,7 +146,49 @@ def test_float64_takes_the_choices_of_float32() -> None:
     assert not torch.allclose(own["logits"].float(), narrow["logits"], atol=1e-3)
 
 
-def test_cases_are_drawn_again_where_ties_leave_them_open() -> None:
+def test_calls_that_nothing_read_are_left_out() -> None:
+    class Sorted(Queries):
+        def forward(self, rows: Tensor, scores: Tensor) -> dict[str, Tensor]:
+            made = super().forward(rows, scores + scores.sort().values[:, :1] * 0.0)
+            return {**made, "largest": rows.max(1).values}
+
+    module = Sorted(5)
+    torch.manual_seed(1)
+    inputs = {"rows": torch.randn(1, 8, 8), "scores": SCORES[None]}
+    with torch.no_grad(), definite(), Choices() as choices:
+        outputs = module(**inputs)
+    assert list(choices.calls) == [1]
+    choices.calls[1].places[0, :3] = torch.tensor([3, 1, 5])
+    with torch.no_grad(), definite(), Repeated(choices.calls, FP32.rtol):
+        again = module(**inputs)
+    torch.testing.assert_close(again["boxes"], outputs["boxes"][:, [2, 1, 0, 3, 4]])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_many_lines_that_tie_are_left_open_without_a_run(inside: bool) -> None:
+    count, runs = 2 if inside else 1, []
+
+    def choose(lines: int) -> bool:
+        scores = torch.tensor([0.1, 0.9, 0.9, 0.4]).repeat(lines, 1)
+
+        def run(mode: AbstractContextManager[Any]) -> dict[str, Tensor]:
+            runs.append(lines)
+            with mode:
+                return {
+                    "mean": scores.cumsum(-1).gather(1, scores.topk(count).indices).mean()[None]
+                }
+
+        choices = Choices()
+        return follow_orders(choices, run(choices), FP32.rtol, run)
+
+    # A mean of both places has no order.
+    assert choose(_MOST_LINES + 1) and choose(_MOST_LINES) != inside
+    assert runs == [_MOST_LINES + 1, _MOST_LINES, _MOST_LINES]
+
+
+def load_level() -> LoadedModel:
+    """A model of queries whose scores all tie where two neighbours do."""
+
     class Level(Queries):
         def forward(self, rows: Tensor, scores: Tensor) -> dict[str, Tensor]:
             repeated = (scores[:, 1:] == scores[:, :-1]).any()
@@ -152,7 +200,11 @@ def test_cases_are_drawn_again_where_ties_leave_them_open() -> None:
         "axes": {"rows": {1: "length"}, "scores": {1: "length"}},
         "limits": {"length": (5, 20)},
     }
-    model = load_model(spec)
+    return load_model(spec)
+
+
+def test_cases_are_drawn_again_where_ties_leave_them_open() -> None:
+    model = load_level()
     references = References(model)
     rows = np.random.default_rng(0).normal(size=(1, 8, 8)).astype(np.float32)
     equal = np.full((1, 8), 0.5, np.float32)
@@ -161,8 +213,63 @@ def test_cases_are_drawn_again_where_ties_leave_them_open() -> None:
     assert found.open
     assert "1 of 1 cases: one of several" in describe_reference([make_case(0, "", left, found)])
     assert not references.find({"rows": rows, "scores": rows[..., 0]}).open
-    buckets = [Bucket("exact", (("length", AxisRange(5, 20, 12)),))] * 2
     # One of the kinds that cases take in turn.
     assert references.find(draw_arrays(model, {"length": 12}, 0, FEW)).open
-    for case in make_cases(model, buckets):
+    for case in make_cases(model, BUCKETS):
         assert not references.find(case.inputs).open
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_redraw_without_an_answer_of_float64_is_left(
+    monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    model = load_level()
+    redrawn = [case for case in make_cases(model, BUCKETS) if case.redrawn]
+    assert redrawn and f"{len(redrawn)} of 9 cases: drawn again" in describe_reference(
+        [*redrawn, *[make_case(0, "", {}, Reference({}, {}))] * (9 - len(redrawn))]
+    )
+    find, left = References.find, 0
+
+    def spoilt(own: References, inputs: Arrays, *, always: bool = False) -> Reference:
+        nonlocal left
+        found = find(own, inputs, always=always)
+        left = 3 if found.open else left - 1
+        if found.open or left < 0:
+            return found
+        if refused:
+            raise ModelError("these inputs are refused")
+        return replace(found, problem="float64 took too long", skipped=True)
+
+    monkeypatch.setattr(References, "find", spoilt)
+    cases = list(make_cases(model, BUCKETS))
+    kept = [case for case in cases if case.open]
+    assert [(case.bucket, case.name) for case in kept] == [(c.bucket, c.name) for c in redrawn]
+    assert not any(case.skipped or case.redrawn for case in cases)
+
+
+def test_other_orders_take_no_time_of_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runs = load_level(), 0
+    own = LoadedModel.run
+
+    def run(self: LoadedModel, inputs: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        return own(self, inputs)
+
+    # A clock that goes on with eager's runs alone, a hundred seconds with each.
+    monkeypatch.setattr(LoadedModel, "run", run)
+    monkeypatch.setattr(reference, "time", SimpleNamespace(monotonic=lambda: 100.0 * runs))
+    monkeypatch.setattr(reference, "_GRACE_S", 90.0)
+    monkeypatch.setattr(reference, "MOST_TIMES", 0.0)
+    references = References(model)
+    torch.manual_seed(1)
+    rows = torch.randn(1, 8, 8).numpy()
+    inputs = {"rows": rows, "scores": SCORES[None].numpy()}
+    clear = {"rows": rows, "scores": rows[..., 0]}
+    assert not references.find(inputs).open and runs == 2
+    # Their own time is spent: what nothing shows is open, and what float64 shows isn't left out.
+    found = references.find(inputs)
+    assert found.open and found.rounding and not found.skipped and runs == 3
+    assert not references.find(clear).open and runs == 4
+    assert not references.find(inputs, always=True).open and runs == 6
+    assert not references.spent

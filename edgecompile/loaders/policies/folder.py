@@ -226,9 +226,10 @@ class _Policy:
 
 def _check_smolvla(config: Any, names: tuple[str, ...]) -> None:
     """Raises ModelError for settings of SmolVLA that aren't compiled."""
+    rtc = getattr(config, "rtc_config", None)  # LeRobot 0.4.0 has none
     odd = {
         "adapt_to_pi_aloha": config.adapt_to_pi_aloha,
-        "rtc_config": config.rtc_config is not None and config.rtc_config.enabled,
+        "rtc_config": rtc is not None and rtc.enabled,
         "use_cache": not config.use_cache,
         "resize_imgs_with_padding": config.resize_imgs_with_padding is None,
     }

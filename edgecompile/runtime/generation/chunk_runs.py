@@ -14,7 +14,7 @@ from .sources import run_encoder, same_source
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    #: Tokens whose logits are read, bool [vocabulary]; None: all.
+    #: Tokens whose logits are read, bool [vocabulary], where the bundle ``masks_logits``; None: all.
     Wanted = Optional[NDArray[np.bool_]]
 
 
@@ -42,7 +42,6 @@ class ChunkRuns:
         vocabulary: Any = bundle.manifest.outputs[0].shape[1]
         self._rows = np.zeros((spec.lookup, vocabulary), np.float32)
         self.logits: NDArray[np.float32] = self._rows[0]
-        self._masks = bundle.masks_logits
         self._bound: Dict[int, _Bound] = {}
         self._source: Optional[Dict[str, NDArray[Any]]] = None
         self._cross: Dict[str, NDArray[Any]] = {}
@@ -92,7 +91,7 @@ class ChunkRuns:
         bound.ids[:] = tokens
         bound.position[0] = row
         run: Any = bound.run
-        if wanted is not None and self._masks:
+        if wanted is not None:
             run = functools.partial(run.run_masked, wanted)
         self._bundle.run_bound(run, bound.chunk.bucket, bound.sizes)
 

@@ -34,7 +34,7 @@ class ConstrainedStream(TokenStream):
         # Forced tokens that haven't been given out, and how many of those given out have been run.
         self._ahead: List[int] = []
         self._run: Optional[int] = None
-        # What may come next, for which alone there will be logits.
+        # What may come next, where a run gives logits of that alone.
         self._allowed: Optional[NDArray[np.bool_]] = None
 
     @property
@@ -64,6 +64,7 @@ class ConstrainedStream(TokenStream):
 
     def give(self, logits: "NDArray[np.float32]") -> None:
         super().give(logits)
+        self._allowed = None  # asked before a run that failed; these are all
         self._run = len(self.tokens)
 
     def _is_known(self) -> bool:
@@ -88,11 +89,12 @@ class ConstrainedStream(TokenStream):
             prompt = [*request.prompt, *tokens]
             self._runs = session.begin(self, request._replace(prompt=prompt, marks=marks))
             return
-        try:
-            self._allowed = self._constraint.mask()
-        except ConstraintError:
-            self.close()
-            raise
+        if session.masks_logits:
+            try:
+                self._allowed = self._constraint.mask()
+            except ConstraintError:
+                self.close()
+                raise
         if self._run == len(tokens) - 1:
             self._logits = session.advance(self, tokens[-1], self._allowed)
         else:

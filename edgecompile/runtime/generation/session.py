@@ -89,6 +89,8 @@ class Session(Unique, Generator):
         self.worth = Worth(spec.lookup, states=self._text.states is not None)
         #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
         self.suppressed = (_indices(spec.suppress), _indices(spec.suppress_first))
+        #: Whether a run can leave out logits that nobody reads.
+        self.masks_logits = bundle.masks_logits
 
     @property
     def tokens(self) -> List[int]:

@@ -32,6 +32,8 @@ class Text(Protocol):
 
     #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
     suppressed: "Tuple[Optional[NDArray[np.int64]], Optional[NDArray[np.int64]]]"
+    #: Whether a run can leave out logits; None is ``wanted`` where it can't.
+    masks_logits: bool
 
     def begin(self, stream: "TokenStream", request: GenerationRequest) -> "Runs":
         """Makes the text that of ``stream``; the runs of its prompt."""

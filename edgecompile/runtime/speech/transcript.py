@@ -104,8 +104,8 @@ def _read_whole(
     values = choices._replace(max_new_tokens=None if spec.ctc is None else most)._asdict().items()
     given = [key for key, value in values if value is not None and value is not False]
     if given:
-        kind = "a decoder" if spec.ctc is not None else "windows"
-        raise InputError("`{}` is for models with {}, which this isn't".format(given[0], kind))
+        kind = "models with a decoder" if spec.ctc is not None else "Whisper"
+        raise InputError("`{}` is for {}, which this isn't".format(given[0], kind))
     if spec.log_mel is None:
         _check_length(model.encoder or model, spec.input, len(recording))
     if spec.ctc is not None:
@@ -139,7 +139,7 @@ def _check_length(reader: "OpenBundle", name: str, count: int) -> None:
     lo, hi = size_span(dim, reader.manifest.axes) if isinstance(dim, str) else (dim, dim)
     if lo is not None and hi is not None and not lo <= count <= hi:
         text = "the recording has {} samples, the model takes {} to {}"
-        hint = "cut the recording in pauses, or build the bundle with a larger max_length"
+        hint = "cut the recording at pauses, or build the bundle with a larger max_length"
         raise OutsideBucketsError(
             text.format(count, lo, hi),
             hint if count > hi else "put zeros behind a recording that is as short as that",

@@ -7,32 +7,67 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edgecompile.errors import MissingDependencyError, ModelError, UsageError
 from edgecompile.loaders.load import check_model, load_model
+from edgecompile.loaders.policies.folder import _check_smolvla
 from edgecompile.models.options import LoadOptions
 from tests.needs import need_variable
 
 ROOT = Path(__file__).parents[3]
+#: Runs the script that the arguments name where transformers isn't installed.
+_WITHOUT_TRANSFORMERS = """
+import runpy, sys
+sys.modules["transformers"] = None
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 CONFIG = {"type": "act", "input_features": {}, "output_features": {}}
 
 
-@pytest.fixture(scope="module", name="found")
-def load_cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def run_with_lerobot(*arguments: str | Path, python: tuple[str, ...] = ()) -> str:
     packages = need_variable("EDGECOMPILE_LEROBOT")
     paths = [str(ROOT), packages, str(ROOT / "examples" / "robot_policy")]
-    script = Path(__file__).with_name("cases.py")
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "with_lerobot.py", script, tmp_path_factory.mktemp("p")],
+        [sys.executable, *python, ROOT / "tests" / "with_lerobot.py", *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    return json.loads(done.stdout)
+    return done.stdout
+
+
+@pytest.fixture(scope="module", name="found")
+def load_cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    script = Path(__file__).with_name("cases.py")
+    return json.loads(run_with_lerobot(script, tmp_path_factory.mktemp("p")))
+
+
+@pytest.mark.parametrize("kind", ["act", "diffusion"])
+def test_the_example_needs_transformers_for_smolvla_alone(tmp_path: Path, kind: str) -> None:
+    script, hidden = ROOT / "examples" / "robot_policy" / "checkpoint.py", _WITHOUT_TRANSFORMERS
+    run_with_lerobot(script, tmp_path / kind, kind, python=("-c", hidden))
+    assert json.loads((tmp_path / kind / "config.json").read_text())["type"] == kind
+
+
+def test_settings_of_smolvla_that_arent_compiled() -> None:
+    settings = {"adapt_to_pi_aloha": False, "use_cache": True, "num_steps": 4}
+    names = ("observation.state", "observation.images.top")
+
+    def check(**others: Any) -> None:
+        given = {**settings, "resize_imgs_with_padding": (32, 32), **others}
+        _check_smolvla(SimpleNamespace(**given), names)
+
+    check()  # as LeRobot 0.4.0 has them, without rtc_config
+    check(rtc_config=None)
+    check(rtc_config=SimpleNamespace(enabled=False))
+    with pytest.raises(ModelError, match="its rtc_config isn't supported"):
+        check(rtc_config=SimpleNamespace(enabled=True))
 
 
 def test_inputs_and_outputs(found: Any) -> None:

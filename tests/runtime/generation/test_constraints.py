@@ -162,6 +162,33 @@ def test_a_prompt_behind_which_tokens_were_forced_can_be_answered_anew(hybrid_bu
         assert again.reused == len(text)
 
 
+@pytest.mark.parametrize("masks", [True, False])
+def test_masks_are_asked_before_runs_that_leave_logits_out(
+    model: Model, monkeypatch: pytest.MonkeyPatch, masks: bool
+) -> None:
+    if not masks:  # as on a GPU, and of an older bundle
+        monkeypatch.setattr(model._runtime, "_lacks", {"ec_program_run_masked"})
+    assert model.masks_logits == masks
+    text, asked = [3, 1, 4], list[int]()
+    rule = Rule(lambda made: asked.append(made) or EVERY, {2: [9, 8]})  # type: ignore[func-returns-value]
+    stream = model.session().stream(text, max_new_tokens=7, eos=(), constraint=rule)
+    for place in (0, 1, 4, 5):
+        while stream.run():
+            pass
+        assert asked == [0, 1, 4, 5][: [0, 1, 4, 5].index(place) + (masks and place > 0)]
+        if masks and place > 0:
+            assert stream.logits is None
+        else:
+            fresh = model.stream([*text, *stream.tokens], max_new_tokens=1)
+            while fresh.run():
+                pass
+            np.testing.assert_allclose(stream.logits, fresh.logits, rtol=1e-4, atol=1e-5)
+        next(stream)
+        if place == 1:
+            assert [next(stream), next(stream)] == [9, 8]
+    assert asked == [0, 1, 4, 5]
+
+
 def test_ends(model: Model) -> None:
     def run(rule: Rule, **options: Any) -> tuple[list[int], str | None]:
         stream = model.stream([3, 4], **{"max_new_tokens": 9, **options}, constraint=rule)

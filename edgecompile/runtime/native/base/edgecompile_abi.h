@@ -70,7 +70,7 @@ EC_API int32_t ec_program_run_into(ec_program* program, const ec_tensor* inputs,
 /* As ec_program_run_into, of a language model whose caller reads the logits of some tokens only:
  * those whose byte in `wanted` isn't 0. They have the same bits as in ec_program_run_into; the
  * others may be computed or not, and mean nothing. A program that can't leave any out computes
- * all. Fails where n_wanted isn't the number of logits. */
+ * all, and never reads `wanted`; another one fails where n_wanted isn't the number of logits. */
 EC_API int32_t ec_program_run_masked(ec_program* program, const ec_tensor* inputs, int64_t n_inputs,
                                      const ec_tensor* outputs, int64_t n_outputs,
                                      const uint8_t* wanted, int64_t n_wanted);

@@ -23,8 +23,9 @@ struct ColumnMask {
 };
 
 // As gemm_weight with the only weight in `packed`, for panels with a wanted column. Columns of
-// other panels become minus infinity, unless there are so few that all are computed. A computed
-// column has the bits that gemm_weight gives it. Throws Error where the mask has another number of
+// other panels become minus infinity, unless so few are left out that all are computed: where the
+// panels to compute, and two for each gap in front of some, come to 7/8 of all. A computed column
+// has the bits that gemm_weight gives it. Throws Error where the mask has another number of
 // columns.
 void gemm_masked(const Tensor& packed, const ColumnMask& mask, int64_t m, int64_t n, int64_t k,
                  const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue);
