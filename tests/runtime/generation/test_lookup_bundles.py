@@ -122,8 +122,8 @@ def test_a_text_goes_on_where_it_was_saved_or_interrupted(
     how: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False, "eos": ()}
     guesses.want = model.generate([3, 4, 5, 6], **how)
 
-    def interrupt(runs: ChunkRuns, row: int, tokens: Any) -> Any:
-        rows = run_rows(runs, row, tokens)
+    def interrupt(runs: ChunkRuns, row: int, tokens: Any, wanted: Any = None) -> Any:
+        rows = run_rows(runs, row, tokens, wanted)
         if len(tokens) == 1:
             return rows
         raise KeyboardInterrupt
