@@ -211,6 +211,11 @@ def test_status_codes_are_the_exit_codes() -> None:
         "PERMISSION": errors.FilePermissionError,
         "NOEXEC": errors.NoExecError,
         "MEMORY": errors.MemoryLimitError,
+        "UNSIGNED": errors.UnsignedBundleError,
+        "UNTRUSTED": errors.UntrustedBundleError,
+        "REFUSED": errors.RefusedReleaseError,
+        "EXPIRED": errors.ExpiredReleaseError,
+        "NO_CRYPTO": errors.CryptoMissingError,
     }
     assert {name: codes[name] for name in wanted} == {k: v.exit_code for k, v in wanted.items()}
     assert (codes["OK"], codes["INTERNAL"]) == (0, 70)
