@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -18,10 +19,15 @@ import pytest
 
 from edgecompile.runtime import __main__ as program
 from edgecompile.runtime.base.children import child_command
-from edgecompile.runtime.base.errors import DamagedBundleError, DeviceDiskError, EdgecompileError
+from edgecompile.runtime.base.errors import (
+    DamagedBundleError,
+    DeviceDiskError,
+    EdgecompileError,
+    StoreError,
+)
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.model.open_bundle import open_bundle
-from edgecompile.runtime.store import disk
+from edgecompile.runtime.store import disk, store
 from edgecompile.runtime.store.proof import Prover
 from edgecompile.runtime.store.removal import collect
 from edgecompile.runtime.store.state import Version
@@ -103,6 +109,15 @@ def test_a_damaged_version_that_nothing_uses_is_brought_again(device: Device) ->
     assert serving(device) == 11
 
 
+def test_a_damaged_version_that_a_rollback_needs_is_not_replaced(device: Device) -> None:
+    place = Path(device.start())
+    device.run(device.release(11))
+    shutil.rmtree(place / "golden")
+    with pytest.raises(StoreError, match=r"is damaged \[store-version\]"):
+        device.install(device.release(10, floor=5))
+    assert serving(device) == 11
+
+
 def test_an_installed_version_is_not_installed_again(device: Device) -> None:
     path = device.release(11)
     device.install(path)
@@ -114,7 +129,7 @@ def test_rollback_of_a_confirmed_version(device: Device) -> None:
     device.run(device.release(11))
     rollback(device.store)
     assert serving(device) == 10
-    with pytest.raises(EdgecompileError, match="no version to return to"):
+    with pytest.raises(EdgecompileError, match=r"no version to return to.*\[store-previous\]"):
         rollback(device.store)
 
 
@@ -229,31 +244,31 @@ def with_probe(code: str) -> Attack:
     return attack
 
 
-ATTACKS: dict[str, tuple[int, Attack]] = {
-    "unsigned": (75, unsigned),
-    "signed by another": (76, by_another),
-    "another model": (76, of_another_model),
-    "release.json": (76, changed("release.json")),
-    "manifest.json": (76, changed("manifest.json")),
-    "report": (22, changed("reports/plan.json")),
-    "byte code": (22, unlisted("__pycache__/__init__.cpython-311.pyc")),
-    "sitecustomize": (22, unlisted("sitecustomize.py")),
-    "git": (22, unlisted(".git/x")),
-    "below the floor": (77, lambda device: device.release(4)),
-    "same number": (77, same_number),
-    "taken back": (77, taken_back),
-    "expired": (78, expired),
-    "expired by what ran": (78, expired_by_what_ran),
-    "golden vectors differ": (27, lambda device: device.release(11, good=False)),
-    "crashes": (27, with_probe("raise(SIGSEGV);")),
-    "hangs": (27, with_probe("for (;;) pause();")),
-    "ends": (27, with_probe("_exit(0);")),
+ATTACKS: dict[str, tuple[int, str, Attack]] = {
+    "unsigned": (75, "signature-missing", unsigned),
+    "signed by another": (76, "signature-trusted", by_another),
+    "another model": (76, "signature-trusted", of_another_model),
+    "release.json": (76, "statement-files", changed("release.json")),
+    "manifest.json": (76, "statement-files", changed("manifest.json")),
+    "report": (22, "file-hash", changed("reports/plan.json")),
+    "byte code": (22, "file-unlisted", unlisted("__pycache__/__init__.cpython-311.pyc")),
+    "sitecustomize": (22, "file-unlisted", unlisted("sitecustomize.py")),
+    "git": (22, "file-unlisted", unlisted(".git/x")),
+    "below the floor": (77, "store-floor", lambda device: device.release(4)),
+    "same number": (77, "store-number", same_number),
+    "taken back": (77, "store-refused", taken_back),
+    "expired": (78, "release-expired", expired),
+    "expired by what ran": (78, "store-expired", expired_by_what_ran),
+    "golden vectors differ": (27, "store-proof", lambda device: device.release(11, good=False)),
+    "crashes": (27, "store-proof", with_probe("raise(SIGSEGV);")),
+    "hangs": (27, "store-proof", with_probe("for (;;) pause();")),
+    "ends": (27, "store-proof", with_probe("_exit(0);")),
 }
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_what_is_refused_leaves_the_old_version(device: Device, name: str) -> None:
-    code, attack = ATTACKS[name]
+    code, rule, attack = ATTACKS[name]
     path = attack(device)
     before, lying, version = device.store.read(), left(device), serving(device)
     if name == "hangs":
@@ -261,6 +276,7 @@ def test_what_is_refused_leaves_the_old_version(device: Device, name: str) -> No
     with pytest.raises(EdgecompileError) as caught:
         device.install(path)
     assert caught.value.exit_code == code
+    assert f"[{rule}]" in caught.value.message
     assert device.store.read() == before
     assert serving(device) == version
     assert left(device) == lying
@@ -436,8 +452,15 @@ def test_a_state_that_nobody_wrote(device: Device, key: str, value: Any) -> None
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".", "x" * 300, "\n"])
 def test_a_model_that_has_no_name(device: Device, name: str) -> None:
-    with pytest.raises(EdgecompileError, match="isn't the name of a model"):
+    with pytest.raises(EdgecompileError, match=r"isn't the name of a model.*\[store-model\]"):
         Store(str(device.root), name)
+
+
+def test_every_rule_is_documented() -> None:
+    source = "\n".join(path.read_text() for path in Path(store.__file__).parent.glob("*.py"))
+    page = Path(__file__).parents[3] / "docs" / "rollout.md"
+    documented = set(re.findall(r"^- `\[(store-[a-z]+)\]`", page.read_text(), re.MULTILINE))
+    assert set(re.findall(r'[\["](store-[a-z]+)[\]"]', source)) == documented
 
 
 # --- Commands
