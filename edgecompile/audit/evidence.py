@@ -1,7 +1,7 @@
 """Evidence of instructions, found once for all libraries of the same content.
 
 Each build judges the same runtime libraries again, and the listing of one has 150,000 lines. So their evidence is
-kept in the user's cache, beside the objects that they are linked of. A file that can't be read counts as none, and so
+kept in the user's cache, beside the objects that they are linked from. A file that can't be read counts as none, and so
 does each file in a folder that others can write: they could plant evidence of nothing.
 """
 

@@ -39,8 +39,8 @@ Examples:
 @number_option(
     "--floor",
     least=0,
-    help="Record that a device of this release should take none below N again. Devices don't remember it yet: the "
-    "policy's floor counts. Default: 0.",
+    help="Let a device's store take no release below N once this one is confirmed there. Elsewhere the policy's "
+    "floor counts. Default: 0.",
 )
 @click.option(
     "--expires",
