@@ -24,7 +24,7 @@ from edgecompile.lengths.served_traffic import (
     ServedTraffic,
     merge_traffic,
 )
-from edgecompile.runtime.format.document import Field, Problems, shorten
+from edgecompile.runtime.format.document import SHA256, Field, Problems, shorten
 
 STATS_VERSION = 1
 
@@ -33,7 +33,6 @@ _MAX_ENTRIES = 1 << 20
 _MAX_MS = 1e12
 _RULE = "stats"
 _LENGTH = re.compile(r"[1-9][0-9]{0,18}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z")
 
 
@@ -88,7 +87,7 @@ def _read_stats(top: Field, max_length: int | None) -> ServedTraffic:
             hint="use the edgecompile that built the bundle, or a newer one",
         )
     bundle = top.at("bundle").name()
-    sha = top.at("manifest_sha256").formed(_SHA256, _RULE, "isn't 64 lower-case hex digits")
+    sha = top.at("manifest_sha256").formed(SHA256, _RULE, "isn't 64 lower-case hex digits")
     since, until = _time(top.at("since")), _time(top.at("until"))
     axis = None
     if top.find("length_axis").value is None:

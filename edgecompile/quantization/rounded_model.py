@@ -85,12 +85,11 @@ class ReferenceModel:
         if not all(rounds_activations([variant], name) for variant in variants):
             return False
         for case in cases:
-            with self.rounding_activations():
-                beside = run_eager(self.model, case.inputs)
-            for output, value in case.outputs.items():
-                most = TOLERANCES[name].limit(scale(case, output)) / 2
-                if compare_arrays(value, beside[output], _ANY).max_abs_error > most:
-                    return True
+            errors = self._differences(case, self.rounding_activations())
+            if any(
+                2 * e > TOLERANCES[name].limit(scale(case, output)) for output, e in errors.items()
+            ):
+                return True
         return False
 
     def rounding_activations(self) -> AbstractContextManager[None]:
@@ -113,14 +112,7 @@ class ReferenceModel:
         coarse = rounds_activations(self.compiled.variants, self.compiled.precision.name)
         made = []
         for case in cases:
-            errors = {name: 0.0 for name, a in case.outputs.items() if a.dtype.kind == "f"}
-            if coarse:
-                with self._beside():
-                    beside = run_eager(self.model, case.inputs)
-                errors = {
-                    name: compare_arrays(case.outputs[name], beside[name], _ANY).max_abs_error
-                    for name in errors
-                }
+            errors = self._differences(case, self._beside() if coarse else None)
             limits = {
                 name: own_limit(case, name, self.compiled.precision.name, error, coarse)
                 + case.margins.get(name, 0.0)
@@ -129,6 +121,20 @@ class ReferenceModel:
             made.append(replace(case, limits=limits))
             tell(len(made))
         return made
+
+    def _differences(
+        self, case: Case, beside: AbstractContextManager[None] | None
+    ) -> dict[str, float]:
+        """The largest difference of each output of floats from that of eager in a context; 0 without one."""
+        names = [name for name, value in case.outputs.items() if value.dtype.kind == "f"]
+        if beside is None:
+            return dict.fromkeys(names, 0.0)
+        with beside:
+            outputs = run_eager(self.model, case.inputs)
+        return {
+            name: compare_arrays(case.outputs[name], outputs[name], _ANY).max_abs_error
+            for name in names
+        }
 
     def _beside(self) -> AbstractContextManager[None]:
         """The model is the one whose difference from the reference counts."""

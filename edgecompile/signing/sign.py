@@ -84,7 +84,7 @@ def sign(
         public_key: PEM file with the signer's public key.
         name: Name of the signature file without its ending; None: that of the key's file.
         release: Number of the release, for a new ``release.json``; None: it stays as it is.
-        floor: Least release that devices should take once they run this one, which they don't remember yet; None: 0.
+        floor: Least release that a device's store takes once this one is confirmed there; None: 0.
         expires: Time from which the release counts as expired, such as 2027-01-31T00:00:00Z.
         note: Text for people, in the release.
         force: Whether another release may replace one that is signed, and the signatures over it.
@@ -160,7 +160,7 @@ def verify_signature(bundle: PathLike, trust: PathLike | None = None) -> dict[st
     with closing(BundleFolder(str(path), trust=policy.path)) as folder:
         folder.check_hashes()
         assert folder.verified is not None
-        keys, release = folder.verified
+        keys, release, _ = folder.verified
         return {
             "bundle": str(path),
             "trust": policy.path,

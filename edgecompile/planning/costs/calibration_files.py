@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from edgecompile.planning.costs.calibration import (
     Calibration,
     spell_sizes,
 )
-from edgecompile.runtime.format.document import Field, Problems, shorten
+from edgecompile.runtime.format.document import SHA256, Field, Problems, shorten
 
 CALIBRATION_VERSION = 1
 
@@ -26,7 +25,6 @@ _RULE = "calibration"
 
 _MAX_FILE_BYTES = 16 << 20
 _MAX_POINTS = 1 << 16
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def read_calibration(path: str | os.PathLike[str]) -> Calibration:
@@ -64,7 +62,7 @@ def parse_calibration(document: dict[str, Any], name: str) -> Calibration:
         for key in ("model", "variant", "arch", "date", "precision", "length_axis")
     }
     edgecompile, structure = (_text_or_null(top.at(key)) for key in ("edgecompile", "structure"))
-    sha = top.at("manifest_sha256").formed(_SHA256, _RULE, "isn't 64 lower-case hex digits")
+    sha = top.at("manifest_sha256").formed(SHA256, _RULE, "isn't 64 lower-case hex digits")
     threads = top.at("threads").within(1, 4096, _RULE)
     host = top.at("host").mapping()
     open_ms, load_ms = (

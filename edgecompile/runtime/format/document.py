@@ -23,6 +23,8 @@ from typing import (
 
 from ..base.errors import BundleError
 
+#: A SHA-256 as documents have it.
+SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_DEPTH = 32
 # The lone quote at the end is an unterminated string: trying every later quote would be quadratic.
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]+|[\]}]+|"', re.DOTALL)

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..base.errors import FormatVersionError
 from ..base.installation import newer_bundle_hint
-from .document import Field, Problems, parse_json, shorten
+from .document import SHA256, Field, Problems, parse_json, shorten
 from .generation import read_generation
 from .policy import read_policy
 from .schema import (
@@ -35,7 +35,6 @@ MAX_MANIFEST_BYTES = 4 << 20
 MAX_ALTERNATIVES = 8
 _GLIBC = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _SEGMENT = re.compile(r"[A-Za-z0-9._+@=,~-]{1,255}")
 
 
@@ -178,7 +177,7 @@ def _read_files(entries: Field) -> Dict[str, FileEntry]:
         if size is not None and size < 0:
             field.refuse("file-size", "{} is negative".format(size))
         text = "isn't 64 lower-case hex digits"
-        digest = entry.at("sha256").formed(_SHA256, "file-sha256", text)
+        digest = entry.at("sha256").formed(SHA256, "file-sha256", text)
         # A broken entry still counts as listed: its own problem is enough.
         result[path] = FileEntry(size or 0, digest or "")
     return result

@@ -5,7 +5,6 @@ from typing import Dict, Optional, Tuple
 
 from ..base.errors import BundleError, DamagedBundleError, StoreError
 from ..format.folder import BundleFolder
-from ..format.trust.policy import find_policy
 from .disk import remove, rename, sync_folder
 from .proof import Prover
 from .staging import copy_bundle, list_installed
@@ -47,7 +46,7 @@ def install(
     try:
         store = Store(root, folder.manifest.name)
         store.make()
-        version, expires = _describe(folder, prover)
+        version, expires = _describe(folder)
         with store.locked("installing", say):
             state = store.read()
             copied = 0
@@ -66,13 +65,13 @@ def _try(state: State, version: Version, expires: Optional[str]) -> State:
     return state.tried(version)
 
 
-def _describe(folder: BundleFolder, prover: Prover) -> Tuple[Version, Optional[str]]:
+def _describe(folder: BundleFolder) -> Tuple[Version, Optional[str]]:
     """The version that a bundle is, and the time at which it expires where the device heeds that."""
-    release = None if folder.verified is None else folder.verified.release
-    if release is None:
+    verified = folder.verified
+    release = None if verified is None else verified.release
+    if verified is None or release is None:
         return Version(folder.manifest_sha256, -1, 0, ""), None
-    policy = find_policy(prover.trust)
-    expires = release.expires if policy is not None and policy.expires else None
+    expires = release.expires if verified.policy.expires else None
     number, floor, created = release.number, release.floor, release.created
     return Version(folder.manifest_sha256, number, floor, created), expires
 
@@ -119,7 +118,7 @@ def _verify(place: str, version: Version, prover: Prover, full: bool) -> None:
     """Checks a folder of the store as a device opens a bundle; ``full`` compares all hashes, too."""
     folder = BundleFolder(place, trust=prover.trust)
     try:
-        if _describe(folder, prover)[0] != version:
+        if _describe(folder)[0] != version:
             raise DamagedBundleError("{}: isn't {} [store-version]".format(place, version.id))
         folder.check_names()
         if full:

@@ -5,7 +5,7 @@ import re
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from ..base.errors import ExpiredReleaseError, RefusedReleaseError, StoreError
-from ..format.document import Field, Problems, parse_json
+from ..format.document import SHA256, Field, Problems, parse_json
 from ..format.schema import NOTHING
 
 STORE_FOLDER = "/var/lib/edgecompile"
@@ -14,7 +14,6 @@ MAX_STATE_BYTES = 1 << 20
 #: A version that isn't confirmed by then is taken back.
 TRIAL_STARTS = 3
 _ID = re.compile(r"[0-9a-f]{16}(-[0-9]{1,16})?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Version(NamedTuple):
@@ -191,7 +190,7 @@ def parse_state(data: bytes, source: str) -> State:
     versions: Dict[str, Version] = {}
     for name, entry in top.at("versions").members():
         version = Version(
-            entry.at("sha256").formed(_SHA256, "store-state", "isn't a SHA-256") or "",
+            entry.at("sha256").formed(SHA256, "store-state", "isn't a SHA-256") or "",
             _number(entry.at("release"), -1),
             _number(entry.at("floor"), 0),
             entry.at("created").string() or "",

@@ -18,12 +18,12 @@ from typing import Callable, Dict, Iterator, Optional
 from ..base.errors import BundleError, StoreError
 from ..format.document import Field, Problems, shorten
 from ..format.output import write_output
+from ..format.trust.policy import OWNER_HINT, describe_owner
 from .disk import make_folder, point
 from .state import MAX_STATE_BYTES, State, format_state, parse_state
 
 Say = Callable[[str], None]
 _STATE, _LINK, _VERSIONS = "state.json", "current", "versions"
-_CURE = "only root, or this user, may be able to write it: chmod go-w, and chown"
 
 
 class Store:
@@ -62,9 +62,8 @@ class Store:
                 if not stat.S_ISDIR(info.st_mode):
                     raise StoreError("{}: isn't a folder [store-folder]".format(path))
                 if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
-                    text = "{}: belongs to user {}, mode {:o}: others may change it [store-folder]"
-                    text = text.format(path, info.st_uid, stat.S_IMODE(info.st_mode))
-                    raise StoreError(text, _CURE)
+                    text = "{}: {} [store-folder]".format(path, describe_owner(info))
+                    raise StoreError(text, OWNER_HINT)
 
     def place(self, version: str) -> str:
         """The folder of a version."""

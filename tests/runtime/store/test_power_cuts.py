@@ -172,7 +172,7 @@ def test_found_when_the_link_comes_before_the_proof(
 
     def late(prover: Any, path: str, sha256: str) -> None:
         place = Path(path)
-        version, _ = installing._describe(_opened(device, path), device.prover)
+        version, _ = installing._describe(_opened(device, path))
         installing.rename(path, str(place.with_name(version.id)))
         device.store.change(lambda now: now.tried(version))
         prove(prover, str(place.with_name(version.id)), sha256)

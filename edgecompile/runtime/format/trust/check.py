@@ -89,7 +89,7 @@ class Signed(NamedTuple):
         if len(signers) < rule.threshold:
             raise untrusted(self.path, len(signers), rule.threshold, faults)
         release = self._judge_release(manifest, rule.floor)
-        return Verified(tuple(sorted(signers.values())), release)
+        return Verified(tuple(sorted(signers.values())), release, self.policy)
 
     def _judge_release(self, manifest: Manifest, floor: int) -> Optional[Release]:
         if self.sha256 in self.policy.refused:
@@ -116,10 +116,11 @@ class Signed(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """A bundle whose signatures were checked: the names of the keys that count, and its release."""
+    """A bundle whose signatures were checked: the names of the keys that count, its release, and the policy."""
 
     keys: Tuple[str, ...]
     release: Optional[Release]
+    policy: Policy
 
 
 def check_signatures(fd: int, path: str, manifest: bytes, policy: Policy) -> Signed:

@@ -6,7 +6,7 @@ import stat
 from typing import TYPE_CHECKING, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
 from ...base.errors import BundleError, InputError, UntrustedBundleError
-from ..document import Field, Problems, parse_json, shorten
+from ..document import SHA256, Field, Problems, parse_json, shorten
 from .keys import MAX_KEY_BYTES, PublicKey, parse_public_key
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ MAX_POLICY_BYTES = 1 << 20
 MAX_KEYS = 64
 _KEY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _PATTERN = re.compile(r"[A-Za-z0-9_.:+-]{0,200}\*?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_CURE = "only root, or this user, may be able to write it: chmod go-w, and chown"
+#: Whoever must be the only writer of a trust folder or a store.
+OWNER_HINT = "only root, or this user, may be able to write it: chmod go-w, and chown"
 
 
 class ModelRule(NamedTuple):
@@ -148,7 +148,7 @@ def _read(fd: int, path: str) -> Policy:
     entries = top.find("refused")
     refused = entries.strings(0, 4096) if entries.given else ()
     for item in refused:
-        if item not in names and not _SHA256.fullmatch(item):
+        if item not in names and not SHA256.fullmatch(item):
             text = "{!r} is neither a key of a model nor 64 lower-case hex digits"
             entries.refuse("trust-policy", text.format(shorten(item)))
     expiry = top.find("expiry")
@@ -228,9 +228,13 @@ def _check_owner(fd: int, path: str) -> None:
     # The mode says nothing on a read-only mount: the folder of a Kubernetes secret has 1777.
     writable = info.st_mode & 0o022 and not os.fstatvfs(fd).f_flag & os.ST_RDONLY
     if info.st_uid not in (0, os.geteuid()) or writable:
-        text = "belongs to user {}, mode {:o}: others may change it"
-        text = text.format(info.st_uid, stat.S_IMODE(info.st_mode))
-        raise _refused("trust-folder", path, text, _CURE)
+        raise _refused("trust-folder", path, describe_owner(info), OWNER_HINT)
+
+
+def describe_owner(info: os.stat_result) -> str:
+    """The reason why a folder or a file can't be trusted."""
+    text = "belongs to user {}, mode {:o}: others may change it"
+    return text.format(info.st_uid, stat.S_IMODE(info.st_mode))
 
 
 def _refused(rule: str, place: str, text: str, hint: Optional[str] = None) -> UntrustedBundleError:

@@ -8,7 +8,7 @@ import re
 from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 from ...base.errors import BundleError
-from ..document import parse_json
+from ..document import SHA256, parse_json
 from ..manifest import check_path
 from .keys import decode_base64
 from .release import RELEASE_NAME
@@ -25,7 +25,6 @@ PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 GIT_NAMES = (".git", ".gitattributes", ".github", ".gitignore")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\.sig")
 _OF_RESOURCE = {"name", "algorithm", "digest"}
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Envelope(NamedTuple):
@@ -72,7 +71,7 @@ def parse_envelope(data: bytes) -> Envelope:
     material, envelope = top.get("verificationMaterial"), top.get("dsseEnvelope")
     key = material.get("publicKey") if isinstance(material, dict) else None
     hint = key.get("hint") if isinstance(key, dict) else None
-    if not isinstance(hint, str) or not _SHA256.fullmatch(hint):
+    if not isinstance(hint, str) or not SHA256.fullmatch(hint):
         text = "isn't by a key that it names (verify certificates and keyless signatures with model_signing)"
         raise Fault("signature-envelope", text)
     if not isinstance(envelope, dict) or envelope.get("payloadType") != PAYLOAD_TYPE:
@@ -130,7 +129,7 @@ def _read_resources(resources: Any) -> Tuple[Dict[str, str], str]:
         name, digest = item["name"], item["digest"]
         if item["algorithm"] != "sha256" or not isinstance(digest, str):
             raise Fault("statement-form", "a resource's algorithm isn't sha256")
-        if not _SHA256.fullmatch(digest):
+        if not SHA256.fullmatch(digest):
             raise Fault("statement-form", "a resource's digest isn't 64 lower-case hex digits")
         if not isinstance(name, str) or check_path(name) is not None:
             raise Fault("statement-form", "a resource's name isn't a path in a bundle")
