@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "bundle/limits.h"
 #include "bundle/sha256.h"
+#include "bundle/stamps.h"
 #include "trust/check.h"
 #include "trust/statement.h"
 
@@ -21,6 +22,8 @@ namespace ecr {
 namespace {
 
 constexpr size_t kChunk = 1 << 20;
+// Least size of a file whose hash is worth a stamp: a smaller one takes under a millisecond.
+constexpr int64_t kLarge = 1 << 20;
 constexpr const char* kDamagedHint = "copy the bundle again, or build it again";
 constexpr const char* kUnlistedHint =
     "remove what the manifest doesn't list; Python writes __pycache__ where PYTHONPATH names the "
@@ -233,6 +236,16 @@ void BundleFolder::fail_damaged(const std::string& name, const Damage& damage) c
 void BundleFolder::check_hash(const std::string& name, const Descriptor& file) const {
   const Damage damage = find_hash_damage(file, manifest_.files.at(name), label(name));
   if (damage.rule != nullptr) fail_damaged(name, damage);
+}
+
+void BundleFolder::check_large(const std::string& name, const Descriptor& file) const {
+  const FileEntry& entry = manifest_.files.at(name);
+  struct stat before = {};
+  if (entry.size < kLarge || fstat(file.get(), &before) != 0) return check_hash(name, file);
+  if (find_stamp(before, entry.sha256)) return;
+  check_hash(name, file);
+  // A file that was written to meanwhile has a hash that nobody knows.
+  if (state_of_file(file) == file_state(before)) keep_stamp(before, entry.sha256);
 }
 
 void BundleFolder::check_files(bool with_hashes) const {

@@ -81,4 +81,10 @@ std::string Sha256::finish() {
   return text;
 }
 
+std::string hash_text(const std::string& data) {
+  Sha256 digest;
+  digest.update(reinterpret_cast<const uint8_t*>(data.data()), data.size());
+  return digest.finish();
+}
+
 }  // namespace ecr

@@ -21,6 +21,9 @@ class Sha256 {
   uint64_t total_ = 0;
 };
 
+// Lower-case hex of a text's hash.
+std::string hash_text(const std::string& data);
+
 // Adds whole blocks to a state, with the CPU's instructions for it where it has them.
 void sha256_blocks(uint32_t state[8], const uint8_t* data, size_t blocks);
 // The same in plain C++, for tests.

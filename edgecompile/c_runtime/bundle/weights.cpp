@@ -139,7 +139,7 @@ void Weights::check_hash(const BundleFolder& folder, const std::string& name,
   const std::string& recorded = folder.manifest().files.at(name).sha256;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (known_sha256_ == recorded) return;
-  folder.check_hash(name, file);
+  folder.check_large(name, file);
   known_sha256_ = recorded;
 }
 

@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "bundle/files.h"
 #include "bundle/limits.h"
+#include "bundle/sha256.h"
 #include "json/field.h"
 #include "trust/statement.h"
 

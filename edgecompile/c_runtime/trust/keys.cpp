@@ -154,12 +154,6 @@ std::optional<std::string> decode_base64(const std::string& text) {
   return data;
 }
 
-std::string hash_text(const std::string& data) {
-  Sha256 digest;
-  digest.update(reinterpret_cast<const uint8_t*>(data.data()), data.size());
-  return digest.finish();
-}
-
 std::optional<PublicKey> parse_public_key(const std::string& text) {
   const std::string begin = kBegin, end = kEnd;
   const size_t first = text.find_first_not_of(kSpace);

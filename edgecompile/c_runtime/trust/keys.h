@@ -20,9 +20,6 @@ std::optional<PublicKey> parse_public_key(const std::string& text);
 std::optional<std::string> decode_base64(const std::string& text);
 std::string encode_base64(const std::string& data);
 
-// Hex SHA-256.
-std::string hash_text(const std::string& data);
-
 // Loads libcrypto, once in a process. Throws Error ECR_NO_CRYPTO where there is none.
 void need_libcrypto();
 
