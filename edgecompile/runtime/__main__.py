@@ -139,7 +139,7 @@ def make_parser(
         sub.add_argument("--json", action="store_true", help="print one JSON object")
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
         sub.add_argument("--variant", metavar="NAME", help="use this variant, not the best one")
-        if name not in ("info", "finish", "tune", "report"):
+        if name not in ("info", "finish", "tune", "report", "bench"):
             sub.add_argument("--threads", metavar="N", type=int, help="use N threads for a run")
         if name not in ("info", "finish", "tune"):
             sub.add_argument(
@@ -302,6 +302,10 @@ def _lengths(options: argparse.Namespace) -> Optional[Dict[int, int]]:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    counts = options.threads
+    if len(counts) > 1 and not options.profile:
+        raise InputError("--threads takes several numbers with --profile only")
+    options.threads = counts[0] if counts else None
     names = ("profile", "calibrate", "serving")
     flags = ["--" + name for name in names if getattr(options, name)]
     if len(flags) > 1:
@@ -316,7 +320,7 @@ def _bench(options: argparse.Namespace) -> int:
     if options.serving is not None:
         return _measure_serving(options)
     if options.profile:
-        return _profile(options)
+        return _profile(options, counts)
     from .measure.bench import format_bench, run_bench
 
     report = run_bench(
@@ -326,11 +330,19 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(options: argparse.Namespace) -> int:
-    from .measure.profile import format_profile, profile_bundle
+def _profile(options: argparse.Namespace, counts: Sequence[int]) -> int:
+    from .measure.profile import profile_bundle
+    from .measure.profile_table import format_profile, format_scaling
 
-    report = profile_bundle(options.bundle, lengths=_lengths(options), **_how(options))
-    _show(options, report, format_profile(report))
+    if len(counts) < 2:
+        report = profile_bundle(options.bundle, lengths=_lengths(options), **_how(options))
+        _show(options, report, format_profile(report))
+        return 0
+    reports = []
+    for count in counts:
+        how = {**_how(options), "threads": count}
+        reports.append(profile_bundle(options.bundle, lengths=_lengths(options), **how))
+    _show(options, {"by_threads": reports}, format_scaling(reports))
     return 0
 
 

@@ -39,6 +39,13 @@ def add_bench_options(command: argparse.ArgumentParser) -> None:
         "model prompts and tokens, for edgecompile simulate",
     )
     add("--profile", action="store_true", help="show which kernels take the time instead")
+    add(
+        "--threads",
+        metavar="N",
+        type=_counts,
+        default=(),
+        help="use N threads for a run; with --profile also several numbers, such as 1,2,4",
+    )
 
 
 def add_encode_options(command: argparse.ArgumentParser) -> None:

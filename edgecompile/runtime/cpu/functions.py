@@ -21,6 +21,9 @@ class ProfileRow(ctypes.Structure):
         ("ns", ctypes.c_int64),
         ("flops", ctypes.c_int64),
         ("bytes", ctypes.c_int64),
+        ("regions", ctypes.c_int64),
+        ("alone_ns", ctypes.c_int64),
+        ("busy_ns", ctypes.c_int64),
     )
 
 
@@ -56,8 +59,8 @@ FUNCTIONS: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
 
 # Of later additions: a bundle that was built before them carries a library without.
 OPTIONAL: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
-    ("ec_profile_start", None, ()),
-    ("ec_profile_stop", ctypes.c_int64, (ctypes.POINTER(ProfileRow), ctypes.c_int64)),
+    ("ec_profile_begin", None, ()),
+    ("ec_profile_end", ctypes.c_int64, (ctypes.POINTER(ProfileRow), ctypes.c_int64)),
     (
         "ec_program_run_into",
         ctypes.c_int32,

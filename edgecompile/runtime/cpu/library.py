@@ -87,7 +87,7 @@ class RuntimeLibrary:
     @property
     def can_profile(self) -> bool:
         """Whether the library counts what its kernels do."""
-        return "ec_profile_start" not in self._lacks
+        return "ec_profile_begin" not in self._lacks
 
     @property
     def runs_into(self) -> bool:
@@ -113,13 +113,13 @@ class RuntimeLibrary:
 
     def start_profile(self) -> None:
         """Counts, from zero, the work of kernels on every thread of the process."""
-        self._library.ec_profile_start()
+        self._library.ec_profile_begin()
 
     def stop_profile(self) -> List[ProfileRow]:
         """Ends that and returns the counts."""
         capacity = 256
         rows = (ProfileRow * capacity)()
-        return list(rows[: min(capacity, int(self._library.ec_profile_stop(rows, capacity)))])
+        return list(rows[: min(capacity, int(self._library.ec_profile_end(rows, capacity)))])
 
     def measure_ceilings(self) -> Tuple[float, float]:
         """The machine's peaks: float32 operations, and bytes read, per second."""

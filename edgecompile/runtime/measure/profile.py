@@ -46,8 +46,10 @@ def profile_bundle(
         Plain JSON values. "ceilings": float32 GFLOP/s on registers and GB/s read from memory, each
         measured with the same threads before and after. "kernels": for the traffic as a whole,
         milliseconds of a mean run, share of the time, calls in a run, and GFLOP/s and GB/s where
-        the runtime knows the work; bytes count each operand and result once. "lengths": the same
-        for every length. Timing the kernels takes some tenths of a microsecond for each call.
+        the runtime knows the work; bytes count each operand and result once. "joins" counts the
+        parallel regions, at whose ends all threads meet; "alone" is the share of the time outside
+        them, and "idle" the share of all threads' time in which they did nothing. "lengths": the
+        same for every length. Timing the kernels takes some tenths of a microsecond for each call.
 
     Raises:
         BundleError, UnsupportedHostError, NativeError: the bundle can't be opened, or its runtime
@@ -95,11 +97,12 @@ def profile_bundle(
         "gb_per_s": max(before[1], after[1]) / 1e9,
     }
     report["lengths"] = [
-        {"length": length, "count": count, **_summary([(1.0, kernels)])}
+        {"length": length, "count": count, **_summary([(1.0, kernels)], info["threads"])}
         for length, count, kernels in profiles
     ]
     total = sum(count for _, count, _ in profiles)
-    report.update(_summary([(count / total, kernels) for _, count, kernels in profiles]))
+    weighted = [(count / total, kernels) for _, count, kernels in profiles]
+    report.update(_summary(weighted, info["threads"]))
     return report
 
 
@@ -140,7 +143,8 @@ def _profile(
     return float(wall), calls, rows
 
 
-#: Of one run: kernel -> [nanoseconds, calls, operations, bytes].
+#: Of one run: kernel -> the sums of these fields of its rows.
+_FIELDS = ("ns", "calls", "flops", "bytes", "regions", "alone_ns", "busy_ns")
 Kernels = Dict[str, List[float]]
 
 
@@ -159,53 +163,36 @@ def _kernels(wall: float, calls: int, rows: Sequence[ProfileRow]) -> Kernels:
             element = BY_CODE.get(row.dtype)
             dtype = "?" if element is None else element.name
             name = "{} {} [{}, {}]".format(name, dtype, row.n, row.k)
-        counts = kernels.setdefault(name, [0.0, 0.0, 0.0, 0.0])
-        for i, value in enumerate((row.ns, row.calls, row.flops, row.bytes)):
-            counts[i] += value / calls
-    kernels[SERIAL] = [max(0.0, whole - inside) / calls, 0.0, 0.0, 0.0]
-    kernels[OUTSIDE] = [max(0.0, wall - whole) / calls, 0.0, 0.0, 0.0]
+        counts = kernels.setdefault(name, [0.0] * len(_FIELDS))
+        for i, field in enumerate(_FIELDS):
+            counts[i] += getattr(row, field) / calls
+    for name, ns in ((SERIAL, whole - inside), (OUTSIDE, wall - whole)):
+        alone = max(0.0, ns) / calls
+        kernels[name] = [alone, 0.0, 0.0, 0.0, 0.0, alone, alone]
     return kernels
 
 
-def _summary(parts: Sequence[Tuple[float, Kernels]]) -> Dict[str, Any]:
+def _summary(parts: Sequence[Tuple[float, Kernels]], threads: int) -> Dict[str, Any]:
     """The mean of runs with weights that add up to 1; kernels by their time."""
     merged: Kernels = {}
     for weight, kernels in parts:
         for name, counts in kernels.items():
-            sums = merged.setdefault(name, [0.0, 0.0, 0.0, 0.0])
+            sums = merged.setdefault(name, [0.0] * len(_FIELDS))
             for i, value in enumerate(counts):
                 sums[i] += weight * value
     total = sum(counts[0] for counts in merged.values())
     rows = []
-    for name, (ns, calls, flops, moved) in sorted(merged.items(), key=lambda item: -item[1][0]):
+    for name, counts in sorted(merged.items(), key=lambda item: -item[1][0]):
+        ns, calls, flops, moved, regions, alone, busy = counts
         row: Dict[str, Any] = {"kernel": name, "ms": ns / 1e6, "share": ns / total}
         row["calls"] = calls or None
         row["gflops"] = flops / ns if flops and ns else None
         row["gb_per_s"] = moved / ns if moved and ns else None
+        row["joins"] = regions or None
+        row["alone"] = alone / ns if ns else None
+        row["idle"] = max(0.0, 1 - busy / (threads * ns)) if ns else None
         rows.append(row)
-    return {"run_ms": total / 1e6, "kernels": rows}
-
-
-def format_profile(report: Dict[str, Any]) -> List[str]:
-    """The table for people, a line each."""
-    ceilings = report["ceilings"]
-    head = "{:<34} {:>9} {:>6} {:>7} {:>14} {:>14}"
-    lines = [head.format("kernel", "ms", "share", "calls", "GFLOP/s", "GB/s")]
-    for row in report["kernels"]:
-        lines.append(
-            head.format(
-                row["kernel"],
-                "{:.3f}".format(row["ms"]),
-                "{:.0f}%".format(100 * row["share"]),
-                "" if row["calls"] is None else "{:.0f}".format(row["calls"]),
-                _rate(row["gflops"], ceilings["gflops"]),
-                _rate(row["gb_per_s"], ceilings["gb_per_s"]),
-            )
-        )
-    text = "one run {:.3f} ms; at most {:.0f} GFLOP/s (float32) and {:.1f} GB/s from memory"
-    lines.append(text.format(report["run_ms"], ceilings["gflops"], ceilings["gb_per_s"]))
-    return lines
-
-
-def _rate(value: Optional[float], ceiling: float) -> str:
-    return "" if value is None else "{:.1f} ({:.0f}%)".format(value, 100 * value / ceiling)
+    busy = sum(counts[6] for counts in merged.values())
+    joins = sum(counts[4] for counts in merged.values())
+    idle = max(0.0, 1 - busy / (threads * total))
+    return {"run_ms": total / 1e6, "joins": joins, "idle": idle, "kernels": rows}

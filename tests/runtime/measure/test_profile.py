@@ -17,9 +17,9 @@ from edgecompile.runtime.measure.profile import (
     OUTSIDE,
     SERIAL,
     _thin,
-    format_profile,
     profile_bundle,
 )
+from edgecompile.runtime.measure.profile_table import format_profile, format_scaling
 
 ROOT = str(Path(edgecompile.runtime.__path__[0]).parents[1])
 
@@ -43,8 +43,24 @@ def test_a_run_is_divided_among_kernels(native_bundle: str) -> None:
         assert row["calls"] == pytest.approx(round(row["calls"]))
         assert 0 < row["gflops"] < 3 * ceilings["gflops"]
         assert row["gb_per_s"] > 0
+    # One thread never waits for another one.
+    assert report["joins"] == 0 and report["idle"] == pytest.approx(0, abs=0.02)
     lines = format_profile(report)
     assert len(lines) == len(report["kernels"]) + 2
+    assert all(len(line) < 100 for line in lines)
+
+
+def test_joins_and_idle_threads_are_counted(native_bundle: str) -> None:
+    alone, shared = (profile_bundle(native_bundle, seconds=0.2, threads=n) for n in (1, 2))
+    assert shared["joins"] > 0 and 0 < shared["idle"] < 1
+    for row in shared["kernels"]:
+        assert 0 <= row["alone"] <= 1 and 0 <= row["idle"] < 1
+        if row["kernel"] in (SERIAL, OUTSIDE):
+            assert row["joins"] is None and row["idle"] == pytest.approx(0.5)
+    divided = [row for row in shared["kernels"] if row["joins"]]
+    assert divided and all(row["alone"] < 1 for row in divided)
+    lines = format_scaling([alone, shared])
+    assert len(lines) == len(shared["kernels"]) + 3 and lines[0].split()[1:3] == ["1", "thr"]
     assert all(len(line) < 100 for line in lines)
 
 
@@ -83,6 +99,13 @@ def test_on_the_command_line(native_bundle: str) -> None:
     assert json.loads(done.stdout)["run_ms"] > 0
     table = run("--seconds", "0.1").stdout
     assert table.startswith("kernel") and "GFLOP/s (float32)" in table
+    scaling = json.loads(run("--seconds", "0.1", "--threads", "1,2", "--json").stdout)
+    assert [report["threads"] for report in scaling["by_threads"]] == [1, 2]
+    command.remove("--profile")
+    several = run("--threads", "1,2")
+    assert several.returncode == InputError.exit_code
+    assert "several numbers with --profile only" in several.stderr
+    command.append("--profile")
     both = run("--calibrate", "calibration.json")
     assert both.returncode == InputError.exit_code
     assert "--profile and --calibrate don't go together" in both.stderr

@@ -86,22 +86,25 @@ EC_API void ec_program_close(ec_program* program);
 /* Gives cached buffers back to the system. */
 EC_API void ec_trim(void);
 
-/* What the kernels of one kind did between ec_profile_start and ec_profile_stop. */
+/* What the kernels of one kind did between ec_profile_begin and ec_profile_end. */
 typedef struct {
   const char* kernel; /* "run" is whole runs, the others are parts of them; a static text */
   int32_t dtype;      /* of a product's weights, as in ec_tensor */
   int32_t unused;
   int64_t n, k; /* width and depth of a product, else 0 */
   int64_t calls;
-  int64_t ns;    /* on the threads that called, waiting for others included */
-  int64_t flops; /* 0 where the runtime doesn't know */
-  int64_t bytes; /* operands and results, each counted once; 0 where it doesn't know */
+  int64_t ns;       /* on the threads that called, waiting for others included */
+  int64_t flops;    /* 0 where the runtime doesn't know */
+  int64_t bytes;    /* operands and results, each counted once; 0 where it doesn't know */
+  int64_t regions;  /* parallel regions: as often all threads meet */
+  int64_t alone_ns; /* of ns, outside parallel regions */
+  int64_t busy_ns;  /* of all threads together, waits left out */
 } ec_profile_row;
 
-/* Counts afresh what every thread of the process runs, until ec_profile_stop; one at a time. */
-EC_API void ec_profile_start(void);
+/* Counts afresh what every thread of the process runs, until ec_profile_end; one at a time. */
+EC_API void ec_profile_begin(void);
 /* Writes up to `capacity` rows and returns how many there are. */
-EC_API int64_t ec_profile_stop(ec_profile_row* rows, int64_t capacity);
+EC_API int64_t ec_profile_end(ec_profile_row* rows, int64_t capacity);
 
 /* Measures what this machine can do at most with ec_get_num_threads() threads, for about 0.3 s:
  * single-precision operations per second on registers (a multiply-add is two), and bytes per second

@@ -9,6 +9,8 @@
 namespace ec {
 
 std::atomic<bool> g_profiling{false};
+thread_local Regions t_regions;
+thread_local int64_t t_waited_ns = 0;
 
 namespace {
 
@@ -62,6 +64,7 @@ void WorkTimer::start(Work work, const WorkSize& size) {
   }
   work_ = work;
   size_ = size;
+  before_ = t_regions;
   start_ns_ = now_ns();
 }
 
@@ -75,18 +78,22 @@ void WorkTimer::stop() noexcept {
   row.ns += ns;
   row.flops += size_.flops;
   row.bytes += size_.bytes;
+  const int64_t in_regions = t_regions.ns - before_.ns;
+  row.regions += t_regions.count - before_.count;
+  row.alone_ns += ns - in_regions;
+  row.busy_ns += ns - in_regions + t_regions.busy_ns - before_.busy_ns;
 }
 
 }  // namespace ec
 
-void ec_profile_start(void) {
+void ec_profile_begin(void) {
   const std::lock_guard<std::mutex> lock(ec::g_mutex);
   ec::g_rows[0] = ec::new_row(ec::Work::kRun, {});
   ec::g_count = 1;
   ec::g_profiling.store(true);
 }
 
-int64_t ec_profile_stop(ec_profile_row* rows, int64_t capacity) {
+int64_t ec_profile_end(ec_profile_row* rows, int64_t capacity) {
   const std::lock_guard<std::mutex> lock(ec::g_mutex);
   ec::g_profiling.store(false);
   int64_t count = 0;

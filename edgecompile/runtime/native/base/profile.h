@@ -36,6 +36,15 @@ inline WorkSize product_size(int64_t m, int64_t n, int64_t k, int32_t dtype, int
 
 extern std::atomic<bool> g_profiling;
 
+// The parallel regions that a thread has begun while somebody measures: their number, their time on
+// this thread, and the time that all members spent on tasks, waits at barriers left out.
+struct Regions {
+  int64_t count = 0, ns = 0, busy_ns = 0;
+};
+extern thread_local Regions t_regions;
+// The time that this thread has waited for other members.
+extern thread_local int64_t t_waited_ns;
+
 class WorkTimer {
  public:
   WorkTimer(Work work, const WorkSize& size) {
@@ -54,6 +63,7 @@ class WorkTimer {
   void stop() noexcept;
 
   int64_t start_ns_ = 0;
+  Regions before_;
   Work work_{};
   WorkSize size_;
 };

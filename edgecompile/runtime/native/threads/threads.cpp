@@ -13,6 +13,7 @@
 #include <new>
 
 #include "base/clock.h"
+#include "base/profile.h"
 #include "threads/patience.h"
 
 namespace ec {
@@ -69,8 +70,11 @@ struct Pool {
   Worker members[kMaxThreads];
 
   void grow(int count);
+  std::atomic<int64_t> busy_ns{0};  // of the current job's members, while somebody measures
+
   void run(int64_t n, int team_size, Task t, void* c);
   uint32_t work(int id);
+  uint32_t run_tasks(int id);
 };
 
 // The first one is everybody's, the others belong to one run at a time. A run that finds all of
@@ -86,7 +90,7 @@ thread_local Pool* t_pool = nullptr;     // of the run that is going on, if it h
 
 // Claims and runs tasks until none is left; returns how many. All of them belong to one job: it
 // can't end before they are counted in `done`.
-uint32_t Pool::work(int id) {
+uint32_t Pool::run_tasks(int id) {
   uint32_t count = 0;
   uint64_t t = ticket.load(std::memory_order_acquire);
   for (;;) {
@@ -107,6 +111,15 @@ uint32_t Pool::work(int id) {
     ++count;
     t = ticket.load(std::memory_order_acquire);
   }
+}
+
+// As run_tasks; counts the time while somebody measures.
+uint32_t Pool::work(int id) {
+  if (!g_profiling.load(std::memory_order_relaxed)) return run_tasks(id);
+  const int64_t began = now_ns() - t_waited_ns;
+  const uint32_t count = run_tasks(id);
+  if (count > 0) busy_ns.fetch_add(now_ns() - t_waited_ns - began);
+  return count;
 }
 
 void* worker_main(void* arg) {
@@ -175,7 +188,9 @@ void Pool::grow(int count) {
 }
 
 void Pool::run(int64_t n, int team_size, Task t, void* c) {
+  const int64_t began = g_profiling.load(std::memory_order_relaxed) ? now_ns() : 0;
   const uint32_t e = epoch.load(std::memory_order_relaxed) + 1;
+  busy_ns.store(0, std::memory_order_relaxed);
   done.reset();
   task.store(t, std::memory_order_release);
   ctx.store(c, std::memory_order_release);
@@ -191,6 +206,10 @@ void Pool::run(int64_t n, int team_size, Task t, void* c) {
   for (uint32_t finished = done.value(); finished != others; finished = done.value()) {
     done.wait_change(finished);
   }
+  if (began == 0) return;
+  t_regions.count += 1;
+  t_regions.ns += now_ns() - began;
+  t_regions.busy_ns += busy_ns.load();
 }
 
 // ---- Taking the pool ----------------------------------------------------------------------------
@@ -268,6 +287,20 @@ class Lease {
   }
 
   Pool* pool_ = nullptr;
+};
+
+// Adds its life to the time that this thread has waited, while somebody measures.
+class WaitTimer {
+ public:
+  WaitTimer() : began_(g_profiling.load(std::memory_order_relaxed) ? now_ns() : 0) {}
+  ~WaitTimer() {
+    if (began_ != 0) t_waited_ns += now_ns() - began_;
+  }
+  WaitTimer(const WaitTimer&) = delete;
+  WaitTimer& operator=(const WaitTimer&) = delete;
+
+ private:
+  const int64_t began_;
 };
 
 }  // namespace
@@ -358,6 +391,7 @@ void wake(const std::atomic<uint32_t>& word, int count) {
 }
 
 void Event::wait_change(uint32_t old) {
+  const WaitTimer timer;
   int64_t until = 0;
   for (int i = 1; value_.load(std::memory_order_acquire) == old; ++i) {
     pause_cpu();
