@@ -58,8 +58,15 @@ class OpenBundle(Unique):
         self._results = ResultMaker(manifest)
         self._encoder: Optional[OpenBundle] = None
         self._stats = Stats(opened.programs.manifest)
+        release = folder.read_release()
+        self._release = None if release is None else release.number
         self._writer = StatsWriter(
-            self._stats, manifest, folder.manifest_sha256, self._variant.name, folder.path
+            self._stats,
+            manifest,
+            folder.manifest_sha256,
+            self._variant.name,
+            folder.path,
+            self._release,
         )
         # The programs go first. What is owned doesn't refer to this object, which goes by itself
         # when nobody refers to it.
@@ -131,6 +138,7 @@ class OpenBundle(Unique):
         result.update(
             path=self._folder.path,
             manifest_sha256=self._folder.manifest_sha256,
+            release=self._release,
             length_axis=manifest.length_axis,
             buckets=whole["buckets"],
             tolerance=whole["tolerance"],
@@ -171,6 +179,10 @@ class OpenBundle(Unique):
     def schedule_stats(self, path: "Path", every: float) -> None:
         """Writes the statistics file to ``path`` on close, and during runs each ``every`` seconds."""
         self._writer.schedule(path, every)
+
+    def reset_stats(self) -> None:
+        """Begins to count again, before anybody else uses the model."""
+        self._stats.reset()
 
     def write_stats(self, path: "Path") -> None:
         """Writes the statistics file to ``path`` now; also of a closed model.
