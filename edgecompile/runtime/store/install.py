@@ -3,8 +3,9 @@
 import os
 from typing import Dict, Optional, Tuple
 
-from ..base.errors import BundleError, DamagedBundleError, StoreError
+from ..base.errors import BundleError, DamagedBundleError, InputError, StoreError
 from ..format.folder import BundleFolder
+from .cohort import Share, cohort
 from .disk import remove, rename, sync_folder
 from .proof import Prover
 from .staging import copy_bundle, list_installed
@@ -21,6 +22,7 @@ def install(
     root: str = STORE_FOLDER,
     prover: Prover = _HERE,
     say: Say = lambda text: None,
+    share: Optional[Share] = None,
 ) -> Dict[str, object]:
     """Installs a bundle and puts it on trial; ``start`` counts, ``confirm`` ends the trial.
 
@@ -31,11 +33,14 @@ def install(
         root: the store.
         prover: how the version is tested.
         say: a function that gets a line of text for every step.
+        share: the part of all devices that take it; None: all do.
 
     Returns:
-        See ``Store.describe``; also "version", its id, and "copied", bytes that weren't linked.
+        See ``Store.describe``; also "version", its id, and "copied", bytes that weren't linked. Where the device
+        doesn't belong to the share: "model", "version", "cohort", and "installed", which is false.
 
     Raises:
+        InputError: ``share`` is given, and the bundle's release isn't known.
         BundleError: the bundle is malformed or damaged, or its signatures don't suffice.
         RefusedReleaseError, ExpiredReleaseError: its release isn't taken.
         SelftestError: it doesn't reproduce its golden vectors.
@@ -45,8 +50,18 @@ def install(
     folder = BundleFolder(source, trust=prover.trust)
     try:
         store = Store(root, folder.manifest.name)
-        store.make()
         version, expires = _describe(folder)
+        if share is not None:
+            if version.release < 0:
+                hint = (
+                    "sign it with edgecompile sign --release N, and install it with a trust folder"
+                )
+                raise InputError("{}: has no release to choose devices by".format(source), hint)
+            number = cohort(share.device_id, store.model, version.release)
+            if not share.takes(number):
+                declined = {"model": store.model, "version": version.id, "cohort": number}
+                return {**declined, "installed": False}
+        store.make()
         with store.locked("installing", say):
             state = store.read()
             copied = 0
@@ -55,7 +70,8 @@ def install(
                 copied = _bring(folder, store, state, version, prover, say)
                 # Anew: the service may have been started, or the trial confirmed, meanwhile.
                 state = store.change(lambda now: _try(now, version, expires))
-        return {**store.describe(state), "version": version.id, "copied": copied}
+        done = {"version": version.id, "copied": copied, "installed": True}
+        return {**store.describe(state), **done}
     finally:
         folder.close()
 
