@@ -23,7 +23,9 @@ from .disk import make_folder, point
 from .state import MAX_STATE_BYTES, State, format_state, parse_state
 
 Say = Callable[[str], None]
-_STATE, _LINK, _VERSIONS = "state.json", "current", "versions"
+#: The link to open, and the folder of the versions.
+LINK, VERSIONS = "current", "versions"
+_STATE = "state.json"
 
 
 class Store:
@@ -35,7 +37,7 @@ class Store:
             raise StoreError("{!r} isn't the name of a model [store-model]".format(shorten(model)))
         self.model = model
         self.path = os.path.join(os.path.abspath(root), model)
-        self.versions = os.path.join(self.path, _VERSIONS)
+        self.versions = os.path.join(self.path, VERSIONS)
 
     def make(self) -> None:
         """Makes the folders that don't exist.
@@ -112,7 +114,7 @@ class Store:
     def settle(self, state: State) -> None:
         """Points the link to the version that the state names."""
         if state.current is not None:
-            point(os.path.join(self.path, _LINK), os.path.join(_VERSIONS, state.current))
+            point(os.path.join(self.path, LINK), os.path.join(VERSIONS, state.current))
 
     def change(self, step: Callable[[State], State]) -> State:
         """Changes the state; the new one is on the disk when this returns.
