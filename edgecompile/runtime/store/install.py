@@ -10,6 +10,7 @@ from .proof import Prover
 from .staging import copy_bundle, list_installed
 from .state import STORE_FOLDER, State, Version
 from .store import Say, Store
+from .unpack import unpacked
 
 #: Beginning of the name of a folder that isn't a version yet.
 STAGE = ".new"
@@ -27,7 +28,7 @@ def install(
     Running it again after it was killed goes on from what is whole.
 
     Args:
-        source: the bundle.
+        source: the bundle: a folder, a tar archive, or ``oci:DIR``, an image layout; see ``unpacked``.
         root: the store.
         prover: how the version is tested.
         say: a function that gets a line of text for every step.
@@ -42,7 +43,13 @@ def install(
         DeviceDiskError: there is too little space.
         StoreError: the store can't be used.
     """
-    folder = BundleFolder(source, trust=prover.trust)
+    with unpacked(source, root, prover.trust, say) as path:
+        return _install(BundleFolder(path, trust=prover.trust), path != source, root, prover, say)
+
+
+def _install(
+    folder: BundleFolder, own: bool, root: str, prover: Prover, say: Say
+) -> Dict[str, object]:
     try:
         store = Store(root, folder.manifest.name)
         store.make()
@@ -52,7 +59,7 @@ def install(
             copied = 0
             if state.current != version.id:
                 state.check(version, expires)
-                copied = _bring(folder, store, state, version, prover, say)
+                copied = _bring(folder, own, store, state, version, prover, say)
                 # Anew: the service may have been started, or the trial confirmed, meanwhile.
                 state = store.change(lambda now: _try(now, version, expires))
         return {**store.describe(state), "version": version.id, "copied": copied}
@@ -77,9 +84,15 @@ def _describe(folder: BundleFolder) -> Tuple[Version, Optional[str]]:
 
 
 def _bring(
-    folder: BundleFolder, store: Store, state: State, version: Version, prover: Prover, say: Say
+    folder: BundleFolder,
+    own: bool,
+    store: Store,
+    state: State,
+    version: Version,
+    prover: Prover,
+    say: Say,
 ) -> int:
-    """Makes the version's folder, verified and proved; returns the bytes copied."""
+    """Makes the version's folder, verified and proved; returns the bytes copied, or unpacked as its ``own``."""
     place = store.place(version.id)
     copied = 0
     if os.path.lexists(place):
@@ -97,7 +110,7 @@ def _bring(
             remove(stage)
         say("copying {} as {}".format(folder.path, version.id))
         installed = list_installed([store.place(name) for name in state.versions])
-        copied = copy_bundle(folder, stage, installed)
+        copied = copy_bundle(folder, stage, installed, own)
         try:
             _verify(stage, version, prover, full=False)
             say("testing {}".format(version.id))
