@@ -11,6 +11,7 @@ from .proof import Prover
 from .staging import copy_bundle, list_installed
 from .state import STORE_FOLDER, State, Version
 from .store import Say, Store
+from .unpack import unpacked
 
 #: Beginning of the name of a folder that isn't a version yet.
 STAGE = ".new"
@@ -29,7 +30,7 @@ def install(
     Running it again after it was killed goes on from what is whole.
 
     Args:
-        source: the bundle.
+        source: the bundle: a folder, a tar archive, or ``oci:DIR``, an image layout; see ``unpacked``.
         root: the store.
         prover: how the version is tested.
         say: a function that gets a line of text for every step.
@@ -47,33 +48,43 @@ def install(
         DeviceDiskError: there is too little space.
         StoreError: the store can't be used.
     """
-    folder = BundleFolder(source, trust=prover.trust)
-    try:
-        store = Store(root, folder.manifest.name)
-        version, expires = _describe(folder)
-        if share is not None:
-            if version.release < 0:
-                hint = (
-                    "sign it with edgecompile sign --release N, and install it with a trust folder"
-                )
-                raise InputError("{}: has no release to choose devices by".format(source), hint)
-            number = cohort(share.device_id, store.model, version.release)
-            if not share.takes(number):
-                declined = {"model": store.model, "version": version.id, "cohort": number}
-                return {**declined, "installed": False}
-        store.make()
-        with store.locked("installing", say):
-            state = store.read()
-            copied = 0
-            if state.current != version.id:
-                state.check(version, expires)
-                copied = _bring(folder, store, state, version, prover, say)
-                # Anew: the service may have been started, or the trial confirmed, meanwhile.
-                state = store.change(lambda now: _try(now, version, expires))
-        done = {"version": version.id, "copied": copied, "installed": True}
-        return {**store.describe(state), **done}
-    finally:
-        folder.close()
+    with unpacked(source, root, prover.trust, say) as path:
+        folder = BundleFolder(path, trust=prover.trust)
+        try:
+            declined = None if share is None else _decline(folder, share)
+            return declined or _install(folder, path != source, root, prover, say)
+        finally:
+            folder.close()
+
+
+def _decline(folder: BundleFolder, share: Share) -> Optional[Dict[str, object]]:
+    """The result where this device doesn't belong to those that take the release; None: it does."""
+    version, model = _describe(folder)[0], folder.manifest.name
+    if version.release < 0:
+        hint = "sign it with edgecompile sign --release N, and install it with a trust folder"
+        raise InputError("{}: has no release to choose devices by".format(folder.path), hint)
+    number = cohort(share.device_id, model, version.release)
+    if share.takes(number):
+        return None
+    return {"model": model, "version": version.id, "cohort": number, "installed": False}
+
+
+def _install(
+    folder: BundleFolder, own: bool, root: str, prover: Prover, say: Say
+) -> Dict[str, object]:
+    store = Store(root, folder.manifest.name)
+    store.make()
+    version, expires = _describe(folder)
+    with store.locked("installing", say):
+        state = store.read()
+        copied = 0
+        if state.current != version.id:
+            state.check(version, expires)
+            copied = _bring(folder, own, store, state, version, prover, say)
+            # Anew: the service may have been started, or the trial confirmed, meanwhile.
+            state = store.change(lambda now: _try(now, version, expires))
+    done = {"version": version.id, "copied": copied, "installed": True}
+    return {**store.describe(state), **done}
 
 
 def _try(state: State, version: Version, expires: Optional[str]) -> State:
@@ -93,9 +104,15 @@ def _describe(folder: BundleFolder) -> Tuple[Version, Optional[str]]:
 
 
 def _bring(
-    folder: BundleFolder, store: Store, state: State, version: Version, prover: Prover, say: Say
+    folder: BundleFolder,
+    own: bool,
+    store: Store,
+    state: State,
+    version: Version,
+    prover: Prover,
+    say: Say,
 ) -> int:
-    """Makes the version's folder, verified and proved; returns the bytes copied."""
+    """Makes the version's folder, verified and proved; returns the bytes copied, or unpacked as its ``own``."""
     place = store.place(version.id)
     copied = 0
     if os.path.lexists(place):
@@ -113,7 +130,7 @@ def _bring(
             remove(stage)
         say("copying {} as {}".format(folder.path, version.id))
         installed = list_installed([store.place(name) for name in state.versions])
-        copied = copy_bundle(folder, stage, installed)
+        copied = copy_bundle(folder, stage, installed, own)
         try:
             _verify(stage, version, prover, full=False)
             say("testing {}".format(version.id))
