@@ -7,7 +7,7 @@ from ..store.state import STORE_FOLDER, TRIAL_STARTS
 
 #: Name, and text for people.
 _COMMANDS = (
-    ("install", "Verify and test a bundle (a folder, a tar archive or oci:DIR), and put it on trial as its model's new version."),
+    ("install", "Verify a bundle (folder, tar or oci:DIR), test it, and put it on trial."),
     ("start", "Count a start of the service, and print the bundle to serve."),
     ("confirm", "End the trial of a version that was found good."),
     ("rollback", "Return to the previous version, and refuse the current one."),

@@ -80,7 +80,7 @@ def _install(
         copied = 0
         if state.current != version.id:
             state.check(version, expires)
-            copied = _bring(folder, own, store, state, version, prover, say)
+            copied = _bring(folder, store, state, version, prover, say, own)
             # Anew: the service may have been started, or the trial confirmed, meanwhile.
             state = store.change(lambda now: _try(now, version, expires))
     done = {"version": version.id, "copied": copied, "installed": True}
@@ -105,12 +105,12 @@ def _describe(folder: BundleFolder) -> Tuple[Version, Optional[str]]:
 
 def _bring(
     folder: BundleFolder,
-    own: bool,
     store: Store,
     state: State,
     version: Version,
     prover: Prover,
     say: Say,
+    own: bool,
 ) -> int:
     """Makes the version's folder, verified and proved; returns the bytes copied, or unpacked as its ``own``."""
     place = store.place(version.id)
