@@ -119,6 +119,22 @@ def test_no_call_is_lost_over_several_swaps(followed: Followed) -> None:
     assert (followed.model.swaps, followed.model.error) == (turns, None)
 
 
+def test_a_call_that_comes_too_late_for_a_version_gets_the_next_one(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = followed.model._version.life
+    held = life.held
+
+    def late() -> Any:
+        monkeypatch.undo()
+        followed.serve(NEW)
+        assert followed.model.refresh()
+        return held()
+
+    monkeypatch.setattr(life, "held", late)
+    assert followed.answer() == NEW
+
+
 def test_the_current_version_of_a_store(made: Device, tmp_path: Path) -> None:
     made.root = tmp_path / "store"
     trust = str(made.signed.trust)
