@@ -1,17 +1,15 @@
 """Compares what two versions of a model take and give: callers of one must be able to call the other."""
 
-from typing import Dict, List, Tuple
+from typing import Dict, List
 
 from ..base.errors import BundleError
 from ..format.schema import Manifest, TensorSpec
-
-_Form = Tuple[object, ...]
 
 
 def check_interface(old: Manifest, new: Manifest, path: str) -> None:
     """Checks that calls of the old version are calls of the new one.
 
-    Sizes aren't compared: a new plan may have other buckets, and a call outside them is refused by itself.
+    Ranges of sizes aren't compared: a new plan may have other buckets, and a call outside them is refused by itself.
 
     Args:
         old: the manifest of the version that serves.
@@ -33,7 +31,7 @@ def check_interface(old: Manifest, new: Manifest, path: str) -> None:
             other = found.pop(item.name, None)
             if other is None:
                 problems.append("has no {} {}".format(what, item.name))
-            elif _form(other) != _form(item):
+            elif not _fits(item, other):
                 text = "{} {} is {}, was {}"
                 problems.append(text.format(what, item.name, _show(other), _show(item)))
         if what == "input":
@@ -54,9 +52,12 @@ def check_interface(old: Manifest, new: Manifest, path: str) -> None:
         )
 
 
-def _form(item: TensorSpec) -> _Form:
-    """The type and the fixed sizes; whatever varies is alike."""
-    return (item.dtype, *(size if isinstance(size, int) else None for size in item.shape))
+def _fits(old: TensorSpec, new: TensorSpec) -> bool:
+    """Whether the types are alike, and the sizes that both versions fix."""
+    if (old.dtype, len(old.shape)) != (new.dtype, len(new.shape)):
+        return False
+    pairs = zip(old.shape, new.shape)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 
 def _show(item: TensorSpec) -> str:

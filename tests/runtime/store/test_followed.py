@@ -233,6 +233,11 @@ BAD: dict[str, tuple[type[EdgecompileError], str, Callable[[Device, Path], None]
         r"output embedding is float32\[batch, 8\]",
         rewritten(outputs__0__shape=["batch", 8]),
     ),
+    "another rank": (
+        BundleError,
+        r"input input_ids is int64\[length\], was int64\[batch, length\]",
+        rewritten(inputs__0__shape=["length"]),
+    ),
     "another input": (
         BundleError,
         "has no input attention_mask\n  wants an input mask",
