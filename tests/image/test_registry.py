@@ -25,6 +25,7 @@ from tests.needs import lack, need, need_network
 
 pytestmark = [pytest.mark.slow, pytest.mark.emulated]
 
+
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     with serving_registry(tmp_path_factory.mktemp("registry")) as registry:
