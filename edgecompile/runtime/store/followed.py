@@ -66,17 +66,22 @@ def follow(
         SelftestError: the version doesn't reproduce its golden vectors.
         EdgecompileError: see ``open_bundle``.
     """
-    if watch is not None and not 0 < watch < threading.TIMEOUT_MAX:
+    number = isinstance(watch, (int, float)) and not isinstance(watch, bool)
+    if watch is not None and not (number and 0 < watch < threading.TIMEOUT_MAX):
         raise InputError("watch is {!r}, must be seconds, more than 0".format(watch))
+    try:
+        given = os.path.abspath(os.fsdecode(path))
+    except TypeError:
+        text = "path is {!r}, must be the path of a bundle, or of a model in a store"
+        raise InputError(text.format(path)) from None
+    stats = None
     if stats_file is not None:
-        if SWAP not in os.fspath(stats_file):
+        if SWAP not in str(stats_file):
             hint = "each version writes its own file: name it stats-{pid}-{swap}.json, for example"
             raise InputError("stats_file {}: has no {}".format(stats_file, SWAP), hint)
-        check_schedule(stats_file, stats_every, os.fsdecode(path))
-    stats = None if stats_file is None else (os.fspath(stats_file), stats_every)
-    return FollowedModel(
-        os.path.abspath(os.fsdecode(path)), prove, stats, options, signal_number, watch
-    )
+        check_schedule(stats_file, stats_every, given)
+        stats = os.fspath(stats_file), stats_every
+    return FollowedModel(given, prove, stats, options, signal_number, watch)
 
 
 def _forward(name: str) -> Callable[..., Any]:

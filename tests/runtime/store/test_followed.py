@@ -392,6 +392,9 @@ def test_after_a_fork(followed: Followed) -> None:
     ("options", "text"),
     [
         ({"watch": 0}, "watch is 0, must be seconds"),
+        ({"watch": True}, "watch is True"),
+        ({"watch": "1"}, "watch is '1'"),
+        ({"path": 7}, "path is 7"),
         ({"signal_number": 0}, "signal_number is 0"),
         ({"signal_number": signal.SIGKILL}, "signal_number is"),
         ({"stats_file": "stats-{pid}.json"}, r"has no \{swap\}"),
@@ -400,8 +403,9 @@ def test_after_a_fork(followed: Followed) -> None:
     ],
 )
 def test_arguments_that_make_no_sense(made: Device, options: dict[str, Any], text: str) -> None:
+    options = {"path": made.place / "1.ecb", "trust": str(made.signed.trust), **options}
     with pytest.raises(InputError, match=text):
-        follow(made.place / "1.ecb", trust=str(made.signed.trust), **options)
+        follow(**options)
 
 
 def test_a_followed_model_has_the_calls_of_a_model(followed: Followed) -> None:
