@@ -118,7 +118,8 @@ def test_from_counted_lengths_to_a_confirmed_release(
         assert fleet.on_device(capsys, *install, "--percent", 100)["installed"] is True
         fleet.on_device(capsys, "start", MODEL)
         assert model.refresh()
-        assert model.info["release"] == 2
+        with model.use() as version:
+            assert version.release == 2
         for _ in range(1000):
             model.run(long)
         confirmed = fleet.on_device(capsys, "confirm", MODEL)

@@ -94,6 +94,11 @@ class OpenBundle(Unique):
         return self._folder.manifest_sha256
 
     @property
+    def release(self) -> Optional[int]:
+        """Number of its release, as ``release.json`` says; None: it has none."""
+        return self._release
+
+    @property
     def variant(self) -> Variant:
         """The variant that runs."""
         return self._variant
@@ -138,7 +143,6 @@ class OpenBundle(Unique):
         result.update(
             path=self._folder.path,
             manifest_sha256=self._folder.manifest_sha256,
-            release=self._release,
             length_axis=manifest.length_axis,
             buckets=whole["buckets"],
             tolerance=whole["tolerance"],

@@ -46,7 +46,7 @@ class RequestCounts:
         info = model.info
         self._writer = StatsWriter(
             *(self._stats, manifest, info["manifest_sha256"], info["variant"], model.path),
-            info["release"],
+            model.release,
         )
         self._planned = planned
         self._told: str | None = None
