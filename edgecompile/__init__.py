@@ -28,6 +28,7 @@ _BUILD = {
     "explain": "edgecompile.api.explain",
     "generate_key": "edgecompile.signing.keys",
     "plan": "edgecompile.api.plan",
+    "sbom": "edgecompile.bundle.materials",
     "sign": "edgecompile.signing.sign",
     "verify": "edgecompile.api.verify",
     "verify_signature": "edgecompile.signing.sign",

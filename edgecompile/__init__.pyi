@@ -8,6 +8,7 @@ from edgecompile.api.plan import plan as plan
 from edgecompile.api.progress import ProgressEvent as ProgressEvent
 from edgecompile.api.verify import Verification as Verification
 from edgecompile.api.verify import verify as verify
+from edgecompile.bundle.materials import sbom as sbom
 from edgecompile.loaders.factory_specs import ModelSpec as ModelSpec
 from edgecompile.models.options import LoadOptions as LoadOptions
 from edgecompile.planning.options import BuildOptions as BuildOptions

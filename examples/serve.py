@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 
-from edgecompile.runtime import EdgecompileError, InputError, open_bundle
+from edgecompile.runtime import EdgecompileError, InputError, follow
 
 MAX_BODY = 4 << 20
 
@@ -87,7 +87,8 @@ def main():
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: all)")
     parser.add_argument("--port", type=int, default=8080, help="0: any free one")
     options = parser.parse_args()
-    with open_bundle(options.bundle) as model, Server(
+    # A new version at the bundle's path serves from SIGHUP on, without a restart.
+    with follow(options.bundle, signal_number=signal.SIGHUP) as model, Server(
         (options.host, options.port), Handler
     ) as server:
         server.model = model

@@ -28,7 +28,7 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("What a bundle is worth", ("verify", "bench", "inspect", "drift")),
     ("Running one here", ("selftest", "run", "encode", "generate", "chat", "report")),
     ("Servers", ("serve", "simulate", "image")),
-    ("Signatures", ("keygen", "sign", "verify-signature")),
+    ("Signatures and materials", ("keygen", "sign", "verify-signature", "sbom")),
     ("Devices", ("targets",)),
 )
 COMMANDS: tuple[str, ...] = tuple(name for _, names in _SECTIONS for name in names)
@@ -40,6 +40,7 @@ _FOLDERS = {
     "serve": "server",
     "simulate": "server",
     "keygen": "signing",
+    "sbom": "signing",
     "sign": "signing",
     "verify-signature": "signing",
 }

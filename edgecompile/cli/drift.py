@@ -164,7 +164,33 @@ def _table(report: DriftReport) -> RenderableType:
         )
         for i, item in enumerate(report.buckets)
     ]
+    releases = [
+        (
+            "-" if item.release is None else str(item.release),
+            item.manifest_sha256[:16],
+            format_count(item.files),
+            format_count(item.calls),
+            format_share(item.refused_share),
+            "-" if item.mean_length is None else f"{item.mean_length:.1f}",
+            "-" if item.distance is None else f"{item.distance:.3f}",
+            format_ms(item.mean_ms),
+        )
+        for item in report.releases
+    ]
+    heads = (
+        "release",
+        "manifest",
+        "files",
+        "calls",
+        "refused",
+        "mean length",
+        "distance",
+        "mean ms",
+    )
     columns = ("bucket", "mode", "lengths", "planned", "now", "expected ms", "observed ms")
     return stack(
-        facts(about), heading("Buckets"), table(columns, rows, left=2), Text(report.verdict)
+        facts(about),
+        *(heading("Releases"), table(heads, releases, left=2)),
+        *(heading("Buckets"), table(columns, rows, left=2)),
+        Text(report.verdict),
     )

@@ -27,7 +27,14 @@ from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.shipped import ShippedPlan
 from edgecompile.buckets.traffic import Traffic
-from edgecompile.drift.report import BucketDrift, CostDrift, DriftReport, LengthShift, Thresholds
+from edgecompile.drift.report import (
+    BucketDrift,
+    CostDrift,
+    DriftReport,
+    LengthShift,
+    ReleaseDrift,
+    Thresholds,
+)
 from edgecompile.errors import DriftError, LengthsError
 from edgecompile.lengths.distribution import IntArray, LengthDistribution
 from edgecompile.lengths.served_traffic import ServedTraffic
@@ -101,6 +108,23 @@ def judge_drift(
         shift=_shift(shipped, traffic) if traffic.calls else None,
         cost=_cost(plan, planned, served, modes, max_buckets),
         buckets=_buckets(plan, planned, served, traffic if same else None),
+        releases=tuple(_release(shipped, part) for part in traffic.by_release),
+    )
+
+
+def _release(shipped: ShippedPlan, traffic: ServedTraffic) -> ReleaseDrift:
+    shift = _shift(shipped, traffic) if traffic.calls else None
+    return ReleaseDrift(
+        manifest_sha256=traffic.manifests[0],
+        release=traffic.release,
+        files=len(traffic.sources),
+        since=traffic.since,
+        until=traffic.until,
+        calls=traffic.calls,
+        refused_share=1.0 - traffic.runs / traffic.calls if traffic.calls else 0.0,
+        mean_length=traffic.demand().summary().mean if traffic.calls else None,
+        distance=None if shift is None else shift.distance,
+        mean_ms=traffic.mean_ms,
     )
 
 

@@ -120,6 +120,34 @@ class BucketDrift:
 
 
 @dataclass(frozen=True)
+class ReleaseDrift:
+    """The traffic of one bundle and release among those that were counted.
+
+    Attributes:
+        manifest_sha256: SHA-256 of the bundle's manifest.
+        release: number of its release; None: the files don't tell.
+        files: number of the files.
+        since, until: the times when counting began and when the last file was written, UTC.
+        calls: calls that were served or refused for their sizes.
+        refused_share: share of the calls that was refused for its sizes.
+        mean_length: mean length that was asked for; None without calls.
+        distance: distance of the lengths from the planned ones; None without calls.
+        mean_ms: mean time inside ``run`` in ms; None without runs.
+    """
+
+    manifest_sha256: str
+    release: int | None
+    files: int
+    since: str
+    until: str
+    calls: int
+    refused_share: float
+    mean_length: float | None
+    distance: float | None
+    mean_ms: float | None
+
+
+@dataclass(frozen=True)
 class DriftReport:
     """The verdict and its basis.
 
@@ -133,6 +161,7 @@ class DriftReport:
         cost: None if the bundle has no cost model, serves none of the calls, or divides more than
             one axis.
         buckets: the buckets in the plan's order.
+        releases: each bundle and release that was counted, by ascending number.
     """
 
     name: str
@@ -144,6 +173,7 @@ class DriftReport:
     shift: LengthShift | None
     cost: CostDrift | None
     buckets: tuple[BucketDrift, ...]
+    releases: tuple[ReleaseDrift, ...]
 
     @property
     def enough(self) -> bool:
@@ -232,6 +262,7 @@ class DriftReport:
             "shift": plain(self.shift),
             "cost": plain(self.cost),
             "buckets": plain(self.buckets),
+            "releases": plain(self.releases),
         }
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,12 @@ import edgecompile
 from edgecompile.errors import BundleWriteError, ImageError, RegistryError
 from edgecompile.image import base as bases
 from edgecompile.image.layers import Blobs, Layer, folder_entries
+from edgecompile.image.layout import Layout, find_date
+from edgecompile.image.parts import BUNDLE, list_names, write_parts
 from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME
-from edgecompile.runtime.format.trust.release import RELEASE_NAME
-from edgecompile.runtime.format.trust.statement import SIGNATURES_NAME
+from edgecompile.runtime.format.schema import AOTI_CPU
+from edgecompile.runtime.format.trust.release import RELEASE_NAME, parse_release
 
 #: The names of architectures in manifests, and in the OCI's.
 ARCHITECTURES = {"x86-64": "amd64", "aarch64": "arm64"}
@@ -37,14 +36,10 @@ SERVER_REQUIREMENTS = (
     "uvicorn>=0.38,<1",
     "uvloop>=0.21,<1",
 )
-#: Where KServe looks for a model in an image.
-BUNDLE = "models"
 #: Its package for downloads, which it requires, isn't used.
 ALONE = ("tokenizers>=0.20,<1",)
+DEFAULT_BASE = "mmdebstrap:bookworm"
 _OWN = "opt/edgecompile"
-_INDEX = "application/vnd.oci.image.index.v1+json"
-_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-_CONFIG = "application/vnd.oci.image.config.v1+json"
 _SERVER = "python3 -m edgecompile.server --host 0.0.0.0 --grpc-port 8001"
 _COMMAND = {
     "User": "10001:10001",
@@ -69,17 +64,19 @@ class ImageRequest:
         plain_http: whether registries are asked without TLS.
         refresh: make the base and its packages again.
         force: replace an image layout of this name.
+        only_bundle: whether the image holds the bundle and nothing else.
     """
 
     bundles: tuple[Path, ...]
     output: Path
     platforms: tuple[str, ...] = ()
-    base: str = "mmdebstrap:bookworm"
+    base: str = DEFAULT_BASE
     push: str | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     plain_http: bool = False
     refresh: bool = False
     force: bool = False
+    only_bundle: bool = False
 
 
 def make_image(request: ImageRequest, progress: Progress = NULL_PROGRESS) -> dict[str, Any]:
@@ -127,7 +124,8 @@ def _choose(request: ImageRequest) -> dict[str, tuple[Path, BundleFolder]]:
         folder = BundleFolder(str(path))
         folder.close()
         variants = folder.manifest.variants
-        archs = {ARCHITECTURES[v.arch] for v in variants if v.backend == AOTI_CPU}
+        served = [v for v in variants if request.only_bundle or v.backend == AOTI_CPU]
+        archs = {ARCHITECTURES[v.arch] for v in served}
         if not archs:
             kinds = ", ".join(sorted({v.backend for v in variants}))
             problems.append(
@@ -153,7 +151,12 @@ def _choose(request: ImageRequest) -> dict[str, tuple[Path, BundleFolder]]:
 
 def _check(request: ImageRequest) -> None:
     """All that can be known to fail before any work."""
-    bases.check_base(request.base)
+    if not request.only_bundle:
+        bases.check_base(request.base)
+    elif request.refresh or request.base != DEFAULT_BASE:
+        raise ImageError(
+            "an image of the bundle alone has no base", "leave --base and --refresh out"
+        )
     if request.output.exists():
         if not request.force:
             raise BundleWriteError(
@@ -193,72 +196,51 @@ def _write_layout(
     output: Path,
     progress: Progress,
 ) -> dict[str, Any]:
-    blobs = Blobs(output / "blobs")
-    entries, images = [], []
+    layout = Layout(output)
+    images = []
+    written: dict[Path, list[Layer]] = {}
     for arch, (path, bundle) in chosen.items():
-        with progress.step(f"base for {arch}"):
-            base = bases.make_base(
-                request.base, arch, blobs, refresh=request.refresh, tls=not request.plain_http
-            )
-        with progress.step(f"Python packages for {arch}"):
-            packages = bases.add_packages(
-                SERVER_REQUIREMENTS, ALONE, arch, base.python, blobs, refresh=request.refresh
-            )
-        with progress.step(f"layers of {path.name}"):
-            layers = [
-                *base.layers,
-                packages,
-                *_bundle_layers(path, bundle, base.python, blobs),
-            ]
-        annotations = {**_annotations(bundle), **base.annotations, **request.annotations}
-        config = _config(arch, base, layers, annotations)
-        digest, size = blobs.add(_json(config))
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": _MANIFEST,
-            "config": {"mediaType": _CONFIG, "digest": digest, "size": size},
-            "layers": [layer.descriptor() for layer in layers],
-            "annotations": annotations,
-        }
-        digest, size = blobs.add(_json(manifest))
-        platform = {"os": "linux", "architecture": arch}
-        entries.append(
-            {"mediaType": _MANIFEST, "digest": digest, "size": size, "platform": platform}
-        )
-        images.append(
-            {
-                "platform": f"linux/{arch}",
-                "digest": digest,
-                "bundle": str(path),
-                "bytes": sum(layer.size for layer in layers),
-                "layers": [
-                    {"title": item.title, "digest": item.digest, "size": item.size}
-                    for item in layers
-                ],
-            }
-        )
-    top = entries[0]
-    if len(entries) > 1:
-        digest, size = blobs.add(
-            _json({"schemaVersion": 2, "mediaType": _INDEX, "manifests": entries})
-        )
-        top = {"mediaType": _INDEX, "digest": digest, "size": size}
-    index = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [top]}
-    (output / "index.json").write_bytes(_json(index))
-    (output / "oci-layout").write_bytes(_json({"imageLayoutVersion": "1.0.0"}))
-    return {"digest": top["digest"], "images": images}
+        annotations = {**_annotations(path, bundle, request.only_bundle)}
+        settings: dict[str, Any] = {}
+        if request.only_bundle:
+            if path not in written:
+                with progress.step(f"layers of {path.name}"):
+                    written[path] = write_parts(path, bundle, layout.blobs)
+            layers = written[path]
+        else:
+            base, layers = _write_server(request, arch, path, bundle, layout.blobs, progress)
+            annotations |= base.annotations
+            settings = _settings(base)
+        annotations |= request.annotations
+        images.append({**layout.add(arch, layers, settings, annotations), "bundle": str(path)})
+    return {"digest": layout.finish(), "images": images}
 
 
-def _json(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+def _write_server(
+    request: ImageRequest,
+    arch: str,
+    path: Path,
+    bundle: BundleFolder,
+    blobs: Blobs,
+    progress: Progress,
+) -> tuple[bases.Base, list[Layer]]:
+    """The base, and all layers of an image that serves a bundle."""
+    with progress.step(f"base for {arch}"):
+        base = bases.make_base(
+            request.base, arch, blobs, refresh=request.refresh, tls=not request.plain_http
+        )
+    with progress.step(f"Python packages for {arch}"):
+        packages = bases.add_packages(
+            SERVER_REQUIREMENTS, ALONE, arch, base.python, blobs, refresh=request.refresh
+        )
+    with progress.step(f"layers of {path.name}"):
+        return base, [*base.layers, packages, *_bundle_layers(path, bundle, base.python, blobs)]
 
 
 def _bundle_layers(path: Path, bundle: BundleFolder, python: str, blobs: Blobs) -> list[Layer]:
     """The weights, which other code leaves as they are; the runtime and the server; the rest."""
     weights = set(bundle.manifest.weights.values())
-    signatures = [item.name for item in (path / SIGNATURES_NAME).glob("*.sig")]
-    listed = {*bundle.manifest.files, MANIFEST_NAME, RELEASE_NAME}
-    listed |= {f"{SIGNATURES_NAME}/{name}" for name in signatures}
+    listed = list_names(path, bundle)
     own = Path(edgecompile.__file__).parent
     with tempfile.TemporaryDirectory(prefix="edgecompile-image-") as folder:
         target = Path(folder, "edgecompile")
@@ -290,29 +272,27 @@ def _ignore(folder: str, names: list[str]) -> list[str]:
     return [n for n in names if n in ("__pycache__", "native")]
 
 
-def _annotations(bundle: BundleFolder) -> dict[str, str]:
+def _annotations(path: Path, bundle: BundleFolder, only_bundle: bool) -> dict[str, str]:
     manifest = bundle.manifest
+    server = "" if only_bundle else f", with the server of edgecompile {edgecompile.__version__}"
+    release = path / RELEASE_NAME
+    number = (
+        {"edgecompile.release": str(parse_release(release.read_bytes(), str(release)).number)}
+        if release.is_file()
+        else {}
+    )
     return {
         "org.opencontainers.image.title": manifest.name,
         "org.opencontainers.image.description": f"{manifest.name}, compiled ahead of time in "
-        f"{manifest.precision}, with the server of edgecompile {edgecompile.__version__}",
+        f"{manifest.precision}{server}",
         "org.opencontainers.image.version": bundle.manifest_sha256[:12],
-        "org.opencontainers.image.created": _created(),
+        "org.opencontainers.image.created": find_date(),
         "edgecompile.manifest.sha256": bundle.manifest_sha256,
+        **number,
     }
 
 
-def _created() -> str:
-    """When: as SOURCE_DATE_EPOCH says, or at its beginning, so that the same parts give the same bytes."""
-    seconds = os.environ.get("SOURCE_DATE_EPOCH", "0")
-    if not seconds.isdecimal():
-        raise ImageError(f"SOURCE_DATE_EPOCH={seconds} is no number of seconds")
-    return datetime.fromtimestamp(int(seconds), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _config(
-    arch: str, base: bases.Base, layers: Sequence[Layer], annotations: Mapping[str, str]
-) -> dict[str, Any]:
+def _settings(base: bases.Base) -> dict[str, Any]:
     variables = dict(item.partition("=")[::2] for item in base.config.get("Env") or ())
     variables.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
     variables |= {
@@ -320,19 +300,8 @@ def _config(
         "PYTHONDONTWRITEBYTECODE": "1",
         "EDGECOMPILE_FALLBACK": "cpu",
     }
-    return {
-        "architecture": arch,
-        "os": "linux",
-        "created": annotations["org.opencontainers.image.created"],
-        "config": {
-            "WorkingDir": "/",
-            "Env": [f"{name}={value}" for name, value in variables.items()],
-            "Labels": dict(annotations),
-            **_COMMAND,
-        },
-        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
-        "history": [{"created_by": layer.title} for layer in layers],
-    }
+    environment = [f"{name}={value}" for name, value in variables.items()]
+    return {"WorkingDir": "/", "Env": environment, **_COMMAND}
 
 
 def _push(request: ImageRequest) -> None:

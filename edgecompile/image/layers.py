@@ -89,7 +89,9 @@ class Blobs:
             target.unlink()
             raise ValueError(f"{path} isn't {digest}")
 
-    def write_layer(self, title: str, entries: Iterable[Entry], *, compress: bool) -> Layer:
+    def write_layer(
+        self, title: str, entries: Iterable[Entry], *, compress: bool, sealed: bool = False
+    ) -> Layer:
         """Archives files, with the folders that they need, in the order of their names.
 
         Owner, times and all of the modes but the right to execute are the same for all.
@@ -98,6 +100,7 @@ class Blobs:
             title: a description of its content.
             entries: its files; of two of one name the later counts.
             compress: weights hardly shrink, and stay as they are.
+            sealed: whether nobody may write to the files, or run them.
         """
         part = self.folder / f".{uuid.uuid4().hex}.partial"
         stored = _Hashing(part.open("xb"))
@@ -107,6 +110,8 @@ class Blobs:
             plain = _Hashing(cast(BinaryIO, packed))
             with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
                 for info, entry in _with_folders(entries):
+                    if sealed and info.isfile():
+                        info.mode = 0o444
                     with _open(entry) as stream:
                         tar.addfile(info, stream)
             packed.close()

@@ -46,6 +46,8 @@ class ServedTraffic:
         buckets: per bucket; empty where files of several bundles were merged.
         joint: lengths of the runs with another size, where two axes vary and it was counted.
         sources: the files.
+        release: number of the bundle's release; None: it is unknown, or there are several.
+        releases: the same for each bundle and release, ascending; empty where there is one.
     """
 
     bundle: str
@@ -60,6 +62,20 @@ class ServedTraffic:
     buckets: tuple[BucketTraffic, ...] = ()
     joint: JointDistribution | None = None
     sources: tuple[str, ...] = ()
+    release: int | None = None
+    releases: tuple[ServedTraffic, ...] = ()
+
+    @property
+    def by_release(self) -> tuple[ServedTraffic, ...]:
+        """The traffic of each bundle and release, also where there is one."""
+        return self.releases or (self,)
+
+    @property
+    def mean_ms(self) -> float | None:
+        """Mean time inside ``run`` in ms; None without runs, or where files of several bundles were merged."""
+        timed = [item for item in self.buckets if item.runs and item.mean_ms is not None]
+        runs = sum(item.runs for item in timed)
+        return sum(item.runs * (item.mean_ms or 0.0) for item in timed) / runs if runs else None
 
     @property
     def runs(self) -> int:
@@ -105,7 +121,7 @@ def merge_traffic(parts: Sequence[ServedTraffic], *, any_bundle: bool = False) -
     """Adds up what several devices served.
 
     Buckets are kept only if all belong to one bundle, joint counts only if all parts with runs have
-    them for the same axes.
+    them for the same axes. Each bundle and release is added up by itself, too.
 
     Args:
         parts: one at least.
@@ -131,18 +147,31 @@ def merge_traffic(parts: Sequence[ServedTraffic], *, any_bundle: bool = False) -
             f"the stats count different axes: {', '.join(axes)}",
             hint="give files of one model",
         )
+    groups: dict[tuple[int, str], list[ServedTraffic]] = {}
+    for part in parts:
+        number = -1 if part.release is None else part.release
+        groups.setdefault((number, part.manifests[0]), []).append(part)
+    whole = _add(parts)
+    if len(groups) == 1:
+        return whole
+    return replace(whole, releases=tuple(_add(groups[key]) for key in sorted(groups)))
+
+
+def _add(parts: Sequence[ServedTraffic]) -> ServedTraffic:
     served: Counter[int] = Counter()
     outside: Counter[int] = Counter()
     for part in parts:
         served.update(_counts(part.distribution))
         outside.update(part.outside)
+    manifests = tuple(sorted({sha for part in parts for sha in part.manifests}))
+    releases = {part.release for part in parts}
     bundle = ", ".join(dict.fromkeys(part.bundle for part in parts))
     sources = tuple(source for part in parts for source in part.sources)
     merged = LengthDistribution.from_counts(served, "; ".join(sources)) if served else None
     return ServedTraffic(
         bundle=bundle,
         manifests=manifests,
-        length_axis=axes[0],
+        length_axis=parts[0].length_axis,
         length_bin=max(part.length_bin for part in parts),
         distribution=merged,
         outside=dict(sorted(outside.items())),
@@ -153,6 +182,7 @@ def merge_traffic(parts: Sequence[ServedTraffic], *, any_bundle: bool = False) -
         buckets=_add_buckets([part.buckets for part in parts]) if len(manifests) == 1 else (),
         joint=_add_joint([part.joint for part in parts if part.runs]),
         sources=sources,
+        release=releases.pop() if len(releases) == 1 else None,
     )
 
 

@@ -88,6 +88,8 @@ def _read_stats(top: Field, max_length: int | None) -> ServedTraffic:
         )
     bundle = top.at("bundle").name()
     sha = top.at("manifest_sha256").formed(SHA256, _RULE, "isn't 64 lower-case hex digits")
+    release = top.find("release")
+    number = release.within(0, 2**53, _RULE) if release.given else None
     since, until = _time(top.at("since")), _time(top.at("until"))
     axis = None
     if top.find("length_axis").value is None:
@@ -137,6 +139,7 @@ def _read_stats(top: Field, max_length: int | None) -> ServedTraffic:
         buckets=buckets,
         joint=JointDistribution.from_counts(axes, cells, name) if cells else None,
         sources=(name,),
+        release=number,
     )
 
 

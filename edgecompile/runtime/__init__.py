@@ -56,6 +56,7 @@ from .base.errors import (
 if TYPE_CHECKING:
     from .model.model import Model
     from .model.open_bundle import open_bundle
+    from .store.followed import follow
     from .text.encoder import open_tokenizer
 
 __all__ = [
@@ -100,6 +101,7 @@ __all__ = [
     "UnsupportedHostError",
     "UntrustedBundleError",
     "WrongDeviceError",
+    "follow",
     "open_bundle",
     "open_tokenizer",
 ]
@@ -110,6 +112,10 @@ def __getattr__(name: str) -> Any:
         from .model.open_bundle import open_bundle
 
         return open_bundle
+    if name == "follow":
+        from .store.followed import follow
+
+        return follow
     if name == "Model":
         from .model.model import Model
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import InputError
+from edgecompile.runtime.model.proof import prove
 from edgecompile.server.http.app import App
-from edgecompile.server.process.worker import prove
 from edgecompile.server.serving import Repository, ServedModel
 from edgecompile.server.settings import Settings
 

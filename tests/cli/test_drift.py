@@ -79,7 +79,7 @@ def test_the_json(shipped: str) -> None:
     document = json.loads(result.stdout)
     assert list(document) == [
         *("bundle", "manifest_sha256", "verdict", "enough", "act", "moved", "reasons"),
-        *("thresholds", "traffic", "shift", "cost", "buckets"),
+        *("thresholds", "traffic", "shift", "cost", "buckets", "releases"),
     ]
     assert document["bundle"] == "tiny" and document["manifest_sha256"] == shipped
     assert document["act"] is True and document["moved"] is True
@@ -99,6 +99,9 @@ def test_the_json(shipped: str) -> None:
         *("max_buckets", "price_per_bucket"),
     }
     assert document["cost"]["excess"] > 0.05 and document["cost"]["max_buckets"] == 4
+    (release,) = document["releases"]
+    assert (release["manifest_sha256"], release["release"]) == (shipped, None)
+    assert release["distance"] == document["shift"]["distance"]
     assert len(document["buckets"]) == 4
     for bucket in document["buckets"]:
         assert set(bucket) == {
@@ -140,6 +143,39 @@ def test_other_bundles_need_leave(shipped: str) -> None:
         assert "cd" * 32 in result.stderr and shipped in result.stderr
         assert "--any-bundle" in result.stderr
         assert run("tiny.ecb", *stats, "--any-bundle").exit_code == 0
+
+
+def test_traffic_is_told_by_release(shipped: str) -> None:
+    other = "cd" * 32
+    files = (
+        write("a.json", shipped, counts(3.0, 1), release=9),
+        write("b.json", shipped, counts(3.0, 2), release=9),
+        write("c.json", shipped, counts(3.0, 3, 2000), release=10, ms=3.0),
+        write("d.json", other, {20: 900}, release=11, ms=5.0, outside={300: 100}),
+        write("e.json", other, {}),
+    )
+    document = json.loads(run("tiny.ecb", *files, "--any-bundle", "--json").stdout)
+    told = [
+        (item["release"], item["manifest_sha256"], item["files"], item["calls"], item["mean_ms"])
+        for item in document["releases"]
+    ]
+    assert told == [
+        (None, other, 1, 0, None),
+        (9, shipped, 2, 10_000, 2.0),
+        (10, shipped, 1, 2000, 3.0),
+        (11, other, 1, 1000, 5.0),
+    ]
+    assert document["traffic"]["calls"] == 13_000
+    empty, nine, _, canary = document["releases"]
+    assert (empty["distance"], empty["mean_length"], empty["refused_share"]) == (None, None, 0.0)
+    assert nine["distance"] < 0.05 < 0.3 < canary["distance"]
+    assert (canary["refused_share"], canary["mean_length"]) == (pytest.approx(0.1), 48.0)
+    lines = run("tiny.ecb", *files, "--any-bundle").stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("11 ")]
+    assert line.split()[:4] == ["11", other[:16], "1", "1,000"]
+    bad = write("f.json", shipped, counts(3.0, 1), release=-1)
+    refused = run("tiny.ecb", bad)
+    assert refused.exit_code == 30 and "release: " in refused.stderr
 
 
 def test_bundles_that_do_not_say_what_they_were_planned_for(shipped: str) -> None:

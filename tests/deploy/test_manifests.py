@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from edgecompile.image.parts import BUNDLE
 from edgecompile.server.__main__ import make_parser
 from tests.needs import lack, need, provide
 
@@ -77,6 +78,27 @@ class TestKserve:
         broken = json.loads(json.dumps(manifest).replace('"spec"', '"specs"', 1))
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(broken, schema)
+
+
+class TestImageVolume:
+    MANIFEST = yaml.safe_load((KSERVE.parent / "kubernetes" / "minilm.yaml").read_text())
+
+    def test_the_server_serves_what_is_mounted(self) -> None:
+        pod = self.MANIFEST["spec"]["template"]["spec"]
+        asked = parse(container(pod)["args"])
+        (mount,), (volume,) = container(pod)["volumeMounts"], pod["volumes"]
+        assert asked.bundles == ["minilm=" + mount["mountPath"]]
+        assert (mount["subPath"], mount["name"]) == (BUNDLE, volume["name"])
+        grace = pod["terminationGracePeriodSeconds"]
+        assert grace > asked.drain_delay + asked.drain_timeout + 5
+
+    @pytest.mark.slow
+    def test_its_schema_takes_it(self) -> None:
+        _, kubernetes_validate = need_validators()
+        kubernetes_validate.validate(self.MANIFEST, "1.34", strict=True)
+        broken = json.loads(json.dumps(self.MANIFEST).replace('"reference"', '"ref"'))
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(broken, "1.34", strict=True)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,9 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.store.disk import point
+from tests.runtime.bundles import make_case
+from tests.runtime.store.device import Device
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "serve.py"
 
@@ -39,11 +42,10 @@ class Server(NamedTuple):
         return self.ask("POST", "/run", json.dumps(inputs).encode())
 
 
-def start(bundle: Path, python: str, *options: str) -> Server:
-    process = subprocess.Popen(
-        [python, str(bundle), str(PROGRAM), str(bundle), "--port", "0", *options],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def start(bundle: Path, *python: str) -> Server:
+    """A server; ``python`` is the interpreter, and perhaps the bundle whose runtime it takes."""
+    command = [*python, str(PROGRAM), str(bundle), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     line = process.stderr.readline()
     assert " on port " in line, line + process.stderr.read()
@@ -58,7 +60,7 @@ def bundle(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def server(bundle: Path, device_python: str) -> Iterator[Server]:
-    started = start(bundle, device_python)
+    started = start(bundle, device_python, str(bundle))
     yield started
     started.process.kill()
     started.process.communicate()
@@ -124,7 +126,7 @@ def test_only_the_first_request_of_a_connection_is_read(server: Server) -> None:
 def test_texts_are_those_of_encode_texts(tiny_bundle: Path) -> None:
     pytest.importorskip("tokenizers")
     texts = ["the cat sat", "the"]
-    server = start(tiny_bundle, sys.executable)
+    server = start(tiny_bundle, sys.executable, str(tiny_bundle))
     try:
         status, told = server.run({"texts": texts})
     finally:
@@ -141,7 +143,7 @@ def test_texts_are_those_of_encode_texts(tiny_bundle: Path) -> None:
 def test_a_request_that_has_begun_is_answered_before_the_end(
     bundle: Path, device_python: str
 ) -> None:
-    server = start(bundle, device_python)
+    server = start(bundle, device_python, str(bundle))
     body = b'{"input_ids": [[1, 5, 2]]}'
     with socket.create_connection(("127.0.0.1", server.port)) as busy:
         busy.sendall(b"POST /run HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body))
@@ -154,3 +156,19 @@ def test_a_request_that_has_begun_is_answered_before_the_end(
     assert b" 200 " in told, told
     _, err = server.process.communicate()
     assert server.process.returncode == 0 and "Traceback" not in err
+
+
+def test_a_new_version_serves_from_a_signal_on(tmp_path: Path) -> None:
+    device, link = Device(tmp_path), tmp_path / "current"
+    inputs = {name: array.tolist() for name, array in make_case(7)[0].items()}
+    point(str(link), str(device.release(1, answer=1)))
+    server = start(link, sys.executable)
+    try:
+        assert server.run(inputs)[1]["embedding"] == [[1.0] * 4]
+        point(str(link), str(device.release(2, answer=2)))
+        server.process.send_signal(signal.SIGHUP)
+        while server.run(inputs)[1]["embedding"] != [[2.0] * 4]:
+            assert server.process.poll() is None
+    finally:
+        server.process.kill()
+        server.process.communicate()

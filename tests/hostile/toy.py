@@ -58,6 +58,14 @@ def build_libraries() -> ToyLibraries:
     )
 
 
+def build_answering(answer: int) -> bytes:
+    """A program whose outputs hold a number instead of zeros."""
+    compiler = find_compiler()
+    assert compiler is not None, "needs a C compiler"
+    counts = ("-DTOY_INPUTS=2", "-DTOY_OUTPUTS=2")
+    return _compile(compiler, "toy_program.c", *counts, f"-DTOY_ANSWER={answer}.0f")
+
+
 def _compile(compiler: str, source: str, *more: str) -> bytes:
     command = [
         compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall",

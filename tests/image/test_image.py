@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from edgecompile.image import base as bases
+from edgecompile.image import parts
 from edgecompile.image.base import Base
 from edgecompile.image.image import ALONE, SERVER_REQUIREMENTS
 from edgecompile.image.layers import Blobs, Entry, Layer
 from tests.cli.command import run
 from tests.image.layouts import blob, document, refusal, write
 from tests.runtime.bundles import DummyBundle
+from tests.runtime.signed import RELEASE
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -56,11 +58,16 @@ def write_bundle(folder: Path, arch: str = "x86-64", code: bytes = b"no program 
     return Path(bundle.write())
 
 
+def write_release(bundle: Path) -> None:
+    release = {**RELEASE, "name": "tiny", "number": 42}
+    (bundle / "release.json").write_text(json.dumps(release))
+
+
 @pytest.mark.usefixtures("fake_base")
 class TestWritten:
     def test_signatures_come_along(self, tmp_path: Path) -> None:
         bundle = write_bundle(tmp_path / "m.ecb")
-        (bundle / "release.json").write_bytes(b"a release")
+        write_release(bundle)
         (bundle / "signatures").mkdir()
         (bundle / "signatures" / "ci.sig").write_bytes(b"a signature")
         *_, code = document(tmp_path / "m.oci", write(bundle)["images"][0]["digest"])["layers"]
@@ -140,6 +147,81 @@ class TestWritten:
         (tmp_path / "m.oci" / "oci-layout").unlink()
         assert "won't replace" in refusal(bundle, "--force")["message"]
         assert sorted(path.name for path in tmp_path.iterdir()) == ["m.ecb", "m.oci"]
+
+
+class TestTheBundleAlone:
+    """``--only-bundle``, which needs no base."""
+
+    def write_large(self, folder: Path, code: bytes = b"no program 0") -> Path:
+        """A signed bundle for two architectures, with weights of 1 MiB and of 4 KiB."""
+        bundle = DummyBundle(folder)
+        other = {**bundle.document["variants"][0], "name": "arm", "arch": "aarch64"}
+        bundle.document["variants"].append(other)
+        bundle.document["probes"]["aarch64"] = "code/x86-64/libecprobe.so"
+        bundle.document["weights"]["int8"] = "weights.int8"
+        bundle.files |= {
+            "weights.fp32": bytes(1 << 20), "weights.int8": bytes(1 << 12), "__main__.py": b"",
+            "code/x86-64-v3/bucket-0.so": code, "tokenizer/tokenizer.json": b"{}", "runtime/a.py": b"",
+        }  # fmt: skip
+        path = Path(bundle.write())
+        write_release(path)
+        (path / "signatures").mkdir()
+        (path / "signatures" / "ci.sig").write_bytes(b"a signature")
+        return path
+
+    def test_parts_are_layers(self, tmp_path: Path) -> None:
+        bundle = self.write_large(tmp_path / "m.ecb")
+        (bundle / "weights.fp32").chmod(0o640)
+        told = write(bundle, "--only-bundle")
+        layout = tmp_path / "m.oci"
+        names = []
+        first, second = told["images"]
+        assert (first["platform"], second["platform"]) == ("linux/amd64", "linux/arm64")
+        assert first["layers"] == second["layers"]
+        for layer in first["layers"]:
+            data = blob(layout, layer["digest"])
+            assert data[4:8] == bytes(4) and not data[3]  # gzip's time and name
+            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+                files = [info for info in tar if not info.isdir()]
+            assert {(info.mode, info.mtime, info.type) for info in files} == {(0o444, 0, b"0")}
+            names.append((layer["title"], sorted(Path(info.name).parts[1] for info in files)))
+        code, golden = ["code"] * 4, ["golden"] * 2
+        assert names == [
+            ("weights.fp32", ["weights.fp32"]),
+            ("tokenizer and golden vectors", [*golden, "tokenizer", "weights.int8"]),
+            ("runtime", ["runtime"]),
+            ("code", code),
+            ("manifest", ["__main__.py", "manifest.json", "release.json", "reports", "signatures"]),
+        ]
+        manifest = document(layout, first["digest"])
+        labels = document(layout, manifest["config"]["digest"])["config"]["Labels"]
+        assert labels["edgecompile.release"] == "42" and labels == manifest["annotations"]
+        assert "artifactType" not in manifest and "server" not in json.dumps(labels)
+
+    def test_other_code_changes_two_layers(self, tmp_path: Path) -> None:
+        told = [
+            write(self.write_large(tmp_path / name, code), "--only-bundle")
+            for name, code in (("1.ecb", b"a"), ("2.ecb", b"a"), ("3.ecb", b"b"))
+        ]
+        assert told[0]["digest"] == told[1]["digest"] != told[2]["digest"]
+        before, after = (
+            {i["title"]: i["digest"] for i in t["images"][0]["layers"]} for t in told[1:]
+        )
+        assert {name for name in after if before[name] != after[name]} == {"code", "manifest"}
+
+    def test_a_layer_holds_the_files_beyond_the_most(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(parts, "_MOST_LARGE", 0)
+        told = write(self.write_large(tmp_path / "m.ecb"), "--only-bundle")
+        titles = [layer["title"] for layer in told["images"][0]["layers"]]
+        assert titles == ["tokenizer and golden vectors", "runtime", "code", "manifest"]
+
+    @pytest.mark.parametrize("words", [["--refresh"], ["--base", "python:3.12"]])
+    def test_a_base_is_refused(self, words: list[str], tmp_path: Path) -> None:
+        told = refusal(write_bundle(tmp_path / "m.ecb"), "--only-bundle", *words)
+        assert told["class"] == "ImageError" and "no base" in told["message"]
+        assert not (tmp_path / "m.oci").exists()
 
 
 class TestRefused:

@@ -11,10 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,52 +20,16 @@ import pytest
 
 from tests.hosts.emulation import build_encoder_for_any
 from tests.image.layouts import change_code, contained, document, refusal, unpack, write
+from tests.image.registry import Registry, serving_registry
 from tests.needs import lack, need, need_network
 
 pytestmark = [pytest.mark.slow, pytest.mark.emulated]
 
-CONFIG = """
-version: 0.1
-log: {{level: error}}
-storage: {{filesystem: {{rootdirectory: {folder}}}}}
-http: {{addr: "{host}"}}
-"""
-
-
-class Registry(NamedTuple):
-    host: str
-    folder: Path
-
-    def bytes(self) -> int:
-        """What all blobs in it take."""
-        return sum(path.stat().st_size for path in self.folder.rglob("data"))
-
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    program = need("docker-registry", "docker-registry")
-    folder = tmp_path_factory.mktemp("registry")
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{unused.getsockname()[1]}"
-    (folder / "config.yml").write_text(CONFIG.format(folder=folder / "data", host=host))
-    process = subprocess.Popen(
-        [program, "serve", str(folder / "config.yml")],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        while process.poll() is None:
-            try:
-                urllib.request.urlopen(f"http://{host}/v2/").close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        assert process.poll() is None, "the registry ended"
-        yield Registry(host, folder / "data")
-    finally:
-        process.terminate()
-        process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+    with serving_registry(tmp_path_factory.mktemp("registry")) as registry:
+        yield registry
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ Examples:
   edgecompile image minilm.ecb
   edgecompile image minilm-x86.ecb minilm-arm.ecb --push registry.example/minilm:3
   edgecompile image minilm.ecb --base python:3.12-slim-bookworm
+  edgecompile image minilm.ecb --only-bundle
 """
 
 
@@ -64,6 +65,11 @@ Examples:
     is_flag=True,
     help="Take Debian's and Python's packages of today, not those of the last image.",
 )
+@click.option(
+    "--only-bundle",
+    is_flag=True,
+    help="Write the bundle alone, with each large file as a layer: for volumes, and for a store's install.",
+)
 @click.option("--force", is_flag=True, help="Replace an image layout of the same name.")
 def command(
     session: Session,
@@ -75,6 +81,7 @@ def command(
     annotations: tuple[str, ...],
     plain_http: bool,
     refresh: bool,
+    only_bundle: bool,
     force: bool,
 ) -> None:
     """Write an image that serves BUNDLE, in the OCI's layout, and push it if asked to.
@@ -90,7 +97,7 @@ def command(
         raise click.BadParameter(f"{wrong[0]!r} isn't KEY=VALUE", param_hint="--annotation")
     request = ImageRequest(
         bundles, output or Path(bundles[0]).absolute().with_suffix(".oci"), platforms, base, push, pairs,
-        plain_http, refresh, force,
+        plain_http, refresh, force, only_bundle,
     )  # fmt: skip
     document = make_image(request, session.console)
     session.emit(document, lambda: _table(document))

@@ -1,1 +1,1 @@
-"""``edgecompile keygen|sign|verify-signature``."""
+"""``edgecompile keygen|sign|verify-signature|sbom``."""

@@ -69,6 +69,23 @@ class Lifetime:
         finally:
             self._leave(key)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A block during which nothing is freed.
+
+        Raises:
+            ModelClosedError: it is closed.
+        """
+        key = object()
+        try:
+            try:
+                self._enter(key, False)
+                yield
+            finally:
+                self._leave(key)
+        finally:
+            self._leave(key)
+
     def _enter(self, key: object, closed_too: bool) -> None:
         self._calls[key] = get_ident()
         # ``close`` marks first and looks for calls afterwards, so one of the two sees the other.

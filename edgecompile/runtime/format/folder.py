@@ -18,6 +18,7 @@ from .hashes import file_state, find_hash_damage
 from .manifest import MAX_MANIFEST_BYTES, parse_manifest
 from .schema import MANIFEST_NAME, Manifest
 from .trust.policy import find_policy
+from .trust.release import MAX_RELEASE_BYTES, RELEASE_NAME, Release, parse_release
 
 if TYPE_CHECKING:
     from .output import Path
@@ -114,6 +115,25 @@ class BundleFolder:
             text = "is a link, or can't be opened: {}".format(error.strerror)
             raise self._damaged(name, "file-kind", text) from None
         return BundleFolder(path, fd, listed=self.manifest.files[name + "/" + MANIFEST_NAME].sha256)
+
+    def read_release(self) -> Optional[Release]:
+        """The release that ``release.json`` names, for statistics: nobody vouches for it where no signature was checked.
+
+        None: there is none, or it can't be read as the release of this model.
+        """
+        if self.verified is not None:
+            return self.verified.release
+        try:
+            fd = os.open(RELEASE_NAME, _FILE_FLAGS, dir_fd=self._fd)
+        except OSError:
+            return None
+        try:
+            release = parse_release(os.pread(fd, MAX_RELEASE_BYTES + 1, 0), RELEASE_NAME)
+        except (BundleError, OSError):  # such as a folder
+            return None
+        finally:
+            os.close(fd)
+        return release if release.name == self.manifest.name else None
 
     @property
     def fd(self) -> int:

@@ -4,7 +4,7 @@ import hashlib
 import os
 from typing import Optional, Tuple
 
-from .schema import FileEntry
+from .schema import MANIFEST_NAME, FileEntry
 
 _CHUNK = 1 << 20
 
@@ -15,6 +15,17 @@ def file_state(info: os.stat_result) -> Tuple[int, ...]:
     A writer can set the time of modification back, but not the one of change (ctime).
     """
     return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
+
+def bundle_state(path: str) -> Optional[Tuple[int, ...]]:
+    """Facts that every new version at a bundle's path changes; None: there is no bundle.
+
+    Without the time of change (ctime), which a further link to the manifest changes, too.
+    """
+    try:
+        return file_state(os.stat(os.path.join(path, MANIFEST_NAME)))[:-1]
+    except OSError:
+        return None
 
 
 def find_hash_damage(fd: int, entry: FileEntry) -> Optional[Tuple[str, str]]:

@@ -157,20 +157,14 @@ class Weights:
             BundleError: the header breaks a rule.
             HostLimitError: there isn't the address space or the descriptor for it.
         """
-        self.nbytes = os.fstat(fd).st_size
+        info = os.fstat(fd)
+        self.nbytes = info.st_size
         self.constants = read_constants(fd, self.nbytes, source)
-        try:
-            mapping = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        except (OSError, ValueError) as error:  # a ValueError if it became shorter meanwhile
-            number = error.errno if isinstance(error, OSError) else None
-            if number == errno.ENOMEM:
-                raise no_memory("mapping " + source, self.nbytes) from None
-            limit = explain_errno(number or 0, source)  # mapping takes a descriptor too
-            if limit is not None:
-                raise limit from None
-            text = "{}: can't be mapped: {}"
-            raise DamagedBundleError(text.format(source, shorten(error, 120))) from None
-        self._bytes: NDArray[Any] = np.frombuffer(mapping, dtype=np.uint8)
+        # A link that is added to the file changes its ctime: no reason to have its pages twice.
+        key = (info.st_dev, info.st_ino, info.st_size)
+        mapped = _mapped.get(key)
+        self._bytes: NDArray[Any] = _map(fd, self.nbytes, source) if mapped is None else mapped
+        _mapped[key] = self._bytes
         self.address: int = self._bytes.ctypes.data
         self._hash_lock = threading.Lock()
         self._known_sha256: Optional[str] = None
@@ -202,7 +196,26 @@ class Weights:
         raise KeyError(name)
 
 
+def _map(fd: int, size: int, source: str) -> "NDArray[Any]":
+    try:
+        mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    except (OSError, ValueError) as error:  # a ValueError if it became shorter meanwhile
+        number = error.errno if isinstance(error, OSError) else None
+        if number == errno.ENOMEM:
+            raise no_memory("mapping " + source, size) from None
+        limit = explain_errno(number or 0, source)  # mapping takes a descriptor too
+        if limit is not None:
+            raise limit from None
+        text = "{}: can't be mapped: {}"
+        raise DamagedBundleError(text.format(source, shorten(error, 120))) from None
+    return np.frombuffer(mapping, dtype=np.uint8)
+
+
 _shared: "weakref.WeakValueDictionary[Tuple[int, ...], Weights]" = weakref.WeakValueDictionary()
+#: By device, inode and size: while a file is mapped, no other one has its inode.
+_mapped: "weakref.WeakValueDictionary[Tuple[int, ...], NDArray[Any]]" = (
+    weakref.WeakValueDictionary()
+)
 _shared_lock = threading.Lock()
 
 

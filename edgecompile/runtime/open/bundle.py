@@ -58,8 +58,15 @@ class OpenBundle(Unique):
         self._results = ResultMaker(manifest)
         self._encoder: Optional[OpenBundle] = None
         self._stats = Stats(opened.programs.manifest)
+        release = folder.read_release()
+        self._release = None if release is None else release.number
         self._writer = StatsWriter(
-            self._stats, manifest, folder.manifest_sha256, self._variant.name, folder.path
+            self._stats,
+            manifest,
+            folder.manifest_sha256,
+            self._variant.name,
+            folder.path,
+            self._release,
         )
         # The programs go first. What is owned doesn't refer to this object, which goes by itself
         # when nobody refers to it.
@@ -85,6 +92,11 @@ class OpenBundle(Unique):
     def manifest_sha256(self) -> str:
         """SHA-256 of its manifest, by which other files name it."""
         return self._folder.manifest_sha256
+
+    @property
+    def release(self) -> Optional[int]:
+        """Number of its release, as ``release.json`` says; None: it has none."""
+        return self._release
 
     @property
     def variant(self) -> Variant:
@@ -171,6 +183,10 @@ class OpenBundle(Unique):
     def schedule_stats(self, path: "Path", every: float) -> None:
         """Writes the statistics file to ``path`` on close, and during runs each ``every`` seconds."""
         self._writer.schedule(path, every)
+
+    def reset_stats(self) -> None:
+        """Begins to count again, before anybody else uses the model."""
+        self._stats.reset()
 
     def write_stats(self, path: "Path") -> None:
         """Writes the statistics file to ``path`` now; also of a closed model.

@@ -43,7 +43,13 @@ class StatsWriter:
     """
 
     def __init__(
-        self, stats: Stats, manifest: Manifest, manifest_sha256: str, variant: str, bundle: str
+        self,
+        stats: Stats,
+        manifest: Manifest,
+        manifest_sha256: str,
+        variant: str,
+        bundle: str,
+        release: Optional[int] = None,
     ) -> None:
         self._stats = stats
         self._bundle = bundle
@@ -51,6 +57,7 @@ class StatsWriter:
             "stats_version": STATS_VERSION,
             "bundle": manifest.name,
             "manifest_sha256": manifest_sha256,
+            "release": release,
             "variant": variant,
         }
         self._axes = list(manifest.varying_axes())

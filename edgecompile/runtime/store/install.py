@@ -3,13 +3,15 @@
 import os
 from typing import Dict, Optional, Tuple
 
-from ..base.errors import BundleError, DamagedBundleError, StoreError
+from ..base.errors import BundleError, DamagedBundleError, InputError, StoreError
 from ..format.folder import BundleFolder
+from .cohort import Share, cohort
 from .disk import remove, rename, sync_folder
 from .proof import Prover
 from .staging import copy_bundle, list_installed
 from .state import STORE_FOLDER, State, Version
 from .store import Say, Store
+from .unpack import unpacked
 
 #: Beginning of the name of a folder that isn't a version yet.
 STAGE = ".new"
@@ -21,43 +23,68 @@ def install(
     root: str = STORE_FOLDER,
     prover: Prover = _HERE,
     say: Say = lambda text: None,
+    share: Optional[Share] = None,
 ) -> Dict[str, object]:
     """Installs a bundle and puts it on trial; ``start`` counts, ``confirm`` ends the trial.
 
     Running it again after it was killed goes on from what is whole.
 
     Args:
-        source: the bundle.
+        source: the bundle: a folder, a tar archive, or ``oci:DIR``, an image layout; see ``unpacked``.
         root: the store.
         prover: how the version is tested.
         say: a function that gets a line of text for every step.
+        share: the part of all devices that take it; None: all do.
 
     Returns:
-        See ``Store.describe``; also "version", its id, and "copied", bytes that weren't linked.
+        See ``Store.describe``; also "version", its id, and "copied", bytes that weren't linked. Where the device
+        doesn't belong to the share: "model", "version", "cohort", and "installed", which is false.
 
     Raises:
+        InputError: ``share`` is given, and the bundle's release isn't known.
         BundleError: the bundle is malformed or damaged, or its signatures don't suffice.
         RefusedReleaseError, ExpiredReleaseError: its release isn't taken.
         SelftestError: it doesn't reproduce its golden vectors.
         DeviceDiskError: there is too little space.
         StoreError: the store can't be used.
     """
-    folder = BundleFolder(source, trust=prover.trust)
-    try:
-        store = Store(root, folder.manifest.name)
-        store.make()
-        version, expires = _describe(folder)
-        with store.locked("installing", say):
-            state = store.read()
-            copied = 0
-            if state.current != version.id:
-                state.check(version, expires)
-                copied = _bring(folder, store, state, version, prover, say)
-                # Anew: the service may have been started, or the trial confirmed, meanwhile.
-                state = store.change(lambda now: _try(now, version, expires))
-        return {**store.describe(state), "version": version.id, "copied": copied}
-    finally:
-        folder.close()
+    with unpacked(source, root, prover.trust, say) as path:
+        folder = BundleFolder(path, trust=prover.trust)
+        try:
+            declined = None if share is None else _decline(folder, share)
+            return declined or _install(folder, path != source, root, prover, say)
+        finally:
+            folder.close()
+
+
+def _decline(folder: BundleFolder, share: Share) -> Optional[Dict[str, object]]:
+    """The result where this device doesn't belong to those that take the release; None: it does."""
+    version, model = _describe(folder)[0], folder.manifest.name
+    if version.release < 0:
+        hint = "sign it with edgecompile sign --release N, and install it with a trust folder"
+        raise InputError("{}: has no release to choose devices by".format(folder.path), hint)
+    number = cohort(share.device_id, model, version.release)
+    if share.takes(number):
+        return None
+    return {"model": model, "version": version.id, "cohort": number, "installed": False}
+
+
+def _install(
+    folder: BundleFolder, own: bool, root: str, prover: Prover, say: Say
+) -> Dict[str, object]:
+    store = Store(root, folder.manifest.name)
+    store.make()
+    version, expires = _describe(folder)
+    with store.locked("installing", say):
+        state = store.read()
+        copied = 0
+        if state.current != version.id:
+            state.check(version, expires)
+            copied = _bring(folder, store, state, version, prover, say, own)
+            # Anew: the service may have been started, or the trial confirmed, meanwhile.
+            state = store.change(lambda now: _try(now, version, expires))
+    done = {"version": version.id, "copied": copied, "installed": True}
+    return {**store.describe(state), **done}
 
 
 def _try(state: State, version: Version, expires: Optional[str]) -> State:
@@ -77,9 +104,15 @@ def _describe(folder: BundleFolder) -> Tuple[Version, Optional[str]]:
 
 
 def _bring(
-    folder: BundleFolder, store: Store, state: State, version: Version, prover: Prover, say: Say
+    folder: BundleFolder,
+    store: Store,
+    state: State,
+    version: Version,
+    prover: Prover,
+    say: Say,
+    own: bool,
 ) -> int:
-    """Makes the version's folder, verified and proved; returns the bytes copied."""
+    """Makes the version's folder, verified and proved; returns the bytes copied, or unpacked as its ``own``."""
     place = store.place(version.id)
     copied = 0
     if os.path.lexists(place):
@@ -97,7 +130,7 @@ def _bring(
             remove(stage)
         say("copying {} as {}".format(folder.path, version.id))
         installed = list_installed([store.place(name) for name in state.versions])
-        copied = copy_bundle(folder, stage, installed)
+        copied = copy_bundle(folder, stage, installed, own)
         try:
             _verify(stage, version, prover, full=False)
             say("testing {}".format(version.id))

@@ -23,7 +23,9 @@ _CHUNK = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def copy_bundle(folder: BundleFolder, target: str, installed: Mapping[str, str]) -> int:
+def copy_bundle(
+    folder: BundleFolder, target: str, installed: Mapping[str, str], own: bool = False
+) -> int:
     """Copies a bundle to a new folder; what is there is on the disk when this returns.
 
     The hash of each file is compared on the way, be it copied or linked.
@@ -32,6 +34,7 @@ def copy_bundle(folder: BundleFolder, target: str, installed: Mapping[str, str])
         folder: the bundle.
         target: the path of the folder.
         installed: paths of files that may be linked, by SHA-256.
+        own: whether the bundle's own files may be linked, too: nobody else can write to them.
 
     Returns:
         The bytes that were copied, without those of linked files.
@@ -43,7 +46,7 @@ def copy_bundle(folder: BundleFolder, target: str, installed: Mapping[str, str])
     """
     folder.check_names()
     try:
-        return _copy(folder, target, installed)
+        return _copy(folder, target, installed, own)
     except BaseException as error:
         with contextlib.suppress(OSError):
             remove(target)
@@ -52,7 +55,7 @@ def copy_bundle(folder: BundleFolder, target: str, installed: Mapping[str, str])
         raise
 
 
-def _copy(folder: BundleFolder, target: str, installed: Mapping[str, str]) -> int:
+def _copy(folder: BundleFolder, target: str, installed: Mapping[str, str], own: bool) -> int:
     files = folder.manifest.files
     unlisted = _list_unlisted(folder)
     folders = {os.path.dirname(name) for name in (*files, *unlisted)}
@@ -73,12 +76,14 @@ def _copy(folder: BundleFolder, target: str, installed: Mapping[str, str]) -> in
         old = installed.get(entry.sha256) if name in linkable else None
         if old is not None and _link(old, path, entry):
             continue
+        copied += entry.size
+        if own and name in linkable and _link(os.path.join(folder.path, name), path, entry):
+            continue
         fd = folder.open(name)
         try:
             write_file(path, _read_listed(fd, entry, os.path.join(folder.path, name)))
         finally:
             os.close(fd)
-        copied += entry.size
     for name in unlisted:
         with contextlib.suppress(FileNotFoundError):
             fd = folder.open_unlisted(name)

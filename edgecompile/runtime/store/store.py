@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import os
 import stat
-from typing import Callable, Dict, Iterator, Optional
+from typing import Callable, ContextManager, Dict, Iterator, Optional
 
 from ..base.errors import BundleError, StoreError
 from ..format.document import Field, Problems, shorten
@@ -23,7 +23,9 @@ from .disk import make_folder, point
 from .state import MAX_STATE_BYTES, State, format_state, parse_state
 
 Say = Callable[[str], None]
-_STATE, _LINK, _VERSIONS = "state.json", "current", "versions"
+#: The link to open, and the folder of the versions.
+LINK, VERSIONS = "current", "versions"
+_STATE = "state.json"
 
 
 class Store:
@@ -35,7 +37,7 @@ class Store:
             raise StoreError("{!r} isn't the name of a model [store-model]".format(shorten(model)))
         self.model = model
         self.path = os.path.join(os.path.abspath(root), model)
-        self.versions = os.path.join(self.path, _VERSIONS)
+        self.versions = os.path.join(self.path, VERSIONS)
 
     def make(self) -> None:
         """Makes the folders that don't exist.
@@ -56,34 +58,18 @@ class Store:
             StoreError: somebody may, or there is none.
         """
         with _refusing(self.path):
-            for path in (os.path.dirname(self.path), self.path, self.versions):
-                # The store itself may be reached through a link.
-                info = os.stat(path, follow_symlinks=path not in (self.path, self.versions))
-                if not stat.S_ISDIR(info.st_mode):
-                    raise StoreError("{}: isn't a folder [store-folder]".format(path))
-                if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
-                    text = "{}: {} [store-folder]".format(path, describe_owner(info))
-                    raise StoreError(text, OWNER_HINT)
+            # The store itself may be reached through a link.
+            _check_folder(os.path.dirname(self.path), follow=True)
+            for path in (self.path, self.versions):
+                _check_folder(path, follow=False)
 
     def place(self, version: str) -> str:
         """The folder of a version."""
         return os.path.join(self.versions, version)
 
-    @contextlib.contextmanager
-    def locked(self, name: str = "lock", say: Say = lambda text: None) -> Iterator[None]:
+    def locked(self, name: str = "lock", say: Say = lambda text: None) -> ContextManager[None]:
         """Holds a lock, waiting for it."""
-        path = os.path.join(self.path, name)
-        with _refusing(path):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say("waiting for another command on {}".format(self.path))
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+        return holding(os.path.join(self.path, name), say)
 
     def read(self) -> State:
         """The state; before the first installation an empty one.
@@ -112,7 +98,7 @@ class Store:
     def settle(self, state: State) -> None:
         """Points the link to the version that the state names."""
         if state.current is not None:
-            point(os.path.join(self.path, _LINK), os.path.join(_VERSIONS, state.current))
+            point(os.path.join(self.path, LINK), os.path.join(VERSIONS, state.current))
 
     def change(self, step: Callable[[State], State]) -> State:
         """Changes the state; the new one is on the disk when this returns.
@@ -167,6 +153,46 @@ def confirm(store: Store) -> Dict[str, object]:
 def rollback(store: Store) -> Dict[str, object]:
     """Returns to the previous version; see ``State.rolled_back``."""
     return store.describe(store.change(State.rolled_back))
+
+
+@contextlib.contextmanager
+def holding(path: str, say: Say = lambda text: None) -> Iterator[None]:
+    """Holds the lock of a file, waiting for it.
+
+    Raises:
+        StoreError: the file can't be made.
+    """
+    with _refusing(path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another command on {}".format(os.path.dirname(path)))
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def make_root(root: str) -> None:
+    """Makes the folder of all models, where there is none.
+
+    Raises:
+        StoreError: it is somebody else's, or can't be made.
+    """
+    with _refusing(root):
+        make_folder(os.path.abspath(root))
+        _check_folder(root, follow=True)
+
+
+def _check_folder(path: str, follow: bool) -> None:
+    info = os.stat(path, follow_symlinks=follow)
+    if not stat.S_ISDIR(info.st_mode):
+        raise StoreError("{}: isn't a folder [store-folder]".format(path))
+    if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
+        text = "{}: {} [store-folder]".format(path, describe_owner(info))
+        raise StoreError(text, OWNER_HINT)
 
 
 @contextlib.contextmanager

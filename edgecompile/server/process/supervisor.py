@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 import edgecompile
+from edgecompile.runtime.format.hashes import bundle_state
 from edgecompile.server.errors import StartError
 from edgecompile.server.journal import Suspects
 from edgecompile.server.process.arguments import Arguments
@@ -135,7 +136,7 @@ class Supervisor:
         self._start_at = self._spare_at = 0.0
         self._ending: float | None = None
         self._swap = False
-        self._seen = self._fingerprints()
+        self._seen = self._states()
         self._looked = time.monotonic()
 
     def run(self) -> int:
@@ -268,15 +269,15 @@ class Supervisor:
             self._current.heard = now
         if self._asked.watch_s and now - self._looked > self._asked.watch_s:
             self._looked = now
-            fingerprints = self._fingerprints()
-            self._swap |= fingerprints != self._seen and None not in fingerprints
-            self._seen = fingerprints
+            states = self._states()
+            self._swap |= states != self._seen and None not in states
+            self._seen = states
         if self._swap and self._next is None and self._current.ready:
             self._swap = False
             if self._spare is not None:  # of the old version
                 self._leave(self._spare, signal.SIGTERM)
                 self._spare = None
-            self._seen = self._fingerprints()
+            self._seen = self._states()
             self._next = self._start()
         if self._next is not None and self._next.ready:
             _log.info("worker %d takes over", self._next.process.pid)
@@ -333,16 +334,9 @@ class Supervisor:
     def _on_swap(self, number: int, frame: FrameType | None) -> None:
         self._swap = True
 
-    def _fingerprints(self) -> list[tuple[int, int, int] | None]:
-        """The manifest at each bundle's path."""
-        fingerprints: list[tuple[int, int, int] | None] = []
-        for _, path in self._asked.bundles:
-            try:
-                entry = os.stat(os.path.join(path, "manifest.json"))
-                fingerprints.append((entry.st_dev, entry.st_ino, entry.st_mtime_ns))
-            except OSError:
-                fingerprints.append(None)
-        return fingerprints
+    def _states(self) -> list[tuple[int, ...] | None]:
+        """The state of the manifest at each bundle's path."""
+        return [bundle_state(path) for _, path in self._asked.bundles]
 
     def _announce(self) -> None:
         addresses = [item.getsockname() for item in self._sockets]

@@ -21,11 +21,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import quote
 
 from edgecompile import __version__
-from edgecompile.runtime import Model, open_bundle
-from edgecompile.runtime.base.errors import EdgecompileError, SelftestError
-from edgecompile.runtime.call.replay import run_cases
-from edgecompile.runtime.call.rows import check_rows
-from edgecompile.runtime.generation.golden import replay_generations
+from edgecompile.runtime import open_bundle
+from edgecompile.runtime.base.errors import EdgecompileError
+from edgecompile.runtime.model.proof import prove
 from edgecompile.server.errors import StartError
 from edgecompile.server.http.app import App
 from edgecompile.server.http.connections import Listener
@@ -254,22 +252,6 @@ class Worker:
 
 async def _nothing(seconds: float) -> None:
     """Ends what wasn't begun."""
-
-
-def prove(model: Model) -> None:
-    """Repeats the golden vectors, and rows together and alone.
-
-    Raises:
-        SelftestError: they aren't reproduced within their tolerance.
-    """
-    results = [*run_cases(model), *check_rows(model), *replay_generations(model)]
-    if model.encoder is not None:
-        results += run_cases(model.encoder)
-    failed = [item for item in results if not item["ok"]]
-    if failed or not results:
-        first = failed[0].get("error", "") if failed else "it has none"
-        text = f"{model.path}: {len(failed)} of {len(results)} golden vectors failed: {first}"
-        raise SelftestError(text, "python3 BUNDLE selftest shows all of them")
 
 
 if __name__ == "__main__":

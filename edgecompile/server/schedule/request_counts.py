@@ -43,8 +43,10 @@ class RequestCounts:
         except InputError:
             pass
         self._stats = Stats(manifest)
+        info = model.info
         self._writer = StatsWriter(
-            self._stats, manifest, model.info["manifest_sha256"], model.info["variant"], model.path
+            *(self._stats, manifest, info["manifest_sha256"], info["variant"], model.path),
+            model.release,
         )
         self._planned = planned
         self._told: str | None = None

@@ -42,7 +42,16 @@ def test_what_is_in_it(stats: Stats, writer: StatsWriter, tmp_path: Path) -> Non
     before = time.time()
     assert writer.write(tmp_path / "x") == os.path.realpath(tmp_path / "x")
     seen = read(tmp_path / "x")
-    head = ["stats_version", "bundle", "manifest_sha256", "variant", "since", "until", "axes"]
+    head = [
+        "stats_version",
+        "bundle",
+        "manifest_sha256",
+        "release",
+        "variant",
+        "since",
+        "until",
+        "axes",
+    ]
     assert list(seen) == head + list(stats.snapshot())
     assert {key: seen[key] for key in stats.snapshot()} == stats.snapshot()
     assert (seen["stats_version"], seen["bundle"]) == (1, "tiny")

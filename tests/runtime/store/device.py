@@ -15,8 +15,14 @@ from edgecompile.runtime.store import store as commands
 from edgecompile.runtime.store.install import install
 from edgecompile.runtime.store.proof import Prover
 from edgecompile.runtime.store.store import Store
-from tests.hostile.toy import build_libraries, find_compiler, make_toy_bundle
-from tests.runtime.bundles import DummyBundle, make_case
+from tests.hostile.toy import (
+    PROGRAMS,
+    build_answering,
+    build_libraries,
+    find_compiler,
+    make_toy_bundle,
+)
+from tests.runtime.bundles import LENGTHS, DummyBundle, make_case
 from tests.runtime.golden_files import write_case
 from tests.runtime.signed import RELEASE, SignedBundle
 
@@ -40,15 +46,22 @@ class Device:
         return Store(str(self.root), MODEL)
 
     def release(self, number: int, floor: int = 0, **more: Any) -> Path:
-        """A signed bundle of a release; ``good=False`` gives it a golden vector that it doesn't reproduce."""
+        """A signed bundle of a release.
+
+        ``answer`` is what its outputs hold; ``good=False`` gives it golden vectors that it doesn't reproduce.
+        """
         path = self.place / f"{number}.ecb"
         shutil.rmtree(path, ignore_errors=True)
         bundle = make_toy_bundle(path, build_libraries())
         bundle.files["reports/plan.json"] = f'{{"of": {number}}}'.encode()
-        if not more.pop("good", True):
-            inputs, outputs = make_case(7)
-            outputs["embedding"] = outputs["embedding"] + 1
-            bundle.files["golden/0-hint.npz"] = write_case(inputs, outputs)
+        answer = more.pop("answer", 0)
+        if answer:
+            bundle.files.update({name: build_answering(answer) for name in PROGRAMS})
+        wrong = not more.pop("good", True)
+        for bucket, length in LENGTHS.items():
+            inputs, outputs = make_case(length)
+            outputs = {name: array + answer + wrong for name, array in outputs.items()}
+            bundle.files[f"golden/{bucket}-hint.npz"] = write_case(inputs, outputs)
         self.sign(bundle, number=number, floor=floor, **more)
         return path
 

@@ -459,8 +459,9 @@ def test_a_model_that_has_no_name(device: Device, name: str) -> None:
 def test_every_rule_is_documented() -> None:
     source = "\n".join(path.read_text() for path in Path(store.__file__).parent.glob("*.py"))
     page = Path(__file__).parents[3] / "docs" / "rollout.md"
-    documented = set(re.findall(r"^- `\[(store-[a-z]+)\]`", page.read_text(), re.MULTILINE))
-    assert set(re.findall(r'[\["](store-[a-z]+)[\]"]', source)) == documented
+    rule = "(?:store|archive|image)-[a-z]+"
+    documented = set(re.findall(rf"^- `\[({rule})\]`", page.read_text(), re.MULTILINE))
+    assert set(re.findall(rf'[\["]({rule})[\]"]', source)) == documented
 
 
 # --- Commands

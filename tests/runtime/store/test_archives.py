@@ -1,0 +1,353 @@
+"""Bundles from archives and images: what is installed, and what is refused before it is on the disk."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgecompile.runtime.base.errors import EdgecompileError
+from edgecompile.runtime.store import unpack
+from edgecompile.runtime.store.removal import collect
+from edgecompile.runtime.store.unpack import unpacked
+from tests.image.layouts import write
+from tests.runtime.bundles import DummyBundle
+from tests.runtime.signed import make_key
+from tests.runtime.store.device import Device
+
+ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "")
+WEIGHTS = "weights.fp32"
+
+
+def pack(folder: Path, target: Path, mode: str = "w", top: str = "", **more: Any) -> Path:
+    with tarfile.open(target, mode, **more) as tar:  # type: ignore[call-overload]
+        tar.add(folder, top or ".")
+    return target
+
+
+# --- What is installed
+FORMS: dict[str, Callable[[Path, Path], str]] = {
+    "tar": lambda bundle, to: str(pack(bundle, to / "x.tar", format=tarfile.GNU_FORMAT)),
+    "tar of a folder": lambda bundle, to: str(pack(bundle, to / "x", "w:gz", "a-folder.ecb")),
+    "tar with long names": lambda b, to: str(pack(b, to / "x", top="n" * 180, format=tarfile.PAX_FORMAT)),
+    "tar with GNU's long names": lambda b, to: str(pack(b, to / "x", top="n" * 180, format=tarfile.GNU_FORMAT)),
+    "image": lambda bundle, to: f"oci:{write(bundle, '--only-bundle', '-o', to / 'x.oci')['path']}",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Device:
+    """A device with release 1 installed, and release 2 as a bundle."""
+    device = Device(tmp_path_factory.mktemp("device"))
+    device.run(device.release(1))
+    device.release(2)
+    return device
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_installed(signed: Device, tmp_path: Path, form: str) -> None:
+    root = signed.root
+    signed.root = tmp_path / "store"
+    shutil.copytree(root, signed.root, symlinks=True)
+    try:
+        report = signed.install(FORMS[form](signed.place / "2.ecb", tmp_path))  # type: ignore[arg-type]
+        assert signed.number(report["path"]) == 2
+        assert report["copied"] == len(b'{"of": 2}')  # all else is linked
+        assert not Path(signed.root, ".unpacked").exists()
+    finally:
+        signed.root = root
+
+
+def test_files_are_written_once(signed: Device, tmp_path: Path) -> None:
+    """A first installation takes the unpacked files, which have one name again when it ends."""
+    root, signed.root = signed.root, tmp_path / "store"
+    try:
+        archive = pack(signed.place / "2.ecb", tmp_path / "x.tar")
+        report = signed.install(archive)
+        weights = Path(report["path"], WEIGHTS).stat()
+        assert report["copied"] > weights.st_size and weights.st_nlink == 1
+        leftover = Path(signed.root, ".unpacked", "x")
+        leftover.mkdir(parents=True)
+        collect(signed.store)
+        assert not leftover.parent.exists()
+    finally:
+        signed.root = root
+
+
+def test_what_is_not_signed_is_not_written(
+    signed: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "2.ecb"
+    shutil.copytree(signed.place / "2.ecb", path)
+    signed.signed.path = path
+    (path / "signatures/ci.sig").unlink()
+    signed.signed.sign("other", key=make_key())
+    monkeypatch.setattr(unpack, "_write_listed", lambda *all: pytest.fail("files are written"))
+    with pytest.raises(EdgecompileError) as caught:
+        signed.install(pack(path, tmp_path / "x.tar"))
+    assert caught.value.exit_code == 76
+
+
+# --- What is refused
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(DummyBundle(tmp_path_factory.mktemp("bundle") / "m.ecb").write())
+
+
+def open_all(source: str, root: Path) -> list[str]:
+    with unpacked(source, str(root), None, lambda text: None) as path:
+        return sorted(str(item.relative_to(path)) for item in Path(path).rglob("*"))
+
+
+def refused(source: str, root: Path) -> EdgecompileError:
+    with pytest.raises(EdgecompileError) as caught:
+        open_all(source, root)
+    assert not (root / ".unpacked").exists()
+    return caught.value
+
+
+def header(name: str, data: bytes = b"", **more: Any) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for key, value in more.items():
+        setattr(info, key, value)
+    return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+
+
+def pax(**records: str) -> bytes:
+    text = b"".join(tarfile.TarInfo._create_pax_generic_header({key: value}, b"x", "utf-8")[512:]  # type: ignore[attr-defined]
+                    .rstrip(b"\0") for key, value in records.items())  # fmt: skip
+    return header("x", text, type=b"x")
+
+
+def with_sum(block: bytes) -> bytes:
+    total = sum(block[:148]) + 8 * 32 + sum(block[156:512])
+    return block[:148] + b"%06o\0 " % total + block[156:]
+
+
+LINKS = {name: header("a", type=kind, linkname="/etc/passwd") for name, kind in (
+    ("a link", tarfile.SYMTYPE), ("a hard link", tarfile.LNKTYPE))}  # fmt: skip
+DEVICES = {f"of type {kind!r}": header("a", type=kind) for kind in
+           (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE, b"K", b"D", b"V")}  # fmt: skip
+#: What lies in an archive before a bundle: (rule, exit code, bytes)
+ARCHIVES: dict[str, tuple[str, int, bytes]] = {
+    **{name: ("archive-kind", 20, data) for name, data in {**LINKS, **DEVICES}.items()},
+    "a sparse file by pax": ("archive-kind", 20, pax(**{"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}) + header("a")),
+    "a whiteout": ("archive-kind", 20, header("code/.wh.x")),
+    "above": ("archive-name", 20, header("../a", b"x")),
+    "above within": ("archive-name", 20, header("code/../../a", b"x")),
+    "absolute": ("archive-name", 20, header("/a", b"x")),
+    "a folder above": ("archive-name", 20, header("..", type=b"5")),
+    "absolute by pax": ("archive-name", 20, pax(path="/a") + header("b")),
+    "no name": ("archive-name", 20, header("")),
+    "a control character": ("archive-name", 20, header("a\nb")),
+    "the manifest twice": ("archive-twice", 20, header("manifest.json", b"{}")),
+    "a file as a folder": ("archive-twice", 20, header("code", b"x")),
+    "many entries": ("archive-count", 20, header("code", type=b"5") * ((1 << 17) + 1)),
+    "many headers": ("archive-count", 20, header("a", type=b"x") * ((1 << 17) + 1)),
+    "not an archive": ("archive-form", 20, b"x" * 512),
+    "ends in a file": ("archive-form", 20, header("a", size=1 << 20)),
+    "a negative size": ("archive-form", 20, with_sum(header("a")[:124] + b"-0000000001\0" + header("a")[136:])),
+    "a negative size by GNU": ("archive-form", 20, with_sum(header("a")[:124] + b"\xff" * 12 + header("a")[136:])),
+    "a negative size by pax": ("archive-form", 20, pax(size="-1") + header("a")),
+    "a long size by pax": ("archive-form", 20, pax(size="9" * 60000) + header("a")),
+    "a pax header that is no list": ("archive-form", 20, header("x", b"0 a=b\n", type=b"x") + header("a")),
+    "a pax header without an end": ("archive-form", 20, header("x", b"99 a=b", type=b"x") + header("a")),
+    "a large pax header": ("archive-form", 20, header("x", type=b"x", size=1 << 33)),
+    "a large name": ("archive-form", 20, header("x", type=b"L", size=1 << 33)),
+    "a folder with content": ("archive-form", 20, header("a", b"x", type=b"5")),
+    "large signatures": ("archive-form", 20, header("release.json", bytes(49 << 20))),
+    "unlisted": ("file-unlisted", 22, header("sitecustomize.py")),
+    "unlisted byte code": ("file-unlisted", 22, header("__pycache__/a.pyc")),
+    "a size that isn't the manifest's": ("file-size-differs", 22, header(WEIGHTS, b"x")),
+    "more than the disk holds": ("", 63, header("a", size=1 << 50)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_hostile_archive_is_refused(bundle: Path, tmp_path: Path, name: str) -> None:
+    rule, code, data = ARCHIVES[name]
+    kept = tmp_path / "bundle"
+    shutil.copytree(bundle, kept)
+    if rule == "file-size-differs":
+        (kept / WEIGHTS).unlink()
+    archive = pack(kept, tmp_path / "x.tar")
+    archive.write_bytes(gzip.compress(data + archive.read_bytes(), 1))
+    error = refused(str(archive), tmp_path / "store")
+    assert (error.exit_code, f"[{rule}]" in error.message) == (code, bool(rule)), error
+
+
+def test_a_bomb_is_refused_by_its_header(bundle: Path, tmp_path: Path) -> None:
+    """A listed file that is larger than its manifest says isn't written."""
+    data = header(WEIGHTS, bytes(64 << 20))
+    archive = pack(bundle, tmp_path / "x.tar")
+    archive.write_bytes(gzip.compress(data, 9))
+    assert archive.stat().st_size < 100_000
+    assert refused(str(archive), tmp_path / "store").exit_code == 20  # no manifest
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x1f\x8b", gzip.compress(b"x" * 600)[:-9], b"PK\3\4" + b"x" * 600]
+)
+def test_another_file_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x").write_bytes(data)
+    assert "[archive-form]" in refused(str(tmp_path / "x"), tmp_path / "store").message
+
+
+def test_a_file_that_keeps_byte_code_out_is_left_out(bundle: Path, tmp_path: Path) -> None:
+    data = pack(bundle, tmp_path / "x.tar").read_bytes()
+    for content, accepted in ((b"", True), (b"x", False)):
+        (tmp_path / "x.tar").write_bytes(header("runtime/__pycache__", content) + data)
+        if accepted:
+            assert "runtime/__pycache__" not in open_all(
+                str(tmp_path / "x.tar"), tmp_path / "store"
+            )
+        else:
+            assert refused(str(tmp_path / "x.tar"), tmp_path / "store").exit_code == 22
+
+
+@pytest.mark.parametrize("eighths", range(8))
+def test_an_archive_that_was_cut_off_is_refused(bundle: Path, tmp_path: Path, eighths: int) -> None:
+    archive = pack(bundle, tmp_path / "x.tgz", "w:gz")
+    data = archive.read_bytes()
+    archive.write_bytes(data[: len(data) * eighths // 8])
+    assert refused(str(archive), tmp_path / "store").exit_code == 20
+
+
+# --- Images
+class Image:
+    """An image layout of a bundle, in which a test changes something."""
+
+    def __init__(self, bundle: Path, folder: Path) -> None:
+        self.folder = folder
+        write(bundle, "--only-bundle", "-o", folder)
+        self.index = json.loads((folder / "index.json").read_text())
+        self.manifest = json.loads(self.path(self.index["manifests"][0]).read_text())
+
+    def path(self, blob: dict[str, Any]) -> Path:
+        return self.folder / "blobs" / blob["digest"].replace(":", "/")
+
+    def add(self, data: bytes, **more: Any) -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        (self.folder / "blobs/sha256" / digest).write_bytes(data)
+        return {"digest": f"sha256:{digest}", "size": len(data), **more}
+
+    def layer(self, data: bytes) -> dict[str, Any]:
+        return self.add(data, mediaType="application/vnd.oci.image.layer.v1.tar")
+
+    def save(self) -> str:
+        entry = self.index["manifests"][0]
+        if entry["mediaType"] == MANIFEST:
+            entry |= self.add(json.dumps(self.manifest).encode())
+        (self.folder / "index.json").write_text(json.dumps(self.index))
+        return f"oci:{self.folder}"
+
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+Change = Callable[[Image], object]
+
+
+def flip(blob: Callable[[Image], dict[str, Any]]) -> Change:
+    def change(image: Image) -> None:
+        image.save()
+        path = image.path(blob(image))
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+    return change
+
+
+def put(blob: Callable[[Image], dict[str, Any]], **more: Any) -> Change:
+    return lambda image: blob(image).update(more)
+
+
+def first(image: Image) -> dict[str, Any]:
+    layer: dict[str, Any] = image.manifest["layers"][0]
+    return layer
+
+
+def more_layers(*data: bytes) -> Change:
+    return lambda image: image.manifest["layers"].extend(image.layer(item) for item in data)
+
+
+IMAGES: dict[str, tuple[str, int, Change]] = {
+    "a changed layer": ("image-digest", 22, flip(first)),
+    "a changed manifest": ("image-digest", 22, flip(lambda image: image.index["manifests"][0])),
+    "a size that lies": ("image-digest", 22, put(first, size=7)),
+    "a blob that is missing": ("archive-form", 20, lambda i: i.path(first(i)).unlink()),
+    "a blob that is a FIFO": ("archive-form", 20, lambda i: (i.path(first(i)).unlink(), os.mkfifo(i.path(first(i))))),
+    "a digest that is a path": ("image-digest", 20, put(first, digest="sha256:../../../etc/passwd")),
+    "another hash": ("image-digest", 20, put(first, digest="sha512:" + "0" * 128)),
+    "a foreign layer": ("image-kind", 20, put(first, urls=["https://a.example/x"])),
+    "a layer of another kind": ("image-kind", 20, put(first, mediaType="application/vnd.oci.image.layer.v1.tar+zstd")),
+    "a foreign kind": ("image-kind", 20, put(first, mediaType="application/vnd.oci.image.layer.nondistributable.v1.tar")),
+    "many layers": ("list-size", 20, lambda i: i.manifest["layers"].extend([first(i)] * 2000)),
+    "no layers": ("list-size", 20, lambda image: image.manifest["layers"].clear()),
+    "a layer twice": ("archive-twice", 20, lambda i: i.manifest["layers"].append(first(i))),
+    "a whiteout": ("archive-kind", 20, more_layers(header("models/.wh.manifest.json"))),
+    "an opaque whiteout": ("archive-kind", 20, more_layers(header("models/code/.wh..wh..opq"))),
+    "a link to a folder": ("archive-kind", 20, more_layers(header("models", type=b"2", linkname="/"))),
+    "another folder": ("archive-form", 20, more_layers(header("etc/passwd", b"x") + bytes(512))),
+    "no image of this device": ("image-choice", 20, lambda i: i.index["manifests"][0]["platform"].update(architecture="s390x")),
+    "two images": ("image-choice", 20, lambda i: i.index["manifests"].append(i.index["manifests"][0])),
+    "an index in an index": ("key-missing", 20, lambda i: nest(i, nest(i, i.index["manifests"][0]))),
+    "no index": ("archive-form", 20, lambda image: image.folder.joinpath("index.json").unlink() or image.manifest.clear()),
+}  # fmt: skip
+
+
+def nest(image: Image, entry: dict[str, Any]) -> dict[str, Any]:
+    """Puts an entry of the index into an index of its own."""
+    data = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": [dict(entry)]}).encode()
+    entry.update(image.add(data, mediaType=INDEX))
+    return entry
+
+
+@pytest.fixture(scope="module")
+def layout(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Image:
+    if not ARCH:
+        pytest.skip("the bundle is for x86-64")
+    return Image(bundle, tmp_path_factory.mktemp("image") / "m.oci")
+
+
+def copied(layout: Image, folder: Path) -> Image:
+    shutil.copytree(layout.folder, folder)
+    image = Image.__new__(Image)
+    image.folder = folder
+    image.index, image.manifest = json.loads(json.dumps([layout.index, layout.manifest]))
+    return image
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_hostile_image_is_refused(layout: Image, tmp_path: Path, name: str) -> None:
+    rule, code, change = IMAGES[name]
+    image = copied(layout, tmp_path / "m.oci")
+    change(image)
+    source = f"oci:{image.folder}"
+    if not name.startswith("a changed") and image.manifest:
+        image.save()
+    error = refused(source, tmp_path / "store")
+    assert (error.exit_code, f"[{rule}]" in error.message) == (code, True), error
+
+
+def test_an_image_is_named_by_its_tag(layout: Image, tmp_path: Path) -> None:
+    image = copied(layout, tmp_path / "m.oci")
+    entry = nest(image, image.index["manifests"][0])
+    entry["annotations"] = {"org.opencontainers.image.ref.name": "3"}
+    image.index["manifests"].append(
+        {**entry, "annotations": {"org.opencontainers.image.ref.name": "4"}}
+    )
+    source = image.save()
+    assert "manifest.json" in open_all(f"{source}:4", tmp_path / "store")
+    for tag in ("", ":5"):
+        assert "[image-choice]" in refused(source + tag, tmp_path / "store").message
