@@ -288,6 +288,20 @@ def together_bundle(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def halves_together(shared_folder: Path) -> Path:
+    """The same of a family with windows in one layer, caches in bfloat16, and runs of several tokens of one text."""
+    load = {"cache_precision": "bf16", "lookup": 4}
+    return family_once(shared_folder, "halves-together", "gemma3", load, texts=4)
+
+
+@pytest.fixture(scope="session")
+def scaled_together(shared_folder: Path) -> Path:
+    """The same of another such family, with caches in int8."""
+    load = {"cache_precision": "int8", "lookup": 4}
+    return family_once(shared_folder, "scaled-together", "gemma2", load, texts=4)
+
+
+@pytest.fixture(scope="session")
 def states_together(shared_folder: Path) -> Path:
     """The same of a family with states of a fixed size, and with runs of several tokens of one text."""
     return family_once(shared_folder, "states-together", "lfm2", {"lookup": 4}, texts=4)

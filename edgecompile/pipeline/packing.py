@@ -56,9 +56,11 @@ from edgecompile.report.pages import build_header, build_page
 from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.format.schema import (
     AOTI_CPU,
+    CAUSAL_LM,
     MANIFEST_NAME,
     TORCH,
     BatchSpec,
+    GenerationSpec,
     Manifest,
     Tolerance,
 )
@@ -235,8 +237,11 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
             for name, made in compiled.batch.items()
         }
         batch = BatchSpec(contents.texts_at_once, programs) if programs else None
-        masked = _have_masked_heads(compiled)
-        generation = model.generation.spec._replace(batch=batch, masked_head=masked)
+        generation = model.generation.spec._replace(
+            batch=batch,
+            masked_head=_have_masked_heads(compiled),
+            windows=_common_windows(compiled, model.generation.spec),
+        )
         manifest = manifest._replace(generation=generation)
     notes: tuple[str, ...] = ()
     if contents.tokenizer:
@@ -270,6 +275,18 @@ def _have_masked_heads(compiled: CompiledModel) -> bool:
     """Whether each program can leave out logits that nobody reads."""
     made = [artifact for own in compiled.artifacts.values() for artifact in own]
     return bool(made) and all(item.lowering.get("counts", {}).get("heads") for item in made)
+
+
+def _common_windows(compiled: CompiledModel, spec: GenerationSpec) -> dict[str, int]:
+    """The windows of those caches that every program reads through windows alone, less than the context."""
+    made = [artifact for own in compiled.artifacts.values() for artifact in own]
+    found = [item.lowering.get("windows", {}) for item in made]
+    widest = {
+        name: max(windows[name] for windows in found)
+        for name in spec.caches
+        if found and all(name in windows for windows in found) and spec.kind == CAUSAL_LM
+    }
+    return {name: window for name, window in widest.items() if window < spec.max_context}
 
 
 def _cases(contents: Contents, tolerance: Tolerance, seed: int) -> tuple[list[Case], Sequence[str]]:

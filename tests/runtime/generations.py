@@ -212,6 +212,19 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("key-type", "generation.batch", 3, "generation.batch: must be an object, not integer"),
     ("key-missing", "generation.batch", {"texts": 2}, "generation.batch.programs: is required"),
     ("generation-batch", "generation.batch", batch(1), "1 isn't within 2..64"),
+    ("key-type", "generation.windows", ["key"], "generation.windows: must be an object, not list"),
+    ("key-type", "generation.windows", {"key": 8.0}, "windows.key: must be an integer"),
+    ("list-size", "generation.windows", {}, "has 0 entries, must have 1 to 509"),
+    ("generation-windows", "generation.windows", {"key": 0}, "0 of 'key' isn't within 1..63"),
+    ("generation-windows", "generation.windows", {"value": 64}, "64 of 'value' isn't within"),
+    ("generation-windows", "generation.windows", {"key": 2**62}, "isn't within 1..63"),
+    ("generation-windows", "generation.windows", {"last": 8}, "'last' is none of the caches"),
+    (
+        "generation-windows",
+        "generation.windows",
+        {"no": 8},
+        "'no' is none of the caches",
+    ),
     ("key-type", "generation.masked_head", 1, "masked_head: must be true or false, not integer"),
     ("generation-batch", "generation.batch", batch(65), "65 isn't within 2..64"),
     ("path-listed", "generation.batch", batch(2, "code/no.so"), "isn't listed"),
@@ -303,6 +316,7 @@ HOSTILE_STATES: list[tuple[str, str, Any, str]] = [
     ("generation-shape", "inputs.5.shape", [4, "context"], "'state' must be float32 of fixed"),
     ("generation-shape", "inputs.3.shape", ["context"], "'key' must have the context's axis first"),
     ("generation-inputs", "generation.caches.2", "states", "'states' isn't an input"),
+    ("generation-windows", "generation.windows", {"key": 3}, "isn't for the kind recurrent-lm"),
 ]
 
 #: The same of a bundle without a cache that grows.
@@ -325,6 +339,7 @@ HOSTILE_STATES_ALONE: list[tuple[str, str, Any, str]] = [
 HOSTILE_SOURCES: list[tuple[str, str, Any, str]] = [
     ("generation-batch", "generation.batch", batch(2), "isn't for the kind seq2seq"),
     ("generation-head", "generation.masked_head", False, "isn't for the kind seq2seq"),
+    ("generation-windows", "generation.windows", {"key": 8}, "isn't for the kind seq2seq"),
     *[("key-missing", f"generation.{key}", DELETE, f"generation.{key}") for key in SOURCE],
     *[("key-type", f"generation.{key}", 0.5, f"generation.{key}: must be") for key in SOURCE],
     ("key-type", "generation.cross.0", 3, "generation.cross[0]: must be a string"),

@@ -43,6 +43,7 @@ class LoweringReport:
         packed: names of the weights behind each packed one, by the attribute of the latter.
         tables: names of the tables of embeddings that a packed weight stands for, by its attribute.
         narrowed: precision of each weight that isn't stored in fp32, by its name.
+        windows: the widest window of each cache that is read through windows alone, by its name.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -51,6 +52,7 @@ class LoweringReport:
     packed: dict[str, list[str]] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)
     narrowed: dict[str, str] = field(default_factory=dict)
+    windows: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from ..base.errors import BundleError, EdgecompileError, UnsupportedHostError
 from ..cpu.host import VARIANT_VARIABLE, choose_variant, describe_host, missing
 from ..format.folder import BundleFolder
 from ..format.schema import MANIFEST_NAME, TENSORRT, TRITON, Manifest, Variant
+from ..generation.caches import text_bytes
 from ..model.open_bundle import find_opener
 from ..open.choose import OpenRequest
 
@@ -29,8 +30,8 @@ def describe_bundle(
         Plain JSON values: "manifest", "manifest_sha256", "host", "variants" (each with "ok",
         "reasons" why it can't run here, and "verdict": why it is or isn't loaded), "chosen" (or
         None, with "problem"), "gpu_precision" (what a variant for a GPU computes in, or None),
-        "bytes" of the bundle and "device_bytes", what this machine needs of
-        it beside Python and numpy.
+        "bytes" of the bundle, "cache_bytes" of the longest text on a CPU (0: nothing generates), and "device_bytes", what
+        this machine needs of the bundle beside Python and numpy.
 
     Raises:
         BundleError: it is missing, malformed or damaged.
@@ -52,6 +53,7 @@ def describe_bundle(
             **here,
             "gpu_precision": _gpu_precision(folder),
             "bytes": total + os.path.getsize(os.path.join(path, MANIFEST_NAME)),
+            "cache_bytes": text_bytes(manifest),
             "manifest": {key: value for key, value in whole.items() if key != "files"},
         }
     finally:
@@ -198,9 +200,10 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
         lines.append("bucket {}  {}{}: {}".format(index, bucket["mode"], padded, ranges))
     if "generation" in manifest:
         spec = manifest["generation"]
-        text = "generates {} tokens of context, {} caches, ends with {}"
+        text = "generates {} tokens of context, {} caches of {:.1f} MB, ends with {}"
         ends = ", ".join(str(token) for token in spec["eos"]) or "nothing"
-        lines.append(text.format(spec["max_context"], len(spec["caches"]), ends))
+        size = report["cache_bytes"] / 1e6
+        lines.append(text.format(spec["max_context"], len(spec["caches"]), size, ends))
         if "encoder" in spec:
             start = ", ".join(str(token) for token in spec["start"])
             text = "{!r} of the bundle in {}/ is the source; texts begin with {}"

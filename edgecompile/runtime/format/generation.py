@@ -98,6 +98,7 @@ class _GenerationReader:
             lookup=longest or 1,
             batch=self._batch(kind) if entry.find("batch").given else None,
             masked_head=self._masked_head(kind),
+            windows=self._windows(kind),
             **names,
             **more,
         )
@@ -137,6 +138,14 @@ class _GenerationReader:
         if entry.given and kind == SEQ2SEQ:
             entry.refuse("generation-head", "isn't for the kind {}".format(SEQ2SEQ))
         return entry.given and bool(entry.boolean())
+
+    def _windows(self, kind: Optional[str]) -> Dict[str, int]:
+        entry = self.entry.find("windows")
+        if not entry.given:
+            return {}
+        if kind is not None and kind != CAUSAL_LM:
+            entry.refuse("generation-windows", "isn't for the kind {}".format(shorten(kind)))
+        return {name: value.integer() or 0 for name, value in entry.members(1, MAX_CACHES)}
 
     def _defaults(self) -> Dict[str, Any]:
         """The defaults that are known, each checked."""
@@ -194,6 +203,14 @@ class _GenerationReader:
             if item.dtype == INT8 and isinstance(size, int) and row_width(size) is None:
                 text = "{!r} has rows of {} bytes, which no blocks of a scale and up to 32 numbers fill"
                 self.add("generation-scales", "caches", text.format(item.name, size))
+        for name, window in spec.windows.items():
+            if name not in spec.caches:
+                text = "{!r} is none of the caches".format(shorten(name))
+                self.add("generation-windows", "windows", text)
+            elif not 1 <= window < spec.max_context:
+                text = "{} of {!r} isn't within 1..{}"
+                text = text.format(window, name, spec.max_context - 1)
+                self.add("generation-windows", "windows", text)
         if spec.kind == SEQ2SEQ:
             self._check_source(spec, inputs, signature)
         self._check_tokens(spec, inputs[spec.input], vocabulary)

@@ -303,7 +303,7 @@ class GenerationSpec(NamedTuple):
     ``suppress`` are never chosen, those of ``suppress_first`` not as the first one.
 
     ``batch`` is what runs several texts at once; None: nothing does. With ``masked_head`` programs for CPUs can
-    leave out logits that nobody reads.
+    leave out logits that nobody reads. ``windows`` has the sliding window of each of ``caches`` that has one.
     """
 
     input: str
@@ -328,6 +328,7 @@ class GenerationSpec(NamedTuple):
     lookup: int = 1
     batch: Optional[BatchSpec] = None
     masked_head: bool = False
+    windows: Mapping[str, int] = NOTHING
 
     def has_rows(self, item: "TensorSpec") -> bool:
         """Whether one of ``caches`` has a row for each token, so that it isn't a state of a fixed size."""
@@ -345,6 +346,8 @@ class GenerationSpec(NamedTuple):
             del whole["batch"]
         if not self.masked_head:
             del whole["masked_head"]
+        if not self.windows:
+            del whole["windows"]
         return whole
 
 

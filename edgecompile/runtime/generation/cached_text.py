@@ -3,8 +3,10 @@
 Programs change the caches in place. Row i of keys and values belongs to token i of the text, so a text
 that begins as the last one did needs only its new part to be run. A state of a fixed size can't go back, but
 where a copy was kept: at the ends of prompts and answers. A text goes on from the longest of these that it begins with.
+Nor can caches with windows, but to where the rows were kept that are seen from there.
 """
 
+import sys
 from typing import TYPE_CHECKING, Callable, Generator, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -12,11 +14,12 @@ import numpy as np
 from ..base.errors import InputError
 from ..format.schema import RECURRENT_LM, GenerationSpec
 from ..open.bundle import OpenBundle
-from .caches import Caches, rows_and_states
+from .caches import Caches, rows_and_states, windows_of
 from .checkpoints import Checkpoint, Checkpoints, CheckpointSettings
 from .chunk_runs import ChunkRuns
 from .prefix import count_common, find_prefix
 from .tried import Room, TriedTokens
+from .windows import places_of, rows_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,6 +62,18 @@ class CachedText:
         if spec.kind == RECURRENT_LM:
             states = rows_and_states(caches, spec)[1]
             self.states, self._every = Checkpoints(states, checkpoints), checkpoints.every
+        # With windows, and so without states: the places that later texts may go back to.
+        self._windows = caches.windows
+        self._kept: Optional[Checkpoints] = None
+        if self._windows is not None:
+            self._kept = Checkpoints((), checkpoints, self._windows.place_bytes)
+            self._every = checkpoints.every
+        # Those that are kept once they are run, and one that is kept as long as it may be needed.
+        self._marks: List[int] = []
+        self._held = 0
+        # The row behind which something has to be kept, or can be given back.
+        self._due = sys.maxsize
+        self._set_due()
         self.prefix = find_prefix(bundle, spec, caches) if caches.arrays else None
         self._tried: Optional[TriedTokens] = None
         if spec.lookup > 1:
@@ -96,10 +111,38 @@ class CachedText:
     def _took(self, tokens: Sequence[int]) -> None:
         self.tokens.extend(tokens)
         self._behind = len(self.tokens)
+        self._give_back()
 
     def _keep_states(self) -> None:
         if self._every and self.states is not None and self._behind % self._every == 0:
             self.states.take(self._behind)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Gives back rows that are seen neither from the text's end nor from places that are kept."""
+        windows, kept, row = self._windows, self._kept, self.row
+        if windows is not None and kept is not None:
+            while self._marks and self._marks[0] <= row:
+                kept.take(self._marks.pop(0))
+            if self._every and row % self._every == 0:
+                kept.take(row)
+            if row >= windows.due:
+                windows.give_back(row, [self._held, *(item.length for item in kept.items)])
+        self._set_due()
+
+    def _set_due(self) -> None:
+        due = sys.maxsize if self._windows is None else self._windows.due
+        if self._every:
+            due = min(due, self.row - self.row % self._every + self._every)
+        self._due = due - 1
+
+    def _cut(self, length: int) -> None:
+        """Lets the text go on behind its first ``length`` tokens, a place that is kept."""
+        windows = self._windows
+        if windows is not None and (length < self.row or windows.places[-1][0] > length):
+            windows.go_back(length)
+        del self.tokens[length:]
+        self._set_due()
 
     def snapshot(self) -> Tuple[List[int], List[Checkpoint]]:
         """The tokens that another text can go on behind, and the checkpoints, with the states as the last one."""
@@ -120,6 +163,10 @@ class CachedText:
         if self.states is not None and checkpoints:
             self.states.restore(checkpoints[-1])
         self.tokens, self._behind = tokens, len(tokens)
+        if self._kept is not None and self._windows is not None:
+            for _, last in self._windows.places[:-1]:
+                self._kept.take(last)
+        self._set_due()
 
     def begin(self, request: "GenerationRequest", note: Callable[[int], None]) -> "Runs":
         """Takes the text ``request.prompt`` over from the last one, and runs what is new of it.
@@ -134,9 +181,13 @@ class CachedText:
         common = count_common(prompt, self.tokens)
         if self.states is not None:
             return (yield from self._begin_from_states(self.states, request, common, note))
-        prefix = min(common, len(prompt) - 1)
-        del self.tokens[prefix:]
+        prefix, length = self._find_rows(min(common, len(prompt) - 1)), len(prompt)
+        self._cut(prefix)
         note(prefix)
+        if self._kept is not None:
+            self._keep_end(self._kept)
+            self._held, self._marks = 0, self._stops(_marks_of(request, common, prefix), length)
+            self._marks.append(length)
         return (yield from self._extend(prompt[prefix:]))
 
     def _begin_from_states(
@@ -155,20 +206,28 @@ class CachedText:
             self._behind = prefix
         elif prefix > 0:
             yield from self._run_again()
-        states.cut(prefix)
-        if prefix > 0:
-            states.take(prefix)  # the end of an answer
-        del self.tokens[prefix:]
+        self._cut(prefix)
+        self._keep_end(states)
         note(prefix)
         if prefix == length:
             assert found is not None
             assert found.logits is not None
             self._logits[...] = found.logits
             return self._logits
-        stops = {*request.marks, common} if common - prefix >= _WORTH_A_RUN else request.marks
-        logits = yield from self._extend_states(states, prompt[prefix:], stops)
+        marks = _marks_of(request, common, prefix)
+        logits = yield from self._extend_states(states, prompt[prefix:], marks)
         states.take(length, logits)
         return logits
+
+    def _keep_end(self, kept: Checkpoints) -> None:
+        """Keeps the text's end, which is that of an answer, and nothing behind it."""
+        kept.cut(self.row)
+        if self.row > 0:
+            kept.take(self.row)
+
+    def _find_rows(self, most: int) -> int:
+        """How many tokens, at most ``most`` of the text's, have the rows that are needed to go on behind them."""
+        return most if self._windows is None else self._windows.find(most)
 
     def _find_states(
         self, states: Checkpoints, common: int, length: int
@@ -186,7 +245,7 @@ class CachedText:
         """How many tokens of a prompt the caches hold, where they hold ``text``."""
         common = count_common(prompt, text)
         if self.states is None:
-            return min(common, len(prompt) - 1)
+            return self._find_rows(min(common, len(prompt) - 1))
         return self._find_states(self.states, common, len(prompt))[0]
 
     def count_baked(self, prompt: Sequence[int]) -> int:
@@ -199,13 +258,20 @@ class CachedText:
         if prefix is None or count <= self.count_kept(prompt, self.tokens):
             return
         self._behind = -1
+        self._cut(0)
         self.tokens = prefix.tokens[:count]
-        for array, rows in zip(rows_and_states(self._caches, self._spec)[0], prefix.rows):
-            array[:count] = rows[:count]
-        if self.states is not None:
-            self.states.cut(0)
-            self.states.restore(Checkpoint(count, prefix.states))
-            self.states.take(count)
+        if self._windows is not None:
+            self._windows.start_behind(count)
+        places = places_of(self._windows, count)
+        caches = rows_and_states(self._caches, self._spec)[0], windows_of(self._caches, self._spec)
+        for array, window, rows in zip(*caches, prefix.rows):
+            for begin, end in rows_of(places, window, count):
+                array[begin:end] = rows[begin:end]
+        for kept in (self.states, self._kept):
+            if kept is not None:
+                kept.cut(0)
+                kept.restore(Checkpoint(count, prefix.states))
+                kept.take(count)
         self._behind = count
 
     def advance(self, token: int, wanted: "Wanted" = None) -> "NDArray[np.float32]":
@@ -226,7 +292,7 @@ class CachedText:
         self._runs.run_rows(row, [token], wanted)
         self.tokens.append(token)
         self._behind = row + 1
-        if self._every:
+        if row >= self._due:
             self._keep_states()
         return self._logits
 
@@ -239,11 +305,12 @@ class CachedText:
             logits = yield from self._extend_states(self.states, tokens, wanted=wanted)
             self._keep_states()
             return logits
-        del self.tokens[begin:]  # of an attempt that was interrupted between two chunks
+        self._cut(begin)  # of an attempt that was interrupted between two chunks
+        self._held, self._marks = begin, self._stops((), begin + len(tokens))
         try:
             return (yield from self._extend(tokens, wanted))
         except (Exception, KeyboardInterrupt):
-            del self.tokens[begin:]  # all of them can be run again
+            self._cut(begin)  # all of them can be run again
             raise
 
     def _extend_states(
@@ -254,14 +321,18 @@ class CachedText:
         wanted: "Wanted" = None,
     ) -> "Runs":
         """Runs tokens behind the text, and keeps states within them: at marks, and at every so many tokens."""
-        begin, every = self.row, self._every
-        end = begin + len(tokens)
-        stops = {*marks, *(range(begin - begin % every, end, every) if every else ())}
-        for stop in sorted(stop for stop in stops if begin < stop < end):
+        begin = self.row
+        for stop in self._stops(marks, begin + len(tokens)):
             yield from self._extend(tokens[self.row - begin : stop - begin])
             states.take(stop)
             yield
         return (yield from self._extend(tokens[self.row - begin :], wanted))
+
+    def _stops(self, marks: Iterable[int], end: int) -> List[int]:
+        """The places between the text's end and another one that are to be kept: marks, and those at every so many tokens."""
+        begin, every = self.row, self._every
+        stops = {*marks, *(range(begin - begin % every, end, every) if every else ())}
+        return sorted(stop for stop in stops if begin < stop < end)
 
     def _extend(self, tokens: Sequence[int], wanted: "Wanted" = None) -> "Runs":
         done = 0
@@ -323,6 +394,8 @@ class CachedText:
         if tried.settle():
             self._behind = self.row
             self._keep_states()
+        else:
+            self._give_back()
 
     def retract(self) -> None:
         """Puts the states back before a run whose tokens aren't all in the text."""
@@ -337,6 +410,11 @@ class CachedText:
             del self.tokens[self._behind :]
             yield from self._extend(again)
         return self._logits
+
+
+def _marks_of(request: "GenerationRequest", common: int, prefix: int) -> Iterable[int]:
+    """Places in a prompt that later texts may go back to: those asked for, and where two texts part."""
+    return {*request.marks, common} if common - prefix >= _WORTH_A_RUN else request.marks
 
 
 def _states_lost() -> InputError:

@@ -1,8 +1,20 @@
 """The memory of a text's caches: in this process, or on a GPU, which they never leave."""
 
 import functools
+import math
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping, Protocol, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Tuple,
+)
 
 import numpy as np
 
@@ -12,6 +24,7 @@ from ..format.schema import GenerationSpec, Manifest
 from ..format.sums import size_of
 from ..open.bundle import OpenBundle
 from .chunks import ROWS_STEP, Chunk
+from .windows import SPARE, RowMemory, WindowRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +43,7 @@ class Caches(Protocol):
             bfloat16 as uint16, or int8 with scales.
         addresses: where they lie, in the order of the specification; none on a GPU.
         growing: the names of those with a row for each token.
+        windows: the rows of those with a sliding window; None: none has one, or on a GPU.
     """
 
     manifest: Manifest
@@ -37,6 +51,7 @@ class Caches(Protocol):
     arrays: "Dict[str, NDArray[Any]]"
     addresses: "NDArray[np.int64]"
     growing: FrozenSet[str]
+    windows: Optional[WindowRows]
 
     def bind(
         self, chunk: Chunk, inputs: "Mapping[str, NDArray[Any]]", logits: "NDArray[np.float32]"
@@ -51,6 +66,30 @@ def rows_and_states(
     """The memory of the caches with a row for each token, and of those of a fixed size, in the manifest's order."""
     rows = [caches.arrays[name] for name in spec.caches if name in caches.growing]
     return rows, [caches.arrays[name] for name in spec.caches if name not in caches.growing]
+
+
+def windows_of(caches: Caches, spec: GenerationSpec) -> List[int]:
+    """The window of each cache with a row for each token, in the manifest's order; 0: it has none."""
+    return [spec.windows.get(name, 0) for name in spec.caches if name in caches.growing]
+
+
+def text_bytes(manifest: Manifest) -> int:
+    """Bytes of the caches of a text that fills the context, on a CPU, without further places that it can go back to.
+
+    0: the bundle isn't generative.
+    """
+    spec, total = manifest.generation, 0
+    for item in manifest.inputs:
+        if spec is None or item.name not in spec.caches:
+            continue
+        rows = spec.max_context
+        if item.name in spec.windows:
+            longest = manifest.axes[spec.length_axis].hi
+            rows = min(rows, spec.windows[item.name] - 1 + 2 * SPARE + longest)
+        sizes = {} if spec.context_axis is None else {spec.context_axis: rows}
+        shape = [size_of(dim, sizes) for dim in item.shape]
+        total += math.prod(shape) * np.dtype(array_type(item.dtype)).itemsize
+    return total
 
 
 def make_caches(bundle: OpenBundle, spec: GenerationSpec) -> Caches:
@@ -81,12 +120,19 @@ class _HostCaches:
         try:
             # Zeros, not whatever was there: a NaN in a row that isn't seen yet would spread, as
             # it is multiplied by its weight of 0. The system makes pages when they are written.
-            self.arrays = {name: np.zeros(*kind) for name, kind in kinds.items()}
-        except MemoryError:
+            sliding = {name: RowMemory(*kinds[name]) for name in spec.windows}
+            self.arrays = {
+                name: sliding[name].array if name in sliding else np.zeros(*kind)
+                for name, kind in kinds.items()
+            }
+        except (MemoryError, OSError, OverflowError):
             raise UnsupportedHostError(
                 "no memory for the caches of {} rows".format(spec.max_context),
                 "build the bundle with a smaller max_context, or keep fewer sessions",
             ) from None
+        self.windows: Optional[WindowRows] = None
+        if sliding:
+            self.windows = WindowRows([(x, spec.windows[name]) for name, x in sliding.items()])
         places = [self.arrays[name].ctypes.data for name in spec.caches]
         self.addresses = np.array(places, np.int64)
 
@@ -108,6 +154,7 @@ class _GpuCaches:
         self.arrays: Dict[str, NDArray[Any]] = {}
         self.addresses = np.zeros(0, np.int64)
         self.growing = frozenset(spec.caches)
+        self.windows: Optional[WindowRows] = None
         self._bundle = bundle
         self.manifest = bundle.gpu.manifest
         self._text = bundle.hold(bundle.gpu.take_text)

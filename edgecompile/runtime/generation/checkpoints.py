@@ -59,10 +59,15 @@ class Checkpoints:
     """
 
     def __init__(
-        self, states: "Sequence[NDArray[np.float32]]", settings: CheckpointSettings
+        self,
+        states: "Sequence[NDArray[np.float32]]",
+        settings: CheckpointSettings,
+        row_bytes: int = 0,
     ) -> None:
+        """``row_bytes`` are those of rows that stay in the caches for a checkpoint."""
         self.states = list(states)
         self.settings = settings
+        self._row_bytes = row_bytes
         self.items: List[Checkpoint] = []
 
     def take(self, length: int, logits: "Optional[NDArray[np.float32]]" = None) -> None:
@@ -75,8 +80,7 @@ class Checkpoints:
         known = last is not None and last.length == length
         if known and (logits is None or (last is not None and last.logits is not None)):
             return
-        bytes_of_states = sum(array.nbytes for array in self.states)
-        if bytes_of_states + (0 if logits is None else logits.nbytes) > self.settings.most_bytes:
+        if self._size_of(Checkpoint(length, self.states, logits)) > self.settings.most_bytes:
             return
         try:
             copies = [array.copy() for array in self.states]
@@ -89,9 +93,12 @@ class Checkpoints:
         """Adds the longest one, in place of one of the same length; others go where the memory is used up."""
         self.cut(item.length - 1)
         items = [*self.items, item]
-        while sum(each.size for each in items) > self.settings.most_bytes:
+        while sum(map(self._size_of, items)) > self.settings.most_bytes:
             del items[_least_useful(items)]
         self.items = items
+
+    def _size_of(self, item: Checkpoint) -> int:
+        return item.size + self._row_bytes
 
     def find(self, common: int, length: int) -> Optional[Checkpoint]:
         """The longest one that serves a text of ``length`` tokens, of which ``common`` are this text's.

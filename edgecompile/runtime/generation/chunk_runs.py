@@ -22,7 +22,8 @@ class _Bound(NamedTuple):
     """A run of a number of tokens over arrays that stay, until the text outgrows its view of the caches."""
 
     run: Run
-    chunk: Chunk
+    bucket: int
+    rows: int
     ids: "NDArray[np.int64]"
     position: "NDArray[np.int64]"
     sizes: Dict[str, int]
@@ -82,7 +83,7 @@ class ChunkRuns:
         """
         count = len(tokens)
         bound = self._bound.get(count)
-        if bound is None or row + count > bound.chunk.rows:
+        if bound is None or row + count > bound.rows:
             bound = self._bound[count] = self._bind(self.planner.next_chunk(row, count))
         self._run(bound, row, tokens, wanted)
         return self._rows[:count]
@@ -93,7 +94,7 @@ class ChunkRuns:
         run: Any = bound.run
         if wanted is not None:
             run = functools.partial(run.run_masked, wanted)
-        self._bundle.run_bound(run, bound.chunk.bucket, bound.sizes)
+        self._bundle.run_bound(run, bound.bucket, bound.sizes)
 
     def _bind(self, chunk: Chunk) -> _Bound:
         spec, count = self._spec, chunk.taken
@@ -102,6 +103,5 @@ class ChunkRuns:
         inputs = {spec.input: ids, spec.position: position, spec.last: last, **self._cross}
         logits = self._rows[: count if count <= spec.lookup else 1]
         sizes = {**chunk_sizes(spec, chunk), **self._sized}
-        return _Bound(
-            self._caches.bind(chunk, inputs, logits), chunk, ids[0, :count], position, sizes
-        )
+        run = self._caches.bind(chunk, inputs, logits)
+        return _Bound(run, chunk.bucket, chunk.rows, ids[0, :count], position, sizes)

@@ -1,9 +1,9 @@
 """A session as one file: its tokens, keys and values, and checkpoints, for the bundle that made them.
 
 The file is ``MAGIC``; the length of a header as 8 bytes, little-endian; the header, a JSON object; the tokens as
-int64; of each cache with rows those of the tokens, and of each checkpoint the states, and the logits if it has
-them, in the order and the types of the manifest; and the SHA-256 of all before. No sizes of arrays are in it: they
-follow from the manifest. A reader copies everything before it judges, so that a later change of the file is
+int64; of each cache with rows those of the tokens, with a window those that are seen from ``places`` in the header;
+of each checkpoint the states, and the logits if it has them, in the order and types of the manifest; and the SHA-256
+of all before. No sizes of arrays are in it: they follow from the manifest. A reader copies everything before it judges, so that a later change of the file is
 harmless, and uses nothing unless all of it is sound.
 """
 
@@ -11,7 +11,18 @@ import hashlib
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, NamedTuple, Optional, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    BinaryIO,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
@@ -20,8 +31,9 @@ from ..format.cache_rows import BLOCK
 from ..format.document import parse_json, shorten
 from ..format.output import check_output, write_output
 from ..format.schema import GenerationSpec, Manifest
-from .caches import rows_and_states
+from .caches import rows_and_states, windows_of
 from .checkpoints import Checkpoint, Checkpoints
+from .windows import places_of, rows_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +41,7 @@ if TYPE_CHECKING:
     from ..format.output import Path
     from ..open.bundle import OpenBundle
     from .caches import Caches
+    from .windows import Span
 
 MAGIC = b"edgecompile session 1\n"
 MAX_HEADER = 16 << 20
@@ -56,6 +69,7 @@ class SessionFile:
         self._manifest: Manifest = bundle.manifest
         self._spec = spec
         self._rows, self._states = rows_and_states(caches, spec)
+        self._windows, self._widths = caches.windows, windows_of(caches, spec)
         vocabulary = self._manifest.outputs[0].shape[1]
         assert isinstance(vocabulary, int)
         self._vocabulary = vocabulary
@@ -83,15 +97,17 @@ class SessionFile:
             "checkpoints": [[x.length, x.logits is not None] for x in checkpoints],
             "notes": snapshot.notes,
         }
+        places = places_of(self._windows, len(snapshot.tokens))
+        if self._windows is not None:
+            header["places"] = places
         try:
             head = json.dumps(header, allow_nan=False).encode("ascii")
             parse_json(head, "the notes", MAX_HEADER)
         except (TypeError, ValueError, RecursionError, BundleError) as error:
             text = "the notes of a session must be plain JSON values: {}"
             raise InputError(text.format(shorten(error, 200))) from None
-        count = len(snapshot.tokens)
         arrays: List[NDArray[Any]] = [np.array(snapshot.tokens, "<i8")]
-        arrays += [array[:count] for array in self._rows]
+        arrays += self._kept_rows(places, len(snapshot.tokens))
         for item in checkpoints:
             arrays += [*item.states, *([] if item.logits is None else [item.logits])]
         if not all(is_finite(array) for array in arrays):
@@ -106,6 +122,12 @@ class SessionFile:
         except OSError as error:
             raise InputError("{}: can't be written: {}".format(real, error.strerror)) from None
         return real
+
+    def _kept_rows(self, places: "Sequence[Span]", count: int) -> "Iterator[NDArray[Any]]":
+        """The rows of ``count`` tokens that the caches hold, as a file has them."""
+        for array, window in zip(self._rows, self._widths):
+            for begin, end in rows_of(places, window, count):
+                yield array[begin:end]
 
     def read(self, path: "Path", checkpoints: Optional[Checkpoints]) -> Snapshot:
         """Fills the caches with the rows of a file.
@@ -140,14 +162,14 @@ class SessionFile:
                 raise InputError(text.format(shown, error.strerror)) from None
 
     def _read(self, reader: "_Reader", checkpoints: Optional[Checkpoints]) -> Snapshot:
-        count, marks, notes = self._read_header(reader)
+        count, marks, places, notes = self._read_header(reader)
         bounds = next(x.bounds for x in self._manifest.inputs if x.name == self._spec.input)
         assert bounds is not None
         tokens = reader.array((count,), "<i8")
         if count and not bounds[0] <= tokens.min() <= tokens.max() <= bounds[1]:
             raise reader.refuse("a token isn't one of the model's")
-        for array in self._rows:
-            reader.fill(array[:count])
+        for rows in self._kept_rows(places, count):
+            reader.fill(rows)
         last: List[Checkpoint] = []
         kept = (
             None if checkpoints is None else Checkpoints(checkpoints.states, checkpoints.settings)
@@ -159,11 +181,15 @@ class SessionFile:
             if kept is not None:
                 kept.add(last[0])
         reader.finish()
+        if self._windows is not None:
+            self._windows.start(places)
         if checkpoints is not None and kept is not None:
             checkpoints.items = kept.items
         return Snapshot(tokens.tolist(), last, notes)
 
-    def _read_header(self, reader: "_Reader") -> Tuple[int, List[Tuple[int, bool]], Any]:
+    def _read_header(
+        self, reader: "_Reader"
+    ) -> "Tuple[int, List[Tuple[int, bool]], List[Span], Any]":
         header = reader.header()
         wanted = self._bundle.manifest_sha256
         if header.get("manifest_sha256") != wanted:
@@ -183,7 +209,8 @@ class SessionFile:
         if not isinstance(marks, list):
             raise reader.refuse("checkpoints must be a list")
         pairs: List[Tuple[int, bool]] = []
-        size = 8 * count + sum(array[0].nbytes * count for array in self._rows)
+        places = self._read_places(reader, header, count)
+        size = 8 * count + sum(rows.nbytes for rows in self._kept_rows(places, count))
         states = 4 * sum(array.size for array in self._states)
         for mark in marks:
             before = pairs[-1][0] if pairs else 0
@@ -196,7 +223,24 @@ class SessionFile:
         if bool(self._states and count) != bool(pairs) or (pairs and pairs[-1][0] != count):
             raise reader.refuse("its checkpoints don't reach its {} tokens".format(count))
         reader.expect(size + _DIGEST)
-        return count, pairs, header.get("notes")
+        return count, pairs, places, header.get("notes")
+
+    def _read_places(self, reader: "_Reader", header: Dict[str, Any], count: int) -> "List[Span]":
+        """The places that the rows in a file serve: ascending spans, the last one up to all tokens."""
+        given = header.get("places", [[0, count]])
+        if self._windows is None:
+            return [(0, count)]
+        places: List[Span] = []
+        for span in given if isinstance(given, list) else [given]:
+            least = places[-1][1] + 1 if places else 0
+            pair = isinstance(span, list) and len(span) == 2 and _is_count(span[0], least, count)
+            if not pair or not _is_count(span[1], span[0], count):
+                text = "places has {}, must have [first, last] from {} to {}"
+                raise reader.refuse(text.format(shorten(repr(span)), least, count))
+            places.append((span[0], span[1]))
+        if not places or places[-1][1] != count:
+            raise reader.refuse("its places don't reach its {} tokens".format(count))
+        return places
 
 
 class _Reader:

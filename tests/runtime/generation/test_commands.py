@@ -38,7 +38,10 @@ from tests.factories import decoder as d
 # --- Commands
 def test_info_tells_of_it(decoder_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(decoder_bundle)]) == 0
-    assert "generates 192 tokens of context, 4 caches, ends with 7" in capsys.readouterr().out
+    assert (
+        "generates 192 tokens of context, 4 caches of 0.0 MB, ends with 7"
+        in capsys.readouterr().out
+    )
 
 
 def test_the_self_test_replays_golden_generations(decoder_bundle: Path) -> None:

@@ -19,7 +19,7 @@ from edgecompile.runtime.generation.golden import replay_generations
 from edgecompile.runtime.generation.lookup import Draft, Worth
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.generation.together import Together
-from tests.conftest import built_once, family_once
+from tests.conftest import built_once
 from tests.generative import broken_runs, replace_files
 from tests.runtime.generation.test_constraints import Rule
 
@@ -27,20 +27,6 @@ NEW = 20
 PROMPTS = [
     [1 + (i * step) % 50 for i in range(length)] for step, length in enumerate((3, 40, 70, 1), 5)
 ]
-
-
-@pytest.fixture(scope="session")
-def halves_together(shared_folder: Path) -> Path:
-    """The same family with caches in bfloat16, and with runs of several tokens of one text."""
-    load = {"cache_precision": "bf16", "lookup": 4}
-    return family_once(shared_folder, "halves-together", "llama", load, texts=4)
-
-
-@pytest.fixture(scope="session")
-def scaled_together(shared_folder: Path) -> Path:
-    """The same with caches in int8."""
-    load = {"cache_precision": "int8", "lookup": 4}
-    return family_once(shared_folder, "scaled-together", "llama", load, texts=4)
 
 
 @pytest.fixture(scope="session")

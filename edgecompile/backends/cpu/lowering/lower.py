@@ -23,6 +23,7 @@ from edgecompile.backends.cpu.lowering.head import mark_head
 from edgecompile.backends.cpu.lowering.norms import lower_norms
 from edgecompile.backends.cpu.lowering.residuals import fuse_residuals, lower_layer_norms
 from edgecompile.backends.cpu.lowering.tables import share_tables
+from edgecompile.backends.cpu.lowering.windows import note_windows
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic, lower_long_means
 from edgecompile.backends.lowering.boxes import lower_boxes
 from edgecompile.backends.lowering.complex import lower_complex
@@ -108,6 +109,7 @@ def lower_graph(
     mark_head(low)
     _let_views_copy(gm)
     gm.graph.eliminate_dead_code()
+    note_windows(low)
     drop_unused_constants(gm)
     make_constants_contiguous(gm)
     gm.graph.lint()

@@ -1,0 +1,236 @@
+"""Caches with sliding windows: rows that no token sees are given back, and no token and no kept byte changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+from edgecompile.runtime import InputError, Model, open_bundle
+from edgecompile.runtime.generation import windows
+from edgecompile.runtime.generation.caches import windows_of
+from edgecompile.runtime.generation.lookup import Worth
+from edgecompile.runtime.generation.session import Session
+from edgecompile.runtime.generation.together import Together
+from edgecompile.runtime.generation.windows import RowMemory, WindowRows, rows_of
+from tests.generative import broken_runs, caches_behind, put_prefix, replace_files
+from tests.runtime.generation.test_session_file import set_key
+
+WINDOW = 8
+HOW: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos": ()}
+
+
+def draw(length: int, seed: int = 0) -> list[int]:
+    tokens: list[int] = np.random.default_rng([seed, length]).integers(3, 97, length).tolist()
+    return tokens
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows stay beyond a window, and those that are given back become NaN: nothing may read them."""
+
+    def poison(memory: RowMemory, begin: int, end: int) -> None:
+        memory.array.view(np.uint8)[begin:end] = 0xFF
+
+    monkeypatch.setattr(windows, "SPARE", 4)
+    monkeypatch.setattr(RowMemory, "give_back", poison)
+
+
+@pytest.fixture(scope="module", params=["halves_together", "scaled_together"])
+def sliding(request: pytest.FixtureRequest) -> Iterator[Model]:
+    with open_bundle(request.getfixturevalue(request.param), threads=1, warmup=False) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def full(sliding: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """The same bundle, whose manifest names no windows: caches keep every row."""
+    folder = tmp_path_factory.mktemp("full") / "a.ecb"
+    shutil.copytree(sliding.path, folder)
+    document = json.loads((folder / "manifest.json").read_text())
+    assert document["generation"].pop("windows") == {
+        "cache_0_key": WINDOW,
+        "cache_0_value": WINDOW,
+    }
+    replace_files(folder, document, {})
+    with open_bundle(folder, threads=1, warmup=False) as model:
+        yield model
+
+
+def assert_same_rows(got: Session, want: Session) -> None:
+    """The rows that are kept have the bytes of full caches; with a window they are few."""
+    caches, spec, count = got._caches, got._spec, len(got.tokens)
+    assert caches.windows is not None
+    for name, window in zip(spec.caches, windows_of(caches, spec), strict=True):
+        kept = 0
+        for begin, end in rows_of(caches.windows.places_of(count), window, count):
+            rows = want._caches.arrays[name][begin:end]
+            assert caches.arrays[name][begin:end].tobytes() == rows.tobytes()
+            kept += end - begin
+        most = len(got._text._kept.items) + 2  # the end, and a place that a run held
+        assert kept == count if window == 0 else kept < most * (WINDOW + 4) + 8
+
+
+def both(got: Session, want: Session, prompt: list[int], **more: Any) -> tuple[int, int]:
+    """Asserts that a text has the same tokens and rows in both; how many tokens each needn't run.
+
+    After runs of other numbers of tokens, rows may differ in their last bits.
+    """
+    streams = [session.stream(prompt, **{**HOW, **more}) for session in (got, want)]
+    assert list(streams[0]) == list(streams[1])
+    reused = streams[0].reused, streams[1].reused
+    if reused[0] == reused[1]:
+        assert_same_rows(got, want)
+    return reused
+
+
+def test_turns_are_those_of_full_caches(sliding: Model, full: Model) -> None:
+    got, want = sliding.session(), full.session()
+    text, turns = draw(30), []
+    for turn in range(4):
+        turns.append(list(text))
+        reused = both(got, want, text)
+        assert reused[0] == reused[1] == (0 if turn == 0 else len(text) - 4)
+        text = [*text, *got.generate(text, **HOW), *draw(3, turn)]
+    # The last message again, edited ones, and a text that parts where no rows were kept.
+    for prompt in (turns[3], [*turns[2][:-1], 5], [*turns[1][:-2], 7, 7]):
+        reused = both(got, want, prompt)
+        assert reused[0] == reused[1]
+    both(got, want, turns[3])
+    reused = both(got, want, [*turns[0][:16], *draw(40, 7)])
+    assert reused == (0, 16)
+    want = full.session()
+    want.generate(got._text.tokens[:56], **HOW)
+    assert_same_rows(got, want)
+
+
+def test_without_memory_for_places_a_text_is_read_again(sliding: Model, full: Model) -> None:
+    got, want = sliding.session(checkpoint_bytes=0), full.session()
+    text = draw(80)
+    both(got, want, text)
+    assert both(got, want, [*text[:70], 5]) == (0, 70)
+    want = full.session()
+    want.generate([*text[:70], 5], **HOW)
+    text = [*got.tokens, 5, 6]
+    assert both(got, want, text) == (len(text) - 2,) * 2
+    # From the first place that still has its rows.
+    first, text = got._caches.windows.places[-1][0], got.tokens
+    assert first > 80
+    assert both(got, want, [*text[:first], text[first] ^ 1]) == (first, first)
+    # A place at every 16th token.
+    text, want = draw(80), full.session()
+    got = sliding.session(checkpoint_every=16)
+    both(got, want, text)
+    assert both(got, want, [*text[:40], 5])[0] == 32
+
+
+def test_lookup_and_texts_together(
+    sliding: Model, full: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = draw(14)
+    prompt = [*part, *draw(20, 1), *part, 9, *part]
+    with monkeypatch.context() as patch:
+        patch.setattr(Worth, "choose", lambda self, most, again=0: most)
+        both(sliding.session(), full.session(), prompt, lookup=True, max_new_tokens=50)
+    together, streams, sessions = Together(sliding), [], []
+    alone = [full.session() for _ in range(3)]
+    for index, session in enumerate(alone):
+        sessions.append(sliding.session())
+        streams.append(sessions[-1].stream(draw(20 + 9 * index), **{**HOW, "max_new_tokens": 50}))
+        next(streams[-1])
+        session.generate(draw(20 + 9 * index), **{**HOW, "max_new_tokens": 50})
+    for _ in range(49):
+        together.run(streams)
+        for stream in streams:
+            next(stream)
+    for session, stream, mine in zip(alone, streams, sessions, strict=True):
+        assert session.tokens[len(stream.prompt) :] == stream.tokens[:-1]
+        assert_same_rows(mine, session)
+
+
+def test_runs_that_fail(sliding: Model, full: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    got, want = sliding.session(), full.session()
+    both(got, want, draw(20))
+    # Forced tokens in several chunks, interrupted behind the second: rows before them are needed again.
+    begin, tokens = got._text.row, draw(70, 3)
+    for _ in range(2):
+        runs = got._text.advance_by(begin, tokens)
+        next(runs)
+        next(runs)
+        runs.close()
+    with broken_runs(sliding, monkeypatch):
+        list(got._text.advance_by(begin, tokens))
+    assert got.tokens == want.tokens
+    for session in (got, want):
+        assert list(session._text.advance_by(begin, tokens)) == [None] * 2
+    assert_same_rows(got, want)
+    text = draw(90, 4)
+    stream = got.stream(text, **HOW)
+    stream.run()
+    with broken_runs(sliding, monkeypatch):
+        next(stream)
+    both(got, want, text)
+
+
+def test_files_hold_the_rows_that_are_kept(sliding: Model, full: Model, tmp_path: Path) -> None:
+    got, want = sliding.session(), full.session()
+    first, text = draw(40), draw(90)
+    for prompt in (first, [*first, *text[40:]]):
+        both(got, want, prompt)
+    path = Path(got.save(tmp_path / "a.session"))
+    assert path.stat().st_size < Path(want.save(tmp_path / "full.session")).stat().st_size
+    loaded = sliding.session(load=path)
+    assert_same_rows(loaded, want)
+    assert both(loaded, want, [*first, 8, 8]) == (40, 40)
+    data = path.read_bytes()
+    for places, message in (
+        ([[0, 40]], "don't reach its 101 tokens"),
+        ([], "don't reach"),
+        (None, "places has None, must have"),
+        ([[0, 40], [40, 101]], r"places has \[40, 101\], must have \[first, last\] from 41"),
+        ([[50, 40], [90, 101]], "places has"),
+        ([[0, 102]], "places has"),
+        ([[True, 101]], "places has"),
+        ([[0, 101]], "is truncated"),
+        ([[101, 101]], "bytes behind its end"),
+    ):
+        path.write_bytes(set_key("places", places)(data))
+        with pytest.raises(InputError, match=message):
+            sliding.session(load=path)
+
+
+def test_a_prompt_in_the_bundle(sliding: Model, full: Model, tmp_path: Path) -> None:
+    prompt = draw(60)
+    bundle = put_prefix(Path(sliding.path), tmp_path / "a.ecb", caches_behind(full, prompt))
+    with open_bundle(bundle, threads=1, warmup=False) as model:
+        got, want = model.session(), full.session()
+        assert both(got, want, [*prompt, 5, 6]) == (60, 0)
+        assert both(got, want, [*prompt[:30], 5, 6]) == (30, 30)
+        assert both(got, want, [*prompt, *draw(50, 3)])[0] == 60
+
+
+def test_memory_of_rows_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    memory = RowMemory((1 << 14, 1 << 10), "float32")  # 64 MiB
+    rows, count = WindowRows([(memory, 100)]), 1 << 14
+    memory.array[...] = 1
+    before = resident()
+    rows.give_back(count, [5000])
+    assert before - resident() > 60 << 20
+    kept = memory.array[:, 0].nonzero()[0]
+    want = [*range(5000 - windows.SPARE - 99, 5000), *range(count - windows.SPARE - 99, count)]
+    assert kept.tolist() == want
+    assert [rows.find(most) for most in (4900, 4990, 6000, count)] == [0, 4990, 5000, count]
+    rows.go_back(5000)
+    assert memory.array[:, 0].nonzero()[0].tolist() == want[: windows.SPARE + 99]
