@@ -43,6 +43,7 @@ from edgecompile.explanation.work import (
 from edgecompile.export.checks import ExportScope, Range, choose_sizes, find_side_effects
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import trace_sizes
+from edgecompile.export.operators.boxes import describe_boxes
 from edgecompile.export.padding.check import check_padding
 from edgecompile.export.refusal import refusal
 from edgecompile.export.store import ExportStore
@@ -134,6 +135,9 @@ def explain_model(
             code_failure=failure,
         )
         explanation = replace(explanation, program=program, time=times)
+        boxes = describe_boxes(climb.program.graph)
+        if boxes and request.target.gpu is not None:
+            notes.append(f"TensorRT takes no {boxes}: build with the backend triton")
     if effects.problem:
         notes.insert(0, f"the model {effects.problem}")
     notes += effects.notes

@@ -28,8 +28,8 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 LENGTH = "length"
 COUNT = "count"
 FORMS_HINT = (
-    'give one length per line ("12"), rows with a header "length,count" or "length,batch,count", '
-    'JSON lines {"length": 12, "count": 3}, a JSON list or histogram {"12": 3}, '
+    'give one length per line ("12"), rows with a header "length,count", "length,batch,count" or '
+    '"height,width,count", JSON lines {"length": 12, "count": 3}, a JSON list or histogram {"12": 3}, '
     '{"axes": [...], "sizes": [[...]], "counts": [...]}, or a one-dimensional integer .npy file'
 )
 _TEXTS_HINT = (

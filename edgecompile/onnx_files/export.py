@@ -24,6 +24,7 @@ from edgecompile.errors import (
     UnsupportedOperatorError,
 )
 from edgecompile.export.guards import quiet_torch
+from edgecompile.export.operators.boxes import describe_boxes
 from edgecompile.export.operators.recurrence import KINDS
 from edgecompile.onnx_files.graph import Array, OnnxGraph, Place, attribute
 from edgecompile.onnx_files.tensorrt8 import OPSET, lower
@@ -86,10 +87,11 @@ def export_onnx(
 
     Raises:
         CompileError: the model makes more writes at indices that may repeat than can be compared.
-        ExportError: torch's exporter refuses the program, or gives a newer opset or other inputs or
+        ExportError: the program has operators on boxes; or torch's exporter refuses it, or gives a newer opset or other inputs or
             outputs than asked for.
         UnsupportedOperatorError: ``opset`` is 17, which can't express some nodes; lists all.
     """
+    _refuse_boxes(exported)
     scratch.mkdir(parents=True, exist_ok=True)
     graph = _translated(exported, scratch / "exported.onnx", opset)
     _inline(graph)
@@ -111,6 +113,16 @@ def export_onnx(
     _strip(graph)
     _check(graph, exported, opset)
     return graph
+
+
+def _refuse_boxes(exported: ExportedModel) -> None:
+    """Raises an ExportError that names the program's operators on boxes: ONNX's own keep other boxes."""
+    found = describe_boxes(exported.program.graph)
+    if found:
+        raise ExportError(
+            f"the model '{exported.name}' can't be translated to ONNX, which has no {found} of torchvision",
+            hint='`backend="triton"` has kernels for them; or let the model end before them',
+        )
 
 
 def _translated(exported: ExportedModel, path: Path, opset: int) -> OnnxGraph:

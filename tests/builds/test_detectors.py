@@ -16,7 +16,7 @@ import edgecompile
 from edgecompile.models.choices import Choices
 from edgecompile.models.definite import definite
 from edgecompile.models.orders import follow_orders
-from edgecompile.runtime import Model, OutsideBucketsError, open_bundle
+from edgecompile.runtime import InputError, Model, OutsideBucketsError, open_bundle
 from edgecompile.runtime.format.schema import Tolerance
 from edgecompile.runtime.format.ties import take_ties
 from tests.factories import detector, queries
@@ -26,19 +26,19 @@ pytestmark = pytest.mark.slow
 TOLERANCE = Tolerance(1e-4, 2e-5)
 
 
-def compare(model: Model, module: nn.Module, image: Tensor, names: Sequence[str]) -> int:
+def compare(model: Model, module: nn.Module, names: Sequence[str], **inputs: Tensor) -> int:
     """Compares a bundle with eager; the number of rows of the last output."""
     with torch.no_grad(), definite(), Choices() as choices:
-        outputs = dict(zip(names, module(image), strict=True))
+        outputs = dict(zip(names, module(**inputs), strict=True))
 
     def again(mode: AbstractContextManager[Any]) -> dict[str, Tensor]:
         with torch.no_grad(), definite(), mode:
-            return dict(zip(names, module(image), strict=True))
+            return dict(zip(names, module(**inputs), strict=True))
 
     follow_orders(choices, outputs, TOLERANCE.rtol, again)
     ties = choices.find_ties(outputs, TOLERANCE.rtol)
     want: Mapping[str, Any] = {name: tensor.numpy() for name, tensor in outputs.items()}
-    got = model.run({"image": image.numpy()})
+    got = model.run({name: tensor.numpy() for name, tensor in inputs.items()})
     taken = want if ties is None else take_ties(got, want, ties, TOLERANCE)
     for name, array in taken.items():
         np.testing.assert_allclose(got[name], array, atol=1e-4, rtol=1e-4, err_msg=name)
@@ -61,7 +61,8 @@ def test_boxes_of_images_of_any_size(tmp_path: Path) -> None:
             torch.manual_seed(height)
             shape = 1, 3, height, width
             for image in (3 * torch.randn(shape), torch.zeros(shape)):
-                counts.append(compare(model, module, image, ["boxes", "scores", "features"]))
+                names = ["boxes", "scores", "features"]
+                counts.append(compare(model, module, names, image=image))
         for height, width in ((1, 1), (0, 8), (8, 0), (33, 8)):
             with pytest.raises(OutsideBucketsError, match="no bucket takes"):
                 model.run({"image": np.zeros((1, 3, height, width), np.float32)})
@@ -82,6 +83,50 @@ def test_queries_of_images_of_any_size(tmp_path: Path) -> None:
         for height, width in ((lo, lo), (lo, hi), (hi, lo + 1), ((lo + hi) // 2, hi - 1)):
             torch.manual_seed(height)
             image = torch.randn(1, 3, height, width)
-            compare(model, spec["module"], image, spec["outputs"])
+            compare(model, spec["module"], spec["outputs"], image=image)
         with pytest.raises(OutsideBucketsError):
             model.run({"image": np.zeros((1, 3, 1, 1), np.float32)})
+
+
+@pytest.fixture(scope="module")
+def detr(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """RT-DETRv2 and D-FINE with what follows them, in one bundle."""
+    folder = tmp_path_factory.mktemp("detr")
+    log = folder / "images.csv"
+    log.write_text("height,width,count\n2,2,3\n3,5,60\n5,3,30\n")
+    edgecompile.build(
+        f"{queries.__file__}:detr", lengths=log, target="cpu-x86-64-v3",
+        output=folder / "detr.ecb", quick=True,
+    )  # fmt: skip
+    return folder / "detr.ecb"
+
+
+def test_detectors_with_decoders_equal_transformers(detr: Path) -> None:
+    spec = queries.detr()
+    counts = {}
+    with open_bundle(detr) as model:
+        for height, width in ((2, 2), (2, 5), (3, 4), (5, 2), (5, 5)):
+            torch.manual_seed(10 * height + width)
+            image = torch.randn(1, 3, 32 * height, 32 * width)
+            for threshold in (0.0, 0.5, 2.0):
+                counts[height, width, threshold] = compare(
+                    model, spec["module"], spec["outputs"],
+                    image=image, threshold=torch.tensor([threshold]),
+                )  # fmt: skip
+    of = {
+        threshold: [n for key, n in counts.items() if key[2] == threshold]
+        for threshold in (0.0, 0.5, 2.0)
+    }
+    assert of[2.0] == [0] * 5 and min(of[0.0]) > 0
+    assert len({*of[0.5]}) > 1
+
+
+def test_images_that_a_decoder_was_not_built_for(detr: Path) -> None:
+    with open_bundle(detr) as model:
+        threshold = np.full(1, 0.3, np.float32)
+        for height, width in ((1, 2), (2, 1), (6, 2), (0, 2)):
+            image = np.zeros((1, 3, 32 * height, 32 * width), np.float32)
+            with pytest.raises(OutsideBucketsError, match="no bucket takes"):
+                model.run({"image": image, "threshold": threshold})
+        with pytest.raises(InputError, match="image"):
+            model.run({"image": np.zeros((1, 3, 65, 64), np.float32), "threshold": threshold})

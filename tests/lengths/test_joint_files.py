@@ -206,3 +206,12 @@ def test_a_log_of_images_names_its_axes(tmp_path: Path, header: str) -> None:
     assert isinstance(found, JointDistribution) and found.axes == ("height", "width")
     assert found.sizes == ((1, 1), (480, 640)) and found.counts == (2, 7)
     assert found.turned().sizes == ((1, 1), (640, 480)) and found.turned().counts == (2, 7)
+
+
+@pytest.mark.parametrize(
+    "log", ["height\n12\n", "h,w\n12,13\n", "height;width\n12;13\n", "640x480\n"]
+)
+def test_a_log_of_images_without_both_columns_is_told_their_names(tmp_path: Path, log: str) -> None:
+    with pytest.raises(LengthsError) as caught:
+        read_sizes(write(tmp_path, log))
+    assert '"height,width,count"' in (caught.value.hint or "")

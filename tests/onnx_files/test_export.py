@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 from edgecompile.errors import ExportError
 from edgecompile.export.export import export_model
@@ -15,6 +17,7 @@ from edgecompile.onnx_files.graph import attribute
 from edgecompile.onnx_files.operators import OnnxTarget, check_operators, known_releases
 from edgecompile.onnx_files.scan import OnnxRunner
 from edgecompile.onnx_files.weights import write_onnx
+from tests.factories.detector import OPS
 
 FACTORY = """
 import torch
@@ -43,6 +46,20 @@ def test_an_operator_without_a_translation_is_named_with_its_line(tmp_path: Path
     assert "no translation of aten.linalg_inv_ex (net.py:7)" in caught.value.message
     assert "\x1b" not in caught.value.message and "\n" not in caught.value.message
     assert caught.value.hint is not None and "jetson-orin-cpu" in caught.value.hint
+
+
+def test_operators_on_boxes_are_refused_by_name(tmp_path: Path) -> None:
+    class Best(nn.Module):
+        def forward(self, boxes: Tensor, scores: Tensor) -> Tensor:
+            return boxes[OPS.nms(boxes, scores, 0.5)]
+
+    spec = {"module": Best(), "inputs": {"boxes": torch.rand(8, 4), "scores": torch.rand(8)}}
+    exported = export_model(load_model(spec))
+    with pytest.raises(
+        ExportError, match=r"ONNX, which has no nms \(test_export.py:\d+\)"
+    ) as caught:
+        export_onnx(exported, 20, tmp_path / "scratch")
+    assert caught.value.hint is not None and 'backend="triton"' in caught.value.hint
 
 
 RENAMED = """

@@ -20,9 +20,9 @@ from edgecompile.backends.inductor.compat import (
     GENERATING,
     assume_no_ones,
     conditions_compared,
-    equal_sizes_copied,
     generation_failed,
     refuse_fixed,
+    sizes_interpolated,
     varying_sizes,
 )
 from edgecompile.backends.inductor.missing_kernels import modules_of_nodes
@@ -105,7 +105,7 @@ def make_gpu_source(
         environment = next((size.node.shape_env for size, _ in varying), None)
         assume_no_ones(varying)
         guard_count = 0 if environment is None else len(environment.guards)
-        with temporary_folder() as folder, equal_sizes_copied(), conditions_compared():
+        with temporary_folder() as folder, sizes_interpolated(), conditions_compared():
             try:
                 raw = run_inductor(program, gpu, TileChooser(gpu, rule), Path(folder), ptxas)
             except CompileError:

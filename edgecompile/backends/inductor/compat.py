@@ -341,7 +341,7 @@ def generate_cpp(
         temporary_folder() as folder,
         # A shared cache can hand back C++ of another instruction set.
         patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
-        equal_sizes_copied(),
+        sizes_interpolated(),
         conditions_compared(),
         _overflow_heeded(served) as overflows,
         torch.no_grad(),
@@ -431,26 +431,36 @@ def refuse_fixed(sizes: Sequence[tuple[torch.SymInt, str]], guards: Sequence[Any
             )
 
 
-def equal_sizes_copied() -> AbstractContextManager[None]:
-    """Makes linear interpolation by a factor copy its input where the output has as many elements.
+def sizes_interpolated() -> AbstractContextManager[None]:
+    """Makes interpolation right at sizes that its decomposition, which Inductor compiles, takes for impossible.
 
-    torch's own kernels do (a factor of 1.3 makes 3 of 3); its decomposition, which Inductor compiles,
-    interpolates at such lengths.
+    With aligned corners an output of one place reads the first one; the decomposition divides by zero. And by a factor
+    torch's own kernels copy an input that has as many places (a factor of 1.3 makes 3 of 3), as the linear ones do here.
     """
     interpolate: Any = decompositions._upsample_linear
     compute_scale: Any = decompositions._compute_scale
+    largest: Any = torch.sym_max
 
     def scale(inner: Any, outer: Any, align_corners: bool, factor: float | None = None) -> Any:
-        usual = compute_scale(inner, outer, align_corners, factor)
+        if align_corners:
+            return (inner - 1.0) / largest(outer - 1, 1)
+        return compute_scale(inner, outer, align_corners, factor)
+
+    def linear_scale(
+        inner: Any, outer: Any, align_corners: bool, factor: float | None = None
+    ) -> Any:
+        usual = scale(inner, outer, align_corners, factor)
         if align_corners or factor is None or not 1 < factor < 1.5:  # never as many, or one
             return usual
         return torch.where(torch.scalar_tensor(outer - inner) == 0, 1.0, usual)
 
     def interpolate_linearly(*args: Any) -> Any:
-        with patch.multiple(decompositions, _compute_scale=scale):
+        with patch.multiple(decompositions, _compute_scale=linear_scale):
             return interpolate(*args)
 
-    return patch.multiple(decompositions, _upsample_linear=interpolate_linearly)
+    return patch.multiple(
+        decompositions, _upsample_linear=interpolate_linearly, _compute_scale=scale
+    )
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph
 
 from edgecompile.export.operators.library import define
+from edgecompile.models.source_lines import line_of_trace
 
 #: Up to so many numbers of boxes torchvision's ``batched_nms`` moves the groups apart, so that one
 #: suppression does for all; of more boxes it takes each group by itself.
@@ -103,3 +105,25 @@ ROI_ALIGN = define(
         (boxes.shape[0], x.shape[1], rows, columns)
     ),
 )
+
+#: torchvision's names of the operators, by the names that a graph has them under.
+_NAMES = {
+    "edgecompile::ec_suppress": "nms",
+    "torchvision::nms": "nms",
+    "edgecompile::ec_roi_align": "roi_align",
+    "torchvision::roi_align": "roi_align",
+}
+
+
+def describe_boxes(graph: Graph) -> str:
+    """The operators on boxes in an exported graph, with their lines: ``nms (net.py:12)``; "" without any."""
+    lines: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        name = _NAMES.get(str(getattr(getattr(node.target, "_schema", None), "name", "")))
+        if name is not None:
+            place = line_of_trace(node.meta.get("stack_trace"))
+            lines.setdefault(name, []).extend([] if place is None else [place.short])
+    return " and ".join(
+        f"{name} ({', '.join(dict.fromkeys(places))})" if places else name
+        for name, places in lines.items()
+    )

@@ -10,13 +10,16 @@ import pytest
 import torch
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
 from torch import Tensor, nn
+from torch._decomp import get_decompositions
 from torch._inductor import fx_utils
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
 from edgecompile.backends.inductor.compat import (
     GeneratedCpp,
     conditions_compared,
     generate_cpp,
+    sizes_interpolated,
     vector_isa,
 )
 from edgecompile.backends.inductor.source import (
@@ -338,3 +341,20 @@ def test_sums_of_shares_can_be_left_to_one_thread() -> None:
     assert "parallel proc_bind(close)\n{ add" in kernels
     assert "parallel num_threads(1)\n{ add" in serial and "num_threads(2)\n{ multiply" in serial
     assert "proc_bind" not in serial
+
+
+@pytest.mark.parametrize("mode", ["linear", "bicubic"])
+def test_aligned_corners_of_one_place(mode: str) -> None:
+    aten = torch.ops.aten
+    table = get_decompositions([aten.upsample_linear1d, aten.upsample_bicubic2d])
+
+    def half(x: Tensor) -> Tensor:
+        sizes = [(size + 1) // 2 for size in x.shape[2:]]
+        return torch.nn.functional.interpolate(x, sizes, mode=mode, align_corners=True)
+
+    shape = (1, 2, 9, 8)[: 3 if mode == "linear" else 4]
+    with sizes_interpolated():
+        traced = make_fx(half, table, tracing_mode="symbolic")(torch.randn(shape))
+    for size in (2, 3, 8):
+        x = torch.randn(1, 2, *[size] * (len(shape) - 2))
+        assert torch.allclose(traced(x), half(x), atol=1e-6)

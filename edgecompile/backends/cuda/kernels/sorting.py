@@ -48,8 +48,9 @@ def SORT(x: Tensor, k: int, descending: bool) -> tuple[Tensor, Tensor]:
     """The first ``k`` of each row of ``x`` [M, N] in order, and where they were (int64), [M, k]."""
     x = x.contiguous()
     lines, n = x.shape
-    values = x.new_empty((lines, k))
-    places = x.new_empty((lines, k), dtype=torch.int64)
+    # Inductor loses memory that nothing fills where its size depends on values.
+    values = torch.zeros((lines, k), dtype=x.dtype, device=x.device)
+    places = torch.zeros((lines, k), dtype=torch.int64, device=x.device)
     grid = (triton.cdiv(n, 64) * lines,)
     launch(
         rank_kernel, grid, x, values, places, n, k, DESCENDING=descending, BI=64, BJ=64, num_warps=4

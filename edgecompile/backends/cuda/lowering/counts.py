@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from edgecompile.backends.cuda.lowering.boxes import mark_kept
 from edgecompile.backends.cuda.lowering.narrow import is_changed
 from edgecompile.backends.cuda.lowering.values import record_again
 from edgecompile.backends.lowering.constants import constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering, replace_results
+from edgecompile.export.operators.boxes import SUPPRESS
 
 aten = torch.ops.aten
 
@@ -26,7 +28,7 @@ _PUTS = (aten.index_put_.default, aten.index_put.default)
 
 
 def count_selections(low: Lowering) -> None:
-    """Rewrites ``nonzero``, and masks among the indices that are read or written."""
+    """Rewrites ``nonzero``, suppressions of boxes, and masks among the indices that are read or written."""
     counting = _Counting(low.gm)
     for node in list(low.gm.graph.nodes):
         low.report.counts["selections"] += counting.rewrite(node)
@@ -47,6 +49,16 @@ class _Counting:
                 self.gm, node, lambda *each: torch.stack(each, 1), columns, symbolic=True
             )
             replace_results(self.gm, node, result)
+            return True
+        if node.target is SUPPRESS:
+            *tensors, threshold = args
+
+            def keep(*tensors: Tensor) -> Tensor:
+                order, kept = mark_kept(*tensors, threshold=threshold)
+                return order[_find_places(kept)[0]]
+
+            given = [tensor for tensor in tensors if tensor is not None]
+            replace_results(self.gm, node, inline(self.gm, node, keep, given, symbolic=True))
             return True
         if node.target is aten.index.Tensor or node.target in _PUTS:
             return self._index(node, args)

@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from edgecompile.backends.cuda.kernels.extremes import find_last
 from edgecompile.backends.cuda.lowering.attention import lower_attention
+from edgecompile.backends.cuda.lowering.boxes import lower_averages
 from edgecompile.backends.cuda.lowering.convolutions import emit_convolution, finish_convolutions
 from edgecompile.backends.cuda.lowering.counts import count_selections
 from edgecompile.backends.cuda.lowering.fp8 import narrow_to_fp8
@@ -27,6 +28,7 @@ from edgecompile.backends.cuda.number_ranges import largest_number
 from edgecompile.backends.inductor.missing_kernels import missing_kernels_error, modules_of_nodes
 from edgecompile.backends.inductor.source import ExternCall
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic
+from edgecompile.backends.lowering.boxes import lower_boxes
 from edgecompile.backends.lowering.complex import lower_complex
 from edgecompile.backends.lowering.constants import (
     constant_of,
@@ -95,7 +97,9 @@ def lower_for_gpu(
     write_distinct(gm)
     settle_sizes(low)
     low.report.counts["writes"] += order_writes(gm, find_last)
+    lower_boxes(low)
     count_selections(low)
+    lower_averages(low)
     _refuse_sizes(gm)
     _inline_bodies(gm)
     drop_dropout(gm)

@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from edgecompile.backends.cuda.kernels.attention import attention_kernel
+from edgecompile.backends.cuda.kernels.boxes import align_kernel, suppression_kernel
 from edgecompile.backends.cuda.kernels.convolution import convolution_kernel, depthwise_kernel
 from edgecompile.backends.cuda.kernels.grouped import grouped_kernel
 from edgecompile.backends.cuda.kernels.recurrence import recurrence_kernel
@@ -43,6 +44,7 @@ _FLAT = {
     **{"BIAS": True, "RESIDUAL": True, "ACTIVATION": 1, "BM": 64, "BN": 64},
 }
 _CONVOLUTION = {**_FLAT, "GROUPS": 1, "SPLIT": False, "BK": 64}
+_SUPPRESSION = {"B": "*fp32", "G": "*i64", "T": "*fp64", "K": "*i8"}
 _LSTM = {"KIND": 0, "REVERSE": True, "BIAS": True, "BH": 64, "BK": 64}
 
 
@@ -76,6 +78,12 @@ def test_kernels_compile(sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (convolution_kernel, half("XWBRY"), _CONVOLUTION),
         (depthwise_kernel, half("XWBRY"), {**_FLAT, "BM": 32}),
         (row_kernel, half("X", W="*i8", S="*fp32", Y="*fp32"), {"BK": 64, "BN": 64}),
+        (suppression_kernel, _SUPPRESSION, {"GROUPED": True, "BLOCK": 1024}),
+        (
+            align_kernel,
+            half("XY", B="*fp32", S="*fp32"),
+            {"SAMPLES": 0, "ALIGNED": True, "BC": 128},
+        ),
         (recurrence_kernel, half("XWBY", S="*fp32", C="*fp32"), _LSTM),
     ):
         made = compiled(kernel, pointers, constants, sm)
