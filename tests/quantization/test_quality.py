@@ -421,7 +421,7 @@ def manifest_of(result: BuildResult) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize("precision", ["int8", pytest.param("bf16", marks=pytest.mark.exhaustive)])
 def test_figures_of_caches_alone_are_not_those_of_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
