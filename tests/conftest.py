@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 
 FACTORIES = Path(__file__).parent / "factories"
 DIED = pytest.StashKey[bool]()
+#: Files whose few tests take minutes. The last of them would keep one process busy when the others have ended.
+LONG = frozenset(
+    {
+        *("test_speech.py", "test_voice.py", "test_lookup_bundles.py", "test_triton_build.py"),
+        *("test_quality.py", "test_mixture.py", "test_reproducible.py", "test_emulated.py"),
+        *("test_baselines.py", "test_generation_build.py", "test_pipeline.py", "test_detectors.py"),
+    }
+)
 
 try:
     from tests.draws import register_profiles
@@ -60,6 +69,14 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if DIED in session.config.stash:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A process of xdist begins with long files, and goes on with those of many tests."""
+    if hasattr(config, "workerinput"):
+        counts = Counter(item.path for item in items)
+        items.sort(key=lambda item: (item.path.name not in LONG, -counts[item.path]))
 
 
 def pytest_collection_finish() -> None:

@@ -171,7 +171,9 @@ def test_a_runtime_agrees_with_eager(
     check_agreement(name, workshop, eager, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["aoti", "torch-compile"])
+@pytest.mark.parametrize(
+    "name", ["aoti", pytest.param("torch-compile", marks=pytest.mark.exhaustive)]
+)
 def test_a_compiled_model_agrees_with_eager(
     name: str, workshop: Workshop, eager: WorkerProcess, tmp_path: Path
 ) -> None:

@@ -86,7 +86,9 @@ def test_only_the_new_rows_of_a_cache_change(model: Model, gemma: LoadedModel) -
             assert changed == list(range(position, position + last + 1))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(
+    "precision", ["fp32", pytest.param("bf16", marks=pytest.mark.exhaustive), "int8"]
+)
 def test_no_program_allocates_anything_of_the_context(precision: str) -> None:
     """In the generated code: what is as long as the context are the inputs alone."""
     from edgecompile.backends.cpu.lowering.lower import lower_graph

@@ -50,7 +50,7 @@ def built(folder: Path, model: Path, texts: list[str], **options: Any) -> BuildR
     plan = PlanRequest(lengths, plan=exact_plan(24, batch=2), max_length=24, texts=samples)
     load = LoadOptions(batch=(1, 2), **options)
     output = folder / "b.ecb"
-    return build(BuildRequest(model=str(model), plan=plan, output=output, load=load))
+    return build(BuildRequest(str(model), "cpu-x86-64-v3", plan, output=output, load=load))
 
 
 @pytest.fixture(scope="module")

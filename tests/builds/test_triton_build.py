@@ -191,7 +191,7 @@ def test_products_may_be_computed_by_cublaslt(
     assert count([0, 21, 20]) == (2, all_launches - 2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "target"), [("bert", "cuda-sm90"), ("gpt2", "jetson-orin")])
 def test_weights_of_int8(layer: Path, tmp_path: Path, kind: str, target: str) -> None:
     need_triton()

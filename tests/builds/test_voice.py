@@ -131,7 +131,7 @@ def test_two_bundles_speak_as_transformers_does(
         )
         output = tmp_path / f"{part}.ecb"
         spec = f"{EXAMPLE / 'voice.py'}:make_{part}"
-        bundles[part] = build(BuildRequest(model=spec, plan=plan, output=output)).bundle_path
+        bundles[part] = build(BuildRequest(spec, "cpu-x86-64-v3", plan, output=output)).bundle_path
     speak = imported("speak")
     with open_bundle(bundles["text"]) as text, open_bundle(bundles["sound"]) as sound:
         voice = speak.Voice(text, sound)

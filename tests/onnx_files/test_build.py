@@ -189,7 +189,7 @@ def test_a_bert_in_int8(bert: LoadedModel, exported: ExportedModel, tmp_path: Pa
 @pytest.mark.parametrize(
     "precision",
     [
-        pytest.param("fp32", marks=pytest.mark.slow),
+        pytest.param("fp32", marks=pytest.mark.exhaustive),
         "fp16",
         pytest.param("int8", marks=pytest.mark.slow),
     ],
@@ -221,7 +221,12 @@ def test_a_bert_for_tensorrt_8(
 
 
 @pytest.mark.parametrize(
-    "precision", ["fp32", "fp16", pytest.param("int8", marks=pytest.mark.slow)]
+    "precision",
+    [
+        "fp32",
+        pytest.param("fp16", marks=pytest.mark.exhaustive),
+        pytest.param("int8", marks=pytest.mark.slow),
+    ],
 )
 def test_one_file_of_weights_serves_tensorrt_8_too(
     bert: LoadedModel, exported: ExportedModel, tmp_path: Path, precision: str

@@ -170,7 +170,7 @@ def test_the_side_of_the_median_doesnt_matter(median: int, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("rule", "programs"),
     [
-        pytest.param(even, ((1, 59, 2), (2, 60, 2)), marks=pytest.mark.slow),
+        pytest.param(even, ((1, 59, 2), (2, 60, 2)), marks=pytest.mark.exhaustive),
         (quarters, ((1, 57, 4), (2, 58, 4), (3, 59, 4), (4, 60, 4))),
         (late, ((1, 30, 1), (31, 59, 2), (32, 60, 2))),
         pytest.param(
@@ -209,7 +209,7 @@ def test_more_programs_than_usual_are_built_where_nothing_else_serves(tmp_path: 
     assert "length 1, 2, 3 and so on have 12 programs, which take 12 times as long" in serving.note
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pieces_of_the_length_have_programs_of_their_own(tmp_path: Path) -> None:
     exports, serving = found(pieces, tmp_path, (5, 60, 80), longest=80, batch=(1, 1))
     assert len(serving.scope.sides) > 8

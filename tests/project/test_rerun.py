@@ -1,4 +1,4 @@
-"""scripts/test --all gives a failed test one more chance, and says so; --torch runs some tests with another torch."""
+"""scripts/test: a failed test has one more chance, --exhaustive runs what --all leaves out, --torch takes another torch."""
 
 from __future__ import annotations
 
@@ -68,6 +68,27 @@ def test_without_failures_it_runs_once(tmp_path: Path) -> None:
     done = run(tmp_path, "def test_passes():\n    pass\n")
     assert done.returncode == 0
     assert done.stdout.count("test session starts") == 1
+
+
+MARKED = """
+import pytest
+
+@pytest.mark.exhaustive
+def test_another_model():
+    pass
+
+def test_some():
+    pass
+
+def test_others():
+    pass
+"""
+
+
+@pytest.mark.parametrize(("argument", "passed"), [("--all", 2), ("--exhaustive", 1)])
+def test_each_runs_what_the_other_leaves_out(tmp_path: Path, argument: str, passed: int) -> None:
+    done = run(tmp_path, MARKED, argument, "-n", "0")
+    assert done.returncode == 0 and f"{passed} passed, {3 - passed} deselected" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ from edgecompile.toolchain.compilers import cache_directory
 yaml = pytest.importorskip("yaml")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-WORKFLOW = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "ci.yml").read_text())
+WORKFLOWS = REPOSITORY / ".github" / "workflows"
+WORKFLOW, NIGHTLY = (
+    yaml.safe_load((WORKFLOWS / name).read_text()) for name in ("ci.yml", "nightly.yml")
+)
 
 
 def commands(job: dict[str, Any]) -> list[list[str]]:
@@ -39,6 +42,10 @@ def test_it_runs_every_part() -> None:
     parts = set(re.findall(r"^  (\w+)\)", cases, re.MULTILINE)) - {"all"}
     assert parts >= {"check", "test"}
     assert {words[1] for words in COMMANDS} == parts
+
+
+def test_each_night_runs_what_all_leaves_out() -> None:
+    assert [".ci/run", "test", "--exhaustive"] in commands(NIGHTLY["jobs"]["exhaustive"])
 
 
 def test_it_runs_every_test_once() -> None:

@@ -421,7 +421,7 @@ def manifest_of(result: BuildResult) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize("precision", ["int8", pytest.param("bf16", marks=pytest.mark.exhaustive)])
 def test_figures_of_caches_alone_are_not_those_of_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
@@ -537,7 +537,7 @@ def test_bounds_of_other_models_are_refused(folder: Path, tmp_path: Path, tiny_m
         request_for(folder, tmp_path / "a.ecb", max_perplexity_ratio=1.1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # test_choice.py keeps layers, and test_mixture.py judges a language model's mixture
 def test_auto_keeps_the_layers_that_cost_most(folder: Path, tmp_path: Path) -> None:
     texts = SampleTexts(folder / "texts.txt", folder / "tokenizer.json")
     pure = build(

@@ -55,6 +55,7 @@ def test_objects_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert build(tmp_path, monkeypatch, "precompiled", "1") == plain
 
 
+@pytest.mark.exhaustive  # test_reproducible.py compares whole bundles that were made with and without
 def test_objects_of_the_native_runtime_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,22 @@ from tests.zoo.worker import run_entry
 CATALOGUE = Path(zoo_report.__file__).with_name("catalogue.py")
 ROOT = Path(__file__).resolve().parents[2]
 
+#: What other tests build, too.
+BUILT_ELSEWHERE = ("gpt2", "gemma2")
 #: One of each kind, the quickest to build.
 DOZEN = (
-    *("bart_encoder", "gpt2", "gemma2", "vit", "patchtsmixer", "experts", "chunked_attention"),
+    *("bart_encoder", *BUILT_ELSEWHERE, "vit", "patchtsmixer", "experts", "chunked_attention"),
     *("lstm_bidirectional", "torch_seq2seq", "text_cnn", "pointnet", "group_norm_cnn"),
 )
 
 
+def exhaustive_but(names: Iterable[str], kept: Collection[str]) -> list[Any]:
+    """Parameters, of which the others are exhaustive."""
+    return [n if n in kept else pytest.param(n, marks=pytest.mark.exhaustive) for n in names]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DOZEN)
+@pytest.mark.parametrize("name", exhaustive_but(DOZEN, set(DOZEN) - {*BUILT_ELSEWHERE}))
 def test_one_goes_all_the_way(name: str, tmp_path: Path, device_python: str) -> None:
     if ENTRIES[name].sources[0] == "transformers_entries":
         pytest.importorskip("transformers")
@@ -144,10 +152,7 @@ def test_a_page_of_results_of_two_commits(tmp_path: Path) -> None:
 LEARNED = ("set_transformer", "latent_reader", "mlp")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in LEARNED else pytest.param(n, marks=pytest.mark.slow) for n in ENTRIES],
-)
+@pytest.mark.parametrize("name", exhaustive_but(ENTRIES, {*DOZEN, *LEARNED}))
 def test_each_has_costs_on_a_gpu(name: str) -> None:
     if ENTRIES[name].sources[0] == "transformers_entries":
         pytest.importorskip("transformers")

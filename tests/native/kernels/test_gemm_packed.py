@@ -189,7 +189,9 @@ def test_forms_are_told_by_their_bytes(kernels: ctypes.CDLL, n: int, k: int) -> 
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (3, 4, 5))]
+)
 def test_product_over_random_shapes(kernels: ctypes.CDLL, seed: int, kind: str) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(40):
@@ -217,7 +219,10 @@ def test_every_number_of_rows(kernels: ctypes.CDLL, m: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("k", [2047, 2064, 2065, 3072, 8192])
+@pytest.mark.parametrize(
+    "k",
+    [2047, 2065, 8192, *(pytest.param(k, marks=pytest.mark.exhaustive) for k in (2064, 3072))],
+)
 def test_long_rows(kernels: ctypes.CDLL, k: int, kind: str) -> None:
     """K in slices; also with rows a whole number of pages apart, and more than 32 panels."""
     rng = np.random.default_rng(k)

@@ -30,15 +30,21 @@ PROMPTS = [
     scope="module",
     params=[
         "states_together",
-        ("lfm2", "int4", {"cache_precision": "bf16"}),
-        ("mamba2", "fp32", {}),
-        ("falcon_h1", "fp32", {"cache_precision": "int8", "lookup": 4}),
-        ("granitemoehybrid", "fp32", {}),
-        ("qwen3_5", "int4", {"lookup": 4, "cache_precision": "bf16"}),
+        "mamba2_together",
+        "falcon_together",
+        "qwen_together",
         *(
-            pytest.param((name, "fp32", {}), marks=pytest.mark.slow)
-            for name in ("mamba", "nemotron_h", "jamba", "qwen3_next", "qwen3_5")
+            pytest.param((name, "fp32", {}), marks=pytest.mark.exhaustive)
+            for name in (
+                "granitemoehybrid",
+                "mamba",
+                "nemotron_h",
+                "jamba",
+                "qwen3_next",
+                "qwen3_5",
+            )
         ),
+        pytest.param(("lfm2", "int4", {"cache_precision": "bf16"}), marks=pytest.mark.exhaustive),
     ],
     ids=lambda item: item if isinstance(item, str) else "-".join([*item[:2], *item[2]]),
 )

@@ -64,7 +64,8 @@ def narrow_together(shared_folder: Path) -> Path:
         ("together_bundle", 1),
         ("together_bundle", 2),
         ("halves_together", 2),
-        ("scaled_together", 2),
+        # test_states_together.py has several texts over int8 caches, too.
+        pytest.param(("scaled_together", 2), marks=pytest.mark.exhaustive),
         ("narrow_together", 2),
     ],
     ids=["one thread", "two threads", "bfloat16 caches", "int8 caches", "int4"],

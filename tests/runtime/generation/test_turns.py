@@ -16,31 +16,21 @@ from edgecompile.runtime.text.session import TextSession
 pytest.importorskip("torch")
 
 CONVERSATIONS, TURNS = 50, 6
-SLOW = ["lfm2", "mamba2", "falcon_h1"]
 
 
 @pytest.fixture(
     scope="module",
-    params=["decoder", "qwen3_5", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
+    params=[
+        "decoder_bundle",
+        "hybrid_bundle",
+        "states_together",
+        "mamba2_together",
+        "falcon_together",
+    ],
 )
-def talker(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Model]:
+def talker(request: pytest.FixtureRequest) -> Iterator[Model]:
     """A language model: keys and values alone, states beside them, or states alone."""
-    if request.param == "decoder":
-        bundle = request.getfixturevalue("decoder_bundle")
-    else:
-        pytest.importorskip("transformers")
-        if request.param == "qwen3_5":
-            bundle = request.getfixturevalue("hybrid_bundle")
-        else:
-            from tests.zoo.generation_bundles import build_family
-            from tests.zoo.generation_families import load_family
-
-            folder = tmp_path_factory.mktemp(request.param)
-            bundle = folder / "model.ecb"
-            build_family(load_family(request.param), bundle, folder / "work", padded=True)
-    with open_bundle(bundle, threads=1) as model:
+    with open_bundle(request.getfixturevalue(request.param), threads=1) as model:
         yield model
 
 
