@@ -88,10 +88,9 @@ def _make_bom(manifest: Manifest, sha256: str, release: Release | None) -> Bom:
     )  # fmt: skip
     metadata = BomMetaData(component=model)
     metadata.tools.components.add(tool)
-    # None would be the time of this call.
-    metadata.timestamp = (
-        None if release is None else datetime.fromisoformat(release.created[:-1] + "+00:00")
-    )
+    # An argument of None would be the time of this call.
+    made = None if release is None else datetime.fromisoformat(release.created[:-1] + "+00:00")
+    metadata.timestamp = made  # type: ignore[assignment]
     bom = Bom(
         components=parts,
         metadata=metadata,

@@ -1,4 +1,5 @@
-/* A program for toy_runtime.c: how many inputs and outputs it has, and what these hold if not zeros. */
+/* A program for toy_runtime.c: how many inputs and outputs it has, and what these hold if not
+ * zeros. */
 #include <stdint.h>
 
 #include "base/export.h"
