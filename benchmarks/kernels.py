@@ -36,6 +36,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 NATIVE = REPOSITORY / "edgecompile" / "runtime" / "native"
 SOURCES = (
+    "base/profile.cpp",
     "threads/threads.cpp",
     "threads/thread_count.cpp",
     "kernels/gemm/gemm.cpp",

@@ -101,6 +101,7 @@ def detr(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "detr.ecb"
 
 
+@pytest.mark.exhaustive
 def test_detectors_with_decoders_equal_transformers(detr: Path) -> None:
     spec = queries.detr()
     counts = {}

@@ -12,7 +12,7 @@ import edgecompile
 from edgecompile.runtime import open_bundle
 from tests.factories import resampling
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 SIZES = ((1, 1), (1, 12), (12, 1), (2, 2), (3, 7), (7, 3), (5, 8), (11, 4), (6, 9), (12, 12))
 

@@ -161,11 +161,13 @@ def march(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+#: The pool of threads.
+POOL_SOURCES = ("base/profile.cpp", "threads/threads.cpp", "threads/thread_count.cpp")
+
 #: What the kernels' harness and the program that counts instructions are linked with.
 KERNEL_SOURCES = (
     "base/allocator.cpp",
-    "threads/threads.cpp",
-    "threads/thread_count.cpp",
+    *POOL_SOURCES,
     *sorted(
         path.relative_to(NATIVE).as_posix()
         for folder in ("gemm", "attention", "convolution")

@@ -24,6 +24,7 @@ from tests.native.conftest import (
     HERE,
     KERNEL_SOURCES,
     NATIVE,
+    POOL_SOURCES,
     Build,
     march_flags,
     runnable_marches,
@@ -241,13 +242,7 @@ def test_busy_neighbours_cause_no_stalls(pool: ctypes.CDLL) -> None:
 
 # ---- OpenMP -------------------------------------------------------------------------------------
 
-OPENMP_SOURCES = (
-    "threads/openmp.cpp",
-    "base/profile.cpp",
-    "threads/threads.cpp",
-    "threads/thread_count.cpp",
-    "base/status.cpp",
-)
+OPENMP_SOURCES = ("threads/openmp.cpp", *POOL_SOURCES, "base/status.cpp")
 
 
 @unsanitized_tools()

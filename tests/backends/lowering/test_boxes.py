@@ -10,13 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
 from edgecompile.backends.lowering.boxes import lower_boxes
 from edgecompile.backends.lowering.rewriting import Lowering, LoweringReport
-from edgecompile.errors import MissingKernelError
 from edgecompile.export.operators.boxes import ROI_ALIGN, SUPPRESS
 from edgecompile.export.rewrites.numbers import symbolic_math
-from edgecompile.targets.profile import load_target
 from tests.factories.detector import OPS
 
 
@@ -58,13 +55,6 @@ def test_averages_in_float64_stay() -> None:
     lower_boxes(Lowering(graph, report))
     assert ROI_ALIGN not in {node.target for node in graph.graph.nodes}
     assert list(report.kept.values()) == ["it computes in torch.float64"]
-
-
-def test_suppression_on_gpus_is_refused_in_words() -> None:
-    gpu = load_target("cuda-sm90").gpu
-    assert gpu is not None
-    with pytest.raises(MissingKernelError, match=r"nms.*the size of its result depends on values"):
-        lower_for_gpu(exported(), gpu, "fp32")
 
 
 def test_groups_are_one_operator_for_any_number_of_boxes(monkeypatch: pytest.MonkeyPatch) -> None:

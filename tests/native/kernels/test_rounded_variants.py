@@ -13,14 +13,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.native.conftest import HERE, Build, runnable_marches
+from tests.native.conftest import HERE, POOL_SOURCES, Build, runnable_marches
 from tests.native.kernels.test_gemm import GELU_ERF, SILU, Epilogue, F, random_floats
 from tests.native.kernels.test_gemm_packed import ROUNDED, Weights, product
 
 pytestmark = pytest.mark.slow
 
 SOURCES = (
-    *("base/allocator.cpp", "threads/threads.cpp", "threads/thread_count.cpp"),
+    *("base/allocator.cpp", *POOL_SOURCES),
     *(f"kernels/gemm/gemm{part}.cpp" for part in ("", "_epilogue", "_pack", "_split")),
     *(f"kernels/gemm/narrow/gemm_{kind}.cpp" for kind in ("int4", "int8")),
     HERE / "kernels" / "rounded_harness.cpp",

@@ -196,7 +196,9 @@ def test_a_bomb_is_refused_by_its_header(bundle: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x1f\x8b", gzip.compress(b"x" * 600)[:-9], b"PK\3\4" + b"x" * 600]
+    "data",
+    [b"", b"\x1f\x8b", gzip.compress(b"x" * 600)[:-9], b"PK\3\4" + b"x" * 600],
+    ids=["empty", "cut-off", "short", "zip"],
 )
 def test_another_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
