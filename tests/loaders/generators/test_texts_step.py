@@ -54,14 +54,19 @@ def test_each_text_gets_what_it_gets_alone(family: str, cache: str) -> None:
         got = texts.module(input_ids=ids, position=places, **{CACHES: addresses.contiguous()})
     # The last bits of a product may decide to which side a row is rounded.
     whole = torch.stack(wanted)
-    least = max(1e-3, 1e-4 * float(whole.abs().max())) if cache == "fp32" else 0.05
+    least = error_of(whole) if cache == "fp32" else 0.05
     torch.testing.assert_close(got["logits"], whole, rtol=1e-4, atol=least)
     for text, caches in enumerate(left):
         for item, mine, want in zip(step.kept, memory[text], caches, strict=True):
             rounded = item.grows and cache != "fp32"
-            rtol, atol = (2**-7, 0.05) if rounded else (1e-4, 1e-4)
+            rtol, atol = (2**-7, 0.05) if rounded else (1e-4, 1e-3)
             found, wished = (storage.read(x, torch.float32) if rounded else x for x in (mine, want))
             torch.testing.assert_close(found, wished, rtol=rtol, atol=atol)
+
+
+def error_of(logits: torch.Tensor) -> float:
+    """The greatest error of logits: another CPU's products add in another order."""
+    return max(1e-3, 5e-4 * float(logits.abs().max()))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_5"])
@@ -75,7 +80,8 @@ def test_without_caches_a_token_sees_itself(family: str) -> None:
         caches = {item.name: torch.zeros(*[128] * item.grows, *item.shape) for item in step.kept}
         first = torch.tensor([0])
         want = step(input_ids=ids[:, :1], position=first, last=first, **caches)
-    torch.testing.assert_close(got["logits"][:1], want["logits"], rtol=1e-4, atol=1e-3)
+    least = error_of(want["logits"])
+    torch.testing.assert_close(got["logits"][:1], want["logits"], rtol=1e-4, atol=least)
 
 
 @pytest.mark.parametrize("family", ["bloom", "gemma3n", "kimi_linear"])
