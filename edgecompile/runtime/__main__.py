@@ -304,7 +304,8 @@ def _lengths(options: argparse.Namespace) -> Optional[Dict[int, int]]:
 def _bench(options: argparse.Namespace) -> int:
     counts = options.threads
     if len(counts) > 1 and not options.profile:
-        raise InputError("--threads takes several numbers with --profile only")
+        hint = "give one number, or add --profile"
+        raise InputError("--threads takes several numbers with --profile only", hint)
     options.threads = counts[0] if counts else None
     names = ("profile", "calibrate", "serving")
     flags = ["--" + name for name in names if getattr(options, name)]

@@ -19,7 +19,7 @@ MOST_LENGTHS = 12
 
 # What a run consists of beside kernels; the order of the table.
 LOOPS = "generated loops"
-SERIAL = "generated code, one thread"
+REST = "other generated code"
 OUTSIDE = "around the program"
 
 
@@ -150,13 +150,15 @@ Kernels = Dict[str, List[float]]
 
 def _kernels(wall: float, calls: int, rows: Sequence[ProfileRow]) -> Kernels:
     kernels: Kernels = {}
-    inside = whole = 0.0
+    rest = [0.0] * len(_FIELDS)
+    outside = wall / calls
     for row in rows:
         name = row.kernel.decode("ascii", "replace")
+        values = [getattr(row, field) / calls for field in _FIELDS]
+        rest = [sum(pair) for pair in zip(rest, values if name == "run" else [-x for x in values])]
         if name == "run":
-            whole += row.ns
+            outside -= values[0]
             continue
-        inside += row.ns
         if name == "loops":
             name = LOOPS
         elif row.n:
@@ -164,11 +166,13 @@ def _kernels(wall: float, calls: int, rows: Sequence[ProfileRow]) -> Kernels:
             dtype = "?" if element is None else element.name
             name = "{} {} [{}, {}]".format(name, dtype, row.n, row.k)
         counts = kernels.setdefault(name, [0.0] * len(_FIELDS))
-        for i, field in enumerate(_FIELDS):
-            counts[i] += getattr(row, field) / calls
-    for name, ns in ((SERIAL, whole - inside), (OUTSIDE, wall - whole)):
-        alone = max(0.0, ns) / calls
-        kernels[name] = [alone, 0.0, 0.0, 0.0, 0.0, alone, alone]
+        for i, value in enumerate(values):
+            counts[i] += value
+    # Of a run only its time and its threads are known, not what it computes.
+    ns, _, _, _, regions, alone, busy = (max(0.0, value) for value in rest)
+    kernels[REST] = [ns, 0.0, 0.0, 0.0, regions, alone, busy]
+    outside = max(0.0, outside)
+    kernels[OUTSIDE] = [outside, 0.0, 0.0, 0.0, 0.0, outside, outside]
     return kernels
 
 

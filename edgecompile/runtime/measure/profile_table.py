@@ -36,8 +36,9 @@ def format_scaling(reports: Sequence[Mapping[str, Any]]) -> List[str]:
     """The table of several profiles of one bundle: a kernel's time with each number of threads.
 
     Args:
-        reports: Results of ``profile_bundle``, by the number of threads.
+        reports: Results of ``profile_bundle``.
     """
+    reports = sorted(reports, key=lambda report: report["threads"])
     last = reports[-1]
     cells = " {:>9}" * len(reports) + " {:>7} {:>5} {:>5}"
     head = ["{} thr".format(report["threads"]) for report in reports]
@@ -46,6 +47,12 @@ def format_scaling(reports: Sequence[Mapping[str, Any]]) -> List[str]:
     for row in last["kernels"]:
         spent = [each.get(row["kernel"], 0.0) for each in times]
         lines.append(row["kernel"].ljust(33) + cells.format(*_cells(spent, row)))
+    for name in dict.fromkeys(name for each in times for name in each):
+        if name not in times[-1]:
+            spent = [each.get(name, 0.0) for each in times]
+            lines.append(
+                name.ljust(33) + cells.format(*map("{:.3f}".format, spent), "", "", "").rstrip()
+            )
     whole = [report["run_ms"] for report in reports]
     lines.append("one run".ljust(33) + cells.format(*_cells(whole, last)))
     lines.append("joins and idle threads: with {} threads".format(last["threads"]))

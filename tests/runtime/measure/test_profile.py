@@ -7,15 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edgecompile.runtime
 from edgecompile.runtime.base.errors import InputError, UnsupportedHostError
+from edgecompile.runtime.cpu.functions import ProfileRow
 from edgecompile.runtime.measure.profile import (
     MOST_LENGTHS,
     OUTSIDE,
-    SERIAL,
+    REST,
+    _kernels,
     _thin,
     profile_bundle,
 )
@@ -35,7 +38,7 @@ def test_a_run_is_divided_among_kernels(native_bundle: str) -> None:
         assert sum(row["share"] for row in rows) == pytest.approx(1)
         assert sum(row["ms"] for row in rows) == pytest.approx(part["run_ms"])
         assert [row["ms"] for row in rows] == sorted((row["ms"] for row in rows), reverse=True)
-        assert {SERIAL, OUTSIDE} <= {row["kernel"] for row in rows}
+        assert {REST, OUTSIDE} <= {row["kernel"] for row in rows}
     linear = [row for row in report["kernels"] if row["kernel"].startswith("linear float32 [")]
     assert linear, "the model has linear layers"
     for row in linear:
@@ -55,13 +58,43 @@ def test_joins_and_idle_threads_are_counted(native_bundle: str) -> None:
     assert shared["joins"] > 0 and 0 < shared["idle"] < 1
     for row in shared["kernels"]:
         assert 0 <= row["alone"] <= 1 and 0 <= row["idle"] < 1
-        if row["kernel"] in (SERIAL, OUTSIDE):
+        if row["kernel"] == OUTSIDE:
             assert row["joins"] is None and row["idle"] == pytest.approx(0.5)
     divided = [row for row in shared["kernels"] if row["joins"]]
     assert divided and all(row["alone"] < 1 for row in divided)
     lines = format_scaling([alone, shared])
     assert len(lines) == len(shared["kernels"]) + 3 and lines[0].split()[1:3] == ["1", "thr"]
     assert all(len(line) < 100 for line in lines)
+
+
+def test_what_no_kernel_counts_keeps_its_threads() -> None:
+    """Sorts and scans divide their lines among threads, and no kernel of theirs is timed."""
+    run = ProfileRow(b"run", calls=2, ns=2000, regions=6, alone_ns=400, busy_ns=3000)
+    linear = ProfileRow(
+        b"linear", n=8, k=4, calls=2, ns=1200, regions=2, alone_ns=100, busy_ns=2200
+    )
+    kernels = _kernels(2400.0, 2, [run, linear])
+    assert kernels[REST] == [400, 0, 0, 0, 2, 150, 400]
+    assert kernels[OUTSIDE] == [200, 0, 0, 0, 0, 200, 200]
+    assert sum(counts[0] for counts in kernels.values()) == 1200
+
+
+def test_more_threads_are_shown_last_and_no_kernel_is_left_out() -> None:
+    def report(threads: int, *kernels: str) -> dict[str, Any]:
+        rows = [{"kernel": name, "ms": 8 / threads, "joins": 1.0, "idle": 0.25} for name in kernels]
+        return {
+            "threads": threads,
+            "run_ms": 8 / threads,
+            "joins": 1.0,
+            "idle": 0.25,
+            "kernels": rows,
+        }
+
+    lines = format_scaling([report(4, "linear"), report(1, "linear", "copy")])
+    assert lines[0].split() == ["ms", "1", "thr", "4", "thr", "times", "joins", "idle"]
+    assert lines[1].split() == ["linear", "8.000", "2.000", "4.0", "1", "25%"]
+    assert lines[2].split() == ["copy", "8.000", "0.000"]
+    assert lines[-1].endswith("with 4 threads")
 
 
 def test_many_lengths_are_thinned_by_their_traffic() -> None:

@@ -26,7 +26,7 @@ thread_local bool t_in_kernel = false;
 
 // In the order of Work.
 constexpr const char* kNames[] = {"run",        "linear", "matmul", "convolution", "attention",
-                                  "layer norm", "copy",   "loops",  "other"};
+                                  "layer norm", "copy",   "boxes",  "loops",       "other"};
 
 const char* name_of(Work work) { return kNames[static_cast<int32_t>(work)]; }
 

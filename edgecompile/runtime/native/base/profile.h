@@ -17,6 +17,7 @@ enum class Work : int32_t {
   kAttention,
   kLayerNorm,
   kCopy,
+  kBoxes,  // suppression, or means over regions
   kLoops,  // a parallel region of generated code
   kOther,  // of too many kinds to tell apart
 };

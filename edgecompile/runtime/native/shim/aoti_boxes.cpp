@@ -92,7 +92,7 @@ EC_API int32_t ec_aoti_torch_cpu_ec_suppress(AtenTensorHandle boxes, AtenTensorH
       fail("boxes are %s and scores %s: both must be float32, or both float64",
            dtype_name(corners.dtype), dtype_name(values.dtype));
     }
-    const WorkTimer timer(Work::kOther, {.bytes = 5 * count * element_size(values.dtype)});
+    const WorkTimer timer(Work::kBoxes, {.bytes = 5 * count * element_size(values.dtype)});
     const std::vector<int64_t> kept = values.dtype == kFloat32
                                           ? suppress<float>(corners, values, numbers, threshold)
                                           : suppress<double>(corners, values, numbers, threshold);
@@ -135,7 +135,7 @@ EC_API int32_t ec_aoti_torch_cpu_ec_roi_align(AtenTensorHandle input, AtenTensor
     OwnedTensor result(new_contiguous(4, sizes, kFloat32));
     call.output = result->as<float>();
     const int64_t out = result->numel();
-    const WorkTimer timer(Work::kOther, {.flops = 8 * out, .bytes = 4 * (maps.numel() + out)});
+    const WorkTimer timer(Work::kBoxes, {.flops = 8 * out, .bytes = 4 * (maps.numel() + out)});
     roi_align(call);
     *ret0 = wrap(result.release());
   });
