@@ -116,9 +116,11 @@ class FollowedModel(Unique):
     ) -> None:
         """See ``follow``; ``stats`` are the name of the file and the seconds."""
         self._path, self._prove, self._stats, self._options = path, prove, stats, options
+        self._watch = watch
         self._turn = threading.Lock()
         self._closed = False
         self._tried: Optional[Tuple[int, ...]] = None
+        self._old: weakref.WeakSet[Lifetime] = weakref.WeakSet()
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: Optional[threading.Thread] = None
         self._restore: Callable[[], Any] = lambda: None
@@ -128,15 +130,11 @@ class FollowedModel(Unique):
         try:
             if signal_number is not None:
                 self._listen(signal_number)
+            if signal_number is not None or watch is not None:
+                self._start()
         except BaseException:
             self._version.model.close()
             raise
-        if signal_number is not None or watch is not None:
-            name, arguments = "edgecompile-follow", (watch,)
-            self._thread = threading.Thread(
-                target=self._attend, args=arguments, name=name, daemon=True
-            )
-            self._thread.start()
         _followed.add(self)
 
     def __repr__(self) -> str:
@@ -171,7 +169,7 @@ class FollowedModel(Unique):
     def refresh(self) -> bool:
         """Opens the version that is at the path now, and lets it serve if it is a new one.
 
-        Waits until the runs of the version before have ended, which then is closed.
+        The version before closes with the last of its calls.
 
         Returns:
             Whether it is a new one. Of two calls at a time, the second one finds what the first one opened.
@@ -195,8 +193,8 @@ class FollowedModel(Unique):
                 return False
             self._version = new
             self.swaps += 1
-        # Not in turn: a call under way may ask for a refresh, too.
-        old.life.close()
+            self._old.add(old.life)
+        old.life.close(wait=False)
         return True
 
     def _open(self, old: Optional[_Version]) -> _Version:
@@ -219,7 +217,7 @@ class FollowedModel(Unique):
         except BaseException:
             model.close()
             raise
-        return _Version(model, Lifetime(model.path, [model.close]), state)
+        return _Version(model, Lifetime(model.path, [functools.partial(_close, model)]), state)
 
     def _listen(self, number: int) -> None:
         wake = self._wake
@@ -231,11 +229,16 @@ class FollowedModel(Unique):
             raise InputError(text, "follow signals in the main thread") from None
         self._restore = lambda: signal.signal(number, before or signal.SIG_DFL)
 
-    def _attend(self, watch: Optional[float]) -> None:
+    def _start(self) -> None:
+        name = "edgecompile-follow"
+        self._thread = threading.Thread(target=self._attend, name=name, daemon=True)
+        self._thread.start()
+
+    def _attend(self) -> None:
         """Looks for new versions, in a thread of its own."""
         while True:
             try:
-                if not self._wake.get(timeout=watch):
+                if not self._wake.get(timeout=self._watch):
                     return
             except Empty:
                 if self._look() in (None, self._tried):
@@ -255,7 +258,10 @@ class FollowedModel(Unique):
             return None
 
     def close(self) -> None:
-        """Refuses further calls, waits for those under way, and closes the model."""
+        """Refuses further calls, waits for those under way, and closes the model.
+
+        Within a block of ``use`` it doesn't wait: then each version closes with the last of its calls.
+        """
         with self._turn:
             self._closed = True
         self._wake.put(False)
@@ -264,12 +270,17 @@ class FollowedModel(Unique):
         with suppress(ValueError):  # not in the main thread
             self._restore()
         self._restore = lambda: None
-        self._version.life.close()
+        lives = [self._version.life, *self._old]
+        # Two threads that wait for each other's blocks would wait for ever.
+        wait = not any(life.is_within() for life in lives)
+        for life in lives:
+            life.close(wait)
 
     def _after_fork(self) -> None:
         """In a process after a fork, where no other thread opens a version, or makes a call."""
         self._turn, self._thread = threading.Lock(), None
-        self._version.life.after_fork()
+        for life in [self._version.life, *self._old]:
+            life.after_fork()
 
     def __enter__(self) -> "FollowedModel":
         return self
@@ -310,6 +321,14 @@ def _find(path: str) -> str:
             hint = "python -m edgecompile.runtime install BUNDLE"
             raise StoreError("{}: no version is installed".format(os.path.dirname(path)), hint)
     return os.path.realpath(path)
+
+
+def _close(model: Model) -> None:
+    """Raises nothing: an answer mustn't be lost because its call was the last one of a version."""
+    try:
+        model.close()
+    except Exception as error:
+        _log.warning("%s: %s", model.path, error)
 
 
 _followed: "weakref.WeakSet[FollowedModel]" = weakref.WeakSet()

@@ -14,7 +14,7 @@ import pytest
 from edgecompile.runtime.base.errors import ModelClosedError
 from tests.forks import in_child
 from tests.runtime.store.device import Device
-from tests.runtime.store.following import INPUTS, NEW, OLD, Followed, wait_for
+from tests.runtime.store.following import INPUTS, NEW, OLD, Followed, answer_of, wait_for
 
 SIGNAL = {"signal_number": signal.SIGHUP}
 WATCH = {"watch": 0.01}
@@ -58,6 +58,93 @@ def test_a_thread_looks_for_new_versions(
     with pytest.raises(ModelClosedError):
         model.refresh()
     assert not [t for t in threading.enumerate() if t.name == "edgecompile-follow"]
+
+
+def test_a_version_in_use_blocks_neither_the_next_ones_nor_the_end(
+    made: Device, tmp_path: Path
+) -> None:
+    followed = Followed(made, tmp_path, **WATCH)
+    with followed.model.use() as first:
+        for swaps, version in ((1, NEW), (2, OLD), (3, NEW)):
+            followed.serve(version)
+            wait_until_served(followed, swaps)
+            assert followed.answer() == version
+        followed.model.close()
+        with pytest.raises(ModelClosedError):
+            followed.model.run(INPUTS)
+        assert answer_of(first.run(INPUTS)) == OLD
+    with pytest.raises(ModelClosedError):
+        first.run(INPUTS)
+
+
+def test_blocks_of_two_versions_may_close_each_others_model(followed: Followed) -> None:
+    model = followed.model
+    together = threading.Barrier(2)
+    versions = []
+
+    def use() -> None:
+        with model.use() as version:
+            versions.append(version)
+            together.wait()
+            together.wait()
+            model.close()
+            together.wait()  # both have closed, in blocks that go on
+
+    other = threading.Thread(target=use, daemon=True)
+    other.start()
+    together.wait()
+    followed.serve(NEW)
+    assert model.refresh()
+    with model.use() as version:
+        versions.append(version)
+        together.wait()
+        model.close()
+        together.wait()
+    other.join()
+    for version in versions:
+        with pytest.raises(ModelClosedError):
+            version.run(INPUTS)
+
+
+def test_a_close_waits_for_old_versions_too(followed: Followed) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    ended: list[str] = []
+
+    def use() -> None:
+        with followed.model.use():
+            inside.set()
+            go_on.wait()
+            ended.append("block")
+
+    def close() -> None:
+        followed.model.close()
+        ended.append("close")
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (use, close)]
+    threads[0].start()
+    inside.wait()
+    followed.serve(NEW)
+    assert followed.model.refresh()
+    threads[1].start()
+    wait_for(lambda: followed.model._version.life.closed, threads[1])
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert ended == ["block", "close"]
+
+
+def test_what_fails_as_a_version_closes_costs_no_answer(
+    followed: Followed, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise OSError("not given back")
+
+    with followed.model.use() as model:
+        model._life.own(fail)
+        followed.serve(NEW)
+        assert followed.model.refresh()
+    assert "not given back" in caplog.text
+    model._life._owned.remove(fail)
 
 
 def test_after_a_fork(followed: Followed) -> None:
