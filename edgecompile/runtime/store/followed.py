@@ -3,10 +3,9 @@
 import functools
 import logging
 import os
-import signal
 import threading
 import weakref
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple, Type
@@ -20,6 +19,7 @@ from ..model.open_bundle import open_bundle
 from ..model.proof import prove as prove_model
 from ..stats.file import check_schedule
 from .interface import check_interface
+from .signals import listen, unlisten
 from .store import LINK, VERSIONS
 
 if TYPE_CHECKING:
@@ -123,17 +123,17 @@ class FollowedModel(Unique):
         self._old: weakref.WeakSet[Lifetime] = weakref.WeakSet()
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: Optional[threading.Thread] = None
-        self._restore: Callable[[], Any] = lambda: None
         self.swaps = 0
         self.error: Optional[str] = None
-        self._version = self._open(None)
+        # Before it opens: a signal that comes meanwhile must not end the process.
+        if signal_number is not None:
+            listen(signal_number, self._tell)
         try:
-            if signal_number is not None:
-                self._listen(signal_number)
+            self._version = self._open(None)
             if signal_number is not None or watch is not None:
                 self._start()
         except BaseException:
-            self._version.model.close()
+            unlisten(self._tell)
             raise
         _followed.add(self)
 
@@ -219,15 +219,8 @@ class FollowedModel(Unique):
             raise
         return _Version(model, Lifetime(model.path, [functools.partial(_close, model)]), state)
 
-    def _listen(self, number: int) -> None:
-        wake = self._wake
-        try:
-            # A queue's put is one step, whatever the signal interrupts.
-            before = signal.signal(number, lambda *_: wake.put(True))
-        except (TypeError, ValueError, OSError) as error:
-            text = "signal_number is {!r}: {}".format(number, error)
-            raise InputError(text, "follow signals in the main thread") from None
-        self._restore = lambda: signal.signal(number, before or signal.SIG_DFL)
+    def _tell(self) -> None:
+        self._wake.put(True)  # one step, whatever the signal interrupts
 
     def _start(self) -> None:
         name = "edgecompile-follow"
@@ -267,9 +260,7 @@ class FollowedModel(Unique):
         self._wake.put(False)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        with suppress(ValueError):  # not in the main thread
-            self._restore()
-        self._restore = lambda: None
+        unlisten(self._tell)
         lives = [self._version.life, *self._old]
         # Two threads that wait for each other's blocks would wait for ever.
         wait = not any(life.is_within() for life in lives)

@@ -6,12 +6,16 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgecompile.runtime import follow
 from edgecompile.runtime.base.errors import ModelClosedError
+from edgecompile.runtime.store import followed as module
 from tests.forks import in_child
 from tests.runtime.store.device import Device
 from tests.runtime.store.following import INPUTS, NEW, OLD, Followed, answer_of, wait_for
@@ -20,8 +24,23 @@ SIGNAL = {"signal_number": signal.SIGHUP}
 WATCH = {"watch": 0.01}
 
 
+@pytest.fixture
+def told() -> Iterator[list[int]]:
+    """The signals that a program's own handler got."""
+    told: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _: told.append(number))
+    yield told
+    signal.signal(signal.SIGHUP, before)
+
+
 def tell() -> None:
     os.kill(os.getpid(), signal.SIGHUP)
+
+
+def in_thread(work: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
 
 def wait_until_served(followed: Followed, swaps: int) -> None:
@@ -145,6 +164,70 @@ def test_what_fails_as_a_version_closes_costs_no_answer(
         assert followed.model.refresh()
     assert "not given back" in caplog.text
     model._life._owned.remove(fail)
+
+
+def test_one_signal_wakes_all_followers(made: Device, tmp_path: Path, told: list[int]) -> None:
+    handler = signal.getsignal(signal.SIGHUP)
+    places = [tmp_path / name for name in ("one", "two")]
+    for place in places:
+        place.mkdir()
+    with ExitStack() as stack:
+        one, two = (Followed(made, place, **SIGNAL) for place in places)
+        stack.enter_context(two.model)
+        with one.model:
+            for followed in (one, two):
+                followed.serve(NEW)
+            tell()
+            for followed in (one, two):
+                wait_until_served(followed, 1)
+        two.serve(OLD)
+        tell()
+        wait_until_served(two, 2)
+        assert (one.model.swaps, told) == (1, [])
+    assert signal.getsignal(signal.SIGHUP) is handler
+
+
+def test_a_signal_after_the_end_in_another_thread_is_the_programs(
+    made: Device, tmp_path: Path, told: list[int]
+) -> None:
+    handler = signal.getsignal(signal.SIGHUP)
+    in_thread(Followed(made, tmp_path, **SIGNAL).model.close)
+    tell()
+    assert told == [signal.SIGHUP]
+    assert signal.getsignal(signal.SIGHUP) is handler
+    # One that came after it stays, and may still call it.
+    followed = Followed(made, tmp_path, **SIGNAL)
+    mine = signal.getsignal(signal.SIGHUP)
+    assert callable(mine)
+    signal.signal(signal.SIGHUP, lambda number, frame: mine(number, frame))
+    later = signal.getsignal(signal.SIGHUP)
+    followed.model.close()
+    tell()
+    assert signal.getsignal(signal.SIGHUP) is later
+
+
+def test_a_signal_while_the_first_version_opens_is_taken(
+    made: Device, tmp_path: Path, told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_told(path: str, **options: Any) -> Any:
+        model = open_bundle(path, **options)
+        link.unlink()
+        link.symlink_to(made.place / "2.ecb")
+        tell()
+        return model
+
+    open_bundle = module.open_bundle
+    monkeypatch.setattr(module, "open_bundle", open_told)
+    link = tmp_path / "current"
+    handler = signal.getsignal(signal.SIGHUP)
+    followed = Followed(made, tmp_path, **SIGNAL)
+    with followed.model:
+        wait_until_served(followed, 1)
+        assert followed.answer() == NEW
+    with pytest.raises(Exception, match="doesn't exist"):
+        follow(tmp_path / "none.ecb", **SIGNAL)
+    assert signal.getsignal(signal.SIGHUP) is handler
+    assert told == []
 
 
 def test_after_a_fork(followed: Followed) -> None:
