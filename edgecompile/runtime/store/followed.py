@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: In the name of a statistics file: the number of versions that served before.
 SWAP = "{swap}"
+#: The most looks between two attempts to open a version that was refused.
+_PAUSE = 64
 _log = logging.getLogger("edgecompile.runtime")
 
 
@@ -119,7 +121,6 @@ class FollowedModel(Unique):
         self._watch = watch
         self._turn = threading.Lock()
         self._closed = False
-        self._tried: Optional[Tuple[int, ...]] = None
         self._old: weakref.WeakSet[Lifetime] = weakref.WeakSet()
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: Optional[threading.Thread] = None
@@ -200,7 +201,7 @@ class FollowedModel(Unique):
     def _open(self, old: Optional[_Version]) -> _Version:
         path = _find(self._path)
         # Read before the version is opened: what replaces it meanwhile is seen the next time.
-        self._tried = state = bundle_state(path)
+        state = bundle_state(path)
         if old is not None and state is not None and state == old.state:
             return old
         model = open_bundle(path, **self._options)
@@ -228,21 +229,33 @@ class FollowedModel(Unique):
         self._thread.start()
 
     def _attend(self) -> None:
-        """Looks for new versions, in a thread of its own."""
+        """Looks for new versions, in a thread of its own.
+
+        What was refused may become whole, so it is tried again: after 1, 2, 4 and at last 64 further looks.
+        """
+        refused, pause, left = None, 1, 0
         while True:
+            told = False
             try:
-                if not self._wake.get(timeout=self._watch):
+                told = self._wake.get(timeout=self._watch)
+                if not told:
                     return
             except Empty:
-                if self._look() in (None, self._tried):
-                    continue
+                left -= 1
+            state = self._look()
+            served = None if self.error else self._version.state
+            if not told and (state in (None, served) or (state == refused and left > 0)):
+                continue
             try:
                 if self.refresh():
                     _log.info("%s serves now", self._version.model.path)
+                refused = None
             except Exception as error:
                 if self._closed:
                     return
                 _log.warning("the old version serves on: %s", error)
+                pause = min(2 * pause, _PAUSE) if state == refused else 1
+                refused, left = state, pause
 
     def _look(self) -> Optional[Tuple[int, ...]]:
         try:

@@ -17,6 +17,7 @@ from edgecompile.runtime import follow
 from edgecompile.runtime.base.errors import ModelClosedError
 from edgecompile.runtime.store import followed as module
 from tests.forks import in_child
+from tests.hostile.toy import WEIGHTS
 from tests.runtime.store.device import Device
 from tests.runtime.store.following import INPUTS, NEW, OLD, Followed, answer_of, wait_for
 
@@ -77,6 +78,32 @@ def test_a_thread_looks_for_new_versions(
     with pytest.raises(ModelClosedError):
         model.refresh()
     assert not [t for t in threading.enumerate() if t.name == "edgecompile-follow"]
+
+
+def test_a_version_that_is_still_copied_serves_once_it_is_whole(
+    made: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def note(path: str, **options: Any) -> Any:
+        opened.append(path)
+        return open_bundle(path, **options)
+
+    open_bundle = module.open_bundle
+    followed = Followed(made, tmp_path, **WATCH)
+    monkeypatch.setattr(module, "open_bundle", note)
+    monkeypatch.setattr(module, "_PAUSE", 2)
+    new = tmp_path / "new.ecb"
+    shutil.copytree(made.place / "2.ecb", new)
+    (new / WEIGHTS).rename(tmp_path / "weights")
+    with followed.model as model:
+        followed.serve(new)
+        assert model._thread is not None
+        wait_for(lambda: len(opened) >= 4, model._thread)
+        assert model.swaps == 0
+        (tmp_path / "weights").rename(new / WEIGHTS)
+        wait_until_served(followed, 1)
+        assert (followed.answer(), model.error) == (NEW, None)
 
 
 def test_a_version_in_use_blocks_neither_the_next_ones_nor_the_end(
