@@ -282,9 +282,11 @@ class FollowedModel(Unique):
 
     def _after_fork(self) -> None:
         """In a process after a fork, where no other thread opens a version, or makes a call."""
-        self._turn, self._thread = threading.Lock(), None
+        self._turn, self._wake = threading.Lock(), SimpleQueue()
         for life in [self._version.life, *self._old]:
             life.after_fork()
+        if self._thread is not None and not self._closed:
+            self._start()
 
     def __enter__(self) -> "FollowedModel":
         return self

@@ -269,3 +269,23 @@ def test_after_a_fork(followed: Followed) -> None:
 
         assert in_child(child) == f"gave {NEW}"
     assert followed.answer() == OLD
+
+
+@pytest.mark.parametrize("options", [SIGNAL, WATCH], ids=["signal", "watch"])
+def test_a_forked_process_looks_for_new_versions_itself(
+    made: Device, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    followed = Followed(made, tmp_path, **options)
+
+    def child() -> int:
+        followed.serve(NEW)
+        if options is SIGNAL:
+            tell()
+        wait_until_served(followed, 1)
+        followed.model.close()
+        return followed.model.swaps
+
+    with followed.model:
+        assert in_child(child) == "gave 1"
+        followed.model.close()
+        assert in_child(lambda: followed.model._thread.is_alive()) == "gave False"
