@@ -103,19 +103,25 @@ class Lifetime:
                 self._calls.pop(key, None)
                 self._left.put(None)
 
-    def close(self) -> None:
+    def is_within(self) -> bool:
+        """Whether this thread is in a call."""
+        return get_ident() in list(self._calls.values())
+
+    def close(self, wait: bool = True) -> None:
         """Refuses new calls, waits for those under way and frees what is owned.
 
         Called during a call of the same thread, by a signal handler for example, it can't wait: then
-        the last call that leaves frees it. An interrupted ``close`` can be repeated.
+        the last call that leaves frees it. So it does without ``wait``. An interrupted ``close`` can be
+        repeated.
         """
         self.closed = True
-        if get_ident() in list(self._calls.values()):
+        if wait and not self.is_within():
+            self._drain()
+            self.hold(self._free, closed_too=True)
+            self._drain()  # another thread may be freeing what it took off
+        else:
             self._deferred = True
-            return
-        self._drain()
-        self.hold(self._free, closed_too=True)
-        self._drain()  # another thread may be freeing what it took off
+            self.hold(lambda: None, closed_too=True)  # frees, if no other call is under way
 
     def _drain(self) -> None:
         while self._calls:

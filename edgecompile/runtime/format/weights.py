@@ -161,7 +161,7 @@ class Weights:
         self.nbytes = info.st_size
         self.constants = read_constants(fd, self.nbytes, source)
         # A link that is added to the file changes its ctime: no reason to have its pages twice.
-        key = (info.st_dev, info.st_ino, info.st_size)
+        key = file_state(info)[:-1]
         mapped = _mapped.get(key)
         self._bytes: NDArray[Any] = _map(fd, self.nbytes, source) if mapped is None else mapped
         _mapped[key] = self._bytes
@@ -212,7 +212,7 @@ def _map(fd: int, size: int, source: str) -> "NDArray[Any]":
 
 
 _shared: "weakref.WeakValueDictionary[Tuple[int, ...], Weights]" = weakref.WeakValueDictionary()
-#: By device, inode and size: while a file is mapped, no other one has its inode.
+#: With the time of modification: a server of NFS gives a removed file's inode to another one.
 _mapped: "weakref.WeakValueDictionary[Tuple[int, ...], NDArray[Any]]" = (
     weakref.WeakValueDictionary()
 )

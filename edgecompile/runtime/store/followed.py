@@ -3,10 +3,9 @@
 import functools
 import logging
 import os
-import signal
 import threading
 import weakref
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple, Type
@@ -20,6 +19,7 @@ from ..model.open_bundle import open_bundle
 from ..model.proof import prove as prove_model
 from ..stats.file import check_schedule
 from .interface import check_interface
+from .signals import listen, unlisten
 from .store import LINK, VERSIONS
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: In the name of a statistics file: the number of versions that served before.
 SWAP = "{swap}"
+#: The most looks between two attempts to open a version that was refused.
+_PAUSE = 64
 _log = logging.getLogger("edgecompile.runtime")
 
 
@@ -116,27 +118,24 @@ class FollowedModel(Unique):
     ) -> None:
         """See ``follow``; ``stats`` are the name of the file and the seconds."""
         self._path, self._prove, self._stats, self._options = path, prove, stats, options
+        self._watch = watch
         self._turn = threading.Lock()
         self._closed = False
-        self._tried: Optional[Tuple[int, ...]] = None
+        self._old: weakref.WeakSet[Lifetime] = weakref.WeakSet()
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: Optional[threading.Thread] = None
-        self._restore: Callable[[], Any] = lambda: None
         self.swaps = 0
         self.error: Optional[str] = None
-        self._version = self._open(None)
+        # Before it opens: a signal that comes meanwhile must not end the process.
+        if signal_number is not None:
+            listen(signal_number, self._tell)
         try:
-            if signal_number is not None:
-                self._listen(signal_number)
+            self._version = self._open(None)
+            if signal_number is not None or watch is not None:
+                self._start()
         except BaseException:
-            self._version.model.close()
+            unlisten(self._tell)
             raise
-        if signal_number is not None or watch is not None:
-            name, arguments = "edgecompile-follow", (watch,)
-            self._thread = threading.Thread(
-                target=self._attend, args=arguments, name=name, daemon=True
-            )
-            self._thread.start()
         _followed.add(self)
 
     def __repr__(self) -> str:
@@ -171,7 +170,7 @@ class FollowedModel(Unique):
     def refresh(self) -> bool:
         """Opens the version that is at the path now, and lets it serve if it is a new one.
 
-        Waits until the runs of the version before have ended, which then is closed.
+        The version before closes with the last of its calls.
 
         Returns:
             Whether it is a new one. Of two calls at a time, the second one finds what the first one opened.
@@ -195,14 +194,14 @@ class FollowedModel(Unique):
                 return False
             self._version = new
             self.swaps += 1
-        # Not in turn: a call under way may ask for a refresh, too.
-        old.life.close()
+            self._old.add(old.life)
+        old.life.close(wait=False)
         return True
 
     def _open(self, old: Optional[_Version]) -> _Version:
         path = _find(self._path)
         # Read before the version is opened: what replaces it meanwhile is seen the next time.
-        self._tried = state = bundle_state(path)
+        state = bundle_state(path)
         if old is not None and state is not None and state == old.state:
             return old
         model = open_bundle(path, **self._options)
@@ -219,34 +218,44 @@ class FollowedModel(Unique):
         except BaseException:
             model.close()
             raise
-        return _Version(model, Lifetime(model.path, [model.close]), state)
+        return _Version(model, Lifetime(model.path, [functools.partial(_close, model)]), state)
 
-    def _listen(self, number: int) -> None:
-        wake = self._wake
-        try:
-            # A queue's put is one step, whatever the signal interrupts.
-            before = signal.signal(number, lambda *_: wake.put(True))
-        except (TypeError, ValueError, OSError) as error:
-            text = "signal_number is {!r}: {}".format(number, error)
-            raise InputError(text, "follow signals in the main thread") from None
-        self._restore = lambda: signal.signal(number, before or signal.SIG_DFL)
+    def _tell(self) -> None:
+        self._wake.put(True)  # one step, whatever the signal interrupts
 
-    def _attend(self, watch: Optional[float]) -> None:
-        """Looks for new versions, in a thread of its own."""
+    def _start(self) -> None:
+        name = "edgecompile-follow"
+        self._thread = threading.Thread(target=self._attend, name=name, daemon=True)
+        self._thread.start()
+
+    def _attend(self) -> None:
+        """Looks for new versions, in a thread of its own.
+
+        What was refused may become whole, so it is tried again: after 1, 2, 4 and at last 64 further looks.
+        """
+        refused, pause, left = None, 1, 0
         while True:
+            told = False
             try:
-                if not self._wake.get(timeout=watch):
+                told = self._wake.get(timeout=self._watch)
+                if not told:
                     return
             except Empty:
-                if self._look() in (None, self._tried):
-                    continue
+                left -= 1
+            state = self._look()
+            served = None if self.error else self._version.state
+            if not told and (state in (None, served) or (state == refused and left > 0)):
+                continue
             try:
                 if self.refresh():
                     _log.info("%s serves now", self._version.model.path)
+                refused = None
             except Exception as error:
                 if self._closed:
                     return
                 _log.warning("the old version serves on: %s", error)
+                pause = min(2 * pause, _PAUSE) if state == refused else 1
+                refused, left = state, pause
 
     def _look(self) -> Optional[Tuple[int, ...]]:
         try:
@@ -255,21 +264,29 @@ class FollowedModel(Unique):
             return None
 
     def close(self) -> None:
-        """Refuses further calls, waits for those under way, and closes the model."""
+        """Refuses further calls, waits for those under way, and closes the model.
+
+        Within a block of ``use`` it doesn't wait: then each version closes with the last of its calls.
+        """
         with self._turn:
             self._closed = True
         self._wake.put(False)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        with suppress(ValueError):  # not in the main thread
-            self._restore()
-        self._restore = lambda: None
-        self._version.life.close()
+        unlisten(self._tell)
+        lives = [self._version.life, *self._old]
+        # Two threads that wait for each other's blocks would wait for ever.
+        wait = not any(life.is_within() for life in lives)
+        for life in lives:
+            life.close(wait)
 
     def _after_fork(self) -> None:
         """In a process after a fork, where no other thread opens a version, or makes a call."""
-        self._turn, self._thread = threading.Lock(), None
-        self._version.life.after_fork()
+        self._turn, self._wake = threading.Lock(), SimpleQueue()
+        for life in [self._version.life, *self._old]:
+            life.after_fork()
+        if self._thread is not None and not self._closed:
+            self._start()
 
     def __enter__(self) -> "FollowedModel":
         return self
@@ -310,6 +327,14 @@ def _find(path: str) -> str:
             hint = "python -m edgecompile.runtime install BUNDLE"
             raise StoreError("{}: no version is installed".format(os.path.dirname(path)), hint)
     return os.path.realpath(path)
+
+
+def _close(model: Model) -> None:
+    """Raises nothing: an answer mustn't be lost because its call was the last one of a version."""
+    try:
+        model.close()
+    except Exception as error:
+        _log.warning("%s: %s", model.path, error)
 
 
 _followed: "weakref.WeakSet[FollowedModel]" = weakref.WeakSet()

@@ -28,14 +28,14 @@ def check_interface(old: Manifest, new: Manifest, path: str) -> None:
     ):
         found = {item.name: item for item in after}
         for item in before:
-            other = found.pop(item.name, None)
+            other = found.get(item.name)
             if other is None:
                 problems.append("has no {} {}".format(what, item.name))
-            elif not _fits(item, other):
+            elif not (_fits(other, item) if what == "input" else _fits(item, other)):
                 text = "{} {} is {}, was {}"
                 problems.append(text.format(what, item.name, _show(other), _show(item)))
-        if what == "input":
-            problems += ["wants an input {}".format(n) for n, i in found.items() if _needed(i)]
+    given = _without_default(old)
+    problems += ["wants an input {}".format(n) for n in _without_default(new) if n not in given]
     parts = _parts(new)
     problems += [
         "{} {}".format("is no longer" if given else "has become", text)
@@ -52,20 +52,20 @@ def check_interface(old: Manifest, new: Manifest, path: str) -> None:
         )
 
 
-def _fits(old: TensorSpec, new: TensorSpec) -> bool:
-    """Whether the types are alike, and the sizes that both versions fix."""
-    if (old.dtype, len(old.shape)) != (new.dtype, len(new.shape)):
+def _fits(wide: TensorSpec, narrow: TensorSpec) -> bool:
+    """Whether the types are alike, and ``wide`` has the sizes of ``narrow`` or leaves them open."""
+    if (wide.dtype, len(wide.shape)) != (narrow.dtype, len(narrow.shape)):
         return False
-    pairs = zip(old.shape, new.shape)
-    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+    pairs = zip(wide.shape, narrow.shape)
+    return all(size == other for size, other in pairs if isinstance(size, int))
 
 
 def _show(item: TensorSpec) -> str:
     return "{}{}".format(item.dtype, list(item.shape)).replace("'", "")
 
 
-def _needed(item: TensorSpec) -> bool:
-    return item.default is None
+def _without_default(manifest: Manifest) -> List[str]:
+    return [item.name for item in manifest.inputs if item.default is None]
 
 
 def _parts(manifest: Manifest) -> Dict[str, bool]:

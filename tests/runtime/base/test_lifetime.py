@@ -136,6 +136,21 @@ def test_a_close_within_a_call_is_put_off_to_its_end() -> None:
     assert owned.freed == 1
 
 
+def test_an_end_that_does_not_wait_leaves_the_rest_to_the_last_call() -> None:
+    owned = Owned()
+    owned.life.close(wait=False)
+    assert owned.freed == 1, "there was no call"
+    owned = Owned()
+    with owned.life.held():
+        closer = threading.Thread(target=owned.life.close, args=(False,))
+        closer.start()
+        closer.join()
+        assert owned.life.closed and owned.freed == 0
+    assert owned.freed == 1
+    owned.life.close()
+    assert owned.freed == 1
+
+
 def test_of_several_calls_the_last_one_frees() -> None:
     owned = Owned()
     inside, go = threading.Event(), threading.Event()
@@ -210,14 +225,18 @@ def test_an_interrupt_anywhere_leaves_no_call_behind() -> None:
     assert tried > 20
 
 
-@pytest.mark.parametrize("within", [False, True], ids=["alone", "within a call"])
-def test_an_interrupted_end_can_be_repeated(within: bool) -> None:
+@pytest.mark.parametrize("way", ["alone", "within a call", "without waiting"])
+def test_an_interrupted_end_can_be_repeated(way: str) -> None:
     owned: list[Owned] = []
 
     def make() -> Callable[[], Any]:
         owned.append(Owned())
         life = owned[-1].life
-        return (lambda: life.hold(life.close)) if within else life.close
+        if way == "alone":
+            return life.close
+        return (
+            (lambda: life.hold(life.close)) if way == "within a call" else lambda: life.close(False)
+        )
 
     for _ in every_instruction(make, "lifetime.py"):
         owned[-1].life.close()

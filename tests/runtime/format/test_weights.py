@@ -51,6 +51,22 @@ def test_one_mapping_for_a_process_and_a_new_one_for_a_new_file(bundle: DummyBun
         folder.close()
 
 
+def test_another_link_shares_a_mapping_and_another_time_of_modification_does_not(
+    bundle: DummyBundle,
+) -> None:
+    """A file server may give a new file the inode of one that is mapped, or a file system of layers a changed one."""
+    folder = BundleFolder(bundle.write())
+    path = bundle.folder / NAME
+    one = map_weights(folder, NAME, check_hash=False)
+    os.link(path, bundle.folder / "linked")
+    linked = map_weights(folder, NAME, check_hash=False)
+    assert linked is not one
+    assert linked.address == one.address
+    os.utime(path, ns=(0, os.stat(path).st_mtime_ns + 1))
+    assert map_weights(folder, NAME, check_hash=False).address != one.address
+    folder.close()
+
+
 def test_the_mapping_ends_with_its_last_user(bundle: DummyBundle) -> None:
     folder = BundleFolder(bundle.write())
     weights = map_weights(folder, NAME, check_hash=False)

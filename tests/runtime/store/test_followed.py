@@ -7,12 +7,10 @@ import os
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgecompile.runtime import follow
@@ -27,62 +25,11 @@ from edgecompile.runtime.base.errors import (
     UnsignedBundleError,
     UntrustedBundleError,
 )
-from edgecompile.runtime.store.disk import point
 from edgecompile.runtime.store.followed import FollowedModel
-from tests.forks import in_child
 from tests.hostile.toy import PROGRAMS, WEIGHTS, build_libraries, make_toy_bundle
-from tests.runtime.bundles import make_case
 from tests.runtime.signed import make_key
 from tests.runtime.store.device import MODEL, Device
-
-INPUTS = make_case(7)[0]
-OLD, NEW = 1, 2
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Device:
-    """A device with release 1, whose answers are 1, and release 2 with the answers 2."""
-    device = Device(tmp_path_factory.mktemp("followed"))
-    for number in (OLD, NEW):
-        device.release(number, answer=number)
-    return device
-
-
-class Followed:
-    """A link to a version, and the model that follows it."""
-
-    def __init__(self, made: Device, place: Path, **options: Any) -> None:
-        self.made = made
-        self.link = str(place / "current")
-        self.serve(OLD)
-        self.options = {"trust": str(made.signed.trust), **options}
-        self.model = follow(self.link, **self.options)
-
-    def serve(self, version: int | Path) -> None:
-        """Points the link to a release, or to another folder."""
-        path = version if isinstance(version, Path) else self.made.place / f"{version}.ecb"
-        point(self.link, str(path))
-
-    def answer(self) -> int:
-        return answer_of(self.model.run(INPUTS))
-
-
-def answer_of(outputs: dict[str, Any]) -> int:
-    """The one number that all outputs hold."""
-    (value,) = {float(value) for array in outputs.values() for value in np.unique(array)}
-    return int(value)
-
-
-@pytest.fixture
-def followed(made: Device, tmp_path: Path) -> Iterator[Followed]:
-    followed = Followed(made, tmp_path)
-    yield followed
-    followed.model.close()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():
-        time.sleep(0.005)
+from tests.runtime.store.following import INPUTS, NEW, OLD, Followed, answer_of, wait_for
 
 
 def test_no_call_is_lost_over_several_swaps(followed: Followed) -> None:
@@ -103,9 +50,10 @@ def test_no_call_is_lost_over_several_swaps(followed: Followed) -> None:
     for turn in range(turns):
         before = [len(seen) for seen in answers]
         wait_for(
-            lambda b=before: (  # type: ignore[misc]
-                bool(failures) or all(len(s) > n for s, n in zip(answers, b, strict=True))
-            )
+            lambda b=before: all(  # type: ignore[misc]
+                len(s) > n for s, n in zip(answers, b, strict=True)
+            ),
+            *callers,
         )
         expected = (NEW, OLD)[turn % 2]
         followed.serve(expected)
@@ -150,16 +98,13 @@ def test_the_current_version_of_a_store(made: Device, tmp_path: Path) -> None:
         made.install(made.place / "2.ecb")
         old, weights = model.path, os.stat(Path(model.path, WEIGHTS))
         with model.use() as first:  # both are open
-            refreshing = threading.Thread(target=model.refresh)
-            refreshing.start()
-            wait_for(lambda: model.swaps == 1)
+            assert model.refresh()
             assert answer_of(first.run(INPUTS)) == OLD
             assert answer_of(model.run(INPUTS)) == NEW
             # Equal files are linked, and their pages are there once.
             assert os.stat(Path(model.path, WEIGHTS)).st_ino == weights.st_ino
             maps = Path("/proc/self/maps").read_text().splitlines()
             assert sum(line.split()[4] == str(weights.st_ino) for line in maps) == 1
-        refreshing.join()
         with pytest.raises(ModelClosedError):
             first.run(INPUTS)
         assert old != model.path == store.describe()["path"]
@@ -320,39 +265,6 @@ def test_a_refresh_within_a_block_does_not_wait_for_itself(followed: Followed) -
         model.run(INPUTS)
 
 
-@pytest.mark.parametrize("way", ["signal", "watch"])
-def test_a_thread_looks_for_new_versions(
-    made: Device, tmp_path: Path, way: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    options = {"signal_number": signal.SIGHUP} if way == "signal" else {"watch": 0.01}
-    before = signal.getsignal(signal.SIGHUP)
-    followed = Followed(made, tmp_path, **options)
-
-    def told() -> None:
-        if way == "signal":
-            os.kill(os.getpid(), signal.SIGHUP)
-
-    bad = tmp_path / "bad.ecb"
-    shutil.copytree(made.place / "2.ecb", bad)
-    unsigned(made, bad)
-    with followed.model:
-        followed.serve(bad)
-        told()
-        wait_for(lambda: followed.model.error is not None)
-        wait_for(lambda: "the old version serves on" in caplog.text)
-        assert followed.answer() == OLD
-        followed.serve(NEW)
-        told()
-        wait_for(lambda: followed.model.swaps == 1)
-        assert followed.answer() == NEW
-    assert signal.getsignal(signal.SIGHUP) == before
-    with pytest.raises(ModelClosedError):
-        followed.model.run(INPUTS)
-    with pytest.raises(ModelClosedError):
-        followed.model.refresh()
-    assert not [t for t in threading.enumerate() if t.name == "edgecompile-follow"]
-
-
 def test_each_version_counts_its_own_calls(made: Device, tmp_path: Path) -> None:
     followed = Followed(made, tmp_path, stats_file=tmp_path / "stats-{pid}-{swap}.json")
     with followed.model as model:
@@ -372,20 +284,6 @@ def test_each_version_counts_its_own_calls(made: Device, tmp_path: Path) -> None
     assert [document["release"] for document in documents] == [OLD, NEW, OLD]
     hashes = [document["manifest_sha256"] for document in documents]
     assert hashes[0] == hashes[2] != hashes[1]
-
-
-def test_after_a_fork(followed: Followed) -> None:
-    with followed.model._turn:  # another thread's
-
-        def child() -> int:
-            followed.serve(NEW)
-            assert followed.model.refresh()
-            answer = followed.answer()
-            followed.model.close()
-            return answer
-
-        assert in_child(child) == f"gave {NEW}"
-    assert followed.answer() == OLD
 
 
 @pytest.mark.parametrize(
