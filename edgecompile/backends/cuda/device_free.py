@@ -329,6 +329,7 @@ def _caught(made: dict[str, Any], chooser: TileChooser) -> Iterator[None]:
     def compile_first(self: Any, *args: Any, **kwargs: Any) -> None:
         """In place of compiling and timing all candidates."""
         config = patches.configuration(self)
+        patches.round_each_step(self)
         result = self._precompile_config(config)
         binary = result.kernel
         names = binary.src.fn.arg_names

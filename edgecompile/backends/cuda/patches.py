@@ -28,7 +28,7 @@ from torch._inductor.runtime.hints import HeuristicType, ReductionHint
 from torch._inductor.virtualized import V
 from torch._inductor.virtualized import _ops as ops
 
-from edgecompile.backends.cuda.gemm.row_tiles import TileChooser
+from edgecompile.backends.cuda.gemm.row_tiles import TileChooser, read_template
 from edgecompile.backends.cuda.gemm.tiles import FP8_TILES, PRODUCT_TILES, Product, Tile
 from edgecompile.backends.cuda.number_ranges import number_range
 from edgecompile.toolchain.torch_versions import torch_version
@@ -103,6 +103,16 @@ def configuration(tuner: Any) -> Any:
     config = copy.copy(config)
     config.num_warps = min(config.num_warps, max(1, tuner.size_hints["r0_"] // _LINE_OF_A_WARP))
     return config
+
+
+def round_each_step(tuner: Any) -> None:
+    """Keeps products and sums of a kernel apart if it divides exactly: its quotients decide something.
+
+    One instruction for both rounds once, which may give another quotient. Templates stay as they are: a float32 product
+    is made of such instructions.
+    """
+    if "div_rn(" in tuner.fn.src and read_template(tuner.fn.src) is None:
+        tuner.triton_meta["enable_fp_fusion"] = False
 
 
 def _scatter_falls_back(operator: Any, reduction: str | None, *args: Any) -> bool:

@@ -2,6 +2,8 @@
 
 A suppression is one program for all boxes: each box waits for those of higher scores, and what one hides is marked by
 all threads. That takes time in proportion to the number of boxes, and of those that are kept by the block of others.
+
+A quotient decides which boxes are hidden and how many samples are taken, so divisions are exact, as torch's are.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ def suppression_kernel(B, G, T, K, n, GROUPED: tl.constexpr, BLOCK: tl.constexpr
                 height = -_larger(-bottom, -v) - _larger(top, y)
                 zero = tl.zeros_like(width)
                 common = _larger(zero, width) * _larger(zero, height)
-                share = common / (area + (u - x) * (v - y) - common)
+                union = area + (u - x) * (v - y) - common
+                if B.dtype.element_ty == tl.float64:  # Triton divides these exactly by itself
+                    share = common / union
+                else:
+                    share = tl.div_rn(common, union)
                 hidden = inside & (share.to(tl.float64) > limit)
                 if GROUPED:
                     hidden = hidden & (tl.load(G + j, mask=inside) == tl.load(G + i))
@@ -102,7 +108,7 @@ def _start_and_bin(first, last, scale, bins, ALIGNED: tl.constexpr):
     size = end - start
     if not ALIGNED:
         size = tl.where(size < 1.0, 1.0, size)
-    return start, size / bins
+    return start, tl.div_rn(size, bins * 1.0)
 
 
 @triton.jit
@@ -131,22 +137,20 @@ def align_kernel(
         plane = X + (image * channels + c).to(tl.int64) * height * width
         total = tl.zeros([BC], tl.float32)
         for i in range(0, y_samples):
-            y, below, v, y_inside = _neighbours(
-                top + row * down + (i + 0.5) * down / y_samples, height
-            )
+            place = top + row * down + tl.div_rn((i + 0.5) * down, y_samples * 1.0)
+            y, below, v, y_inside = _neighbours(place, height)
             for j in range(0, x_samples):
-                x, beside, u, x_inside = _neighbours(
-                    left + column * across + (j + 0.5) * across / x_samples, width
-                )
+                place = left + column * across + tl.div_rn((j + 0.5) * across, x_samples * 1.0)
+                x, beside, u, x_inside = _neighbours(place, width)
                 mask = c < tl.where(y_inside & x_inside, channels, 0)
                 a = tl.load(plane + y * width + x, mask=mask, other=0.0).to(tl.float32)
                 b = tl.load(plane + y * width + beside, mask=mask, other=0.0).to(tl.float32)
                 d = tl.load(plane + below * width + x, mask=mask, other=0.0).to(tl.float32)
                 e = tl.load(plane + below * width + beside, mask=mask, other=0.0).to(tl.float32)
                 total += (1 - v) * (1 - u) * a + (1 - v) * u * b + v * (1 - u) * d + v * u * e
-        count = tl.maximum(y_samples * x_samples, 1)
+        count = tl.maximum(y_samples * 1.0 * x_samples, 1.0)
         at = ((box * channels + c) * rows + row) * columns + column
-        tl.store(Y + at, (total / count).to(Y.dtype.element_ty), mask=fits)
+        tl.store(Y + at, tl.div_rn(total, count).to(Y.dtype.element_ty), mask=fits)
 
 
 def _align_reference(

@@ -90,6 +90,9 @@ def test_kernels_compile(sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert made.asm["cubin"][:4] == b"\x7fELF"
         assert f".target sm_{sm}" in made.asm["ptx"]
         assert made.metadata.shared <= 99 << 10  # what every one of these lets a block have
+        if kernel in (suppression_kernel, align_kernel):
+            # A quotient decides what is hidden, and the number of samples.
+            assert "div.rn.f32" in made.asm["ptx"] and "div.full" not in made.asm["ptx"]
         if kernel in (attention_kernel, convolution_kernel):
             assert "mma" in made.asm["ptx"]  # tensor cores
         if kernel is convolution_kernel:
