@@ -16,6 +16,7 @@ from edgecompile.backends.cuda.lowering.attention import lower_attention
 from edgecompile.backends.cuda.lowering.boxes import lower_averages
 from edgecompile.backends.cuda.lowering.convolutions import emit_convolution, finish_convolutions
 from edgecompile.backends.cuda.lowering.counts import count_selections
+from edgecompile.backends.cuda.lowering.divisions import settle_divisions
 from edgecompile.backends.cuda.lowering.fp8 import narrow_to_fp8
 from edgecompile.backends.cuda.lowering.gelu import lower_gelu
 from edgecompile.backends.cuda.lowering.gemm import merge_linears, sum_vectors
@@ -123,6 +124,7 @@ def lower_for_gpu(
     lower_attention(low, gpu)
     lower_operators(low, gpu)
     lower_gelu(low)
+    settle_divisions(low)
     _own_outputs(gm)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)
