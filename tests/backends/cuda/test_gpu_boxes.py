@@ -110,6 +110,27 @@ def test_averages_over_what_is_kept() -> None:
     assert (got - want).abs().max().item() < 3e-2
 
 
+def test_boxes_with_too_many_samples_are_refused() -> None:
+    class Averages(nn.Module):
+        def forward(self, regions: Tensor, x: Tensor) -> Tensor:
+            result: Tensor = OPS.roi_align(x, regions, 0.5, 2, 3, 0, False)
+            return result
+
+    def regions(right: float) -> Tensor:
+        box = [0.0, 1, 2, 9, 7]
+        return torch.tensor([box, [0.0, 1, 2, right, 1e6]])
+
+    x = torch.randn(1, 4, 9, 11)
+    shapes: dict[str, Any] = {"regions": {0: COUNT}, "x": None}
+    graph, _ = lowered(Averages(), {"regions": regions(9).clamp(max=9), "x": x}, "fp32", shapes)
+    for right in (torch.inf, 1e6):
+        with pytest.raises(RuntimeError, match="a box has too many samples"):
+            graph(regions=regions(right), x=x)
+    # A box without a size along one axis has none, however long it is along the other.
+    few = regions(1e4).index_fill(1, torch.tensor([2]), torch.nan)
+    assert not graph(regions=few, x=x).any()
+
+
 def test_code_for_boxes_that_a_mask_left() -> None:
     class Found(nn.Module):
         def forward(self, boxes: Tensor, scores: Tensor) -> Tensor:

@@ -16,6 +16,9 @@ from edgecompile.export.operators.boxes import MOST_MOVED, ROI_ALIGN
 
 aten = torch.ops.aten
 
+#: The kernel counts them in 32 bits.
+_MOST_SAMPLES = 2.0**31
+
 
 def mark_kept(
     boxes: Tensor, scores: Tensor, groups: Tensor | None = None, *, threshold: float
@@ -35,16 +38,37 @@ def mark_kept(
     return order, kernels.SUPPRESS(boxes[order], groups, threshold)
 
 
+def _few_samples(boxes: Tensor, scale: float, rows: int, columns: int, aligned: bool) -> Tensor:
+    """Whether the samples of every box, about one for each pixel, are few enough for the kernel to count them."""
+    sides = boxes * scale
+    total: Any = 1.0
+    fits: Any = True
+    for first, bins in ((1, columns), (2, rows)):
+        size = sides[:, first + 2] - sides[:, first]
+        samples = ((size if aligned else size.clamp(min=1)) / bins).ceil()
+        # A box without a size, or with NaN for it, has none.
+        samples = torch.where(samples > 0, samples, 0)
+        fits = fits & (samples < _MOST_SAMPLES)
+        total = total * samples * bins
+    result: Tensor = (fits & (total < _MOST_SAMPLES)).all()
+    return result
+
+
 def lower_averages(low: Lowering) -> None:
     """Makes averages over boxes calls of the kernel."""
 
     def align(node: Node) -> bool:
-        x, boxes, *rest = arguments_of(node).values()
+        bound = arguments_of(node)
+        x, boxes, *rest = bound.values()
 
         def run(x: Tensor, boxes: Tensor) -> Tensor:
             images = boxes[:, 0]
             inside = ((images > -1) & (images < x.shape[0])).all()
             aten._assert_async.msg(inside, "a box is of an image that isn't there")
+            if bound["samples"] <= 0:
+                scale, rows, columns, _, aligned = rest
+                few = _few_samples(boxes.to(torch.float32), scale, rows, columns, aligned)
+                aten._assert_async.msg(few, "a box has too many samples")
             arguments: Any = (x, boxes.to(torch.float32), *rest)
             result: Tensor = kernels.ROI_ALIGN(*arguments)
             return result
