@@ -85,10 +85,23 @@ def test_others():
 """
 
 
-@pytest.mark.parametrize(("argument", "passed"), [("--all", 2), ("--exhaustive", 1)])
-def test_each_runs_what_the_other_leaves_out(tmp_path: Path, argument: str, passed: int) -> None:
-    done = run(tmp_path, MARKED, argument, "-n", "0")
-    assert done.returncode == 0 and f"{passed} passed, {3 - passed} deselected" in done.stdout
+@pytest.mark.parametrize(
+    ("arguments", "passed", "deselected"),
+    [
+        (["--all"], 2, 1),
+        (["--all", "tests/"], 2, 1),  # a part of what CI runs
+        (["tests/test_some.py", "--all"], 3, 0),
+        (["--exhaustive", "tests/test_some.py"], 1, 2),
+    ],
+)
+def test_each_runs_what_the_other_leaves_out_and_all_of_a_file(
+    tmp_path: Path, arguments: list[str], passed: int, deselected: int
+) -> None:
+    done = run(tmp_path, MARKED, *arguments, "-n", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = f"{passed} passed" + f", {deselected} deselected" * (deselected > 0)
+    last = done.stdout.splitlines()[-1]
+    assert ran in last and ("deselected" in last) == (deselected > 0)
 
 
 @pytest.mark.parametrize(
