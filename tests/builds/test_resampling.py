@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +14,25 @@ import edgecompile
 from edgecompile.runtime import open_bundle
 from tests.factories import resampling
 
-pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = pytest.mark.slow
 
 SIZES = ((1, 1), (1, 12), (12, 1), (2, 2), (3, 7), (7, 3), (5, 8), (11, 4), (6, 9), (12, 12))
 
 
-def test_resampled_images_equal_eager_at_every_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "factory",
+    [resampling.resampled_few, pytest.param(resampling.resampled, marks=pytest.mark.exhaustive)],
+)
+def test_resampled_images_equal_eager_at_every_size(
+    factory: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
     log = tmp_path / "images.csv"
     log.write_text("height,width,count\n1,1,3\n6,9,60\n12,5,30\n")
     edgecompile.build(
-        f"{resampling.__file__}:resampled", lengths=log, target="cpu-x86-64-v3",
+        f"{resampling.__file__}:{factory.__name__}", lengths=log, target="cpu-x86-64-v3",
         output=tmp_path / "out.ecb", quick=True,
     )  # fmt: skip
-    spec = resampling.resampled()
+    spec = factory()
     different = []
     with open_bundle(tmp_path / "out.ecb") as model:
         for height, width in SIZES:

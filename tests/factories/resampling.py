@@ -87,8 +87,16 @@ def chosen() -> list[tuple[int, str, Call]]:
     ]
 
 
+#: One call of each operator, for a build that takes seconds.
+FEW = ("bilinear_align_corners_larger_2d", "sample_bilinear_zeros_corners_2d")
+
+
 class Resampled(nn.Module):
-    """Images [1, 2, height, width], as lines, images and volumes, to a result of each chosen call."""
+    """Images [1, 2, height, width], as lines, images and volumes, to a result of each call."""
+
+    def __init__(self, made: list[tuple[int, str, Call]]) -> None:
+        super().__init__()
+        self.made = made
 
     @staticmethod
     def shaped(image: Tensor, dims: int) -> Tensor:
@@ -98,15 +106,23 @@ class Resampled(nn.Module):
         return image.flatten(1, 2) if dims == 1 else image if dims == 2 else image[:, None]
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        return tuple(call(self.shaped(image, dims)) for dims, _, call in chosen())
+        return tuple(call(self.shaped(image, dims)) for dims, _, call in self.made)
 
 
 def resampled() -> dict[str, Any]:
+    return _model(chosen())
+
+
+def resampled_few() -> dict[str, Any]:
+    return _model([item for item in chosen() if item[1] in FEW])
+
+
+def _model(made: list[tuple[int, str, Call]]) -> dict[str, Any]:
     return {
-        "module": Resampled(),
+        "module": Resampled(made),
         "inputs": {"image": torch.randn(1, 2, 6, 5)},
         "axes": {"image": {2: "height", 3: "width"}},
         "limits": {"height": (1, 12), "width": (1, 12)},
         "length_axis": "height",
-        "outputs": [name for _, name, _ in chosen()],
+        "outputs": [name for _, name, _ in made],
     }
