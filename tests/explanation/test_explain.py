@@ -207,6 +207,15 @@ def test_a_model_of_one_size_has_one_row_of_figures() -> None:
     assert any(f.kind == "slow" and "not given to our kernels" in f.text for f in found.causes)
 
 
+def test_what_tensorrt_does_not_take_is_named_with_its_line() -> None:
+    line = line_of(explained.Averaged.forward, "roi_align")
+    note = f"TensorRT takes no roi_align ({line}): build with the backend triton"
+    for target, told in (("cuda-sm90", True), ("cpu-x86-64", False)):
+        found = explain_model(load("averaged"), ExplainRequest(load_target(target), code=False))
+        assert found.verdict == "dynamic" and (note in found.notes) == told, found.notes
+        assert told or not any("TensorRT" in text for text in found.notes)
+
+
 def test_eager_that_needs_multiples_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgecompile.explanation.export.LADDER", LADDER[:2])
     request = ExplainRequest(load_target("cpu-x86-64"), code=False, max_length=32)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.factories.detector import OPS
+
 WIDTH = 8
 
 
@@ -58,6 +60,18 @@ class Picked(nn.Module):
         return x + pairs.sum((0, 2))
 
 
+class Averaged(nn.Module):
+    """Averages over two boxes of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("regions", torch.tensor([[0.0, 1, 1, 5, 5], [0.0, 2, 2, 8, 7]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = OPS.roi_align(x, self.regions, 1.0, 2, 2, 2, True)
+        return result
+
+
 def _tokens(module: nn.Module) -> dict[str, Any]:
     return {
         "module": module,
@@ -84,3 +98,7 @@ def picked() -> dict[str, Any]:
 def stacked() -> dict[str, Any]:
     torch.manual_seed(5)
     return {"module": Stacked(), "inputs": {"x": torch.randn(6, WIDTH)}}
+
+
+def averaged() -> dict[str, Any]:
+    return {"module": Averaged(), "inputs": {"x": torch.randn(1, 2, 9, 9)}}
