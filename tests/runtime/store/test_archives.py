@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import os
 import platform
 import shutil
 import tarfile
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 
 from edgecompile.runtime.base.errors import EdgecompileError
 from edgecompile.runtime.store import unpack
+from edgecompile.runtime.store.archive import Names, read_members
 from edgecompile.runtime.store.removal import collect
 from edgecompile.runtime.store.unpack import unpacked
 from tests.image.layouts import write
@@ -154,6 +157,8 @@ ARCHIVES: dict[str, tuple[str, int, bytes]] = {
     "a file as a folder": ("archive-twice", 20, header("code", b"x")),
     "many entries": ("archive-count", 20, header("code", type=b"5") * ((1 << 17) + 1)),
     "many headers": ("archive-count", 20, header("a", type=b"x") * ((1 << 17) + 1)),
+    "many records": ("archive-count", 20, header("x", b"5 a=\n" * 13_000, type=b"x") * 11),
+    "many folders": ("archive-count", 20, b"".join(pax(path=f"{i}" + "/a" * 490) + header("a") for i in range(80))),
     "not an archive": ("archive-form", 20, b"x" * 512),
     "ends in a file": ("archive-form", 20, header("a", size=1 << 20)),
     "a negative size": ("archive-form", 20, with_sum(header("a")[:124] + b"-0000000001\0" + header("a")[136:])),
@@ -173,26 +178,53 @@ ARCHIVES: dict[str, tuple[str, int, bytes]] = {
 }  # fmt: skip
 
 
+def lay_before(bundle: Path, place: Path, data: bytes, whole: bool = True) -> Path:
+    """A compressed archive of ``data`` before a bundle, which is ``whole`` or has no weights."""
+    kept = place / "bundle"
+    shutil.copytree(bundle, kept)
+    if not whole:
+        (kept / WEIGHTS).unlink()
+    archive = pack(kept, place / "x.tar")
+    archive.write_bytes(gzip.compress(data + archive.read_bytes(), 1))
+    return archive
+
+
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_hostile_archive_is_refused(bundle: Path, tmp_path: Path, name: str) -> None:
     rule, code, data = ARCHIVES[name]
-    kept = tmp_path / "bundle"
-    shutil.copytree(bundle, kept)
-    if rule == "file-size-differs":
-        (kept / WEIGHTS).unlink()
-    archive = pack(kept, tmp_path / "x.tar")
-    archive.write_bytes(gzip.compress(data + archive.read_bytes(), 1))
+    archive = lay_before(bundle, tmp_path, data, whole=rule != "file-size-differs")
     error = refused(str(archive), tmp_path / "store")
     assert (error.exit_code, f"[{rule}]" in error.message) == (code, bool(rule)), error
 
 
-def test_a_bomb_is_refused_by_its_header(bundle: Path, tmp_path: Path) -> None:
+def test_a_bomb_is_refused_by_its_header(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A listed file that is larger than its manifest says isn't written."""
-    data = header(WEIGHTS, bytes(64 << 20))
-    archive = pack(bundle, tmp_path / "x.tar")
-    archive.write_bytes(gzip.compress(data, 9))
-    assert archive.stat().st_size < 100_000
-    assert refused(str(archive), tmp_path / "store").exit_code == 20  # no manifest
+    archive = lay_before(bundle, tmp_path, header(WEIGHTS, bytes(64 << 20)), whole=False)
+    assert archive.stat().st_size < 500_000
+    written: list[str] = []
+    write = unpack.write_file
+
+    def note(path: str, parts: Iterable[bytes]) -> None:
+        written.append(Path(path).name)
+        write(path, parts)
+
+    monkeypatch.setattr(unpack, "write_file", note)
+    error = refused(str(archive), tmp_path / "store")
+    assert (error.exit_code, "[file-size-differs]" in error.message) == (22, True), error
+    assert written and WEIGHTS not in written
+
+
+def test_extended_headers_are_not_kept() -> None:
+    data = b"".join(pax(**{f"k{number}": "x" * 60_000}) for number in range(200)) + header("a")
+    file = io.BytesIO(data + bytes(512))
+    tracemalloc.start()
+    try:
+        assert [item.name for item in read_members(file, "x", Names("x"))] == ["a"]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
