@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import EdgecompileError
+from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.store import unpack
 from edgecompile.runtime.store.archive import Names, read_members
 from edgecompile.runtime.store.removal import collect
@@ -25,16 +26,10 @@ from edgecompile.runtime.store.unpack import unpacked
 from tests.image.layouts import write
 from tests.runtime.bundles import DummyBundle
 from tests.runtime.signed import make_key
-from tests.runtime.store.device import Device
+from tests.runtime.store.device import Device, pack
 
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "")
 WEIGHTS = "weights.fp32"
-
-
-def pack(folder: Path, target: Path, mode: str = "w", top: str = "", **more: Any) -> Path:
-    with tarfile.open(target, mode, **more) as tar:  # type: ignore[call-overload]
-        tar.add(folder, top or ".")
-    return target
 
 
 # --- What is installed
@@ -86,6 +81,24 @@ def test_files_are_written_once(signed: Device, tmp_path: Path) -> None:
         signed.root = root
 
 
+def test_installations_of_archives_do_not_wait_for_each_other(
+    signed: Device, tmp_path: Path
+) -> None:
+    """Nor does gc, which removes what a killed one left, and nothing that is in use."""
+    archive, said = str(pack(signed.place / "2.ecb", tmp_path / "x.tar")), []
+    with unpacked(archive, str(signed.root), said.append) as first:
+        killed = Path(signed.root, ".unpacked", "killed")
+        killed.mkdir()
+        killed.joinpath("lock").touch()
+        assert collect(signed.store, said.append)["removed"] == []
+        assert not killed.exists()
+        with unpacked(archive, str(signed.root), said.append) as second:
+            assert Path(first.path, "manifest.json").exists() and first.path != second.path
+        assert Path(first.path, "manifest.json").exists()
+    assert said == [f"reading {archive}"] * 2  # nobody waited
+    assert not Path(signed.root, ".unpacked").exists()
+
+
 def test_what_is_not_signed_is_not_written(
     signed: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,8 +120,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_all(source: str, root: Path) -> list[str]:
-    with unpacked(source, str(root), None, lambda text: None) as path:
-        return sorted(str(item.relative_to(path)) for item in Path(path).rglob("*"))
+    with unpacked(source, str(root), lambda text: None) as parcel:
+        folder = BundleFolder(parcel.path)
+        folder.close()
+        parcel.complete(folder.manifest.files)
+        path = Path(parcel.path)
+        return sorted(str(item.relative_to(path)) for item in path.rglob("*"))
 
 
 def refused(source: str, root: Path) -> EdgecompileError:
@@ -170,6 +187,7 @@ ARCHIVES: dict[str, tuple[str, int, bytes]] = {
     "a large pax header": ("archive-form", 20, header("x", type=b"x", size=1 << 33)),
     "a large name": ("archive-form", 20, header("x", type=b"L", size=1 << 33)),
     "a folder with content": ("archive-form", 20, header("a", b"x", type=b"5")),
+    "many manifests": ("archive-form", 20, b"".join(header(f"{i}/manifest.json") for i in range(65))),
     "large signatures": ("archive-form", 20, header("release.json", bytes(49 << 20))),
     "unlisted": ("file-unlisted", 22, header("sitecustomize.py")),
     "unlisted byte code": ("file-unlisted", 22, header("__pycache__/a.pyc")),
