@@ -80,7 +80,7 @@ class Device:
         self.signed.write_release({**RELEASE, "floor": 0, "expires": None, **release})
         self.signed.sign()
 
-    def install(self, path: Path) -> dict[str, Any]:
+    def install(self, path: Path | str) -> dict[str, Any]:
         return install(str(path), str(self.root), self.prover)
 
     def start(self) -> str:

@@ -171,12 +171,15 @@ class Recorder:
         return node
 
     # --- The cuts
-    def cuts(self) -> Iterator[Tree]:
-        """Each disk that a cut may leave, once: after each change, with every kind of loss."""
+    def cuts(self, unread: str | None = None) -> Iterator[Tree]:
+        """Each disk that a cut may leave, once: after each change, with every kind of loss.
+
+        Disks that differ only in the folder ``unread`` count as one.
+        """
         seen = set()
         for length in range(self.base, len(self.changes) + 1):
             for tree in self._losses(length):
-                key = frozenset(tree.items())
+                key = frozenset(item for item in tree.items() if item[0].split("/")[0] != unread)
                 if key not in seen:
                     seen.add(key)
                     yield tree
@@ -253,7 +256,7 @@ def read_tree(root: str) -> Tree:
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
             path = Path(folder, name)
-            if name not in ("lock", "installing"):
+            if name not in ("lock", "installing", ".unpacking"):
                 content = str(path.readlink()) if path.is_symlink() else None
                 if content is None and not path.is_dir():
                     content = path.read_bytes()
