@@ -1,7 +1,7 @@
 """Installs a version: copies, verifies and proves it while the one before serves, then puts it on trial."""
 
 import os
-from typing import Dict, Optional, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
 from ..base.errors import BundleError, DamagedBundleError, InputError, StoreError
 from ..format.folder import BundleFolder
@@ -16,6 +16,7 @@ from .unpack import Parcel, unpacked
 #: Beginning of the name of a folder that isn't a version yet.
 STAGE = ".new"
 _HERE = Prover()
+Before = Callable[[str, str, Optional[str]], None]
 
 
 def install(
@@ -24,6 +25,7 @@ def install(
     prover: Prover = _HERE,
     say: Say = lambda text: None,
     share: Optional[Share] = None,
+    before: Before = lambda model, version, current: None,
 ) -> Dict[str, object]:
     """Installs a bundle and puts it on trial; ``start`` counts, ``confirm`` ends the trial.
 
@@ -35,6 +37,7 @@ def install(
         prover: how the version is tested.
         say: a function that gets a line of text for every step.
         share: the part of all devices that take it; None: all do.
+        before: a function that gets the model, the version's id, and that of the current one, before this changes.
 
     Returns:
         See ``Store.describe``; also "version", its id, "copied", bytes that weren't linked, and "installed", which
@@ -54,7 +57,7 @@ def install(
         try:
             store = Store(root, folder.manifest.name)
             declined = None if share is None else _decline(folder, store, share)
-            return declined or _install(folder, parcel, store, prover, say)
+            return declined or _install(folder, parcel, store, prover, say, before)
         finally:
             folder.close()
 
@@ -72,12 +75,13 @@ def _decline(folder: BundleFolder, store: Store, share: Share) -> Optional[Dict[
 
 
 def _install(
-    folder: BundleFolder, parcel: Parcel, store: Store, prover: Prover, say: Say
+    folder: BundleFolder, parcel: Parcel, store: Store, prover: Prover, say: Say, before: Before
 ) -> Dict[str, object]:
     store.make()
     version, expires = _describe(folder)
     with store.locked("installing", say):
         state = store.read()
+        before(store.model, version.id, state.current)
         copied = 0
         if state.current != version.id:
             state.check(version, expires)
