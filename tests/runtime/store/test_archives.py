@@ -392,14 +392,16 @@ def test_a_hostile_image_is_refused(layout: Image, tmp_path: Path, name: str) ->
     assert (error.exit_code, f"[{rule}]" in error.message) == (code, True), error
 
 
-def test_an_image_is_named_by_its_tag(layout: Image, tmp_path: Path) -> None:
-    image = copied(layout, tmp_path / "m.oci")
+@pytest.mark.parametrize("tag", ["4", "localhost:5000/m:4"])
+@pytest.mark.parametrize("folder", ["m.oci", "m:4"])
+def test_an_image_is_named_by_its_tag(layout: Image, tmp_path: Path, folder: str, tag: str) -> None:
+    image = copied(layout, tmp_path / folder)
     entry = nest(image, image.index["manifests"][0])
     entry["annotations"] = {"org.opencontainers.image.ref.name": "3"}
     image.index["manifests"].append(
-        {**entry, "annotations": {"org.opencontainers.image.ref.name": "4"}}
+        {**entry, "annotations": {"org.opencontainers.image.ref.name": tag}}
     )
     source = image.save()
-    assert "manifest.json" in open_all(f"{source}:4", tmp_path / "store")
-    for tag in ("", ":5"):
-        assert "[image-choice]" in refused(source + tag, tmp_path / "store").message
+    assert "manifest.json" in open_all(f"{source}:{tag}", tmp_path / "store")
+    for other in ("", ":5", f":{tag}:4"):
+        assert "[image-choice]" in refused(source + other, tmp_path / "store").message
