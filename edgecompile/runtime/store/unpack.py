@@ -15,7 +15,7 @@ from ..format.manifest import MAX_MANIFEST_BYTES
 from ..format.schema import MANIFEST_NAME, FileEntry
 from ..format.trust.statement import MAX_SIGNATURE_BYTES, is_signing_file
 from .archive import Member, Names, open_archive, read_members
-from .disk import make_parents, write_file
+from .disk import add_parents, write_file
 from .image import PREFIX, find_layers
 from .store import Say
 from .workspace import working
@@ -138,7 +138,7 @@ def _read_all(paths: Iterable[str], source: str, names: Names) -> Iterator[Membe
 
 def _write(target: str, member: Member) -> None:
     path = os.path.join(target, member.name)
-    make_parents(path)
+    add_parents(path)
     write_file(path, member.parts)
 
 

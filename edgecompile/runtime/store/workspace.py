@@ -1,11 +1,14 @@
-"""Folders in which installations unpack archives, one for each that runs."""
+"""Folders in which installations unpack archives, one for each that runs.
+
+No disk has to keep them, so nobody waits for their names.
+"""
 
 import contextlib
 import os
 import secrets
 from typing import Iterator
 
-from .disk import make_folder, remove
+from .disk import add_folder, remove
 from .store import Say, holding, is_held, make_root
 
 _ALL, _LOCK = ".unpacked", ".unpacking"
@@ -31,12 +34,12 @@ def working(root: str, say: Say) -> Iterator[str]:
         # This lock is held for moments only, so installations and gc don't wait for each other.
         with holding(lock, say):
             _remove_unheld(root)
-            make_folder(os.path.join(root, _ALL), 0o700)
-            make_folder(place, 0o700)
+            add_folder(os.path.join(root, _ALL), 0o700)
+            add_folder(place, 0o700)
             stack.enter_context(holding(os.path.join(place, _OWN_LOCK)))
         try:
             content = os.path.join(place, _CONTENT)
-            make_folder(content, 0o700)
+            add_folder(content, 0o700)
             yield content
         finally:
             with holding(lock, say):

@@ -7,6 +7,7 @@ names, a later change without an earlier one. Only a rename happens at once.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,15 +172,17 @@ class Recorder:
         return node
 
     # --- The cuts
-    def cuts(self, unread: str | None = None) -> Iterator[Tree]:
+    def cuts(self, unread: re.Pattern[str] | None = None) -> Iterator[Tree]:
         """Each disk that a cut may leave, once: after each change, with every kind of loss.
 
-        Disks that differ only in the folder ``unread`` count as one.
+        Disks that differ only in paths that begin with ``unread`` count as one.
         """
         seen = set()
         for length in range(self.base, len(self.changes) + 1):
             for tree in self._losses(length):
-                key = frozenset(item for item in tree.items() if item[0].split("/")[0] != unread)
+                key = frozenset(
+                    item for item in tree.items() if unread is None or not unread.match(item[0])
+                )
                 if key not in seen:
                     seen.add(key)
                     yield tree
