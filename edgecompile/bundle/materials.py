@@ -76,6 +76,7 @@ def _make_bom(manifest: Manifest, sha256: str, release: Release | None) -> Bom:
     model = _component(
         manifest.name,
         ComponentType.MACHINE_LEARNING_MODEL,
+        ref=f"model:{manifest.name}",
         version=sha256[:16] if release is None else str(release.number),
         sha256s=[manifest.files[name].sha256 for name in weights],
         properties={
@@ -117,8 +118,9 @@ def _list_files(manifest: Manifest) -> Iterator[Component]:
             kind = ComponentType.FILE
         else:
             continue
+        license_id = _OWN_LICENSE if name in own else None
         yield _component(
-            name, kind, sha256s=[entry.sha256], license_id=_OWN_LICENSE if name in own else None
+            name, kind, ref=f"file:{name}", sha256s=[entry.sha256], license_id=license_id
         )
 
 
@@ -131,8 +133,9 @@ def _list_programs(manifest: Manifest) -> Iterator[Component]:
     }
     runtime = built_by.get("edgecompile")
     yield _component(
-        "edgecompile-runtime", ComponentType.FRAMEWORK, version=runtime, license_id=_OWN_LICENSE
-    )
+        "edgecompile-runtime", ComponentType.FRAMEWORK, ref="runtime", version=runtime,
+        license_id=_OWN_LICENSE,
+    )  # fmt: skip
     if any(variant.backend in (AOTI_CPU, TORCH) for variant in manifest.variants):
         built_by["torch-inductor"] = built_by.get("torch", "")
     for name, version in sorted(built_by.items()):
@@ -151,12 +154,13 @@ def _component(
     name: str,
     kind: Any,
     *,
+    ref: str,
     sha256s: list[str] | None = None,
     license_id: str | None = None,
     properties: dict[str, str] | None = None,
-    ref: str | None = None,
     **more: Any,
 ) -> Component:
+    """A component; no other one of a bill may have its ``ref``."""
     from cyclonedx.model import HashAlgorithm, HashType, Property
     from cyclonedx.model.component import Component
     from cyclonedx.model.license import DisjunctiveLicense
@@ -164,7 +168,7 @@ def _component(
     return Component(
         name=name,
         type=kind,
-        bom_ref=ref or name,
+        bom_ref=ref,
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=item) for item in sha256s or ()],
         licenses=[] if license_id is None else [DisjunctiveLicense(id=license_id)],
         properties=[Property(name=key, value=value) for key, value in (properties or {}).items()],

@@ -72,6 +72,17 @@ def test_the_same_bundle_gives_the_same_bill(bundle: DummyBundle, tmp_path: Path
     assert other["serialNumber"] != first["serialNumber"]
 
 
+@pytest.mark.parametrize("name", ["edgecompile-runtime", "weights.fp32", "tool", "runtime"])
+def test_a_part_s_reference_is_no_other_s(bundle: DummyBundle, name: str) -> None:
+    bundle.document["name"] = name
+    path = Path(bundle.write())
+    first = edgecompile.sbom(path)
+    assert first == edgecompile.sbom(path)
+    parts = [*first["components"], *first["metadata"]["tools"]["components"]]
+    refs = [item["bom-ref"] for item in (*parts, first["metadata"]["component"])]
+    assert len(set(refs)) == len(refs) == len(parts) + 1
+
+
 def test_what_can_not_be_listed(
     bundle: DummyBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from edgecompile.signing.keys import public_pem
 from tests.needs import lack, need
 from tests.runtime.signed import make_key
-from tests.runtime.store.device import Device
+from tests.runtime.store.device import Device, pack
 
 MODULE = Path(__file__).resolve().parents[2] / "docker" / "mender" / "edgecompile-bundle"
 REPOSITORY = MODULE.parents[2]
@@ -36,6 +35,31 @@ def write_key(path: Path) -> Path:
     return path
 
 
+def write_module(place: Path, **settings: object) -> Path:
+    """The module with settings of its own."""
+    path = place / "mender.json"
+    path.write_text(json.dumps(settings))
+    text = MODULE.read_text().replace("/etc/edgecompile/mender.json", str(path))
+    head, _, rest = text.partition("\n")
+    assert head == "#!/opt/edgecompile/bin/python -I"
+    module = place / MODULE.name
+    module.write_text(f"#!{sys.executable}\n{rest}")
+    module.chmod(0o755)
+    return module
+
+
+def write_script(path: Path, text: str) -> list[str]:
+    """A command of Mender's settings."""
+    path.write_text(text)
+    path.chmod(0o755)
+    return [str(path)]
+
+
+def environment_of(device: Device) -> dict[str, str]:
+    trust = str(device.signed.trust)
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "EDGECOMPILE_TRUST": trust}
+
+
 class Mender:
     """A device with Mender's client, a store, and a service that answers well unless a test says otherwise."""
 
@@ -51,21 +75,9 @@ class Mender:
         self.modules.mkdir()
         self.answer = place / "answer"
         self.answer.write_text("well")
-        healthy = place / "healthy"
-        healthy.write_text(
-            HEALTHY.format(
-                python=sys.executable, store=str(self.device.root), answer=str(self.answer)
-            )
-        )
-        healthy.chmod(0o755)
-        settings = place / "mender.json"
-        settings.write_text(json.dumps({"store": str(self.device.root), "healthy": [str(healthy)]}))
-        text = MODULE.read_text().replace("/etc/edgecompile/mender.json", str(settings))
-        head, _, rest = text.partition("\n")
-        assert head == "#!/opt/edgecompile/bin/python -I"
-        module = self.modules / MODULE.name
-        module.write_text(f"#!{sys.executable}\n{rest}")
-        module.chmod(0o755)
+        store = str(self.device.root)
+        text = HEALTHY.format(python=sys.executable, store=store, answer=str(self.answer))
+        write_module(self.modules, store=store, healthy=write_script(place / "healthy", text))
         self.data = place / "data"
         self.data.mkdir()
         (self.data / "device_type").write_text("device_type=board\n")
@@ -77,10 +89,7 @@ class Mender:
         )
 
     def run(self, *words: str) -> int:
-        environment = {
-            **os.environ, "PYTHONPATH": str(REPOSITORY),
-            "EDGECOMPILE_TRUST": str(self.device.signed.trust),
-        }  # fmt: skip
+        environment = environment_of(self.device)
         # The client looks nowhere else for modules, and for what the device had first.
         mount = f"mount --bind {self.modules} /usr/share/mender/modules/v3 && mount --bind {self.settings} /etc/mender"
         command = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
@@ -94,9 +103,7 @@ class Mender:
         return self.write(bundle, number, key)
 
     def write(self, bundle: Path, number: int, key: Path | None = None) -> str:
-        archive = self.place / "bundle.tar"
-        with tarfile.open(archive, "w") as tar:
-            tar.add(bundle, "bundle")
+        archive = pack(bundle, self.place / "bundle.tar", top="bundle")
         target = self.place / f"{number}.mender"
         command = [
             self.writer,
@@ -200,3 +207,71 @@ def test_what_is_refused_leaves_the_old_version(mender: Mender, name: str) -> No
     assert mender.run("install", make(mender)) != 0
     assert message in mender.told
     assert (mender.serving(), mender.shown()) == (before, shown)
+
+
+# --- The module alone, without Mender's client
+class Module:
+    """The module on a device that runs release 1, with release 2 as an archive."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.device = Device(place / "device")
+        self.device.run(self.device.release(1))
+        self.serve(2)
+
+    def serve(self, number: int) -> None:
+        """A new update of a release."""
+        self.update = self.place / f"update-{number}"
+        (self.update / "files").mkdir(parents=True)
+        (self.update / "tmp").mkdir()
+        pack(self.device.release(number), self.update / "files" / "x.tar")
+
+    def call(self, state: str, **settings: object) -> int:
+        module = write_module(self.place, store=str(self.device.root), **settings)
+        command = [sys.executable, str(module), state, str(self.update)]
+        done = subprocess.run(
+            command, env=environment_of(self.device), capture_output=True, text=True
+        )
+        self.told = done.stderr
+        return done.returncode
+
+    def served(self) -> int:
+        return self.device.number(Path(self.device.store.path, "current"))
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Module:
+    pytest.importorskip("cryptography")
+    return Module(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"healthy": "true"}, {"restart": []}, {"healthy": ["/none/x"]}]
+)
+def test_settings_that_nothing_would_start_are_refused(
+    module: Module, settings: dict[str, object]
+) -> None:
+    assert module.call("ArtifactInstall", **settings) == 1
+    assert "mender.json" in module.told
+    assert module.call("ArtifactRollback", **settings) == 0
+    assert (module.served(), module.device.store.read().refused) == (1, ())
+
+
+def test_a_release_that_ran_before_its_update_stays(module: Module) -> None:
+    module.device.run(module.device.place / "2.ecb")
+    assert module.call("ArtifactInstall", healthy=["false"]) == 1
+    assert module.call("ArtifactRollback") == 0
+    state = module.device.store.read()
+    assert (module.served(), state.refused, state.starts_left) == (2, (), None)
+
+
+def test_nothing_changes_before_it_is_written_down(module: Module) -> None:
+    (module.update / "tmp").rmdir()
+    assert module.call("ArtifactInstall", healthy=["true"]) == 1
+    assert module.served() == 1
+    (module.update / "tmp").mkdir()
+    kill = write_script(module.place / "restart", "#!/bin/sh\nkill -9 $PPID\n")
+    assert module.call("ArtifactInstall", restart=kill) < 0
+    assert module.served() == 2
+    assert module.call("ArtifactRollback") == 0
+    assert module.served() == 1

@@ -11,13 +11,17 @@ from typing import BinaryIO, Dict, Iterator, NamedTuple, Optional, Set, Union
 
 from ..base.errors import BundleError
 from ..format.document import shorten
-from ..format.manifest import check_path
+from ..format.manifest import MAX_MANIFEST_BYTES, check_path
 
 _BLOCK = 512
 _CHUNK = 1 << 20
-#: A manifest lists at most 65536 files.
+#: Entries, and records of extended headers; a manifest lists at most 65536 files.
 _MOST = 1 << 17
+#: Characters of the names of all files and folders; a manifest, with all its names, has a quarter at most.
+_MOST_CHARACTERS = 4 * MAX_MANIFEST_BYTES
 _MAX_EXTENSION = 1 << 16
+#: Keys of an extended header's records that matter here. Those of a sparse file begin like the last one.
+_PATH, _SIZE, _SPARSE = b"path", b"size", b"GNU.sparse"
 _FILES, _FOLDER = (b"0", b"\0"), b"5"
 _PAX, _GLOBAL, _LONG_NAME = b"x", b"g", b"L"
 _IMAGE_HINT = (
@@ -65,9 +69,10 @@ class Names:
         self._source = source
         self._folders: Set[str] = set()
         self._count = 0
+        self._characters = 0
 
     def count(self) -> None:
-        """Counts an entry."""
+        """Counts an entry, or a record of one."""
         self._count += 1
         if self._count > _MOST:
             raise _fault(self._source, "archive-count", "more than {} entries".format(_MOST))
@@ -82,17 +87,29 @@ class Names:
         if parts[-1].startswith(".wh."):
             text = "{!r} removes a file of another layer".format(shorten(name))
             raise _fault(self._source, "archive-kind", text)
-        parents = {"/".join(parts[:end]) for end in range(1, len(parts))}
         if is_folder:
-            parents.add(name)
-        elif name in self.files or name in self._folders:
+            self._add_folders(name)
+            return
+        if name in self.files or name in self._folders:
             raise _fault(self._source, "archive-twice", "{!r} twice".format(shorten(name)))
-        else:
-            self.files.add(name)
-        if not self.files.isdisjoint(parents):
-            text = "{!r} twice, as a folder and a file".format(shorten(name))
-            raise _fault(self._source, "archive-twice", text)
-        self._folders |= parents
+        self._add_folders(name.rpartition("/")[0])
+        self._keep(self.files, name)
+
+    def _add_folders(self, name: str) -> None:
+        """Notes a folder and those that it is in, up to the first that is known."""
+        while name and name not in self._folders:
+            if name in self.files:
+                text = "{!r} twice, as a folder and a file".format(shorten(name))
+                raise _fault(self._source, "archive-twice", text)
+            self._keep(self._folders, name)
+            name = name.rpartition("/")[0]
+
+    def _keep(self, names: Set[str], name: str) -> None:
+        self._characters += len(name)
+        if self._characters > _MOST_CHARACTERS:
+            text = "names of more than {} characters".format(_MOST_CHARACTERS)
+            raise _fault(self._source, "archive-count", text)
+        names.add(name)
 
 
 def read_members(file: BinaryIO, source: str, names: Names) -> Iterator[Member]:
@@ -109,7 +126,7 @@ def read_members(file: BinaryIO, source: str, names: Names) -> Iterator[Member]:
     is_gzip = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     stream = _Stream(gzip.GzipFile(fileobj=file) if is_gzip else file, source)
-    changes: Dict[str, bytes] = {}
+    changes: Dict[bytes, bytes] = {}
     while True:
         header = stream.take(_BLOCK)
         if header == bytes(_BLOCK):
@@ -123,15 +140,15 @@ def read_members(file: BinaryIO, source: str, names: Names) -> Iterator[Member]:
             data = stream.take(size)
             stream.take(-size % _BLOCK)
             if kind == _PAX:
-                changes.update(stream.parse_pax(data))
+                changes.update(_read_pax(stream, data, names))
             elif kind == _LONG_NAME:
-                changes["path"] = data.rstrip(b"\0")
+                changes[_PATH] = data.rstrip(b"\0")
             continue
-        size = stream.parse_size(changes["size"]) if "size" in changes else size
-        name = changes.get("path", _find_name(header)).decode("utf-8", "replace")
+        size = stream.parse_size(changes[_SIZE]) if _SIZE in changes else size
+        name = changes.get(_PATH, _find_name(header)).decode("utf-8", "replace")
         if size and kind == _FOLDER:
             raise stream.fault("a folder of {} bytes".format(size))
-        if kind not in (*_FILES, _FOLDER) or any(key.startswith("GNU.sparse") for key in changes):
+        if kind not in (*_FILES, _FOLDER) or _SPARSE in changes:
             text = "{!r} isn't a file or a folder".format(shorten(name))
             raise _fault(source, "archive-kind", text)
         changes = {}
@@ -192,19 +209,23 @@ class _Stream:
             raise self.fault("a size of {!r}".format(shorten(text)))
         return int(text)
 
-    def parse_pax(self, data: bytes) -> Dict[str, bytes]:
-        """The records of an extended header, each its length, a key and a value."""
-        records = {}
-        while data:
-            digits, _, _ = data.partition(b" ")
-            length = self.parse_size(digits)
-            record = data[len(digits) + 1 : length]
-            key, equals, value = record.partition(b"=")
-            if not equals or not value.endswith(b"\n"):
-                raise self.fault("an extended header without records")
-            records[key.decode("utf-8", "replace")] = value[:-1]
-            data = data[length:]
-        return records
+
+def _read_pax(stream: _Stream, data: bytes, names: Names) -> Dict[bytes, bytes]:
+    """The records of an extended header that matter here; each is its length, a key and a value."""
+    records, start = {}, 0
+    while start < len(data):
+        names.count()
+        digits = data[start : data.find(b" ", start, start + 20)]
+        length = stream.parse_size(digits)
+        record = data[start + len(digits) + 1 : start + length]
+        key, equals, value = record.partition(b"=")
+        if not equals or not value.endswith(b"\n"):
+            raise stream.fault("an extended header without records")
+        key = _SPARSE if key.startswith(_SPARSE) else key
+        if key in (_PATH, _SIZE, _SPARSE):
+            records[key] = value[:-1]
+        start += length
+    return records
 
 
 def _find_name(header: bytes) -> bytes:

@@ -4,6 +4,7 @@ import hashlib
 from typing import NamedTuple, Optional
 
 from ..base.errors import InputError
+from ..format.document import shorten
 
 #: Numbers of cohorts; one is a hundredth of a percent.
 COHORTS = 10_000
@@ -19,9 +20,19 @@ def cohort(device_id: str, model: str, release: int) -> int:
         device_id: id of the device, such as the text in /etc/machine-id.
         model: name of the model.
         release: number of the release.
+
+    Raises:
+        InputError: a name has bytes that aren't UTF-8.
     """
-    text = "{}{}{}".format(device_id, model, release)
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest(), "big") % COHORTS
+    data = b"".join(map(_encode, (device_id, model, str(release))))
+    return int.from_bytes(hashlib.sha256(data).digest(), "big") % COHORTS
+
+
+def _encode(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError("{!r}: has bytes that aren't UTF-8".format(shorten(text))) from None
 
 
 class Share(NamedTuple):
@@ -37,14 +48,15 @@ class Share(NamedTuple):
 
     def takes(self, number: int) -> bool:
         """Whether a cohort belongs to it."""
-        return number < self.percent * (COHORTS / 100)
+        # Rounded: 0.07 times 100 is a little more than 7.
+        return number < round(self.percent * (COHORTS / 100))
 
 
 def make_share(percent: float, device_id: Optional[str]) -> Share:
     """A part of all devices; without an id this machine's.
 
     Raises:
-        InputError: ``percent`` isn't from 0 to 100, or there is no id.
+        InputError: ``percent`` isn't from 0 to 100, or there is no id in UTF-8.
     """
     if not 0 <= percent <= 100:
         raise InputError("--percent is {:g}, must be from 0 to 100".format(percent))
@@ -55,7 +67,7 @@ def find_device_id(given: Optional[str]) -> str:
     """The given id, or that of this machine.
 
     Raises:
-        InputError: it is empty, or this machine has none.
+        InputError: it is empty or isn't UTF-8, or this machine has none.
     """
     text = given
     if text is None:
@@ -67,4 +79,5 @@ def find_device_id(given: Optional[str]) -> str:
     if not text:
         hint = "name one with --device, always the same"
         raise InputError("this device has no id: {} has none".format(_MACHINE_ID), hint)
+    _encode(text)  # before any work is done
     return text

@@ -21,12 +21,28 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def make_folder(path: str) -> None:
+def make_folder(path: str, mode: int = 0o755) -> None:
     """Makes a folder that others may read, where there is none, and waits for its name."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o755)
+    add_folder(path, mode)
     # Also an older one's: whoever made it may have been killed before the disk had it.
     sync_folder(os.path.dirname(path))
+
+
+def add_folder(path: str, mode: int = 0o755) -> None:
+    """Makes a folder where there is none; the one that it is in is synced later."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode)
+
+
+def add_parents(path: str) -> None:
+    """Makes the folders that a file will be in, where there are none, as ``add_folder`` does."""
+    missing = []
+    folder = os.path.dirname(path)
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for folder in reversed(missing):
+        add_folder(folder)
 
 
 def write_file(path: str, parts: Iterable[bytes]) -> None:

@@ -42,9 +42,7 @@ def find_layers(source: str) -> List[str]:
         BundleError: it isn't a layout, has no image for this device, or one that holds more than files.
         DamagedBundleError: a blob isn't what its digest says.
     """
-    folder, tag = source[len(PREFIX) :], None
-    if not os.path.isdir(folder) and ":" in folder:
-        folder, _, tag = folder.rpartition(":")
+    folder, tag = _split(source[len(PREFIX) :])
     path = os.path.join(folder, "index.json")
     blob = _choose(path, _read(path, _MAX_BYTES), tag)
     if blob.kind == _INDEX:
@@ -58,6 +56,16 @@ def find_layers(source: str) -> List[str]:
     for layer in layers:
         _check(_place(folder, layer), layer)
     return [_place(folder, layer) for layer in layers]
+
+
+def _split(text: str) -> Tuple[str, Optional[str]]:
+    """The folder and the tag in ``DIR:TAG``; both may have colons, so the longest folder that exists is meant."""
+    words = text.split(":")
+    for count in range(len(words), 0, -1):
+        folder = ":".join(words[:count])
+        if os.path.isdir(folder):
+            return folder, ":".join(words[count:]) or None
+    return words[0], ":".join(words[1:]) or None
 
 
 def _choose(path: str, data: bytes, tag: Optional[str]) -> _Blob:

@@ -1,7 +1,7 @@
 """Installs a version: copies, verifies and proves it while the one before serves, then puts it on trial."""
 
 import os
-from typing import Dict, Optional, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
 from ..base.errors import BundleError, DamagedBundleError, InputError, StoreError
 from ..format.folder import BundleFolder
@@ -11,11 +11,12 @@ from .proof import Prover
 from .staging import copy_bundle, list_installed
 from .state import STORE_FOLDER, State, Version
 from .store import Say, Store
-from .unpack import unpacked
+from .unpack import Parcel, unpacked
 
 #: Beginning of the name of a folder that isn't a version yet.
 STAGE = ".new"
 _HERE = Prover()
+Before = Callable[[str, str, Optional[str]], None]
 
 
 def install(
@@ -24,6 +25,7 @@ def install(
     prover: Prover = _HERE,
     say: Say = lambda text: None,
     share: Optional[Share] = None,
+    before: Before = lambda model, version, current: None,
 ) -> Dict[str, object]:
     """Installs a bundle and puts it on trial; ``start`` counts, ``confirm`` ends the trial.
 
@@ -35,10 +37,12 @@ def install(
         prover: how the version is tested.
         say: a function that gets a line of text for every step.
         share: the part of all devices that take it; None: all do.
+        before: a function that gets the model, the version's id, and that of the current one, before this changes.
 
     Returns:
-        See ``Store.describe``; also "version", its id, and "copied", bytes that weren't linked. Where the device
-        doesn't belong to the share: "model", "version", "cohort", and "installed", which is false.
+        See ``Store.describe``; also "version", its id, "copied", bytes that weren't linked, and "installed", which
+        is true. Where the device doesn't belong to the share, and another version is current: "model", "version",
+        "cohort", and "installed", which is false.
 
     Raises:
         InputError: ``share`` is given, and the bundle's release isn't known.
@@ -48,39 +52,40 @@ def install(
         DeviceDiskError: there is too little space.
         StoreError: the store can't be used.
     """
-    with unpacked(source, root, prover.trust, say) as path:
-        folder = BundleFolder(path, trust=prover.trust)
+    with unpacked(source, root, say) as parcel:
+        folder = BundleFolder(parcel.path, trust=prover.trust)
         try:
-            declined = None if share is None else _decline(folder, share)
-            return declined or _install(folder, path != source, root, prover, say)
+            store = Store(root, folder.manifest.name)
+            declined = None if share is None else _decline(folder, store, share)
+            return declined or _install(folder, parcel, store, prover, say, before)
         finally:
             folder.close()
 
 
-def _decline(folder: BundleFolder, share: Share) -> Optional[Dict[str, object]]:
-    """The result where this device doesn't belong to those that take the release; None: it does."""
+def _decline(folder: BundleFolder, store: Store, share: Share) -> Optional[Dict[str, object]]:
+    """The result where this device doesn't belong to those that take the release; None: it does, or runs it."""
     version, model = _describe(folder)[0], folder.manifest.name
     if version.release < 0:
         hint = "sign it with edgecompile sign --release N, and install it with a trust folder"
         raise InputError("{}: has no release to choose devices by".format(folder.path), hint)
     number = cohort(share.device_id, model, version.release)
-    if share.takes(number):
+    if share.takes(number) or store.read().current == version.id:
         return None
     return {"model": model, "version": version.id, "cohort": number, "installed": False}
 
 
 def _install(
-    folder: BundleFolder, own: bool, root: str, prover: Prover, say: Say
+    folder: BundleFolder, parcel: Parcel, store: Store, prover: Prover, say: Say, before: Before
 ) -> Dict[str, object]:
-    store = Store(root, folder.manifest.name)
     store.make()
     version, expires = _describe(folder)
     with store.locked("installing", say):
         state = store.read()
+        before(store.model, version.id, state.current)
         copied = 0
         if state.current != version.id:
             state.check(version, expires)
-            copied = _bring(folder, store, state, version, prover, say, own)
+            copied = _bring(folder, store, state, version, prover, say, parcel)
             # Anew: the service may have been started, or the trial confirmed, meanwhile.
             state = store.change(lambda now: _try(now, version, expires))
     done = {"version": version.id, "copied": copied, "installed": True}
@@ -110,9 +115,9 @@ def _bring(
     version: Version,
     prover: Prover,
     say: Say,
-    own: bool,
+    parcel: Parcel,
 ) -> int:
-    """Makes the version's folder, verified and proved; returns the bytes copied, or unpacked as its ``own``."""
+    """Makes the version's folder, verified and proved; returns the bytes copied, or unpacked for it."""
     place = store.place(version.id)
     copied = 0
     if os.path.lexists(place):
@@ -128,9 +133,10 @@ def _bring(
         stage = store.place("{}-{}".format(STAGE, version.id))
         if os.path.lexists(stage):
             remove(stage)
+        parcel.complete(folder.manifest.files)
         say("copying {} as {}".format(folder.path, version.id))
         installed = list_installed([store.place(name) for name in state.versions])
-        copied = copy_bundle(folder, stage, installed, own)
+        copied = copy_bundle(folder, stage, installed, parcel.own)
         try:
             _verify(stage, version, prover, full=False)
             say("testing {}".format(version.id))

@@ -5,7 +5,7 @@ from typing import Dict, Set, Tuple
 
 from .disk import remove, sync_folder
 from .store import Say, Store
-from .unpack import clear_unpacked
+from .workspace import clear_workspaces
 
 
 def collect(store: Store, say: Say = lambda text: None) -> Dict[str, object]:
@@ -18,7 +18,7 @@ def collect(store: Store, say: Say = lambda text: None) -> Dict[str, object]:
         StoreError: the store can't be used.
     """
     store.check()
-    clear_unpacked(os.path.dirname(store.path), say)
+    clear_workspaces(os.path.dirname(store.path), say)
     with store.locked("installing", say), store.locked(say=say):
         state = store.read()
         # Before anything goes: the disk must have the state that was read, and the link.

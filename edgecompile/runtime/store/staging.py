@@ -17,7 +17,7 @@ from ..format.trust.statement import (
     SIGNATURES_NAME,
     is_signature_name,
 )
-from .disk import link, make_folder, remove, seal_folder, sync_folder, write_file
+from .disk import add_folder, link, remove, seal_folder, sync_folder, write_file
 
 _CHUNK = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -65,7 +65,7 @@ def _copy(folder: BundleFolder, target: str, installed: Mapping[str, str], own: 
             folders.add(name)
     ordered = sorted(folders)  # "" first, a folder before those in it
     for name in ordered:
-        make_folder(os.path.join(target, name).rstrip("/"))
+        add_folder(os.path.join(target, name).rstrip("/"))
     # Keeps Python from writing its byte code there; see ``check_names``.
     for name in {os.path.dirname(item) for item in files if item.endswith(".py")}:
         write_file(os.path.join(target, name, "__pycache__"), [])

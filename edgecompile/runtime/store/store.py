@@ -175,6 +175,21 @@ def holding(path: str, say: Say = lambda text: None) -> Iterator[None]:
         os.close(fd)
 
 
+def is_held(path: str) -> bool:
+    """Whether a process holds the lock of a file."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def make_root(root: str) -> None:
     """Makes the folder of all models, where there is none.
 

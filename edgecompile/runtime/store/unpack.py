@@ -7,89 +7,84 @@ no archive fills the disk with anything else.
 import contextlib
 import errno
 import os
-from typing import Iterable, Iterator, List, Mapping, Optional
+from typing import Callable, Iterable, Iterator, List, Mapping, NamedTuple
 
 from ..base.errors import BundleError, DamagedBundleError, DeviceDiskError
 from ..format.document import shorten
-from ..format.folder import BundleFolder
 from ..format.manifest import MAX_MANIFEST_BYTES
 from ..format.schema import MANIFEST_NAME, FileEntry
 from ..format.trust.statement import MAX_SIGNATURE_BYTES, is_signing_file
 from .archive import Member, Names, open_archive, read_members
-from .disk import remove, write_file
+from .disk import add_parents, write_file
 from .image import PREFIX, find_layers
-from .store import Say, holding, make_root
+from .store import Say
+from .workspace import working
 
-_UNPACKED, _LOCK = ".unpacked", ".unpacking"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Manifests, also those of bundles within the bundle, the signatures and the release.
 _MOST_BYTES = 8 * MAX_MANIFEST_BYTES + 2 * MAX_SIGNATURE_BYTES
+_MOST_SIGNED = 64
+
+
+class Parcel(NamedTuple):
+    """A bundle as it came.
+
+    Attributes:
+        path: the path of its folder; of an archive it has the manifest and the signatures at first.
+        own: whether nobody else can write to the folder.
+        complete: a function that gets the files of the manifest, once it is trusted, and unpacks them. It raises
+            DamagedBundleError where the archive holds others, and DeviceDiskError where there is too little space.
+    """
+
+    path: str
+    own: bool
+    complete: Callable[[Mapping[str, FileEntry]], None]
 
 
 @contextlib.contextmanager
-def unpacked(source: str, root: str, trust: Optional[str], say: Say) -> Iterator[str]:
-    """The folder of a bundle: ``source`` itself, or what was unpacked from it, which goes with the context.
+def unpacked(source: str, root: str, say: Say) -> Iterator[Parcel]:
+    """A bundle: the folder ``source``, or what is unpacked from it, which goes with the context.
 
     Args:
         source: a folder, a tar archive, plain or by gzip, or an image as ``find_layers`` takes it.
         root: the store, whose disk gets the files.
-        trust: the trust folder; None: the device's.
         say: a function that gets a line of text for every step.
 
     Raises:
-        BundleError: it is malformed, or its signatures don't suffice.
-        DamagedBundleError: it holds other files than the manifest lists.
+        BundleError: it is malformed.
         DeviceDiskError: there is too little space.
         StoreError: the store can't be used.
     """
     if not source.startswith(PREFIX) and not os.path.isfile(source):
-        yield source
+        yield Parcel(source, False, lambda files: None)
         return
-    make_root(root)
-    with holding(os.path.join(root, _LOCK), say):
-        target = os.path.join(root, _UNPACKED)
-        _clear(target)
-        os.mkdir(target, 0o700)
-        try:
+    say("reading {}".format(source))
+    paths = find_layers(source) if source.startswith(PREFIX) else [source]
+    with working(root, say) as target:
+        with _filling(target):
+            prefix = _write_signed(paths, source, target)
+
+        def complete(files: Mapping[str, FileEntry]) -> None:
             say("unpacking {}".format(source))
-            paths = find_layers(source) if source.startswith(PREFIX) else [source]
-            yield _unpack(paths, source, target, trust)
-        finally:
-            _clear(target)
+            with _filling(target):
+                _write_listed(paths, source, target, prefix, files)
+
+        yield Parcel(os.path.join(target, prefix).rstrip("/"), True, complete)
 
 
-def clear_unpacked(root: str, say: Say) -> None:
-    """Removes what a killed installation unpacked; waits for one that runs."""
-    target = os.path.join(root, _UNPACKED)
-    if os.path.lexists(target):
-        with holding(os.path.join(root, _LOCK), say):
-            _clear(target)
-
-
-def _clear(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        remove(path)
-
-
-def _unpack(paths: List[str], source: str, target: str, trust: Optional[str]) -> str:
+@contextlib.contextmanager
+def _filling(target: str) -> Iterator[None]:
     try:
-        prefix = _write_signed(paths, source, target)
-        place = os.path.join(target, prefix)
-        folder = BundleFolder(place, trust=trust)
-        try:
-            _write_listed(paths, source, target, prefix, folder.manifest.files)
-        finally:
-            folder.close()
+        yield
     except OSError as error:
         if error.errno in _FULL:
             raise DeviceDiskError("{}: {}".format(target, error.strerror)) from None
         raise
-    return place.rstrip("/")
 
 
 def _write_signed(paths: List[str], source: str, target: str) -> str:
     """Writes the manifest, the release and the signatures; returns the folder in the archive that has them."""
-    names, size = Names(source), 0
+    names, size, count = Names(source), 0, 0
     info = os.statvfs(target)
     room, taken = info.f_bavail * info.f_frsize, 0
     for member in _read_all(paths, source, names):
@@ -98,10 +93,12 @@ def _write_signed(paths: List[str], source: str, target: str) -> str:
             text = "{}: has at least {} bytes, {} has room for {}"
             raise DeviceDiskError(text.format(source, taken, target, room))
         if _is_signed(member.name) or _is_signed(member.name.partition("/")[2]):
-            size += member.size
-            if size > _MOST_BYTES:
-                text = "{}: manifests and signatures of more than {} bytes [archive-form]"
-                raise BundleError(text.format(source, _MOST_BYTES))
+            size, count = size + member.size, count + 1
+            if size > _MOST_BYTES or count > _MOST_SIGNED:
+                text = (
+                    "{}: more than {} manifests and signatures, or {} bytes of them [archive-form]"
+                )
+                raise BundleError(text.format(source, _MOST_SIGNED, _MOST_BYTES))
             _write(target, member)
     if MANIFEST_NAME in names.files:
         return ""
@@ -141,7 +138,7 @@ def _read_all(paths: Iterable[str], source: str, names: Names) -> Iterator[Membe
 
 def _write(target: str, member: Member) -> None:
     path = os.path.join(target, member.name)
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    add_parents(path)
     write_file(path, member.parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ from tests.runtime.golden_files import write_case
 from tests.runtime.signed import RELEASE, SignedBundle
 
 MODEL = "tiny"
+
+
+def pack(folder: Path, target: Path, mode: str = "w", top: str = "", **more: Any) -> Path:
+    """A tar archive of a bundle."""
+    with tarfile.open(target, mode, **more) as tar:  # type: ignore[call-overload]
+        tar.add(folder, top or ".")
+    return target
 
 
 class Device:
@@ -72,7 +80,7 @@ class Device:
         self.signed.write_release({**RELEASE, "floor": 0, "expires": None, **release})
         self.signed.sign()
 
-    def install(self, path: Path) -> dict[str, Any]:
+    def install(self, path: Path | str) -> dict[str, Any]:
         return install(str(path), str(self.root), self.prover)
 
     def start(self) -> str:

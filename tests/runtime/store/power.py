@@ -7,6 +7,7 @@ names, a later change without an earlier one. Only a rename happens at once.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,12 +172,17 @@ class Recorder:
         return node
 
     # --- The cuts
-    def cuts(self) -> Iterator[Tree]:
-        """Each disk that a cut may leave, once: after each change, with every kind of loss."""
+    def cuts(self, unread: re.Pattern[str] | None = None) -> Iterator[Tree]:
+        """Each disk that a cut may leave, once: after each change, with every kind of loss.
+
+        Disks that differ only in paths that begin with ``unread`` count as one.
+        """
         seen = set()
         for length in range(self.base, len(self.changes) + 1):
             for tree in self._losses(length):
-                key = frozenset(tree.items())
+                key = frozenset(
+                    item for item in tree.items() if unread is None or not unread.match(item[0])
+                )
                 if key not in seen:
                     seen.add(key)
                     yield tree
@@ -253,7 +259,7 @@ def read_tree(root: str) -> Tree:
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
             path = Path(folder, name)
-            if name not in ("lock", "installing"):
+            if name not in ("lock", "installing", ".unpacking"):
                 content = str(path.readlink()) if path.is_symlink() else None
                 if content is None and not path.is_dir():
                     content = path.read_bytes()

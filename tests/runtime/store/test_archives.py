@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import os
 import platform
 import shutil
 import tarfile
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgecompile.runtime.base.errors import EdgecompileError
+from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.store import unpack
+from edgecompile.runtime.store.archive import Names, read_members
 from edgecompile.runtime.store.removal import collect
 from edgecompile.runtime.store.unpack import unpacked
 from tests.image.layouts import write
 from tests.runtime.bundles import DummyBundle
 from tests.runtime.signed import make_key
-from tests.runtime.store.device import Device
+from tests.runtime.store.device import Device, pack
 
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "")
 WEIGHTS = "weights.fp32"
-
-
-def pack(folder: Path, target: Path, mode: str = "w", top: str = "", **more: Any) -> Path:
-    with tarfile.open(target, mode, **more) as tar:  # type: ignore[call-overload]
-        tar.add(folder, top or ".")
-    return target
 
 
 # --- What is installed
@@ -83,6 +81,24 @@ def test_files_are_written_once(signed: Device, tmp_path: Path) -> None:
         signed.root = root
 
 
+def test_installations_of_archives_do_not_wait_for_each_other(
+    signed: Device, tmp_path: Path
+) -> None:
+    """Nor does gc, which removes what a killed one left, and nothing that is in use."""
+    archive, said = str(pack(signed.place / "2.ecb", tmp_path / "x.tar")), []
+    with unpacked(archive, str(signed.root), said.append) as first:
+        killed = Path(signed.root, ".unpacked", "killed")
+        killed.mkdir()
+        killed.joinpath("lock").touch()
+        assert collect(signed.store, said.append)["removed"] == []
+        assert not killed.exists()
+        with unpacked(archive, str(signed.root), said.append) as second:
+            assert Path(first.path, "manifest.json").exists() and first.path != second.path
+        assert Path(first.path, "manifest.json").exists()
+    assert said == [f"reading {archive}"] * 2  # nobody waited
+    assert not Path(signed.root, ".unpacked").exists()
+
+
 def test_what_is_not_signed_is_not_written(
     signed: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,8 +120,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_all(source: str, root: Path) -> list[str]:
-    with unpacked(source, str(root), None, lambda text: None) as path:
-        return sorted(str(item.relative_to(path)) for item in Path(path).rglob("*"))
+    with unpacked(source, str(root), lambda text: None) as parcel:
+        folder = BundleFolder(parcel.path)
+        folder.close()
+        parcel.complete(folder.manifest.files)
+        path = Path(parcel.path)
+        return sorted(str(item.relative_to(path)) for item in path.rglob("*"))
 
 
 def refused(source: str, root: Path) -> EdgecompileError:
@@ -154,6 +174,8 @@ ARCHIVES: dict[str, tuple[str, int, bytes]] = {
     "a file as a folder": ("archive-twice", 20, header("code", b"x")),
     "many entries": ("archive-count", 20, header("code", type=b"5") * ((1 << 17) + 1)),
     "many headers": ("archive-count", 20, header("a", type=b"x") * ((1 << 17) + 1)),
+    "many records": ("archive-count", 20, header("x", b"5 a=\n" * 13_000, type=b"x") * 11),
+    "many folders": ("archive-count", 20, b"".join(pax(path=f"{i}" + "/a" * 490) + header("a") for i in range(80))),
     "not an archive": ("archive-form", 20, b"x" * 512),
     "ends in a file": ("archive-form", 20, header("a", size=1 << 20)),
     "a negative size": ("archive-form", 20, with_sum(header("a")[:124] + b"-0000000001\0" + header("a")[136:])),
@@ -165,6 +187,7 @@ ARCHIVES: dict[str, tuple[str, int, bytes]] = {
     "a large pax header": ("archive-form", 20, header("x", type=b"x", size=1 << 33)),
     "a large name": ("archive-form", 20, header("x", type=b"L", size=1 << 33)),
     "a folder with content": ("archive-form", 20, header("a", b"x", type=b"5")),
+    "many manifests": ("archive-form", 20, b"".join(header(f"{i}/manifest.json") for i in range(65))),
     "large signatures": ("archive-form", 20, header("release.json", bytes(49 << 20))),
     "unlisted": ("file-unlisted", 22, header("sitecustomize.py")),
     "unlisted byte code": ("file-unlisted", 22, header("__pycache__/a.pyc")),
@@ -173,26 +196,53 @@ ARCHIVES: dict[str, tuple[str, int, bytes]] = {
 }  # fmt: skip
 
 
+def lay_before(bundle: Path, place: Path, data: bytes, whole: bool = True) -> Path:
+    """A compressed archive of ``data`` before a bundle, which is ``whole`` or has no weights."""
+    kept = place / "bundle"
+    shutil.copytree(bundle, kept)
+    if not whole:
+        (kept / WEIGHTS).unlink()
+    archive = pack(kept, place / "x.tar")
+    archive.write_bytes(gzip.compress(data + archive.read_bytes(), 1))
+    return archive
+
+
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_hostile_archive_is_refused(bundle: Path, tmp_path: Path, name: str) -> None:
     rule, code, data = ARCHIVES[name]
-    kept = tmp_path / "bundle"
-    shutil.copytree(bundle, kept)
-    if rule == "file-size-differs":
-        (kept / WEIGHTS).unlink()
-    archive = pack(kept, tmp_path / "x.tar")
-    archive.write_bytes(gzip.compress(data + archive.read_bytes(), 1))
+    archive = lay_before(bundle, tmp_path, data, whole=rule != "file-size-differs")
     error = refused(str(archive), tmp_path / "store")
     assert (error.exit_code, f"[{rule}]" in error.message) == (code, bool(rule)), error
 
 
-def test_a_bomb_is_refused_by_its_header(bundle: Path, tmp_path: Path) -> None:
+def test_a_bomb_is_refused_by_its_header(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A listed file that is larger than its manifest says isn't written."""
-    data = header(WEIGHTS, bytes(64 << 20))
-    archive = pack(bundle, tmp_path / "x.tar")
-    archive.write_bytes(gzip.compress(data, 9))
-    assert archive.stat().st_size < 100_000
-    assert refused(str(archive), tmp_path / "store").exit_code == 20  # no manifest
+    archive = lay_before(bundle, tmp_path, header(WEIGHTS, bytes(64 << 20)), whole=False)
+    assert archive.stat().st_size < 500_000
+    written: list[str] = []
+    write = unpack.write_file
+
+    def note(path: str, parts: Iterable[bytes]) -> None:
+        written.append(Path(path).name)
+        write(path, parts)
+
+    monkeypatch.setattr(unpack, "write_file", note)
+    error = refused(str(archive), tmp_path / "store")
+    assert (error.exit_code, "[file-size-differs]" in error.message) == (22, True), error
+    assert written and WEIGHTS not in written
+
+
+def test_extended_headers_are_not_kept() -> None:
+    data = b"".join(pax(**{f"k{number}": "x" * 60_000}) for number in range(200)) + header("a")
+    file = io.BytesIO(data + bytes(512))
+    tracemalloc.start()
+    try:
+        assert [item.name for item in read_members(file, "x", Names("x"))] == ["a"]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -342,14 +392,16 @@ def test_a_hostile_image_is_refused(layout: Image, tmp_path: Path, name: str) ->
     assert (error.exit_code, f"[{rule}]" in error.message) == (code, True), error
 
 
-def test_an_image_is_named_by_its_tag(layout: Image, tmp_path: Path) -> None:
-    image = copied(layout, tmp_path / "m.oci")
+@pytest.mark.parametrize("tag", ["4", "localhost:5000/m:4"])
+@pytest.mark.parametrize("folder", ["m.oci", "m:4"])
+def test_an_image_is_named_by_its_tag(layout: Image, tmp_path: Path, folder: str, tag: str) -> None:
+    image = copied(layout, tmp_path / folder)
     entry = nest(image, image.index["manifests"][0])
     entry["annotations"] = {"org.opencontainers.image.ref.name": "3"}
     image.index["manifests"].append(
-        {**entry, "annotations": {"org.opencontainers.image.ref.name": "4"}}
+        {**entry, "annotations": {"org.opencontainers.image.ref.name": tag}}
     )
     source = image.save()
-    assert "manifest.json" in open_all(f"{source}:4", tmp_path / "store")
-    for tag in ("", ":5"):
-        assert "[image-choice]" in refused(source + tag, tmp_path / "store").message
+    assert "manifest.json" in open_all(f"{source}:{tag}", tmp_path / "store")
+    for other in ("", ":5", f":{tag}:4"):
+        assert "[image-choice]" in refused(source + other, tmp_path / "store").message

@@ -9,8 +9,9 @@ import pytest
 
 from edgecompile.runtime import __main__ as program
 from edgecompile.runtime.store import cohort as module
+from edgecompile.runtime.store import unpack
 from edgecompile.runtime.store.cohort import COHORTS, Share, cohort
-from tests.runtime.store.device import MODEL, Device
+from tests.runtime.store.device import MODEL, Device, pack
 
 #: By sha256sum of sensor-7minilm12, and so on.
 KNOWN = {
@@ -34,14 +35,22 @@ def test_devices_spread_evenly_and_anew_for_each_release() -> None:
     second = {i for i in range(10_000) if tenth.takes(cohort(f"device-{i}", MODEL, 2))}
     assert 50 < len(first & second) < 150
     assert not any(map(Share(0, "").takes, numbers)) and all(map(Share(100, "").takes, numbers))
-    assert Share(0.01, "").takes(0) and not Share(0.01, "").takes(1)
 
 
+def test_a_percentage_takes_its_hundredths() -> None:
+    for count in range(COHORTS + 1):
+        share = Share(count / 100, "")
+        assert share.takes(count - 1) and not share.takes(count), count
+
+
+@pytest.mark.parametrize("form", ["folder", "archive"])
 def test_a_device_that_is_not_in_the_cohort_declines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     device = Device(tmp_path)
     path = str(device.release(7))
+    if form == "archive":
+        path = str(pack(Path(path), tmp_path / "7.tar"))
     number = cohort("one", MODEL, 7)
     own = ("--store", str(device.root), "--trust", str(device.signed.trust), "--device", "one")
 
@@ -49,13 +58,18 @@ def test_a_device_that_is_not_in_the_cohort_declines(
         code = program.main(["install", path, "--percent", str(percent), *own, *more])
         return code, capsys.readouterr().out
 
-    code, text = install(number / 100)
-    assert (code, device.root.exists()) == (0, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(unpack, "_write_listed", lambda *all: pytest.fail("files are written"))
+        code, text = install(number / 100)
+    assert code == 0 and not list(device.root.rglob("*.fp32")) and not device.store.read().current
     assert f"isn't installed: the cohort {number} of this device comes later" in text
     report = json.loads(install(number / 100, "--json")[1])
     assert (report["installed"], report["cohort"], report["model"]) == (False, number, MODEL)
     code, text = install((number + 1) / 100, "--json")
     assert (code, json.loads(text)["installed"]) == (0, True)
+    code, text = install(0, "--json")  # it runs already
+    assert (code, json.loads(text)["installed"], json.loads(text)["starts_left"]) == (0, True, 3)
+    assert install(number / 100, "--device", "\udcff")[0] == 24
     for percent in (-1, 101, float("nan")):
         assert install(percent)[0] == 24
 
@@ -89,5 +103,7 @@ def test_the_command(
         **{"device": "sensor-7", "model": "minilm", "release": 12},
         "cohort": KNOWN["sensor-7", "minilm", 12],
     }
+    for words in (["\udcff"], ["minilm", "--device", "\udcff"]):
+        assert program.main(["cohort", "--release", "12", *words]) == 24
     with pytest.raises(SystemExit):
         program.main(["cohort", "minilm"])
