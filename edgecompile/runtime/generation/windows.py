@@ -82,7 +82,9 @@ class WindowRows:
         return 0
 
     def places_of(self, count: int) -> "Tuple[Span, ...]":
-        """The places of the first ``count`` tokens, which are one themselves."""
+        """The places of the first ``count`` tokens; raises ValueError where these aren't one themselves."""
+        if self.find(count) != count:
+            raise ValueError("the rows that are seen behind {} tokens aren't kept".format(count))
         places = [(first, min(last, count)) for first, last in self.places if first <= count]
         return tuple(places) or ((0, 0),)
 

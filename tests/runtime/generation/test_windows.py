@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,17 +222,35 @@ def test_memory_of_rows_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
 
     def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
-    memory = RowMemory((1 << 14, 1 << 10), "float32")  # 64 MiB
-    rows, count = WindowRows([(memory, 100)]), 1 << 14
+    count, mark = 1 << 12, 1500
+    memory = RowMemory((count, mmap.PAGESIZE // 4), "float32")  # a row is a page
+    rows = WindowRows([(memory, 100)])
     memory.array[...] = 1
     before = resident()
-    rows.give_back(count, [5000])
-    assert before - resident() > 60 << 20
+    rows.give_back(count, [mark])
     kept = memory.array[:, 0].nonzero()[0]
-    want = [*range(5000 - windows.SPARE - 99, 5000), *range(count - windows.SPARE - 99, count)]
-    assert kept.tolist() == want
-    assert [rows.find(most) for most in (4900, 4990, 6000, count)] == [0, 4990, 5000, count]
-    rows.go_back(5000)
-    assert memory.array[:, 0].nonzero()[0].tolist() == want[: windows.SPARE + 99]
+    most = windows.SPARE + 99
+    assert kept.tolist() == [*range(mark - most, mark), *range(count - most, count)]
+    assert before - resident() > 0.9 * (count - len(kept)) * mmap.PAGESIZE
+    found = [rows.find(x) for x in (mark - 100, mark - 10, mark + 900, count)]
+    assert found == [0, mark - 10, mark, count]
+    for lost in (mark - 100, mark + 900):
+        with pytest.raises(ValueError, match=f"behind {lost} tokens aren't kept"):
+            rows.go_back(lost)
+    rows.go_back(mark)
+    assert memory.array[:, 0].nonzero()[0].tolist() == kept.tolist()[:most]
+    rows.go_back(0)
+    assert rows.places == ((0, windows._OPEN),) and not memory.array.any()
+
+
+def test_locked_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    memory = RowMemory((4, mmap.PAGESIZE // 4), "float32")
+    memory.array[...] = 1
+    address, size = memory.array.ctypes.data, memory.array.nbytes
+    if ctypes.CDLL(None).mlock(ctypes.c_void_p(address), ctypes.c_size_t(size)):
+        pytest.skip("this process may lock no memory")
+    memory.give_back(0, 4)
+    assert memory.array.all()
