@@ -21,8 +21,10 @@ import pytest
 
 from edgecompile.runtime import Model, NativeError
 from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.prefix import FILE as PREFIX_FILE
 from tests.runtime.golden_files import write_case
+from tests.runtime.texts import TOKENIZER, a_tokenizer
 
 EOS = 7
 PROMPTS = [[5], [1, 2, 3], [9] * 17, list(range(1, 41)), [3, 1, 4, 1, 5, 9, 2, 6] * 9]
@@ -156,6 +158,37 @@ def put_prefix(bundle: Path, output: Path, data: bytes) -> Path:
     (output / PREFIX_FILE).parent.mkdir()
     replace_files(output, document, {PREFIX_FILE: data})
     return output
+
+
+def put_words(bundle: Path, output: Path) -> Path:
+    """A copy of a bundle with a tokenizer of a word per token."""
+    shutil.copytree(bundle, output)
+    document = json.loads((output / "manifest.json").read_text())
+    tokenizer = json.loads(a_tokenizer())
+    words, size = tokenizer["model"]["vocab"], document["outputs"][0]["shape"][1]
+    words.update({f"w{index}": index for index in range(len(words), size)})
+    document["text"] = {
+        "tokenizer": TOKENIZER, "max_length": 16, "pad_id": 0, "inputs": {"input_ids": "ids"},
+    }  # fmt: skip
+    (output / TOKENIZER).parent.mkdir()
+    replace_files(output, document, {TOKENIZER: json.dumps(tokenizer).encode()})
+    return output
+
+
+def put_chat(bundle: Path) -> None:
+    """Gives a bundle with words a chat template, as data alone: its program would fail."""
+    turns = {
+        "after": {
+            "": {"user": {"before": "the ", "content": "strip"}, "system": {"before": "on ", "content": "as-is"}},
+            "system": {"user": {"before": " the ", "content": "strip"}},
+            "user": {"assistant": {"before": " sat ", "content": "strip"}},
+            "assistant": {"user": {"before": " the ", "content": "strip"}},
+        },
+        "end": " sat",
+    }  # fmt: skip
+    chat = {"template": "{{ 1 / 0 }}", "special_tokens": {}, "turns": turns}
+    document = json.loads((bundle / "manifest.json").read_bytes())
+    replace_files(bundle, document, {CHAT_FILE: json.dumps(chat).encode()})
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.backends.compilation import CompiledModel
+from edgecompile.backends.cpu.lowering.windows import common_windows
 from edgecompile.buckets.assessment import assess_plan
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.plan import BucketPlan
@@ -279,14 +280,15 @@ def _have_masked_heads(compiled: CompiledModel) -> bool:
 
 def _common_windows(compiled: CompiledModel, spec: GenerationSpec) -> dict[str, int]:
     """The windows of those caches that every program reads through windows alone, less than the context."""
+    if spec.kind != CAUSAL_LM:
+        return {}
     made = [artifact for own in compiled.artifacts.values() for artifact in own]
-    found = [item.lowering.get("windows", {}) for item in made]
-    widest = {
-        name: max(windows[name] for windows in found)
-        for name in spec.caches
-        if found and all(name in windows for windows in found) and spec.kind == CAUSAL_LM
-    }
-    return {name: window for name, window in widest.items() if window < spec.max_context}
+    programs, joint = (
+        [item.lowering.get("windows", {}) for item in items]
+        for items in (made, compiled.batch.values())
+    )
+    found = common_windows(programs, joint, spec.caches)
+    return {name: window for name, window in found.items() if window < spec.max_context}
 
 
 def _cases(contents: Contents, tolerance: Tolerance, seed: int) -> tuple[list[Case], Sequence[str]]:

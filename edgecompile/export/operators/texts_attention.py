@@ -15,6 +15,9 @@ from torch import Tensor
 from edgecompile.export.operators.cached_attention import cached_attention, per_token
 from edgecompile.export.operators.library import define
 
+#: Name of the input of such a program that has the addresses of all caches, int64 [caches, texts].
+CACHES = "caches"
+
 
 def texts_attention(
     q: Tensor,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import ModelError
-from edgecompile.export.operators.texts_attention import TEXTS_ATTENTION
+from edgecompile.export.operators.texts_attention import CACHES, TEXTS_ATTENTION
 from edgecompile.export.operators.texts_states import TEXTS_SCAN, TEXTS_WINDOW
 from edgecompile.loaders.generators.attention import WAYS, placed
 from edgecompile.loaders.generators.cache import CONV, Kept, Place, WrittenCache
@@ -24,7 +24,7 @@ from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.runtime.format.schema import SEQ2SEQ
 
-CACHES, TEXTS = "caches", "texts"
+TEXTS = "texts"
 
 
 @dataclass(frozen=True)

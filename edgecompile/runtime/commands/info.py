@@ -30,8 +30,8 @@ def describe_bundle(
         Plain JSON values: "manifest", "manifest_sha256", "host", "variants" (each with "ok",
         "reasons" why it can't run here, and "verdict": why it is or isn't loaded), "chosen" (or
         None, with "problem"), "gpu_precision" (what a variant for a GPU computes in, or None),
-        "bytes" of the bundle, "cache_bytes" of the longest text on a CPU (0: nothing generates), and "device_bytes", what
-        this machine needs of the bundle beside Python and numpy.
+        "bytes" of the bundle, "cache_bytes" of the longest text on a CPU without checkpoints (0: nothing
+        generates), and "device_bytes", what this machine needs of the bundle beside Python and numpy.
 
     Raises:
         BundleError: it is missing, malformed or damaged.
@@ -200,10 +200,11 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
         lines.append("bucket {}  {}{}: {}".format(index, bucket["mode"], padded, ranges))
     if "generation" in manifest:
         spec = manifest["generation"]
-        text = "generates {} tokens of context, {} caches of {:.1f} MB, ends with {}"
+        text = "generates {} tokens of context, {} caches of {:.1f} MB{}, ends with {}"
         ends = ", ".join(str(token) for token in spec["eos"]) or "nothing"
         size = report["cache_bytes"] / 1e6
-        lines.append(text.format(spec["max_context"], len(spec["caches"]), size, ends))
+        more = " without checkpoints" if "windows" in spec else ""
+        lines.append(text.format(spec["max_context"], len(spec["caches"]), size, more, ends))
         if "encoder" in spec:
             start = ", ".join(str(token) for token in spec["start"])
             text = "{!r} of the bundle in {}/ is the source; texts begin with {}"

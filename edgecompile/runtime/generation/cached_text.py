@@ -17,6 +17,7 @@ from ..open.bundle import OpenBundle
 from .caches import Caches, rows_and_states, windows_of
 from .checkpoints import Checkpoint, Checkpoints, CheckpointSettings
 from .chunk_runs import ChunkRuns
+from .places import Places
 from .prefix import count_common, find_prefix
 from .tried import Room, TriedTokens
 from .windows import places_of, rows_of
@@ -64,9 +65,9 @@ class CachedText:
             self.states, self._every = Checkpoints(states, checkpoints), checkpoints.every
         # With windows, and so without states: the places that later texts may go back to.
         self._windows = caches.windows
-        self._kept: Optional[Checkpoints] = None
+        self._kept: Optional[Places] = None
         if self._windows is not None:
-            self._kept = Checkpoints((), checkpoints, self._windows.place_bytes)
+            self._kept = Places(self._windows, checkpoints)
             self._every = checkpoints.every
         # Those that are kept once they are run, and one that is kept as long as it may be needed.
         self._marks: List[int] = []
@@ -164,8 +165,10 @@ class CachedText:
             self.states.restore(checkpoints[-1])
         self.tokens, self._behind = tokens, len(tokens)
         if self._kept is not None and self._windows is not None:
-            for _, last in self._windows.places[:-1]:
-                self._kept.take(last)
+            lengths = [last for _, last in self._windows.places[:-1]]
+            self._kept.hold([*lengths, len(tokens)])
+            for length in lengths:
+                self._kept.take(length)
         self._set_due()
 
     def begin(self, request: "GenerationRequest", note: Callable[[int], None]) -> "Runs":
@@ -185,9 +188,10 @@ class CachedText:
         self._cut(prefix)
         note(prefix)
         if self._kept is not None:
+            marks = list(_marks_of(request, common, prefix))
+            self._kept.hold([prefix, *(mark for mark in marks if prefix < mark < length), length])
             self._keep_end(self._kept)
-            self._held, self._marks = 0, self._stops(_marks_of(request, common, prefix), length)
-            self._marks.append(length)
+            self._held, self._marks = 0, [*self._stops(marks, length), length]
         return (yield from self._extend(prompt[prefix:]))
 
     def _begin_from_states(

@@ -1,6 +1,6 @@
 """Copies of the states of a fixed size, by which a text can go back to where they were taken."""
 
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
@@ -59,15 +59,10 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        states: "Sequence[NDArray[np.float32]]",
-        settings: CheckpointSettings,
-        row_bytes: int = 0,
+        self, states: "Sequence[NDArray[np.float32]]", settings: CheckpointSettings
     ) -> None:
-        """``row_bytes`` are those of rows that stay in the caches for a checkpoint."""
         self.states = list(states)
         self.settings = settings
-        self._row_bytes = row_bytes
         self.items: List[Checkpoint] = []
 
     def take(self, length: int, logits: "Optional[NDArray[np.float32]]" = None) -> None:
@@ -80,7 +75,7 @@ class Checkpoints:
         known = last is not None and last.length == length
         if known and (logits is None or (last is not None and last.logits is not None)):
             return
-        if self._size_of(Checkpoint(length, self.states, logits)) > self.settings.most_bytes:
+        if not self._fits([Checkpoint(length, self.states, logits)]):
             return
         try:
             copies = [array.copy() for array in self.states]
@@ -93,12 +88,18 @@ class Checkpoints:
         """Adds the longest one, in place of one of the same length; others go where the memory is used up."""
         self.cut(item.length - 1)
         items = [*self.items, item]
-        while sum(map(self._size_of, items)) > self.settings.most_bytes:
-            del items[_least_useful(items)]
+        while not self._fits(items):
+            del items[_least_useful(items, self._kept(items))]
         self.items = items
 
-    def _size_of(self, item: Checkpoint) -> int:
-        return item.size + self._row_bytes
+    def _fits(self, items: Sequence[Checkpoint]) -> bool:
+        """Whether the memory suffices for checkpoints, which ascend."""
+        return sum(item.size for item in items) <= self.settings.most_bytes
+
+    def _kept(self, items: Sequence[Checkpoint]) -> Set[int]:
+        """The indices of checkpoints that don't go: the end of the last prompt, as long as there is another one."""
+        prompts = [index for index, item in enumerate(items) if item.logits is not None]
+        return {prompts[-1]} if prompts and len(items) > 1 else set()
 
     def find(self, common: int, length: int) -> Optional[Checkpoint]:
         """The longest one that serves a text of ``length`` tokens, of which ``common`` are this text's.
@@ -126,15 +127,13 @@ class Checkpoints:
         self.items = [item for item in self.items if item.length <= length]
 
 
-def _least_useful(items: Sequence[Checkpoint]) -> int:
-    """The index of the checkpoint to go.
+def _least_useful(items: Sequence[Checkpoint], kept: Set[int]) -> int:
+    """The index of the checkpoint to go, none of those that are kept.
 
     A text mostly goes back to somewhere near its end. So the few tokens to the one before, and a long way
-    to the end, make one useless. The end of the last prompt stays as long as there is another one.
+    to the end, make one useless.
     """
     end = items[-1].length
-    prompts = [index for index, item in enumerate(items) if item.logits is not None]
-    kept = {prompts[-1]} if prompts and len(items) > 1 else set()
     before = [0, *(item.length for item in items)]
 
     def worth(index: int) -> float:

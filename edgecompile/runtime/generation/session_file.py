@@ -3,8 +3,8 @@
 The file is ``MAGIC``; the length of a header as 8 bytes, little-endian; the header, a JSON object; the tokens as
 int64; of each cache with rows those of the tokens, with a window those that are seen from ``places`` in the header;
 of each checkpoint the states, and the logits if it has them, in the order and types of the manifest; and the SHA-256
-of all before. No sizes of arrays are in it: they follow from the manifest. A reader copies everything before it judges, so that a later change of the file is
-harmless, and uses nothing unless all of it is sound.
+of all before. No sizes of arrays are in it: they follow from the manifest. A reader copies everything before it
+judges, so that a later change of the file is harmless, and uses nothing unless all of it is sound.
 """
 
 import hashlib

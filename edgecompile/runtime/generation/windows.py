@@ -9,7 +9,7 @@ import math
 import mmap
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -58,7 +58,6 @@ class WindowRows:
 
     Attributes:
         places: Spans of places, ascending. The last one is that of the text's end, and grows with it.
-        place_bytes: Bytes of the rows that a further place keeps, at most.
     """
 
     def __init__(self, caches: "Sequence[Tuple[RowMemory, int]]") -> None:
@@ -67,7 +66,9 @@ class WindowRows:
         self.places: Tuple[Span, ...] = ((0, _OPEN),)
         # By window: what was given back, and wasn't written since then.
         self._given: Set[Tuple[int, Span]] = set()
-        self.place_bytes = sum(x.row_bytes * (window - 1 + SPARE) for x, window in caches)
+        self._row_bytes: Dict[int, int] = {}  # of all caches with a window
+        for memory, window in caches:
+            self._row_bytes[window] = self._row_bytes.get(window, 0) + memory.row_bytes
 
     @property
     def due(self) -> int:
@@ -82,9 +83,20 @@ class WindowRows:
         return 0
 
     def places_of(self, count: int) -> "Tuple[Span, ...]":
-        """The places of the first ``count`` tokens, which are one themselves."""
+        """The places of the first ``count`` tokens; raises ValueError where these aren't one themselves."""
+        if self.find(count) != count:
+            raise ValueError("the rows that are seen behind {} tokens aren't kept".format(count))
         places = [(first, min(last, count)) for first, last in self.places if first <= count]
         return tuple(places) or ((0, 0),)
+
+    def size_of(self, marks: Sequence[int]) -> int:
+        """Bytes of the rows that are kept for places, which ascend, and for those just before each."""
+        places = merge((max(0, mark - SPARE), mark) for mark in marks)
+        return sum(
+            size * sum(end - begin for begin, end in rows_of(places, window, places[-1][1]))
+            for window, size in self._row_bytes.items()
+            if places
+        )
 
     def give_back(self, count: int, marks: Iterable[int]) -> None:
         """Gives back the rows that no token behind ``count`` ones sees, nor one behind a place in ``marks``.

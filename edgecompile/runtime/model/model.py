@@ -83,10 +83,10 @@ class Model(OpenBundle, TextGenerator):
 
         Args:
             load: Path of a file that ``TextSession.save`` wrote, to go on from there.
-            checkpoint_every: Number of tokens after which states of a fixed size are kept, besides at the ends of
-                prompts and answers. None: there alone. Models without such states need none.
-            checkpoint_bytes: Most memory for kept states; those that would save the least go first. 0: none
-                are kept.
+            checkpoint_every: Number of tokens after which states of a fixed size, or rows of windows, are kept,
+                besides at the ends of prompts and answers. None: there alone. Other models need none.
+            checkpoint_bytes: Most memory for what is kept; what would save the least goes first. Rows of windows at
+                the last prompt's end and two places before it stay. 0: nothing is kept.
 
         Raises:
             GenerationError: the model is no language model, or a GPU runs it.

@@ -110,15 +110,36 @@ class Prompts(Unique):
             ids: Their token ids.
             tools: Tools that they were written with.
         """
-        if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], Mapping):
+        if not _is_chat(prompt):
             return []
         answer = {"role": "assistant", "content": "x"}
-        try:
-            later = self.read([*prompt, answer, {"role": "user", "content": "x"}], None, tools)
-        except EdgecompileError:
-            return []  # the template may refuse to go on so
-        common = next((i for i, (a, b) in enumerate(zip(ids, later)) if a != b), len(ids))
-        return [common] if 0 < common < len(ids) else []
+        return _part(self, ids, [*prompt, answer, {"role": "user", "content": "x"}], tools)
+
+    def find_last_message(
+        self, prompt: Prompt, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> List[int]:
+        """Where a chat with another last message parts from this one; the arguments are those of ``find_marks``."""
+        if not _is_chat(prompt):
+            return []
+        last: Any = prompt[-1]
+        other = "y" if str(last.get("content")).startswith("x") else "x"
+        return _part(self, ids, [*prompt[:-1], {**last, "content": other}], tools)
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _part(
+    prompts: Prompts, ids: Sequence[int], chat: Prompt, tools: Sequence[Mapping[str, Any]]
+) -> List[int]:
+    """Where another chat parts from a prompt, if neither at its beginning nor at its end."""
+    try:
+        other = prompts.read(chat, None, tools)
+    except EdgecompileError:
+        return []  # the template may refuse to go on so
+    common = next((i for i, (a, b) in enumerate(zip(ids, other)) if a != b), len(ids))
+    return [common] if 0 < common < len(ids) else []
 
 
 def count_new_tokens(spec: GenerationSpec, prompt: Sequence[int], asked: Optional[int]) -> int:

@@ -40,8 +40,12 @@ class TextSession(Session, TextGenerator):
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> TokenStream:
         """``stream`` of a text or a chat whose token ids are known."""
-        # Keys and values serve from wherever two texts part. States are kept there.
-        marks = [] if self._text.states is None else self._prompts().find_marks(prompt, ids, tools)
+        # Keys and values serve from wherever two texts part. States are kept there, and rows before a message.
+        marks: List[int] = []
+        if self._text.states is not None:
+            marks = self._prompts().find_marks(prompt, ids, tools)
+        elif self._caches.windows is not None:
+            marks = self._prompts().find_last_message(prompt, ids, tools)
         return self._stream(ids, None, options, marks)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -24,12 +23,10 @@ from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.base.errors import InputError, TokenizerError
 from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.format.schema import Tolerance
-from edgecompile.runtime.format.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import _Judge
 from edgecompile.runtime.text.session import TextSession
 from edgecompile.runtime.text.stream import TextStream
-from tests.generative import replace_files
-from tests.runtime.texts import TOKENIZER, a_tokenizer
+from tests.generative import put_chat, put_words, replace_files
 
 pytest.importorskip("torch")
 from tests.factories import decoder as d
@@ -52,7 +49,6 @@ def test_the_self_test_replays_golden_generations(decoder_bundle: Path) -> None:
 
 def spoilt(bundle: Path, folder: Path, spoil: Any) -> Path:
     """A copy of the bundle whose golden/generation.json was changed."""
-    import shutil
 
     copy = folder / "copy.ecb"
     shutil.copytree(bundle, copy, copy_function=os.link)
@@ -162,21 +158,7 @@ def test_the_command_shows_tokens_as_they_come(
 def text_bundle(decoder_bundle: Path, tmp_path: Path) -> Path:
     """The decoder's bundle with a tokenizer of a word per token."""
     pytest.importorskip("tokenizers")
-    folder = tmp_path / "text.ecb"
-    shutil.copytree(decoder_bundle, folder)
-    tokenizer = json.loads(a_tokenizer())
-    vocabulary = tokenizer["model"]["vocab"]
-    vocabulary.update({f"w{index}": index for index in range(len(vocabulary), d.VOCABULARY)})
-    data = json.dumps(tokenizer).encode()
-    (folder / "tokenizer").mkdir()
-    (folder / TOKENIZER).write_bytes(data)
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    manifest["files"][TOKENIZER] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest["text"] = {
-        "tokenizer": TOKENIZER, "max_length": 16, "pad_id": 0, "inputs": {"input_ids": "ids"},
-    }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
+    return put_words(decoder_bundle, tmp_path / "text.ecb")
 
 
 def test_the_command_takes_texts_and_gives_texts(
@@ -206,18 +188,7 @@ def test_the_command_takes_texts_and_gives_texts(
 @pytest.fixture
 def chat_bundle(text_bundle: Path) -> Path:
     """The same with a chat template, as data alone: its program would fail."""
-    turns = {
-        "after": {
-            "": {"user": {"before": "the ", "content": "strip"}, "system": {"before": "on ", "content": "as-is"}},
-            "system": {"user": {"before": " the ", "content": "strip"}},
-            "user": {"assistant": {"before": " sat ", "content": "strip"}},
-            "assistant": {"user": {"before": " the ", "content": "strip"}},
-        },
-        "end": " sat",
-    }  # fmt: skip
-    chat = {"template": "{{ 1 / 0 }}", "special_tokens": {}, "turns": turns}
-    document = json.loads((text_bundle / "manifest.json").read_bytes())
-    replace_files(text_bundle, document, {CHAT_FILE: json.dumps(chat).encode()})
+    put_chat(text_bundle)
     return text_bundle
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +18,20 @@ pytest.importorskip("transformers")
 from edgecompile.runtime import InputError, Model, open_bundle
 from edgecompile.runtime.generation import windows
 from edgecompile.runtime.generation.caches import windows_of
+from edgecompile.runtime.generation.checkpoints import CHECKPOINT_BYTES, CheckpointSettings
 from edgecompile.runtime.generation.lookup import Worth
+from edgecompile.runtime.generation.places import Places
 from edgecompile.runtime.generation.session import Session
 from edgecompile.runtime.generation.together import Together
 from edgecompile.runtime.generation.windows import RowMemory, WindowRows, rows_of
-from tests.generative import broken_runs, caches_behind, put_prefix, replace_files
+from tests.generative import (
+    broken_runs,
+    caches_behind,
+    put_chat,
+    put_prefix,
+    put_words,
+    replace_files,
+)
 from tests.runtime.generation.test_session_file import set_key
 
 WINDOW = 8
@@ -131,6 +142,67 @@ def test_without_memory_for_places_a_text_is_read_again(sliding: Model, full: Mo
     assert both(got, want, [*text[:40], 5])[0] == 32
 
 
+def test_the_last_message_can_be_another_for_any_bound_of_memory(
+    sliding: Model, full: Model
+) -> None:
+    got, want = sliding.session(checkpoint_bytes=1), full.session()
+    both(got, want, draw(20))
+    ended = len(got.tokens)
+    text = [*got.tokens, *draw(80, 1)]
+    both(got, want, text)
+    # The answer again; and another message, behind whose unchanged part a place then stays, too.
+    for _ in range(2):
+        assert both(got, want, text)[0] == len(text) - 1
+    for prompt, reused in (
+        ([*text[:-3], 5], ended + 77),
+        ([*text[:-30], 7, 7], ended),
+        ([*text[:-30], 9, 9], ended + 50),
+        ([*text[:-70], 7], ended),
+        ([*text[: ended - 20], 7], 0),
+    ):
+        assert both(got, want, prompt)[0] == reused
+
+
+def test_a_chat_keeps_the_beginning_of_its_last_message(sliding: Model, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    bundle = put_words(Path(sliding.path), tmp_path / "a.ecb")
+    put_chat(bundle)
+    chat = [{"role": "system", "content": "mat " * 40}, {"role": "user", "content": "cat " * 30}]
+    with open_bundle(bundle, threads=1, warmup=False) as model:
+        session = model.session()
+        session.chat(chat, **HOW)
+        stream = session.stream_text([chat[0], {**chat[1], "content": "sat"}], **HOW)
+        before = len(model._prompts().read(chat)) - 31
+        assert stream.tokens.reused == 0
+        next(stream)
+        assert before == stream.tokens.reused > 40
+
+
+def test_a_large_model_keeps_the_places_of_its_last_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each takes more than the default bound in a shape as Gemma-3-12B's: 40 layers with windows, in bfloat16."""
+    monkeypatch.undo()
+    rows = WindowRows([(RowMemory((1 << 13, 40 * 2 * 8 * 256), "uint16"), 1024)])
+    row, most = 40 * 2 * 8 * 256 * 2, 1023 + windows.SPARE
+    sizes = [rows.size_of(marks) for marks in ([300], [5000], [5000, 5100], [2000, 5000])]
+    assert sizes == [row * count for count in (300, most, most + 100, 2 * most)]
+    assert sizes[1] > CHECKPOINT_BYTES
+    places = Places(rows, CheckpointSettings(CHECKPOINT_BYTES))
+    for prefix, end, want in (
+        (0, 2000, [2000]),
+        (2500, 4000, [2000, 2500, 4000]),
+        (3999, 4000, [2000, 2500, 4000]),
+        (5500, 7000, [4000, 5500, 7000]),
+        (6500, 7100, [5500, 6500, 7100]),
+    ):
+        places.hold([prefix, end])
+        places.cut(prefix)
+        for length in (prefix, end):
+            places.take(length)
+        assert [item.length for item in places.items if item.length] == want
+
+
 def test_lookup_and_texts_together(
     sliding: Model, full: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,17 +292,35 @@ def test_memory_of_rows_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
 
     def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
-    memory = RowMemory((1 << 14, 1 << 10), "float32")  # 64 MiB
-    rows, count = WindowRows([(memory, 100)]), 1 << 14
+    count, mark = 1 << 12, 1500
+    memory = RowMemory((count, mmap.PAGESIZE // 4), "float32")  # a row is a page
+    rows = WindowRows([(memory, 100)])
     memory.array[...] = 1
     before = resident()
-    rows.give_back(count, [5000])
-    assert before - resident() > 60 << 20
+    rows.give_back(count, [mark])
     kept = memory.array[:, 0].nonzero()[0]
-    want = [*range(5000 - windows.SPARE - 99, 5000), *range(count - windows.SPARE - 99, count)]
-    assert kept.tolist() == want
-    assert [rows.find(most) for most in (4900, 4990, 6000, count)] == [0, 4990, 5000, count]
-    rows.go_back(5000)
-    assert memory.array[:, 0].nonzero()[0].tolist() == want[: windows.SPARE + 99]
+    most = windows.SPARE + 99
+    assert kept.tolist() == [*range(mark - most, mark), *range(count - most, count)]
+    assert before - resident() > 0.9 * (count - len(kept)) * mmap.PAGESIZE
+    found = [rows.find(x) for x in (mark - 100, mark - 10, mark + 900, count)]
+    assert found == [0, mark - 10, mark, count]
+    for lost in (mark - 100, mark + 900):
+        with pytest.raises(ValueError, match=f"behind {lost} tokens aren't kept"):
+            rows.go_back(lost)
+    rows.go_back(mark)
+    assert memory.array[:, 0].nonzero()[0].tolist() == kept.tolist()[:most]
+    rows.go_back(0)
+    assert rows.places == ((0, windows._OPEN),) and not memory.array.any()
+
+
+def test_locked_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    memory = RowMemory((4, mmap.PAGESIZE // 4), "float32")
+    memory.array[...] = 1
+    address, size = memory.array.ctypes.data, memory.array.nbytes
+    if ctypes.CDLL(None).mlock(ctypes.c_void_p(address), ctypes.c_size_t(size)):
+        pytest.skip("this process may lock no memory")
+    memory.give_back(0, 4)
+    assert memory.array.all()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
+from edgecompile.backends.cpu.lowering.windows import common_windows
 from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
+from edgecompile.export.operators.texts_attention import TEXTS_ATTENTION
 
 Reads = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -42,11 +44,15 @@ CASES: dict[str, tuple[Reads, dict[str, int]]] = {
     "one window": (attend(4), {"keys": 4, "values": 4}),
     "the widest of two": (both(4, attend(6)), {"keys": 6, "values": 6}),
     "no window": (attend(0), {}),
+    "from an earlier row": (lambda q, k, v, at: attend(4)(q, k, v, at - 5), {}),
+    "from a constant row": (lambda q, k, v, at: attend(4)(q, k, v, at * 0 + 2), {}),
+    "from a later row": (lambda q, k, v, at: attend(4)(q, k, v, at + 1), {}),
+    "every second row": (lambda q, k, v, at: attend(4)(q, k[:, :, ::2], v, at), {"values": 4}),
     "another layer without one": (both(4, attend(0)), {}),
     "the first key as well": (both(4, lambda q, k, v, at: k[:, :, :1]), {"values": 4}),
     "a changed value": (both(4, lambda q, k, v, at: v.mul_(2)[:, :, :1]), {"keys": 4}),
     "keys as a query": (
-        both(4, lambda q, k, v, at: attend(4)(k, k, v, torch.zeros_like(at))[:, :, :1]),
+        both(4, lambda q, k, v, at: attend(4)(k, k, v, at)[:, :, :1]),
         {"values": 4},
     ),
 }
@@ -59,3 +65,42 @@ def test_windows_are_those_of_every_reader(name: str) -> None:
     inputs = (*(torch.randn(size) for size in sizes), torch.tensor([3]))
     graph = torch.export.export(Step(read), inputs).module()
     assert lower_graph(graph).windows == want
+
+
+class JointStep(nn.Module):
+    """A token of each of several texts, whose caches lie at addresses; ``more`` is another reader of those."""
+
+    def __init__(self, windows: Sequence[int], more: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.windows, self.more = windows, more
+
+    def forward(self, q: Tensor, caches: Tensor, position: Tensor) -> tuple[Tensor, ...]:
+        rows = list(caches)
+        results = [
+            TEXTS_ATTENTION(q, q, q, *rows[2 * at : 2 * at + 2], position, 9, window, 0.5, 0.0)
+            for at, window in enumerate(self.windows)
+        ]
+        return (*results, self.more(caches))
+
+
+@pytest.mark.parametrize(
+    ("windows", "more", "want"),
+    [
+        ((4, 0), lambda caches: caches.sum(), {}),
+        ((4, 0), lambda caches: torch.zeros(1), {"keys": 5, "values": 4}),
+        ((8, 4), lambda caches: torch.zeros(1), {"keys": 8, "values": 8, "other keys": 6}),
+        (
+            (4, 4),
+            lambda caches: caches.unbind()[3].sum(),
+            {"keys": 5, "values": 4, "other keys": 6},
+        ),
+    ],
+)
+def test_joint_programs_have_a_say(
+    windows: Sequence[int], more: Callable[[Tensor], Tensor], want: dict[str, int]
+) -> None:
+    inputs = torch.randn(1, 2, 3, 8), torch.zeros(4, 3, dtype=torch.int64), torch.tensor([3, 5, 1])
+    graph = torch.export.export(JointStep(windows, more), inputs).module()
+    single = {"keys": 5, "values": 3, "other keys": 6}
+    caches = ("keys", "values", "other keys", "other values")
+    assert common_windows([single], [lower_graph(graph).windows], caches) == want
