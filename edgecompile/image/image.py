@@ -22,9 +22,8 @@ from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.schema import AOTI_CPU
 from edgecompile.runtime.format.trust.release import RELEASE_NAME, parse_release
+from edgecompile.runtime.store.image import ARCHITECTURES
 
-#: The names of architectures in manifests, and in the OCI's.
-ARCHITECTURES = {"x86-64": "amd64", "aarch64": "arm64"}
 #: What is installed beside the runtime; tests compare it with the extras ``server`` and ``grpc`` in pyproject.toml.
 SERVER_REQUIREMENTS = (
     "numpy>=1.26,<3",
@@ -200,7 +199,7 @@ def _write_layout(
     images = []
     written: dict[Path, list[Layer]] = {}
     for arch, (path, bundle) in chosen.items():
-        annotations = {**_annotations(path, bundle, request.only_bundle)}
+        annotations = _annotations(path, bundle, request.only_bundle)
         settings: dict[str, Any] = {}
         if request.only_bundle:
             if path not in written:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-_TAR = "application/vnd.oci.image.layer.v1.tar"
+from edgecompile.runtime.store.image import GZIP, LAYER
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Blobs:
             os.replace(part, self.path(stored.digest))
         finally:
             part.unlink(missing_ok=True)
-        media = _TAR + ("+gzip" if compress else "")
+        media = LAYER + (GZIP if compress else "")
         return Layer(title, media, stored.digest, plain.digest, stored.size)
 
 

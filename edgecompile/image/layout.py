@@ -11,9 +11,8 @@ from typing import Any
 
 from edgecompile.errors import ImageError
 from edgecompile.image.layers import Blobs, Layer
+from edgecompile.runtime.store.image import INDEX, MANIFEST
 
-_INDEX = "application/vnd.oci.image.index.v1+json"
-_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
@@ -57,13 +56,13 @@ class Layout:
         }
         manifest = {
             "schemaVersion": 2,
-            "mediaType": _MANIFEST,
+            "mediaType": MANIFEST,
             "config": self._store(_CONFIG, config),
             "layers": [layer.descriptor() for layer in layers],
             "annotations": dict(annotations),
         }
         platform = {"os": "linux", "architecture": arch}
-        entry = {**self._store(_MANIFEST, manifest), "platform": platform}
+        entry = {**self._store(MANIFEST, manifest), "platform": platform}
         self._entries.append(entry)
         return {
             "platform": f"linux/{arch}",
@@ -78,7 +77,7 @@ class Layout:
         """Writes the index; returns the digest of the image, or of the index of several."""
         top = self._entries[0]
         if len(self._entries) > 1:
-            top = self._store(_INDEX, _index(self._entries))
+            top = self._store(INDEX, _index(self._entries))
         (self._folder / "index.json").write_bytes(_json(_index([top])))
         (self._folder / "oci-layout").write_bytes(_json({"imageLayoutVersion": "1.0.0"}))
         return str(top["digest"])
@@ -89,7 +88,7 @@ class Layout:
 
 
 def _index(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"schemaVersion": 2, "mediaType": _INDEX, "manifests": entries}
+    return {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}
 
 
 def _json(value: object) -> bytes:

@@ -17,13 +17,15 @@ def file_state(info: os.stat_result) -> Tuple[int, ...]:
     return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
-def bundle_state(path: str) -> Optional[Tuple[int, ...]]:
-    """Facts that every new version at a bundle's path changes; None: there is no bundle.
+def linked_state(info: os.stat_result) -> Tuple[int, ...]:
+    """``file_state`` without the time of change (ctime), which a further link to the file changes, too."""
+    return file_state(info)[:-1]
 
-    Without the time of change (ctime), which a further link to the manifest changes, too.
-    """
+
+def bundle_state(path: str) -> Optional[Tuple[int, ...]]:
+    """Facts that every new version at a bundle's path changes; None: there is no bundle."""
     try:
-        return file_state(os.stat(os.path.join(path, MANIFEST_NAME)))[:-1]
+        return linked_state(os.stat(os.path.join(path, MANIFEST_NAME)))
     except OSError:
         return None
 

@@ -20,7 +20,7 @@ from ..base.limits import explain_errno, no_memory
 from .document import Field, Problems, is_printable, parse_json, shorten
 from .dtypes import BY_CONTAINER, ElementType
 from .folder import BundleFolder
-from .hashes import file_state
+from .hashes import file_state, linked_state
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -160,8 +160,8 @@ class Weights:
         info = os.fstat(fd)
         self.nbytes = info.st_size
         self.constants = read_constants(fd, self.nbytes, source)
-        # A link that is added to the file changes its ctime: no reason to have its pages twice.
-        key = file_state(info)[:-1]
+        # A link that is added to the file is no reason to have its pages twice.
+        key = linked_state(info)
         mapped = _mapped.get(key)
         self._bytes: NDArray[Any] = _map(fd, self.nbytes, source) if mapped is None else mapped
         _mapped[key] = self._bytes

@@ -184,7 +184,7 @@ def _summary(parts: Sequence[Tuple[float, Kernels]], threads: int) -> Dict[str, 
             sums = merged.setdefault(name, [0.0] * len(_FIELDS))
             for i, value in enumerate(counts):
                 sums[i] += weight * value
-    total = sum(counts[0] for counts in merged.values())
+    total, _, _, _, joins, _, busy_in_all = map(sum, zip(*merged.values()))
     rows = []
     for name, counts in sorted(merged.items(), key=lambda item: -item[1][0]):
         ns, calls, flops, moved, regions, alone, busy = counts
@@ -196,7 +196,5 @@ def _summary(parts: Sequence[Tuple[float, Kernels]], threads: int) -> Dict[str, 
         row["alone"] = alone / ns if ns else None
         row["idle"] = max(0.0, 1 - busy / (threads * ns)) if ns else None
         rows.append(row)
-    busy = sum(counts[6] for counts in merged.values())
-    joins = sum(counts[4] for counts in merged.values())
-    idle = max(0.0, 1 - busy / (threads * total))
+    idle = max(0.0, 1 - busy_in_all / (threads * total))
     return {"run_ms": total / 1e6, "joins": joins, "idle": idle, "kernels": rows}

@@ -40,32 +40,23 @@ def format_scaling(reports: Sequence[Mapping[str, Any]]) -> List[str]:
     """
     reports = sorted(reports, key=lambda report: report["threads"])
     last = reports[-1]
-    cells = " {:>9}" * len(reports) + " {:>7} {:>5} {:>5}"
-    head = ["{} thr".format(report["threads"]) for report in reports]
-    lines = ["{:<33}".format("ms") + cells.format(*head, "times", "joins", "idle")]
-    times = [{row["kernel"]: row["ms"] for row in report["kernels"]} for report in reports]
-    for row in last["kernels"]:
-        spent = [each.get(row["kernel"], 0.0) for each in times]
-        lines.append(row["kernel"].ljust(33) + cells.format(*_cells(spent, row)))
-    for name in dict.fromkeys(name for each in times for name in each):
-        if name not in times[-1]:
-            spent = [each.get(name, 0.0) for each in times]
-            lines.append(
-                name.ljust(33) + cells.format(*map("{:.3f}".format, spent), "", "", "").rstrip()
-            )
-    whole = [report["run_ms"] for report in reports]
-    lines.append("one run".ljust(33) + cells.format(*_cells(whole, last)))
+    form = "{:<33}" + " {:>9}" * len(reports) + " {:>7} {:>5} {:>5}"
+
+    def line(name: str, spent: Sequence[float], row: Mapping[str, Any]) -> str:
+        gain = "{:.1f}".format(spent[0] / spent[-1]) if spent[-1] else ""
+        figures = (gain, _count(row.get("joins")), _percent(row.get("idle")))
+        return form.format(name, *map("{:.3f}".format, spent), *figures).rstrip()
+
+    counts = ["{} thr".format(report["threads"]) for report in reports]
+    lines = [form.format("ms", *counts, "times", "joins", "idle")]
+    tables = [{row["kernel"]: row for row in report["kernels"]} for report in reports]
+    # By the last one's times; then those that it hasn't.
+    for name in dict.fromkeys(name for table in reversed(tables) for name in table):
+        spent = [table[name]["ms"] if name in table else 0.0 for table in tables]
+        lines.append(line(name, spent, tables[-1].get(name, {})))
+    lines.append(line("one run", [report["run_ms"] for report in reports], last))
     lines.append("joins and idle threads: with {} threads".format(last["threads"]))
     return lines
-
-
-def _cells(spent: Sequence[float], row: Mapping[str, Any]) -> List[str]:
-    gain = "{:.1f}".format(spent[0] / spent[-1]) if spent[-1] else ""
-    return ["{:.3f}".format(ms) for ms in spent] + [
-        gain,
-        _count(row["joins"]),
-        _percent(row["idle"]),
-    ]
 
 
 def _count(value: Optional[float]) -> str:

@@ -4,12 +4,30 @@ All of a store's changes are made here and by ``format.output.write_output``, so
 """
 
 import contextlib
+import errno
 import os
 import stat
-from typing import Iterable
+from typing import Iterable, Iterator
+
+from ..base.errors import DeviceDiskError
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
+
+
+#: Errors for want of space, or of a quota of it.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def filling(target: str) -> Iterator[None]:
+    """A block that writes to ``target``; it raises DeviceDiskError where there is too little space."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise DeviceDiskError("{}: {}".format(target, error.strerror)) from None
+        raise
 
 
 def sync_folder(path: str) -> None:

@@ -13,11 +13,13 @@ from .archive import open_archive
 
 #: Beginning of the name of a layout, as skopeo has it: ``oci:DIR`` or ``oci:DIR:TAG``.
 PREFIX = "oci:"
-#: Kubernetes' and containerd's names of architectures, by ours.
-_ARCHITECTURES = {"x86-64": "amd64", "aarch64": "arm64"}
-_INDEX = "application/vnd.oci.image.index.v1+json"
-_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-_LAYERS = tuple("application/vnd.oci.image.layer.v1.tar" + end for end in ("", "+gzip"))
+#: The OCI's names of architectures, by ours.
+ARCHITECTURES = {"x86-64": "amd64", "aarch64": "arm64"}
+INDEX = "application/vnd.oci.image.index.v1+json"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+#: What is added to it for a compressed layer.
+GZIP = "+gzip"
 _TAG = "org.opencontainers.image.ref.name"
 _MOST_LAYERS = 128
 _MOST_IMAGES = 1024
@@ -45,13 +47,16 @@ def find_layers(source: str) -> List[str]:
     folder, tag = _split(source[len(PREFIX) :])
     path = os.path.join(folder, "index.json")
     blob = _choose(path, _read(path, _MAX_BYTES), tag)
-    if blob.kind == _INDEX:
+    if blob.kind == INDEX:
         path = _place(folder, blob)
         blob = _choose(path, _read(path, _MAX_BYTES, blob), None)
     path = _place(folder, blob)
     problems = Problems(path)
     top = Field(problems, parse_json(_read(path, _MAX_BYTES, blob), path, _MAX_BYTES))
-    layers = [_read_blob(entry, _LAYERS) for entry in top.at("layers").objects(1, _MOST_LAYERS)]
+    layers = [
+        _read_blob(entry, (LAYER, LAYER + GZIP))
+        for entry in top.at("layers").objects(1, _MOST_LAYERS)
+    ]
     problems.raise_if_any(hint="`edgecompile image --only-bundle` writes an image of a bundle")
     for layer in layers:
         _check(_place(folder, layer), layer)
@@ -73,10 +78,10 @@ def _choose(path: str, data: bytes, tag: Optional[str]) -> _Blob:
     problems = Problems(path)
     top = Field(problems, parse_json(data, path, _MAX_BYTES))
     here = architecture(platform.machine())
-    wanted = _ARCHITECTURES.get(here, here)
+    wanted = ARCHITECTURES.get(here, here)
     found = []
     for entry in top.at("manifests").objects(1, _MOST_IMAGES):
-        blob = _read_blob(entry, (_INDEX, _MANIFEST))
+        blob = _read_blob(entry, (INDEX, MANIFEST))
         name = entry.find("annotations").find(_TAG).value if tag is not None else None
         arch = entry.find("platform").find("architecture")
         if name == tag and (not arch or arch.value == wanted):

@@ -1,12 +1,11 @@
 """Copies a bundle into a store. A file that an installed version has is linked, so disk and memory hold it once."""
 
 import contextlib
-import errno
 import hashlib
 import os
 from typing import Dict, Iterator, List, Mapping, Set
 
-from ..base.errors import BundleError, DamagedBundleError, DeviceDiskError, EdgecompileError
+from ..base.errors import BundleError, DamagedBundleError, EdgecompileError
 from ..format.folder import BundleFolder
 from ..format.hashes import find_hash_damage
 from ..format.schema import MANIFEST_NAME, FileEntry, Manifest
@@ -17,10 +16,9 @@ from ..format.trust.statement import (
     SIGNATURES_NAME,
     is_signature_name,
 )
-from .disk import add_folder, link, remove, seal_folder, sync_folder, write_file
+from .disk import FULL, add_folder, filling, link, remove, seal_folder, sync_folder, write_file
 
 _CHUNK = 1 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def copy_bundle(
@@ -46,12 +44,11 @@ def copy_bundle(
     """
     folder.check_names()
     try:
-        return _copy(folder, target, installed, own)
-    except BaseException as error:
+        with filling(target):
+            return _copy(folder, target, installed, own)
+    except BaseException:
         with contextlib.suppress(OSError):
             remove(target)
-        if isinstance(error, OSError) and error.errno in _FULL:
-            raise DeviceDiskError("{}: {}".format(target, error.strerror)) from None
         raise
 
 
@@ -109,7 +106,7 @@ def _link(source: str, path: str, entry: FileEntry) -> bool:
     try:
         link(source, path)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise
         return False  # too many links, or it is gone
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -5,7 +5,6 @@ no archive fills the disk with anything else.
 """
 
 import contextlib
-import errno
 import os
 from typing import Callable, Iterable, Iterator, List, Mapping, NamedTuple
 
@@ -15,12 +14,11 @@ from ..format.manifest import MAX_MANIFEST_BYTES
 from ..format.schema import MANIFEST_NAME, FileEntry
 from ..format.trust.statement import MAX_SIGNATURE_BYTES, is_signing_file
 from .archive import Member, Names, open_archive, read_members
-from .disk import add_parents, write_file
+from .disk import add_parents, filling, write_file
 from .image import PREFIX, find_layers
 from .store import Say
 from .workspace import working
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Manifests, also those of bundles within the bundle, the signatures and the release.
 _MOST_BYTES = 8 * MAX_MANIFEST_BYTES + 2 * MAX_SIGNATURE_BYTES
 _MOST_SIGNED = 64
@@ -61,25 +59,15 @@ def unpacked(source: str, root: str, say: Say) -> Iterator[Parcel]:
     say("reading {}".format(source))
     paths = find_layers(source) if source.startswith(PREFIX) else [source]
     with working(root, say) as target:
-        with _filling(target):
+        with filling(target):
             prefix = _write_signed(paths, source, target)
 
         def complete(files: Mapping[str, FileEntry]) -> None:
             say("unpacking {}".format(source))
-            with _filling(target):
+            with filling(target):
                 _write_listed(paths, source, target, prefix, files)
 
         yield Parcel(os.path.join(target, prefix).rstrip("/"), True, complete)
-
-
-@contextlib.contextmanager
-def _filling(target: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise DeviceDiskError("{}: {}".format(target, error.strerror)) from None
-        raise
 
 
 def _write_signed(paths: List[str], source: str, target: str) -> str:
