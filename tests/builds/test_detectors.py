@@ -122,6 +122,7 @@ def test_detectors_with_decoders_equal_transformers(detr: Path) -> None:
     assert len({*of[0.5]}) > 1
 
 
+@pytest.mark.exhaustive
 def test_images_that_a_decoder_was_not_built_for(detr: Path) -> None:
     with open_bundle(detr) as model:
         threshold = np.full(1, 0.3, np.float32)

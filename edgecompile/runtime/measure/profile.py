@@ -193,8 +193,13 @@ def _summary(parts: Sequence[Tuple[float, Kernels]], threads: int) -> Dict[str, 
         row["gflops"] = flops / ns if flops and ns else None
         row["gb_per_s"] = moved / ns if moved and ns else None
         row["joins"] = regions or None
-        row["alone"] = alone / ns if ns else None
-        row["idle"] = max(0.0, 1 - busy / (threads * ns)) if ns else None
+        row["alone"] = _share(alone, ns) if ns else None
+        row["idle"] = 1 - _share(busy, threads * ns) if ns else None
         rows.append(row)
-    idle = max(0.0, 1 - busy_in_all / (threads * total))
+    idle = 1 - _share(busy_in_all, threads * total)
     return {"run_ms": total / 1e6, "joins": joins, "idle": idle, "kernels": rows}
+
+
+def _share(part: float, whole: float) -> float:
+    """A part of a whole; sums and differences of floats may lie beside 0 and 1."""
+    return min(1.0, max(0.0, part / whole))
