@@ -292,6 +292,18 @@ def test_metrics_of_the_server_are_documented() -> None:
     assert sorted(documented) == sorted(names)
 
 
+def test_environment_variables_are_documented() -> None:
+    """The page has the variables that the sources name, and no others."""
+    sources = [
+        path.read_text("utf-8")
+        for path in (REPOSITORY / "edgecompile").rglob("*")
+        if path.suffix in (".py", ".cpp", ".h")
+    ]
+    read = {name for text in sources for name in re.findall(r'"(EDGECOMPILE_[A-Z_]+)"', text)}
+    page = (DOCS / "variables.md").read_text("utf-8")
+    assert read == {*re.findall(r"`(EDGECOMPILE_[A-Z_]+)`", page)}
+
+
 def test_addresses_of_the_server_are_documented() -> None:
     model = "/v2/models/NAME[/versions/V]"  # for which "…" stands behind it
     documented = set()
