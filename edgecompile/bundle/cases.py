@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ class Case:
             (:func:`edgecompile.bundle.margins.allow_rounding`).
         limits: the difference, by output, that the build allows; at most the tolerance and the margin.
         ties: the other possible outputs, where places of nearly equal values were chosen.
-        open: whether nearly equal values may leave the outputs open beyond ``ties``.
+        apart: the least difference of nearly equal values that leave the outputs open beyond ``ties``, as a share of
+            their scale; inf: there are none.
         redrawn: whether the inputs are other ones, independent, as those drawn first left outputs open.
     """
 
@@ -91,8 +93,13 @@ class Case:
     margins: Mapping[str, float] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
     ties: Ties | None = None
-    open: bool = False
+    apart: float = math.inf
     redrawn: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether the outputs are only one of several right answers."""
+        return self.apart < math.inf
 
 
 def make_cases(
@@ -153,7 +160,7 @@ def rows_cases(
     counted = any(None in shape for shape in shapes)  # the number of positions depends on values
     if not isinstance(axis, str) or axis == model.length_axis or counted or model.generation:
         return
-    references = References(model)
+    references = References(model, rtol)
     for index, bucket in enumerate(buckets):
         extent = dict(bucket.axes)[axis]
         sizes = {name: other.hint or other.hi for name, other in bucket.axes}
@@ -162,21 +169,28 @@ def rows_cases(
             sizes[model.length_axis] = bucket.lo
         if sizes[axis] < 2 * extent.lo or _held(model, sizes) > ROWS_BYTES:
             continue
-        inputs = draw_arrays(
-            model, sizes, int(np.random.default_rng([seed, index, 2]).integers(1 << 31))
-        )
-        try:
-            if all(
-                agreement.ok
-                for check in (equal_rows, rows_alone)
-                for agreement in compare_rows(
-                    *check(lambda arrays: run_eager(model, arrays), inputs, extent.lo),
-                    TOLERANCES["fp32"],
-                ).values()
-            ):
-                yield make_case(index, ROWS, inputs, references.find(inputs, always=True))
-        except ModelError:  # eager takes no such batch, or no single row
-            continue
+        value = int(np.random.default_rng([seed, index, 2]).integers(1 << 31))
+        draw = partial(_draw_rows, model, sizes, value, extent.lo)
+        find = partial(references.find, always=True)
+        with suppress(ModelError):
+            inputs = draw(0)
+            yield _settled(make_case(index, ROWS, inputs, find(inputs)), draw, find)
+
+
+def _draw_rows(
+    model: LoadedModel, sizes: Mapping[str, int], seed: int, step: int, more: int
+) -> Arrays:
+    """Inputs of several rows of which eager gives each the answer that it has alone.
+
+    Raises:
+        ModelError: eager takes no such batch, no single row, or doesn't.
+    """
+    inputs = draw_arrays(model, sizes, (seed + more) % (1 << 31))
+    for check in (equal_rows, rows_alone):
+        answers = check(lambda arrays: run_eager(model, arrays), inputs, step)
+        if not all(found.ok for found in compare_rows(*answers, TOLERANCES["fp32"]).values()):
+            raise ModelError("the rows of a batch change each other's answers")
+    return inputs
 
 
 def _held(model: LoadedModel, sizes: Mapping[str, int]) -> int:
@@ -342,14 +356,38 @@ def _drawn(
             )
             if reference.skipped or not independent.problem:
                 return independent
-    for more in range(1, 1 + _REDRAWN if reference.open else 1):
+    first = make_case(index, name, inputs, reference)
+    return _settled(
+        first,
+        lambda more: draw_arrays(model, sizes, (seed + more) % (1 << 31)),
+        lambda other: references.find(other, always=always),
+    )
+
+
+def _settled(
+    first: Case, draw: Callable[[int], Arrays], find: Callable[[Arrays], Reference]
+) -> Case:
+    """The case, or one with other inputs where near ties leave its answer open.
+
+    Where they leave the answers to all inputs open, those are taken whose values are furthest apart: roundings are the
+    least likely to swap these.
+
+    Args:
+        first: Case with the inputs that were drawn first.
+        draw: Function that draws others, numbered from 1.
+        find: Function that gives the reference of inputs. What raises ModelError is left out.
+    """
+    best = first
+    for more in range(1, 1 + _REDRAWN):
+        if not best.open:
+            break
         with suppress(ModelError):
-            other = draw_arrays(model, sizes, (seed + more) % (1 << 31))
-            found = references.find(other, always=always)
+            inputs = draw(more)
+            case = make_case(first.bucket, first.name, inputs, find(inputs))
             # An answer of float64 is worth more than one that is settled.
-            if not found.open and (reference.problem or not found.problem):
-                return replace(make_case(index, name, other, found), redrawn=True)
-    return make_case(index, name, inputs, reference)
+            if case.apart > best.apart and (first.problem or not case.problem):
+                best = replace(case, redrawn=True)
+    return best
 
 
 def make_case(index: int, name: str, inputs: Arrays, reference: Reference) -> Case:
@@ -363,7 +401,7 @@ def make_case(index: int, name: str, inputs: Arrays, reference: Reference) -> Ca
         reference.problem,
         reference.skipped,
         ties=reference.ties,
-        open=reference.open,
+        apart=reference.apart,
     )
 
 
@@ -411,14 +449,19 @@ def _padded_cases(
     seed = int(random.integers(1 << 31))
     short = draw_arrays(model, sizes, seed)
     for width in sorted({length + own.step, bucket.hi}):
-        wide = draw_arrays(model, {**sizes, axis: width}, seed)
         masks = {
             spec.name: pad_array(short[spec.name], spec.shape, {axis: width}, spec.pad)
             for spec in model.inputs
             if spec.is_mask
         }
-        inputs = {**wide, **masks}
-        yield make_case(index, f"padded{width}", inputs, references.find(inputs))
+
+        def draw(more: int, width: int = width, masks: Arrays = masks) -> Arrays:
+            drawn = draw_arrays(model, {**sizes, axis: width}, (seed + more) % (1 << 31))
+            return {**drawn, **masks}
+
+        inputs = draw(0)
+        first = make_case(index, f"padded{width}", inputs, references.find(inputs))
+        yield _settled(first, draw, references.find)
 
 
 def _sizes(

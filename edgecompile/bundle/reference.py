@@ -11,10 +11,11 @@ those cases in float64 that it has to, and others within a bound on time.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout, suppress
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,8 @@ class Reference:
         skipped: whether float64 was left out because it took too long.
         ties: the other possible outputs, where places of nearly equal values were chosen; None:
             none.
-        open: whether outputs may depend on nearly equal values in another way than ``ties`` has, so that eager's
-            are only one of several right answers.
+        apart: the least difference, as a share of their scale, of nearly equal values on which outputs may depend in
+            another way than ``ties`` has; inf: there are none.
     """
 
     outputs: Arrays
@@ -63,7 +64,12 @@ class Reference:
     lost: bool = False
     skipped: bool = False
     ties: Ties | None = None
-    open: bool = False
+    apart: float = math.inf
+
+    @property
+    def open(self) -> bool:
+        """Whether eager's outputs are only one of several right answers."""
+        return self.apart < math.inf
 
 
 class References:
@@ -110,11 +116,11 @@ class References:
         self._narrow_s += time.monotonic() - started
         narrow = to_numpy(outputs)
         started = time.monotonic()
-        open_, ties = self._follow(inputs, outputs, choices, always)
+        apart, ties = self._follow(inputs, outputs, choices, always)
         self._order_s += time.monotonic() - started
         started = time.monotonic()
         try:
-            plain = Reference(narrow, {}, ties=ties, open=open_)
+            plain = Reference(narrow, {}, ties=ties, apart=apart)
             if self.spent and not always:
                 problem = f"float64 had taken over {MOST_TIMES:g} times as long as float32"
                 return replace(plain, problem=problem, skipped=True)
@@ -124,7 +130,7 @@ class References:
             most = MOST_OF_HALVES if footprint.halves else MOST
             mode = nullcontext() if choices is None else Repeated(choices.calls, self._rtol)
             found = _compare(self._model, inputs, narrow, most, mode)
-            return replace(found, ties=ties, open=open_)
+            return replace(found, ties=ties, apart=apart)
         finally:
             self._wide_s += time.monotonic() - started
 
@@ -134,8 +140,8 @@ class References:
         outputs: Mapping[str, Tensor],
         choices: Choices | None,
         always: bool,
-    ) -> tuple[bool, Ties | None]:
-        """Whether near ties may leave outputs open, and those that they don't.
+    ) -> tuple[float, Ties | None]:
+        """How far values are apart that leave outputs open, and the ties that don't.
 
         Other orders are tried as long as that takes no longer than float64 may; then each near tie counts as open.
         """
@@ -143,19 +149,18 @@ class References:
         from edgecompile.models.orders import MOST, follow_orders
 
         if choices is None:
-            return False, None
+            return math.inf, None
 
         def run(mode: AbstractContextManager[Any]) -> Mapping[str, Tensor]:
             with mode:
                 return self._model.run(to_tensors(inputs))
 
-        open_ = False
+        apart = math.inf
         # Of a language model's many tokens some always choose experts by a hair: other runs cost much and help nothing.
         if self._model.generation is None:
             most = MOST if always or not self._is_spent(self._order_s) else 0
-            with suppress(ModelError):  # code that refuses what it never met
-                open_ = follow_orders(choices, outputs, self._rtol, run, most)
-        return open_, choices.find_ties(outputs, self._rtol)
+            apart = follow_orders(choices, outputs, self._rtol, run, most)
+        return apart, choices.find_ties(outputs, self._rtol)
 
 
 def find_reference(

@@ -73,6 +73,8 @@ Columns = Mapping[str, str]
 #: The axes of a log of images.
 IMAGE = ("height", "width")
 LENGTHS_ALONE: Columns = {LENGTH: LENGTH}
+#: The name of a second column without a header: it is counted as the count.
+UNNAMED = ""
 
 
 def choose_columns(names: Sequence[str], axes: Sequence[str] | None) -> Columns | None:
@@ -149,7 +151,7 @@ class RowReader:
 
     Attributes:
         columns: the columns of the file; None before the first row, or where it can't be one.
-        ignored: names of the first row, in lower case, that nothing counts.
+        ignored: names of the first row, in lower case, that nothing counts; :data:`UNNAMED` where two columns have none.
     """
 
     def __init__(self, axes: Sequence[str] | None) -> None:
@@ -181,6 +183,7 @@ class RowReader:
             self._names = (LENGTH, COUNT, *names)[: len(names)]
             if len(names) > 2:
                 return f"has {len(names)} columns and no header that names them"
+            self.ignored = (UNNAMED,) * (len(names) - 1)
             return False
         self._names = [name.lower() for name in names]
         if columns is None:

@@ -6,7 +6,9 @@ selection, and follow from all of it. Runs of eager with other places show both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from edgecompile.errors import ModelError
 from edgecompile.models.choices import CHOOSE, Choice, Choices, lines_of, widest_tie
 from edgecompile.precision import TOLERANCES
 
@@ -86,14 +89,14 @@ class Repeated(Given):  # type: ignore[no-untyped-call]
         used = self._calls_before[number].used.reshape(own.shape)
         places = torch.where(used, places, own)
         limit = widest_tie(values, self._rtol)
-        tie = bool(_near(values.gather(1, places), values.gather(1, own), limit).all())
+        tie = bool((_apart(values.gather(1, places), values.gather(1, own)) <= limit).all())
         return places if tie else own
 
 
 def follow_orders(
     choices: Choices, outputs: Mapping[str, Tensor], rtol: float, run: Run, most: int = MOST
-) -> bool:
-    """Lets outputs follow a choice whose order they have, and says whether near ties leave others open.
+) -> float:
+    """Lets outputs follow a choice whose order they have, and finds near ties that leave others open.
 
     Args:
         choices: Record of the run.
@@ -103,36 +106,45 @@ def follow_orders(
         most: Number of choices whose other orders are tried.
 
     Returns:
-        Whether outputs may depend on nearly equal values in a way that no other order of theirs showed.
+        The least difference, as a share of the values' scale, of two values on whose order outputs may depend in a way
+        that no other order of theirs showed; inf where there are none.
     """
-    tried = 0
+    tried, least = 0, math.inf
     for number, call in choices.calls.items():
         used = call.used.reshape(call.places.shape)
         if not call.values.is_floating_point():
             continue
-        taken = used[0].nonzero().squeeze(1)
-        limit = widest_tie(call.values, rtol)
+        taken = used.any(0).nonzero().squeeze(1)
+        scale = widest_tie(call.values, 1.0)
         got = call.values.double().gather(1, call.places[:, taken])
-        inside = bool(_near(got[:, 1:], got[:, :-1], limit).any())
-        edges = _tied_edges(call, taken, limit)
-        tied = int(edges.any(1).sum())
+        steps = _apart(got[:, 1:], got[:, :-1])
+        edges = _edges(call, taken)
+        limit = rtol * scale
+        inside, tied = bool((steps <= limit).any()), int((edges <= limit).any(1).sum())
         if not inside and not tied:
             continue
         tried += 1
         lines = max(tied, len(used) if inside else 0)
-        if tried > most or lines > _MOST_LINES or bool((used != used[0]).any()):
-            return True
-        if tied:
-            edge = _other_edge(call, taken, edges, limit)
-            other = run(Given({number: edge}))
-            if not all(
-                _alike(other[name], choices.with_places(tensor, call, edge))
-                for name, tensor in outputs.items()
-            ):
-                return True
-        if inside and not _follow_order(choices, number, taken, outputs, run):
-            return True
-    return False
+        left = tried > most or lines > _MOST_LINES or bool((used != used[0]).any())
+        with suppress(ModelError):  # code that refuses what it never met
+            if tied and (left or not _follow_edge(choices, number, taken, limit, outputs, run)):
+                least = min(least, float(edges.min()) / (scale or 1.0))
+            if inside and (left or not _follow_order(choices, number, taken, outputs, run)):
+                least = min(least, float(steps.min()) / (scale or 1.0))
+    return least
+
+
+def _follow_edge(
+    choices: Choices,
+    number: int,
+    taken: Tensor,
+    limit: float,
+    outputs: Mapping[str, Tensor],
+    run: Run,
+) -> bool:
+    """Whether outputs follow a call where other values that tie with the last one taken are taken instead."""
+    places = _other_edge(choices.calls[number], taken, limit)
+    return _explained(choices, number, places, outputs, run(Given({number: places})))
 
 
 def _follow_order(
@@ -145,10 +157,7 @@ def _follow_order(
     places = call.places.clone()
     places[:, taken] = places[:, taken].gather(1, orders)
     other = run(Given({number: places}))
-    if all(
-        _alike(other[name], choices.with_places(tensor, call, places))
-        for name, tensor in outputs.items()
-    ):
+    if _explained(choices, number, places, outputs, other):
         return True
     # A choice among the places that were taken alone: no other one can come in their order.
     choice = Choice(
@@ -166,6 +175,20 @@ def _follow_order(
         dim, spread = rows
         choices.lead(tensor, choice, spread(slots), partial(_reordered, tensor, dim, spread))
     return True
+
+
+def _explained(
+    choices: Choices,
+    number: int,
+    places: Tensor,
+    outputs: Mapping[str, Tensor],
+    other: Mapping[str, Tensor],
+) -> bool:
+    """Whether the outputs of a run with other places of a call are those that the record gives for these places."""
+    return all(
+        _alike(other[name], choices.with_places(tensor, choices.calls[number], places))
+        for name, tensor in outputs.items()
+    )
 
 
 def _reordered(
@@ -203,20 +226,20 @@ def _shuffle(count: int, seed: int) -> Tensor:
     return order.flip(0) if bool((order == torch.arange(count)).all()) else order
 
 
-def _tied_edges(call: Choice, taken: Tensor, limit: float) -> Tensor:
-    """bool [L, N], the values that tie with the last one taken and weren't."""
+def _edges(call: Choice, taken: Tensor) -> Tensor:
+    """The distances [L, N] of values from the last one taken; inf of those that were taken."""
     values, places = call.values.double(), call.places[:, taken]
-    chosen = torch.zeros(values.shape, dtype=torch.bool).scatter_(1, places, True)
-    return _near(values, values.gather(1, places[:, -1:]), limit) & ~chosen
+    return _apart(values, values.gather(1, places[:, -1:])).scatter_(1, places, math.inf)
 
 
-def _other_edge(call: Choice, taken: Tensor, ties: Tensor, limit: float) -> Tensor:
-    """The places with as many as can be of those that :func:`_tied_edges` gave."""
+def _other_edge(call: Choice, taken: Tensor, limit: float) -> Tensor:
+    """The places with as many as can be of those that tie with the last one taken."""
     places = call.places.clone()
     got = call.values.double().gather(1, places[:, taken])
+    ties = _edges(call, taken) <= limit
     for line in ties.any(1).nonzero().squeeze(1).tolist():
         free = ties[line].nonzero().squeeze(1)
-        held = taken[_near(got[line], got[line, -1], limit)]
+        held = taken[_apart(got[line], got[line, -1]) <= limit]
         count = min(len(free), len(held))
         wanted, given = free[:count], held[-count:]
         # A sort still gives every place once.
@@ -229,8 +252,10 @@ def _other_edge(call: Choice, taken: Tensor, ties: Tensor, limit: float) -> Tens
     return places
 
 
-def _near(one: Tensor, other: Tensor, limit: float) -> Tensor:
-    return (one == other) | ((one - other).abs() <= limit)
+def _apart(one: Tensor, other: Tensor) -> Tensor:
+    """The distances of values; inf from what is no number."""
+    found = (one - other).abs_().masked_fill_(one == other, 0.0)
+    return found.nan_to_num_(torch.inf, torch.inf)
 
 
 def _alike(one: Tensor, other: Tensor, share: float = 0.0) -> bool:

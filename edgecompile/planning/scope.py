@@ -9,7 +9,7 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import LengthsError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution, both_axes_hint
-from edgecompile.lengths.rows import MAX_LENGTH
+from edgecompile.lengths.rows import IMAGE, MAX_LENGTH, UNNAMED
 from edgecompile.lengths.served_traffic import missing_lengths
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import BATCH, usual_size
@@ -233,13 +233,23 @@ def _refuse_unlimited(model: LoadedModel, settled: Collection[str]) -> None:
 
 
 def _refuse_ignored(model: LoadedModel, lengths: LengthDistribution) -> None:
-    """Raises a LengthsError if sizes of an axis of the model are in the sample, but not counted."""
+    """Raises a LengthsError if sizes of an axis of the model are in the sample, but not counted, or may be."""
     for name, limits in model.axes.items():
-        if name != model.length_axis and name.lower() in lengths.ignored and limits.lo != limits.hi:
+        if name == model.length_axis or limits.lo == limits.hi:
+            continue
+        both = f'{{"axes": ["length", "{name}"], "sizes": [[12, 3]], "counts": [1]}}'
+        if name.lower() in lengths.ignored:
             raise LengthsError(
                 f"{lengths.source}: the column '{name}' isn't counted, and {model.name} has an axis of this name",
-                hint="leave the column out, or name two axes: "
-                f'{{"axes": ["length", "{name}"], "sizes": [[12, 3]], "counts": [1]}}',
+                hint=f"leave the column out, or name two axes: {both}",
+            )
+        # A batch is seldom logged without its name, and a language model's other axes never.
+        if UNNAMED in lengths.ignored and name != BATCH and model.generation is None:
+            if {name, model.length_axis} == {*IMAGE}:
+                both = 'the first line "height,width" or "width,height"'
+            raise LengthsError(
+                f"{lengths.source}: the second column has no name, and may be a count or the {name} of {model.name}",
+                hint=f'for counts write the first line "length,count"; for sizes give {both}',
             )
 
 
@@ -248,7 +258,7 @@ def with_traffic(request: PlanRequest, model: LoadedModel) -> PlanRequest:
 
     Raises:
         UsageError: the model's lengths vary, so that they are needed.
-        LengthsError: a column that isn't counted has the name of an axis that varies.
+        LengthsError: a column that isn't counted has the name of an axis that varies, or may have it.
     """
     axis = model.length_axis
     if request.lengths is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.bundle import cases as cases_module
 from edgecompile.bundle import reference
-from edgecompile.bundle.cases import draw_arrays, make_case, make_cases
+from edgecompile.bundle.cases import Case, draw_arrays, make_case, make_cases, rows_cases
 from edgecompile.bundle.margins import describe_reference
-from edgecompile.bundle.reference import Reference, References
+from edgecompile.bundle.reference import Reference, References, run_eager
 from edgecompile.errors import ModelError
 from edgecompile.loaders.load import load_model
 from edgecompile.models.choices import Choices
@@ -60,7 +62,20 @@ class Queries(nn.Module):
         return {"logits": self.head(mixed), "boxes": chosen.sigmoid(), "mean": mixed.mean((1, 2))}
 
 
-def record(module: Queries, batch: int = 1) -> tuple[dict[str, Tensor], Ties | None, bool]:
+class Tight(Queries):
+    """Rows whose scores all tie; a program adds roundings to these, or takes the last rows for the best."""
+
+    roundings: Tensor | None = None
+    wrong = False
+
+    def forward(self, rows: Tensor, scores: Tensor) -> dict[str, Tensor]:
+        scores = 1.0 + 5e-6 * scores
+        if self.roundings is not None:
+            scores = scores + self.roundings[: scores.shape[1]]
+        return super().forward(rows, -scores if self.wrong else scores)
+
+
+def record(module: Queries, batch: int = 1) -> tuple[dict[str, Tensor], Ties | None, float]:
     torch.manual_seed(1)
     inputs = {"rows": torch.randn(batch, 8, 8), "scores": SCORES.repeat(batch, 1)}
 
@@ -71,8 +86,8 @@ def record(module: Queries, batch: int = 1) -> tuple[dict[str, Tensor], Ties | N
 
     choices = Choices()
     outputs = run(choices)
-    left_open = follow_orders(choices, outputs, FP32.rtol, run)
-    return outputs, choices.find_ties(outputs, FP32.rtol), left_open
+    apart = follow_orders(choices, outputs, FP32.rtol, run)
+    return outputs, choices.find_ties(outputs, FP32.rtol), apart
 
 
 def agrees(got: Arrays, want: Arrays, ties: Ties | None) -> bool:
@@ -83,8 +98,8 @@ def agrees(got: Arrays, want: Arrays, ties: Ties | None) -> bool:
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_outputs_may_come_in_another_order_of_ties_together(batch: int) -> None:
-    outputs, ties, left_open = record(Queries(5), batch)
-    assert not left_open
+    outputs, ties, apart = record(Queries(5), batch)
+    assert apart == math.inf
     want: Arrays = {name: tensor.numpy() for name, tensor in outputs.items()}
 
     def turned(*order: int, names: tuple[str, ...] = ("logits", "boxes")) -> Arrays:
@@ -107,9 +122,36 @@ def test_outputs_may_come_in_another_order_of_ties_together(batch: int) -> None:
 
 
 def test_ties_that_decide_more_than_an_order_leave_outputs_open() -> None:
+    # The scale of the scores is 0.9.
     for module in (Queries(2), Queries(6), Queries(5, counted=True)):
-        assert record(module)[2]
-    assert not record(Queries(4))[2]
+        assert record(module)[2] == pytest.approx(1e-6 / 0.9, rel=0.1)
+    assert record(Queries(4))[2] == math.inf
+
+
+def test_outputs_left_open_may_still_come_in_another_order() -> None:
+    outputs, ties, apart = record(Queries(6))
+    assert apart < math.inf
+    want: Arrays = {name: tensor.numpy() for name, tensor in outputs.items()}
+
+    def turned(*order: int) -> Arrays:
+        rows = {name: want[name][:, list(order)] for name in ("logits", "boxes")}
+        return {**want, **rows}
+
+    assert agrees(turned(2, 0, 1, 3, 4, 5), want, ties)
+    # Clear margins decide the order of these.
+    for order in ((0, 1, 3, 2, 4, 5), (0, 1, 2, 3, 5, 4)):
+        assert not agrees(turned(*order), want, ties)
+
+
+def test_one_line_of_a_choice_may_be_read() -> None:
+    lines = torch.tensor([[0.1, 0.9, 0.3], [0.5, 0.1, 0.5 - 1e-6]])
+
+    def run(mode: AbstractContextManager[Any]) -> dict[str, Tensor]:
+        with mode:
+            return {"sum": lines[1].cumsum(0)[lines.topk(1).indices[1]]}
+
+    choices = Choices()
+    assert follow_orders(choices, run(choices), FP32.rtol, run) < FP32.rtol
 
 
 def test_a_last_place_between_equal_rows_leaves_nothing_open() -> None:
@@ -118,7 +160,7 @@ def test_a_last_place_between_equal_rows_leaves_nothing_open() -> None:
             # The two rows that tie for the last place are the same.
             return super().forward(rows.index_fill(1, torch.tensor([6, 7]), 0.0), scores)
 
-    assert not record(Padded(6))[2]
+    assert record(Padded(6))[2] == math.inf
 
 
 def test_float64_takes_the_choices_of_float32() -> None:
@@ -179,7 +221,7 @@ def test_many_lines_that_tie_are_left_open_without_a_run(inside: bool) -> None:
                 }
 
         choices = Choices()
-        return follow_orders(choices, run(choices), FP32.rtol, run)
+        return follow_orders(choices, run(choices), FP32.rtol, run) < math.inf
 
     # A mean of both places has no order.
     assert choose(_MOST_LINES + 1) and choose(_MOST_LINES) != inside
@@ -194,13 +236,18 @@ def load_level() -> LoadedModel:
             repeated = (scores[:, 1:] == scores[:, :-1]).any()
             return super().forward(rows, torch.where(repeated, scores * 0.0, scores))
 
+    return load_queries(Level(5))
+
+
+def load_queries(module: Queries, batch: tuple[int, int] | None = None) -> LoadedModel:
+    axes = {1: "length"} if batch is None else {0: "batch", 1: "length"}
     spec = {
-        "module": Level(5),
-        "inputs": {"rows": torch.randn(1, 8, 8), "scores": torch.randn(1, 8)},
-        "axes": {"rows": {1: "length"}, "scores": {1: "length"}},
+        "module": module,
+        "inputs": {"rows": torch.randn(len(axes), 8, 8), "scores": torch.randn(len(axes), 8)},
+        "axes": {"rows": axes, "scores": axes},
         "limits": {"length": (5, 20)},
     }
-    return load_model(spec)
+    return load_model(spec) if batch is None else load_model(spec, batch=batch)
 
 
 def test_cases_are_drawn_again_where_ties_leave_them_open() -> None:
@@ -217,6 +264,50 @@ def test_cases_are_drawn_again_where_ties_leave_them_open() -> None:
     assert references.find(draw_arrays(model, {"length": 12}, 0, FEW)).open
     for case in make_cases(model, BUCKETS):
         assert not references.find(case.inputs).open
+
+
+def test_cases_that_stay_open_are_those_that_roundings_swap_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = Tight(5)
+    model = load_queries(module)
+
+    def refused(cases: list[Case]) -> int:
+        """The number of cases whose outputs no program may have that rounds scores otherwise."""
+        count = 0
+        for case in cases:
+            got = run_eager(model, case.inputs)
+            taken = (
+                case.outputs if case.ties is None else take_ties(got, case.outputs, case.ties, FP32)
+            )
+            count += not all(np.allclose(got[n], taken[n], rtol=0, atol=1e-5) for n in taken)
+        return count
+
+    cases = list(make_cases(model, BUCKETS))
+    monkeypatch.setattr(cases_module, "_REDRAWN", 0)
+    first = list(make_cases(model, BUCKETS))
+    kept = [case for case in cases if case.open]
+    assert len(kept) > len(cases) // 2
+    counts = []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        module.roundings = torch.finfo(torch.float32).eps * torch.randint(-1, 2, (20,))
+        assert not refused(cases)
+        counts.append(refused(first))
+    assert max(counts) > 0
+    module.roundings, module.wrong = None, True
+    assert refused(kept) == len(kept)
+
+
+def test_rows_of_a_batch_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_queries(Tight(5), batch=(1, 8))
+    buckets = [Bucket("exact", (*bucket.axes, ("batch", AxisRange(1, 8, 4)))) for bucket in BUCKETS]
+    cases = list(rows_cases(model, buckets))
+    monkeypatch.setattr(cases_module, "_REDRAWN", 0)
+    first = list(rows_cases(model, buckets))
+    assert [case.redrawn for case in cases] == [True, True]
+    for case, one in zip(cases, first, strict=True):
+        assert one.apart < case.apart and len(case.inputs["rows"]) == 4
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -99,6 +99,39 @@ def test_a_column_of_an_axis_is_counted_or_refused(tmp_path: Path, text: str, na
     assert plan_scope(model, request).second == "frames"
 
 
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        (("height", "width"), '"width,height"'),
+        (("length", "frames"), '{"axes": ["length", "frames"]'),
+        (("length", "batch"), None),
+    ],
+)
+def test_a_second_column_without_a_name_may_be_an_axis(
+    tmp_path: Path, axes: tuple[str, str], said: str | None
+) -> None:
+    model = load_model(
+        {
+            "module": nn.ReLU(),
+            "inputs": {"input": torch.ones(2, 5, 9)},
+            "axes": {"input": {1: axes[0], 2: axes[1]}},
+            "limits": {name: (1, 60) for name in axes},
+            "length_axis": axes[0],
+        }
+    )
+    for text in ("12,30\n30,12\n", "12\n30\n", "length,count\n12,30\n"):
+        file = tmp_path / "log"
+        file.write_text(text)
+        lengths = read_sizes(file)
+        assert isinstance(lengths, LengthDistribution)
+        if said is None or not text.startswith("12,"):
+            assert with_traffic(PlanRequest(lengths), model).lengths == lengths
+            continue
+        with pytest.raises(LengthsError, match=f"may be a count or the {axes[1]}") as refused:
+            with_traffic(PlanRequest(lengths), model)
+        assert said in str(refused.value.hint) and '"length,count"' in str(refused.value.hint)
+
+
 def test_length_stands_for_the_length_axis_whatever_its_name() -> None:
     x = torch.ones(2, 5, 4)
     model = load_model(
