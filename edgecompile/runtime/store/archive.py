@@ -15,6 +15,8 @@ from ..format.manifest import MAX_MANIFEST_BYTES, check_path
 
 _BLOCK = 512
 _CHUNK = 1 << 20
+#: Bytes read at a time, of which ``gzip`` takes few.
+_BUFFER = 1 << 16
 #: Entries, and records of extended headers; a manifest lists at most 65536 files.
 _MOST = 1 << 17
 #: Characters of the names of all files and folders; a manifest, with all its names, has a quarter at most.
@@ -58,7 +60,7 @@ def open_archive(path: str) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise _fault(path, "archive-form", "isn't a regular file", "check the path")
-    return os.fdopen(fd, "rb")
+    return os.fdopen(fd, "rb", _BUFFER)
 
 
 class Names:
