@@ -1,12 +1,14 @@
-"""Mutated signatures: accepted only where the same was signed. Run by hand for millions, and briefly in a test.
+"""Mutated signatures: accepted only where the same was signed. Run by hand for millions, and briefly in tests.
 
-python -m tests.signing.fuzz_signatures COUNT [SEED]
+python -m tests.signing.fuzz_signatures COUNT [SEED] [--c]
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import random
-import sys
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -14,14 +16,49 @@ from edgecompile.runtime.base.errors import BundleError
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.trust.statement import Fault, parse_envelope
 from tests.hostile.trees import mutate_bytes
+from tests.native.c_runtime import c_library
 from tests.runtime.signed import SignedBundle
 
 
-def fuzz(place: Path, count: int, seed: int = 0) -> int:
+class CRuntime:
+    """A process of ``host_cases.c``, which is asked about one signed bundle again and again."""
+
+    def __init__(self, program: Path, signed: SignedBundle) -> None:
+        variables = {**c_library.SANITIZED, "EDGECOMPILE_TRUST": str(signed.trust)}
+        self._path = signed.path
+        self._process = subprocess.Popen(
+            [program, "0"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+        )
+
+    def judge(self) -> int:
+        """The exit code for the signatures; 0: they suffice, and what is refused is the dummies that follow."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{self._path}\n")
+        self._process.stdin.flush()
+        status = int(self._process.stdout.readline().partition("\t")[0] or -1)
+        return status if status in (-1, 20) or 75 <= status <= 79 else 0
+
+    def close(self) -> None:
+        """Ends the process, which says then whether it leaked."""
+        self._process.communicate()
+        assert self._process.returncode == 0
+
+
+def fuzz(place: Path, count: int, seed: int = 0, program: Path | None = None) -> int:
     """Opens a bundle with ``count`` mutated signatures; the number of those that are taken.
 
+    Args:
+        place: an empty folder.
+        count: number of the signatures.
+        seed: seed of the changes.
+        program: the program of ``host_cases.c``, which is to judge each as Python does; None: it isn't asked.
+
     Raises:
-        AssertionError: a signature was taken that says or signs anything else.
+        AssertionError: a signature was taken that says or signs anything else, or the C runtime judged otherwise.
     """
     signed = SignedBundle(place)
     path = signed.sign()
@@ -29,19 +66,27 @@ def fuzz(place: Path, count: int, seed: int = 0) -> int:
     meant = parse_envelope(good)
     rng = random.Random(seed)
     taken = 0
+    other = None if program is None else CRuntime(program, signed)
     for number in range(count):
         data = change(rng, good)
         path.write_bytes(data)
+        code = 0
         try:
             BundleFolder(str(signed.path), trust=signed.trust).close()
         except BundleError as error:
-            assert error.exit_code in (20, 76), f"{seed}:{number}: {error}"
+            code = error.exit_code
+            assert code in (20, 76), f"{seed}:{number}: {error}"
+        told = code if other is None else other.judge()
+        assert told == code, f"{seed}:{number}: C says {told}, Python {code}: {data!r}"
+        if code:
             continue
         taken += 1
         try:
             assert parse_envelope(data) == meant, f"{seed}:{number}: {data!r}"
         except Fault as fault:
             raise AssertionError(f"{seed}:{number}: taken, and {fault}") from None
+    if other is not None:
+        other.close()
     return taken
 
 
@@ -65,8 +110,22 @@ def change(rng: random.Random, data: bytes) -> bytes:
     return data
 
 
+def build_program() -> Path:
+    """The program of ``host_cases.c``, with sanitizers."""
+    sources = [c_library.PROGRAMS / "host_cases.c"]
+    machine = c_library.MACHINES[c_library.NATIVE_ARCH]
+    return c_library.build(machine, "host_cases", sources, flags=c_library.SANITIZERS)
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("count", type=int)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument(
+        "--c", action="store_true", help="the C runtime, with sanitizers, judges each, too"
+    )
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        wanted = int(sys.argv[1])
-        found = fuzz(Path(folder), wanted, int(sys.argv[2]) if sys.argv[2:] else 0)
-        print(f"{wanted} mutated signatures, {found} with the same content taken, no fault")
+        asked = build_program() if options.c else None
+        found = fuzz(Path(folder), options.count, options.seed, asked)
+    print(f"{options.count} mutated signatures, {found} with the same content taken, no fault")

@@ -26,8 +26,10 @@ from ..base.errors import BundleError
 #: A SHA-256 as documents have it.
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_DEPTH = 32
-# The lone quote at the end is an unterminated string: trying every later quote would be quadratic.
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]+|[\]}]+|"', re.DOTALL)
+#: All but brackets. A string may lack its end, which the parser finds: trying each later quote would be quadratic.
+_REST = re.compile(r'[^][{}"]+|"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+#: More of them take too much memory as parts.
+_MOST_QUOTES = 1 << 16
 _MAX_LISTED = 40
 _TOO_MANY = 10000
 
@@ -119,16 +121,12 @@ def _parse_constant(text: str) -> float:
 
 def _check_depth(text: str) -> None:
     depth = 0
-    for match in _TOKEN.finditer(text):
-        token = match.group()
-        if token == '"':
-            raise _Refused("json-syntax", "unterminated string at {}".format(match.start()))
-        if token[0] in "[{":
-            depth += len(token)
-            if depth > MAX_DEPTH:
-                raise _Refused("json-depth", "nested deeper than {} levels".format(MAX_DEPTH))
-        elif token[0] in "]}":
-            depth -= len(token)
+    if "\\" not in text and text.count('"') < _MOST_QUOTES:  # then each second part is a string
+        text = "".join(text.split('"')[::2])
+    for bracket in _REST.sub("", text):
+        depth += 1 if bracket in "[{" else -1
+        if depth > MAX_DEPTH:
+            raise _Refused("json-depth", "nested deeper than {} levels".format(MAX_DEPTH))
 
 
 def shorten(value: object, limit: int = 60) -> str:

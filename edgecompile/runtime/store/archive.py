@@ -15,6 +15,8 @@ from ..format.manifest import MAX_MANIFEST_BYTES, check_path
 
 _BLOCK = 512
 _CHUNK = 1 << 20
+#: Bytes read at a time, of which ``gzip`` takes few.
+_BUFFER = 1 << 16
 #: Entries, and records of extended headers; a manifest lists at most 65536 files.
 _MOST = 1 << 17
 #: Characters of the names of all files and folders; a manifest, with all its names, has a quarter at most.
@@ -58,7 +60,7 @@ def open_archive(path: str) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise _fault(path, "archive-form", "isn't a regular file", "check the path")
-    return os.fdopen(fd, "rb")
+    return os.fdopen(fd, "rb", _BUFFER)
 
 
 class Names:
@@ -125,7 +127,7 @@ def read_members(file: BinaryIO, source: str, names: Names) -> Iterator[Member]:
     """
     is_gzip = file.read(2) == b"\x1f\x8b"
     file.seek(0)
-    stream = _Stream(gzip.GzipFile(fileobj=file) if is_gzip else file, source)
+    stream = _Stream(gzip.GzipFile(fileobj=file) if is_gzip else file, source, not is_gzip)
     changes: Dict[bytes, bytes] = {}
     while True:
         header = stream.take(_BLOCK)
@@ -155,21 +157,25 @@ def read_members(file: BinaryIO, source: str, names: Names) -> Iterator[Member]:
         plain = name[2:] if name.startswith("./") else name
         if kind != _FOLDER:
             names.add(plain, False)
-            left = stream.read(size)
-            yield Member(plain, size, left)
-            for _ in left:
-                pass
-            stream.take(-size % _BLOCK)
+            end = stream.offset + size + -size % _BLOCK
+            yield Member(plain, size, stream.read(size))
+            stream.skip(end - stream.offset)
         elif plain.rstrip("/") not in ("", "."):
             names.add(plain[:-1] if plain.endswith("/") else plain, True)
 
 
 class _Stream:
-    """Bytes of an archive; too few of them are an error."""
+    """Bytes of an archive; too few of them are an error.
 
-    def __init__(self, file: Union[gzip.GzipFile, BinaryIO], source: str) -> None:
+    Attributes:
+        offset: number of those that were read or skipped.
+    """
+
+    def __init__(self, file: Union[gzip.GzipFile, BinaryIO], source: str, can_seek: bool) -> None:
+        self.offset = 0
         self._file = file
         self._source = source
+        self._can_seek = can_seek
 
     def fault(self, text: str) -> BundleError:
         return _fault(self._source, "archive-form", text)
@@ -183,7 +189,17 @@ class _Stream:
             if not part:
                 raise self.fault("ends too early")
             size -= len(part)
+            self.offset += len(part)
             yield part
+
+    def skip(self, size: int) -> None:
+        """Goes on behind some bytes; that there are too few is found by the next ``take``."""
+        if self._can_seek:
+            self._file.seek(size, os.SEEK_CUR)
+            self.offset += size
+        else:
+            for _ in self.read(size):
+                pass
 
     def take(self, size: int) -> bytes:
         return b"".join(self.read(size))

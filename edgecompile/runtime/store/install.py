@@ -6,7 +6,7 @@ from typing import Callable, Dict, Optional, Tuple
 from ..base.errors import BundleError, DamagedBundleError, InputError, StoreError
 from ..format.folder import BundleFolder
 from .cohort import Share, cohort
-from .disk import remove, rename, sync_folder
+from .disk import filling, remove, rename, sync_folder, sync_tree
 from .proof import Prover
 from .staging import copy_bundle, list_installed
 from .state import STORE_FOLDER, State, Version
@@ -53,7 +53,7 @@ def install(
         StoreError: the store can't be used.
     """
     with unpacked(source, root, say) as parcel:
-        folder = BundleFolder(parcel.path, trust=prover.trust)
+        folder = parcel.open(prover.trust)
         try:
             store = Store(root, folder.manifest.name)
             declined = None if share is None else _decline(folder, store, share)
@@ -141,6 +141,9 @@ def _bring(
             _verify(stage, version, prover, full=False)
             say("testing {}".format(version.id))
             prover.prove(stage, version.sha256)
+            # The disk wrote meanwhile, so this takes little more.
+            with filling(stage):
+                sync_tree(stage)
         except BaseException:
             remove(stage)
             raise

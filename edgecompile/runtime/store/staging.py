@@ -3,7 +3,9 @@
 import contextlib
 import hashlib
 import os
-from typing import Dict, Iterator, List, Mapping, Set
+from queue import Queue
+from threading import Thread
+from typing import Dict, Iterable, Iterator, List, Mapping, Set
 
 from ..base.errors import BundleError, DamagedBundleError, EdgecompileError
 from ..format.folder import BundleFolder
@@ -16,23 +18,26 @@ from ..format.trust.statement import (
     SIGNATURES_NAME,
     is_signature_name,
 )
-from .disk import FULL, add_folder, filling, link, remove, seal_folder, sync_folder, write_file
+from .disk import FULL, add_folder, filling, link, remove, seal_folder, write_file
 
 _CHUNK = 1 << 20
+#: Parts that may wait for the thread that hashes them.
+_MOST_WAITING = 4
 
 
 def copy_bundle(
     folder: BundleFolder, target: str, installed: Mapping[str, str], own: bool = False
 ) -> int:
-    """Copies a bundle to a new folder; what is there is on the disk when this returns.
+    """Copies a bundle to a new folder, for which ``sync_tree`` waits.
 
-    The hash of each file is compared on the way, be it copied or linked.
+    The hash of each file is compared on the way, be it copied or linked to an installed one.
 
     Args:
         folder: the bundle.
         target: the path of the folder.
         installed: paths of files that may be linked, by SHA-256.
-        own: whether the bundle's own files may be linked, too: nobody else can write to them.
+        own: whether the bundle's own files may be linked, too: their hashes were compared, and nobody else can
+            write to them.
 
     Returns:
         The bytes that were copied, without those of linked files.
@@ -71,14 +76,15 @@ def _copy(folder: BundleFolder, target: str, installed: Mapping[str, str], own: 
     for name, entry in sorted(files.items()):
         path = os.path.join(target, name)
         old = installed.get(entry.sha256) if name in linkable else None
-        if old is not None and _link(old, path, entry):
+        if old is not None and _link(old, path) and _is_whole(path, entry):
             continue
         copied += entry.size
-        if own and name in linkable and _link(os.path.join(folder.path, name), path, entry):
+        if own and name in linkable and _link(os.path.join(folder.path, name), path):
             continue
         fd = folder.open(name)
         try:
-            write_file(path, _read_listed(fd, entry, os.path.join(folder.path, name)))
+            parts = iter(lambda fd=fd: os.read(fd, _CHUNK), b"")  # type: ignore[misc]
+            write_file(path, check_parts(parts, entry, os.path.join(folder.path, name)))
         finally:
             os.close(fd)
     for name in unlisted:
@@ -90,7 +96,6 @@ def _copy(folder: BundleFolder, target: str, installed: Mapping[str, str], own: 
                 os.close(fd)
     for name in reversed(ordered):
         seal_folder(os.path.join(target, name))
-    sync_folder(os.path.dirname(target))
     return copied
 
 
@@ -101,14 +106,19 @@ def _find_linkable(manifest: Manifest) -> Set[str]:
     return {name for name in manifest.files if not name.startswith(beside)}
 
 
-def _link(source: str, path: str, entry: FileEntry) -> bool:
-    """Links an installed file, unless the disk no longer has what was written there."""
+def _link(source: str, path: str) -> bool:
+    """Whether a file could be linked."""
     try:
         link(source, path)
     except OSError as error:
         if error.errno in FULL:
             raise
         return False  # too many links, or it is gone
+    return True
+
+
+def _is_whole(path: str, entry: FileEntry) -> bool:
+    """Whether the disk still has what was written to an installed file; its new name goes otherwise."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         damaged = find_hash_damage(fd, entry)
@@ -119,15 +129,37 @@ def _link(source: str, path: str, entry: FileEntry) -> bool:
     return damaged is None
 
 
-def _read_listed(fd: int, entry: FileEntry, path: str) -> Iterator[bytes]:
+def check_parts(parts: Iterable[bytes], entry: FileEntry, path: str) -> Iterator[bytes]:
+    """Passes the parts of a file on, and compares their hash at the end; a large file's is computed meanwhile.
+
+    Args:
+        parts: the file's content.
+        entry: what the manifest lists of it.
+        path: the file, for a message.
+
+    Raises:
+        DamagedBundleError: the content is another one.
+    """
     digest, size = hashlib.sha256(), 0
-    while size <= entry.size:
-        part = os.read(fd, _CHUNK)
-        if not part:
-            break
-        digest.update(part)
-        size += len(part)
-        yield part
+    queue: Queue[bytes] = Queue(_MOST_WAITING)
+    thread = None
+    if entry.size > _CHUNK:
+        thread = Thread(target=lambda: [*map(digest.update, iter(queue.get, b""))])
+        thread.start()
+    try:
+        for part in parts:
+            size += len(part)
+            if size > entry.size:
+                break
+            if thread is None:
+                digest.update(part)
+            else:
+                queue.put(part)
+            yield part
+    finally:
+        if thread is not None:
+            queue.put(b"")
+            thread.join()
     if size != entry.size or digest.hexdigest() != entry.sha256:
         text = "{}: isn't as the manifest lists it [file-hash]"
         raise DamagedBundleError(text.format(path), "copy the bundle again, or build it again")

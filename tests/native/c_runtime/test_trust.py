@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from tests.native.c_runtime import c_library
 from tests.native.c_runtime.c_library import MACHINES, NATIVE_ARCH
 from tests.runtime.format.test_trust import SECRET, STUB, WHOLE, need_unshare
 from tests.runtime.signed import ATTACKS, RELEASE, SignedBundle
-from tests.signing.fuzz_signatures import change
+from tests.signing.fuzz_signatures import build_program, fuzz
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +23,7 @@ MACHINE = MACHINES[NATIVE_ARCH]
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    sources = [c_library.PROGRAMS / "host_cases.c"]
-    return c_library.build(MACHINE, "host_cases", sources, flags=c_library.SANITIZERS)
+    return build_program()
 
 
 def ask_c(
@@ -175,27 +171,4 @@ def test_only_one_is_success(
 
 
 def test_mutated_signatures_are_judged_as_by_python(program: Path, tmp_path: Path) -> None:
-    signed = SignedBundle(tmp_path)
-    good = signed.sign().read_bytes()
-    rng = random.Random(3)
-    places, expected = [], []
-    for number in range(400):
-        place = tmp_path / f"{number}.ecb"
-        shutil.copytree(signed.path, place, copy_function=os.link)
-        (place / "signatures" / "ci.sig").unlink()
-        (place / "signatures" / "ci.sig").write_bytes(change(rng, good))
-        places.append(place)
-        try:
-            BundleFolder(str(place), trust=signed.trust).close()
-            expected.append(0)
-        except EdgecompileError as error:
-            expected.append(error.exit_code)
-    lines = "".join(f"{place}\n" for place in places)
-    named = {"EDGECOMPILE_TRUST": str(signed.trust), **c_library.SANITIZED}
-    done = MACHINE.run([program, "0"], stdin=lines, **named)
-    assert done.returncode == 0, done.stderr[-4000:]
-    told = [int(line.partition("\t")[0]) for line in done.stdout.split("\n")[:-1]]
-    taken = [status if status == 20 or 75 <= status <= 79 else 0 for status in told]
-    # What follows the signatures is the dummies' fault, which isn't 20.
-    assert taken == expected
-    assert 0 < expected.count(0) < 200
+    assert 0 < fuzz(tmp_path, 400, 3, program) < 200

@@ -44,11 +44,14 @@ class Recorder:
         root: the folder that the disk consists of; what is there already is synced.
         files: whether a file's fsync does anything.
         folders: the same of a folder.
+        at_once: whether the file system has a syncfs that waits.
     """
 
-    def __init__(self, root: Path, *, files: bool = True, folders: bool = True) -> None:
+    def __init__(
+        self, root: Path, *, files: bool = True, folders: bool = True, at_once: bool = False
+    ) -> None:
         self.root = str(root)
-        self.files, self.folders = files, folders
+        self.files, self.folders, self.at_once = files, folders, at_once
         self.changes: list[Change] = []
         self.nodes: list[bytes | str | None] = [None]
         self.names: dict[int, dict[str, int]] = {0: {}}
@@ -61,11 +64,14 @@ class Recorder:
         self._replaced = [(module, module.os) for module in (disk, output)]
         for module, _ in self._replaced:
             module.os = self  # type: ignore[attr-defined]
+        self._sync_file_system = disk.sync_file_system
+        disk.sync_file_system = self.sync_file_system
         return self
 
     def __exit__(self, *_: object) -> None:
         for module, real in self._replaced:
             module.os = real  # type: ignore[attr-defined]
+        disk.sync_file_system = self._sync_file_system
         self._look()
         made = self._make(self.changes, [], set())
         assert made == read_tree(self.root), "something was changed elsewhere"
@@ -97,6 +103,12 @@ class Recorder:
         os.fsync(fd)
         if self.folders if stat.S_ISDIR(os.fstat(fd).st_mode) else self.files:
             self._add(Change("sync", self._open[fd][0]))
+
+    def sync_file_system(self, path: str) -> bool:
+        self._look()
+        for node in range(len(self.nodes) if self.at_once else 0):
+            self._add(Change("sync", node))
+        return self.at_once
 
     def mkdir(self, path: str, mode: int = 0o777) -> None:
         os.mkdir(path, mode)

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import EdgecompileError
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.store import unpack
+from edgecompile.runtime.store import staging, unpack
 from edgecompile.runtime.store.archive import Names, read_members
 from edgecompile.runtime.store.removal import collect
 from edgecompile.runtime.store.unpack import unpacked
@@ -93,8 +92,9 @@ def test_installations_of_archives_do_not_wait_for_each_other(
         assert collect(signed.store, said.append)["removed"] == []
         assert not killed.exists()
         with unpacked(archive, str(signed.root), said.append) as second:
-            assert Path(first.path, "manifest.json").exists() and first.path != second.path
-        assert Path(first.path, "manifest.json").exists()
+            assert first.path != second.path
+            second.open().close()
+        first.open().close()
     assert said == [f"reading {archive}"] * 2  # nobody waited
     assert not Path(signed.root, ".unpacked").exists()
 
@@ -113,6 +113,29 @@ def test_what_is_not_signed_is_not_written(
     assert caught.value.exit_code == 76
 
 
+@pytest.mark.parametrize("threshold", [1, 2])
+def test_a_part_is_read_for_the_signatures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold: int
+) -> None:
+    """All of it, if the signatures of that part don't suffice."""
+    device = Device(tmp_path)
+    path = device.release(1)
+    device.signed.sign("release")
+    device.signed.policy["models"]["tiny*"]["threshold"] = threshold
+    device.signed.write_policy()
+    write_signed, parts = unpack._write_signed, []
+
+    def note(paths: list[str], source: str, target: str, whole: bool) -> tuple[str, bool]:
+        parts.append(not whole)
+        return write_signed(paths, source, target, whole)
+
+    monkeypatch.setattr(unpack, "_write_signed", note)
+    monkeypatch.setattr(unpack, "_LARGE", 1)  # also the second signature is a large file
+    report = device.install(pack(path, tmp_path / "x.tgz", "w:gz"))
+    assert parts == [True, False][:threshold]
+    assert sorted(os.listdir(Path(report["path"], "signatures"))) == ["ci.sig", "release.sig"]
+
+
 # --- What is refused
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -121,7 +144,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_all(source: str, root: Path) -> list[str]:
     with unpacked(source, str(root), lambda text: None) as parcel:
-        folder = BundleFolder(parcel.path)
+        folder = parcel.open()
         folder.close()
         parcel.complete(folder.manifest.files)
         path = Path(parcel.path)
@@ -232,6 +255,21 @@ def test_a_bomb_is_refused_by_its_header(
     error = refused(str(archive), tmp_path / "store")
     assert (error.exit_code, "[file-size-differs]" in error.message) == (22, True), error
     assert written and WEIGHTS not in written
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 20], ids=["by a thread", "at once"])
+def test_another_content_is_refused(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(staging, "_CHUNK", chunk)
+    shutil.copytree(bundle, tmp_path / "m.ecb")
+    weights = tmp_path / "m.ecb" / WEIGHTS
+    archive = tmp_path / "x.tar"
+    data = weights.read_bytes()
+    assert WEIGHTS in open_all(str(pack(weights.parent, archive)), tmp_path / "store")
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    error = refused(str(pack(weights.parent, archive)), tmp_path / "store")
+    assert (error.exit_code, "[file-hash]" in error.message) == (22, True), error
 
 
 def test_extended_headers_are_not_kept() -> None:

@@ -115,21 +115,24 @@ COMMANDS: dict[str, tuple[Callable[[Device], Any], Callable[[Device], Any], set[
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_whole_version_serves_after_each_cut(device: Device, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "at_once"), [*((name, False) for name in COMMANDS), ("install", True)]
+)
+def test_a_whole_version_serves_after_each_cut(device: Device, name: str, at_once: bool) -> None:
     before, command, allowed = COMMANDS[name]
     before(device)
-    recorder = record(device, lambda: command(device))
+    recorder = record(device, lambda: command(device), at_once=at_once)
     assert list(find_faults(device, recorder, allowed)) == []
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("form", ["folder", "tar"])
-def test_the_first_installation(tmp_path: Path, form: str) -> None:
+def test_the_first_installation(tmp_path: Path, form: str, at_once: bool) -> None:
     device = Device(tmp_path)
     path = device.release(1)
     if form == "tar":
         path = pack(path, tmp_path / "1.tar")
-    recorder = record(device, lambda: device.install(path))
+    recorder = record(device, lambda: device.install(path), at_once=at_once)
     assert list(find_faults(device, recorder, {1})) == []
 
 
@@ -160,6 +163,15 @@ def test_a_bad_version_is_gone_after_exactly_three_starts(device: Device) -> Non
 
 
 # --- Planted bugs: each is found
+@pytest.mark.parametrize("at_once", [False, True])
+def test_found_when_nobody_waits_for_a_version(
+    device: Device, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    monkeypatch.setattr(installing, "sync_tree", lambda path: None)
+    recorder = record(device, lambda: switch(device), at_once=at_once)
+    assert any(find_faults(device, recorder, {1, 2}))
+
+
 @pytest.mark.parametrize("syncs", [{"files": False}, {"folders": False}])
 def test_found_without_fsync(device: Device, syncs: dict[str, bool]) -> None:
     recorder = record(device, lambda: switch(device), **syncs)
