@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgecompile.export.checks import TOLERANCE, compare_outputs
-from edgecompile.loaders.generators.attention import attending
+from edgecompile.loaders.generators.attention import PLACED, attending
 from edgecompile.loaders.generators.step import (
     INPUT,
     LAST,
@@ -44,6 +44,7 @@ def find_step(
     *,
     pad: int,
     hint: str,
+    notes: list[str],
     more: Mapping[str, Tensor] | None = None,
     generated: Callable[..., Tensor] | None = None,
 ) -> GenerationStep:
@@ -58,6 +59,7 @@ def find_step(
         logits_of: the model itself: tokens, int64 [1, length], to logits, float32 [length, vocabulary].
         pad: the token that fills a run up.
         hint: the advice where none agrees.
+        notes: remarks for the user; says where the model attends by masks because its logits differ without.
         more: further inputs of the steps.
         generated: the model over its own cache, as ``logits_of``. It counts as well where it differs: some
             models compute single tokens otherwise than whole texts.
@@ -65,7 +67,8 @@ def find_step(
     Raises:
         ModelError: none agrees; says what went wrong in each.
     """
-    problems = []
+    problems: list[str] = []
+    differing = ""
     answers = [_Answers(item, tokens) for item in (logits_of, generated) if item is not None]
     for step in steps:
         try:
@@ -75,7 +78,12 @@ def find_step(
             for answer in answers:
                 problem = answer.problem(run, {**_noise(step, tokens.shape[1]), **(more or {})})
                 if not problem:
+                    if differing and step.way.attention != PLACED:
+                        kind = type(step.model).__name__
+                        notes.append(f"{kind} attends by masks, which takes longer: {differing}")
                     return step
+            if step.way.attention == PLACED:
+                differing = f"without them {problem}"
         except Exception as exc:  # whatever a model raises that isn't made for this
             problem = describe_error(exc)
         problems.append(problem)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("transformers")
+
+from transformers import AttentionInterface
+
+from edgecompile.loaders.generators import attention
 from edgecompile.loaders.generators.attention import PLACED
 from edgecompile.loaders.generators.check import _Answers
 from edgecompile.loaders.generators.makers import GeneratorMaker
 from edgecompile.loaders.generators.step import GenerationStep
 from edgecompile.models.loaded import ModelSource
 from edgecompile.models.options import LoadOptions
-from tests.zoo.generation_families import POSITIONS, make_family
+from tests.zoo.generation_families import POSITIONS, load_family, make_family
 
 TOKENS = torch.arange(6)[None]
 
@@ -38,6 +45,17 @@ def test_only_what_differs_in_float64_is_a_difference(logits_of: Callable[..., T
     assert not answers.problem(scaled, {"factor": torch.tensor(1.0)})
     wrong = answers.problem(scaled, {"factor": torch.tensor(1.0003)})
     assert "logits differ by 0.0003 of their scale at token 1" in wrong
+
+
+def test_the_notes_say_where_logits_differ_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(*args: Any, **rest: Any) -> Any:
+        rest["scaling"] *= 2
+        return attention._attend_placed(*args, **rest)
+
+    assert not any("by masks" in note for note in load_family("llama").notes)
+    monkeypatch.setitem(AttentionInterface._global_mapping, PLACED, attend)
+    notes = " ".join(load_family("llama").notes)
+    assert re.search("LlamaForCausalLM attends by masks, .*: without them logits differ by", notes)
 
 
 def test_nearly_equal_scores_of_experts_dont_decide_how_a_model_attends() -> None:
