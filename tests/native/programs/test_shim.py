@@ -344,6 +344,7 @@ def test_varying_lengths_do_not_grow_memory(shim):
     assert shim.library.ec_cached_bytes() == 0
 
 
+@pytest.mark.skipif(bool(sanitizer_flags()), reason="a sanitizer has an allocator of its own")
 def test_trimmed_memory_goes_back_to_the_system(shim):
     """Also from the middle of malloc's heap, which has large blocks, too, once one was freed."""
 

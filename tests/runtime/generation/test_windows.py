@@ -327,6 +327,10 @@ def flags_at(address: int) -> list[str]:
     raise AssertionError(f"nothing lies at {address:x}")
 
 
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(),
+    reason="this system has no large pages",
+)
 @pytest.mark.parametrize(("slides", "flag"), [(True, "nh"), (False, "hg")])
 def test_large_pages_are_for_rows_that_stay(slides: bool, flag: str) -> None:
     memory = RowMemory((1 << 10, mmap.PAGESIZE // 4), "float32", slides=slides)
