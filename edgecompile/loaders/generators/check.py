@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgecompile.export.checks import TOLERANCE, compare_outputs
-from edgecompile.loaders.generators.attention import attending
+from edgecompile.loaders.generators.attention import PLACED, attending
 from edgecompile.loaders.generators.step import (
     INPUT,
     LAST,
@@ -19,9 +20,8 @@ from edgecompile.loaders.generators.step import (
     refuse_caches,
 )
 from edgecompile.loaders.generators.storage import rounds_caches
-from edgecompile.models.double import unchanged
+from edgecompile.models.double import run_in_float64, unchanged
 from edgecompile.models.modules import describe_error
-from edgecompile.models.rounding import find_margins
 
 _TOKENS = 24
 # A window that a model of any size outgrows within these tokens.
@@ -44,6 +44,7 @@ def find_step(
     *,
     pad: int,
     hint: str,
+    notes: list[str],
     more: Mapping[str, Tensor] | None = None,
     generated: Callable[..., Tensor] | None = None,
 ) -> GenerationStep:
@@ -58,6 +59,7 @@ def find_step(
         logits_of: the model itself: tokens, int64 [1, length], to logits, float32 [length, vocabulary].
         pad: the token that fills a run up.
         hint: the advice where none agrees.
+        notes: remarks for the user; says where the model attends by masks because its logits differ without.
         more: further inputs of the steps.
         generated: the model over its own cache, as ``logits_of``. It counts as well where it differs: some
             models compute single tokens otherwise than whole texts.
@@ -65,16 +67,23 @@ def find_step(
     Raises:
         ModelError: none agrees; says what went wrong in each.
     """
-    problems = []
+    problems: list[str] = []
+    differing = ""
     answers = [_Answers(item, tokens) for item in (logits_of, generated) if item is not None]
     for step in steps:
         try:
             step.model.set_attn_implementation(step.way.attention or own)
             problem = ""
+            run = partial(_run_pieces, step, tokens, pad)
             for answer in answers:
-                problem = _difference(step, tokens, answer, pad, more or {})
+                problem = answer.problem(run, {**_noise(step, tokens.shape[1]), **(more or {})})
                 if not problem:
+                    if differing and step.way.attention != PLACED:
+                        kind = type(step.model).__name__
+                        notes.append(f"{kind} attends by masks, which takes longer: {differing}")
                     return step
+            if step.way.attention == PLACED:
+                differing = f"without them {problem}"
         except Exception as exc:  # whatever a model raises that isn't made for this
             problem = describe_error(exc)
         problems.append(problem)
@@ -128,53 +137,76 @@ def generating_model(model: Any, attention: str, past: str) -> Callable[[Tensor]
 
 
 class _Answers:
-    """A model's own logits, and the errors that float32 leaves in them; each is found when asked for."""
+    """A model's own logits behind each piece of some tokens, in float32, and in float64 once they are asked for."""
 
     def __init__(self, logits_of: Callable[..., Tensor], tokens: Tensor) -> None:
-        self._tokens = tokens
-        self._logits_of = logits_of
+        self._logits_of, self._tokens = logits_of, tokens
+        self._ends = [end - 1 for begin, end in _pieces(tokens.shape[1]) if begin < end]
         self._logits: Mapping[str, Tensor] = {}
-        self._margins: Mapping[str, float] | None = None
+        self._exact: Mapping[str, Tensor] | None = None
 
-    def error(self, logits: Tensor, at: int) -> float | str:
-        """The difference of other logits for a token, beyond what eager's own error allows."""
-        name = str(at)
+    def problem(
+        self, run: Callable[..., Mapping[str, Tensor]], inputs: Mapping[str, Tensor]
+    ) -> str:
+        """The difference of a step's logits from these, or "" if there is none.
+
+        Where they differ in float32, float64 decides. A model that chooses experts by nearly equal scores chooses
+        others once sums are rounded otherwise, and the CPU would decide how its bundle attends.
+
+        Args:
+            run: Function from ``inputs`` to logits by their token, which may change the inputs.
+            inputs: Caches and further inputs of the step.
+        """
         self._logits = self._logits or self._run(self._tokens)
-        want = {name: self._logits[name]}
-        error = compare_outputs({name: logits}, want)
-        if isinstance(error, str) or error <= TOLERANCE:
-            return error
-        if self._margins is None:
-            self._margins = find_margins(self._run, {"tokens": self._tokens}, self._logits)
-        return compare_outputs({name: logits}, want, self._margins)
+        problem = _difference(run(**{n: t.clone() for n, t in inputs.items()}), self._logits)
+        if not problem:
+            return problem
+        try:
+            if self._exact is None:
+                self._exact = run_in_float64(self._run, {"tokens": self._tokens})
+            exact = run_in_float64(run, inputs)
+        except Exception:  # a model that only float32 will do for
+            return problem
+        return _difference(exact, self._exact)
 
     def _run(self, tokens: Tensor) -> dict[str, Tensor]:
-        return {str(at): row for at, row in enumerate(self._logits_of(tokens))}
+        logits = self._logits_of(tokens)
+        return {str(at): logits[at] for at in self._ends}
 
 
-def _difference(
-    step: GenerationStep, tokens: Tensor, answers: _Answers, pad: int, more: Mapping[str, Tensor]
-) -> str:
-    """The difference of a step's logits from the model's own, or "" if there is none."""
-    count = tokens.shape[1]
-    noise = torch.Generator().manual_seed(11)
-    sizes = [((count + 9,) if item.grows else ()) + item.shape for item in step.kept]
-    caches = [torch.randn(size, generator=noise) for size in sizes]
-    inputs = {**dict(zip(step.caches, caches, strict=True)), **more}
-    for start, end in _pieces(count):
+def _difference(logits: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> str:
+    """The first difference of logits by their token, or "" if there is none."""
+    for at, row in logits.items():
+        error = compare_outputs({at: row}, {at: want[at]})
+        if isinstance(error, str):
+            return f"{error} at token {at}"
+        if not error <= TOLERANCE:
+            return f"logits differ by {error:.2g} of their scale at token {at}"
+    return ""
+
+
+def _run_pieces(
+    step: GenerationStep, tokens: Tensor, pad: int, **inputs: Tensor
+) -> dict[str, Tensor]:
+    """Logits of a step behind each piece, by its last token; the first piece is padded."""
+    logits = {}
+    for start, end in _pieces(tokens.shape[1]):
         if start >= end:
             continue
         part = tokens[:, start:end]
         if start == 0:
             part = torch.cat([part, torch.full((1, 2), pad)], 1)
         place = {POSITION: torch.tensor([start]), LAST: torch.tensor([end - start - 1])}
-        logits = step(**{INPUT: part, **place, **inputs})["logits"]
-        error = answers.error(logits[0], end - 1)
-        if isinstance(error, str):
-            return f"{error} at token {end - 1}"
-        if not error <= TOLERANCE:
-            return f"logits differ by {error:.2g} of their scale at token {end - 1}"
-    return ""
+        logits[str(end - 1)] = step(**{INPUT: part, **place, **inputs})["logits"][0]
+    return logits
+
+
+def _noise(step: GenerationStep, count: int) -> dict[str, Tensor]:
+    """Caches for so many tokens, full of what nobody may see."""
+    noise = torch.Generator().manual_seed(11)
+    sizes = [((count + 9,) if item.grows else ()) + item.shape for item in step.kept]
+    caches = [torch.randn(size, generator=noise) for size in sizes]
+    return dict(zip(step.caches, caches, strict=True))
 
 
 def _pieces(count: int) -> list[tuple[int, int]]:

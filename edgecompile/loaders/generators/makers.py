@@ -245,6 +245,7 @@ class GeneratorMaker:
                     whole,
                     pad=self.pad,
                     hint=hint,
+                    notes=self.notes,
                     generated=generated,
                 )
             attend_always(model, step.way.attention or self.own)
@@ -310,7 +311,8 @@ class GeneratorMaker:
                 hint = '`task="seq2seq-encoder"` compiles the encoder alone'
                 more = whole(**tried)
                 answer = whole_model(model, own, "decoder_input_ids", tried)
-                step = find_step(steps, own, tokens, answer, pad=self.pad, hint=hint, more=more)
+                known: dict[str, Any] = {"pad": self.pad, "hint": hint, "notes": self.notes}
+                step = find_step(steps, own, tokens, answer, **known, more=more)
         encoder = LoadedModel(
             name=self.name + "-encoder",
             module=whole,

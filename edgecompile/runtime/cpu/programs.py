@@ -128,6 +128,11 @@ class Programs:
             raise BundleError(text + " [program-signature]")
         return program
 
+    def trim(self, most: int) -> None:
+        """Gives buffers back to the system where more than ``most`` bytes are kept for later runs."""
+        if self.runtime.buffer_bytes[1] > most:
+            self.runtime.trim()
+
     def close(self) -> None:
         """Gives the memory of all programs back; runs must be over."""
         for bucket, program in enumerate(self._programs):

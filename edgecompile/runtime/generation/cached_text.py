@@ -176,6 +176,11 @@ class CachedText:
 
         ``note`` gets the number of tokens that needn't be run.
         """
+        logits = yield from self._begin(request, note)
+        self._runs.give_back()
+        return logits
+
+    def _begin(self, request: "GenerationRequest", note: Callable[[int], None]) -> "Runs":
         self.retract()
         if request.source is not None and self._runs.read(request.source):
             self.tokens.clear()  # nothing of another source's text is of use
@@ -201,7 +206,7 @@ class CachedText:
         common: int,
         note: Callable[[int], None],
     ) -> "Runs":
-        """``begin`` where states of a fixed size have to be put behind what isn't run."""
+        """``_begin`` where states of a fixed size have to be put behind what isn't run."""
         prompt, length = request.prompt, len(request.prompt)
         prefix, found = self._find_states(states, common, length)
         if found is not None:

@@ -120,9 +120,9 @@ class _HostCaches:
         try:
             # Zeros, not whatever was there: a NaN in a row that isn't seen yet would spread, as
             # it is multiplied by its weight of 0. The system makes pages when they are written.
-            sliding = {name: RowMemory(*kinds[name]) for name in spec.windows}
+            rows = {x: RowMemory(*kinds[x], slides=x in spec.windows) for x in self.growing}
             self.arrays = {
-                name: sliding[name].array if name in sliding else np.zeros(*kind)
+                name: rows[name].array if name in rows else np.zeros(*kind)
                 for name, kind in kinds.items()
             }
         except (MemoryError, OSError, OverflowError):
@@ -131,8 +131,8 @@ class _HostCaches:
                 "build the bundle with a smaller max_context, or keep fewer sessions",
             ) from None
         self.windows: Optional[WindowRows] = None
-        if sliding:
-            self.windows = WindowRows([(x, spec.windows[name]) for name, x in sliding.items()])
+        if spec.windows:
+            self.windows = WindowRows([(rows[x], window) for x, window in spec.windows.items()])
         places = [self.arrays[name].ctypes.data for name in spec.caches]
         self.addresses = np.array(places, np.int64)
 

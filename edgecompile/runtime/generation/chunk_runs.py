@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     Wanted = Optional[NDArray[np.bool_]]
 
 
+#: Buffers that are kept behind a prompt: giving fewer back would save little, and the next prompt takes them again.
+_KEPT_BYTES = 8 << 20
+
+
 class _Bound(NamedTuple):
     """A run of a number of tokens over arrays that stay, until the text outgrows its view of the caches."""
 
@@ -95,6 +99,11 @@ class ChunkRuns:
         if wanted is not None:
             run = functools.partial(run.run_masked, wanted)
         self._bundle.run_bound(run, bound.bucket, bound.sizes)
+
+    def give_back(self) -> None:
+        """Gives back the buffers of a long prompt, which single tokens don't need."""
+        if self._caches.arrays and self._source is None:
+            self._bundle.trim(_KEPT_BYTES)
 
     def _bind(self, chunk: Chunk) -> _Bound:
         spec, count = self._spec, chunk.taken

@@ -22,21 +22,27 @@ if TYPE_CHECKING:
 #: Tokens that a text can go back from its end, and from any other place, without a further one.
 SPARE = 64
 _OPEN = sys.maxsize
+_LARGE = 4 << 20
 
 
 class RowMemory:
     """Zeros for the rows of a cache; pages are made when they are written, and can be given back.
+
+    Not numpy's zeros: these may lie in memory that was used before, and then all of them are written.
 
     Attributes:
         array: The rows.
         row_bytes: Size of one.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: str) -> None:
-        """Raises OSError where there is no memory."""
+    def __init__(self, shape: Sequence[int], dtype: str, *, slides: bool = True) -> None:
+        """``slides`` says whether rows are given back; raises OSError where there is no memory."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._advise(mmap.MADV_NOHUGEPAGE, 0, size)  # whose parts couldn't be given back
+        if slides:
+            self._advise(mmap.MADV_NOHUGEPAGE, 0, size)  # whose parts couldn't be given back
+        elif size >= _LARGE:
+            self._advise(mmap.MADV_HUGEPAGE, 0, size)  # as numpy does: they are read faster
         self.array: NDArray[Any] = np.frombuffer(self._memory, dtype).reshape(shape)
         self.row_bytes = size // shape[0]
 

@@ -317,6 +317,11 @@ class OpenBundle(Unique):
         """Runs what was bound, and counts it as a call of these sizes."""
         self._life.hold(self._run_bound, run, bucket, sizes)
 
+    def trim(self, most: int) -> None:
+        """Gives buffers of a CPU back to the system where more than ``most`` bytes are kept for later runs."""
+        programs: Any = self._programs
+        self._life.hold(programs.trim, most)
+
     def _run_bound(self, run: Callable[[], Any], bucket: int, sizes: Mapping[str, int]) -> None:
         started = time.perf_counter_ns()
         run()

@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING, Any, Collection, Optional, Sequence
 
+from ..base.errors import InputError
 from ..base.lifetime import Unique
+from ..format.document import shorten
 from .decoder import TextDecoder
 
 if TYPE_CHECKING:
@@ -13,6 +15,11 @@ class StopTexts:
     """Gives text out as far as no stop can have begun in it."""
 
     def __init__(self, stops: Sequence[str]) -> None:
+        """Raises InputError where ``stops`` aren't texts: an empty one would end every text at once."""
+        listed = isinstance(stops, (list, tuple))
+        if not listed or not all([isinstance(stop, str) and stop for stop in stops]):
+            text = "stop_text is {}, must be a list of texts that aren't empty"
+            raise InputError(text.format(shorten(repr(stops))))
         self._stops = stops
         self._text = ""
         self.stopped = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
 import subprocess
 import threading
@@ -341,6 +342,26 @@ def test_varying_lengths_do_not_grow_memory(shim):
     assert shim.live()[1] == start
     shim.library.ec_trim()
     assert shim.library.ec_cached_bytes() == 0
+
+
+@pytest.mark.skipif(bool(sanitizer_flags()), reason="a sanitizer has an allocator of its own")
+def test_trimmed_memory_goes_back_to_the_system(shim):
+    """Also from the middle of malloc's heap, which has large blocks, too, once one was freed."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    shim.delete(shim.empty((4 << 20,)))
+    shim.library.ec_trim()
+    handles = [shim.empty((1 << 18,)) for _ in range(17)]
+    for handle in handles:
+        ctypes.memset(shim.data(handle), 1, 1 << 20)
+    before, last = resident(), handles.pop()
+    shim.delete(*handles)
+    shim.library.ec_trim()
+    given = before - resident()
+    shim.delete(last)
+    assert given > 15 << 20
 
 
 def test_freed_buffers_are_used_again(shim):

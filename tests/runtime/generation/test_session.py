@@ -20,6 +20,7 @@ from edgecompile.runtime import (
     OutsideBucketsError,
     open_bundle,
 )
+from edgecompile.runtime.generation import chunk_runs
 from edgecompile.runtime.generation.options import Options
 from tests.generative import EOS
 from tests.runtime.test_run_overhead import count_opcodes
@@ -328,6 +329,20 @@ def test_nothing_is_left_of_a_generation(model: Model) -> None:
         model.generate([1, 2], max_new_tokens=70, eos=())
     gc.collect()
     assert (runtime.live_tensors, runtime.buffer_bytes[0]) == before
+
+
+@pytest.mark.parametrize(("kept", "given"), [(chunk_runs._KEPT_BYTES, False), (0, True)])
+def test_buffers_of_a_long_prompt_are_given_back(
+    model: Model, monkeypatch: pytest.MonkeyPatch, kept: int, given: bool
+) -> None:
+    runtime = model._runtime
+    assert runtime is not None
+    want = model.generate(prompt(37), max_new_tokens=9, eos=())
+    monkeypatch.setattr(chunk_runs, "_KEPT_BYTES", kept)
+    stream = model.stream(prompt(37), max_new_tokens=9, eos=())
+    tokens = [next(stream)]
+    assert (runtime.buffer_bytes[1] == 0) == given
+    assert [*tokens, *stream] == want
 
 
 def test_statistics_count_prompts_and_steps(decoder_bundle: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -313,6 +314,28 @@ def test_memory_of_rows_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch)
     assert memory.array[:, 0].nonzero()[0].tolist() == kept.tolist()[:most]
     rows.go_back(0)
     assert rows.places == ((0, windows._OPEN),) and not memory.array.any()
+
+
+def flags_at(address: int) -> list[str]:
+    """The system's flags of the memory there."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= address < int(found[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError(f"nothing lies at {address:x}")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(),
+    reason="this system has no large pages",
+)
+@pytest.mark.parametrize(("slides", "flag"), [(True, "nh"), (False, "hg")])
+def test_large_pages_are_for_rows_that_stay(slides: bool, flag: str) -> None:
+    memory = RowMemory((1 << 10, mmap.PAGESIZE // 4), "float32", slides=slides)
+    assert not memory.array[:, 0].any()
+    assert flag in flags_at(memory.array.ctypes.data)
 
 
 def test_locked_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

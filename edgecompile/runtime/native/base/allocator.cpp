@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 #include <mutex>
 #include <new>
 
@@ -161,6 +164,9 @@ void trim_cache() noexcept {
     shared.peak = shared.live;
   }
   free_all(evicted);
+#if defined(__GLIBC__)
+  malloc_trim(0);  // after a first large block glibc keeps others in its heap, freed or not
+#endif
 }
 
 AllocatorStats allocator_stats() noexcept {
