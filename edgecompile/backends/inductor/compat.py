@@ -254,6 +254,71 @@ def _ordered_writes() -> AbstractContextManager[None]:
     return patch.multiple(module, index_put_impl_=put_in_order, use_scatter_fallback=falls_back)
 
 
+@contextmanager
+def strides_read() -> Iterator[None]:
+    """Lets Inductor read how far an index moves with a loop, which it does often, off the terms that move.
+
+    Inductor simplifies the whole index for it. That took minutes for positions behind strided convolutions, whose
+    sizes are quotients of quotients. Where the code holds the stride, it stays as Inductor writes it.
+    """
+    module: Any = inductor_cpp
+    simplified, tiles = module.stride_at_vec_range, module.CppTile2DKernel
+    write = tiles.gen_transposed_tile_load_store
+
+    def stride(index: Any, loop: Any, lanes: int | None = None) -> Any:
+        if not isinstance(loop, sympy.Symbol):
+            return simplified(index, loop, lanes)
+        moving = moving_terms(index, loop)
+        found = read_stride(moving, loop)
+        if found is not None:
+            return found
+        names = name_fixed(moving, loop)
+        found = simplified(moving.xreplace(names), loop, lanes)
+        return found.xreplace({name: quotient for quotient, name in names.items()})
+
+    def write_stride(*args: Any, **kwargs: Any) -> Any:
+        with patch.multiple(module, stride_at_vec_range=simplified):
+            return write(*args, **kwargs)
+
+    with (
+        patch.multiple(module, stride_at_vec_range=stride),
+        patch.multiple(tiles, gen_transposed_tile_load_store=write_stride),
+    ):
+        yield
+
+
+def moving_terms(index: Any, loop: Any) -> Any:
+    """The sum of an index's terms that hold a loop's variable: the rest stays where it is."""
+    terms = sympy.Add.make_args(index)
+    moving = [term for term in terms if term.has(loop)]
+    return index if len(moving) == len(terms) else sympy.Add(*moving)
+
+
+def name_fixed(index: Any, loop: Any) -> dict[Any, Any]:
+    """A symbol for each quotient and remainder in an index that doesn't hold a loop's variable."""
+    names: dict[Any, Any] = {}
+    parts = sympy.preorder_traversal(index)
+    for part in parts:
+        if isinstance(part, sympy.Function) and not part.has(loop):
+            parts.skip()
+            known = {"nonnegative": part.is_nonnegative, "positive": part.is_positive}
+            name = sympy.Symbol(f"fixed{len(names)}", integer=True, **known)
+            names.setdefault(part, name)
+    return names
+
+
+def read_stride(moving: Any, loop: Any) -> Any:
+    """The factor of a loop's variable in a sum of its multiples; None for another sum."""
+    stride = sympy.S.Zero
+    for term in sympy.Add.make_args(moving):
+        factors = sympy.Mul.make_args(term)
+        others = [factor for factor in factors if factor != loop]
+        if len(others) != len(factors) - 1 or any(factor.has(loop) for factor in others):
+            return None
+        stride += sympy.Mul(*others)
+    return sympy.expand(stride)
+
+
 def conditions_compared() -> AbstractContextManager[None]:
     """Lets Inductor compare conditions on sizes that graphs hold: it subtracts one from the other.
 
@@ -338,6 +403,7 @@ def generate_cpp(
         _exact_sums(served),
         _sums_of_one_thread(),
         _ordered_writes(),
+        strides_read(),
         temporary_folder() as folder,
         # A shared cache can hand back C++ of another instruction set.
         patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),

@@ -7,19 +7,25 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import sympy  # type: ignore[import-untyped]
 import torch
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
 from torch import Tensor, nn
 from torch._decomp import get_decompositions
 from torch._inductor import fx_utils
+from torch._inductor.codegen import cpp
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
 from edgecompile.backends.inductor.compat import (
     GeneratedCpp,
     conditions_compared,
     generate_cpp,
+    moving_terms,
+    read_stride,
     sizes_interpolated,
+    strides_read,
     vector_isa,
 )
 from edgecompile.backends.inductor.source import (
@@ -329,6 +335,31 @@ def test_conditions_on_sizes_are_compared() -> None:
         assert fx_utils._is_fake_tensor_same([a, b], [a, b], {})
         assert not fx_utils._is_fake_tensor_same([a, b], [a, a], {})
         assert not fx_utils._is_fake_tensor_same(a, symbols[0], {})
+
+
+def test_strides_are_read_as_inductor_finds_them() -> None:
+    outer, inner, size = sympy.symbols("d0 d1 s0", integer=True)
+    places, rest = FloorDiv(size - 1, 4), 8 * FloorDiv(outer, 4) + outer * FloorDiv(size, 2)
+    for moving, stride in (
+        (inner, 1),
+        (-2 * inner, -2),
+        (inner * (places + 1) - inner * places, 1),
+        (16 * inner * places + 16 * inner, 16 * places + 16),
+        (inner * outer, outer),
+        (inner**2, None),
+        (FloorDiv(inner, 4) + inner, None),
+        (inner * ModularIndexing(inner, 1, size), None),
+        (FloorDiv(inner, 16) + inner * FloorDiv(inner * places, outer), None),
+        (ModularIndexing(inner + 2 * outer * places, 1, 2 * places + 1), None),
+    ):
+        index = moving + rest
+        assert moving_terms(index, inner) == moving
+        assert read_stride(moving, inner) == stride
+        found = cpp.stride_at_vec_range(index, inner, 8)
+        with strides_read():
+            assert sympy.expand(cpp.stride_at_vec_range(index, inner, 8) - found) == 0
+        assert stride is None or sympy.expand(found) == stride
+    assert moving_terms(rest, inner) == cpp.stride_at_vec_range(rest, inner, 8) == 0
 
 
 def test_sums_of_shares_can_be_left_to_one_thread() -> None:
