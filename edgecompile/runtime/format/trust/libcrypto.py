@@ -4,6 +4,7 @@ Only functions are called that OpenSSL 1.1.1 and 3 both have under the same name
 """
 
 import ctypes
+import functools
 from ctypes import c_char_p, c_int, c_long, c_size_t, c_void_p
 from typing import Any, Callable, List, Optional, Tuple
 
@@ -59,6 +60,20 @@ def _load() -> Verifier:
     )
 
 
+class _Key:
+    """A loaded key: OpenSSL 3 takes longer to decode one than to check a signature by it."""
+
+    def __init__(self, library: ctypes.CDLL, key: bytes) -> None:
+        buffer = ctypes.create_string_buffer(key, len(key))
+        place = c_void_p(ctypes.addressof(buffer))
+        #: None: it isn't a key.
+        self.pointer: Optional[int] = library.d2i_PUBKEY(None, ctypes.byref(place), len(key))
+        self._free = library.EVP_PKEY_free
+
+    def __del__(self) -> None:
+        self._free(self.pointer)
+
+
 class _Libcrypto:
     """One loaded library."""
 
@@ -68,20 +83,19 @@ class _Libcrypto:
             loaded = getattr(library, function)
             loaded.restype, loaded.argtypes = result, arguments
         self._library = library
+        self._load = functools.lru_cache(maxsize=64)(functools.partial(_Key, library))
 
     def verify(self, key: bytes, digest: str, message: bytes, signature: bytes) -> bool:
         """See ``Verifier``."""
         library = self._library
-        buffer = ctypes.create_string_buffer(key, len(key))
-        place = c_void_p(ctypes.addressof(buffer))
-        loaded = library.d2i_PUBKEY(None, ctypes.byref(place), len(key))
+        loaded = self._load(key)  # held until the end: the cache may drop it meanwhile
         context = library.EVP_MD_CTX_new()
         try:
-            if not loaded or not context:
+            if not loaded.pointer or not context:
                 return False
             kind = getattr(library, "EVP_" + digest)()
             # Failures are 0 or below: only 1 is success.
-            if library.EVP_DigestVerifyInit(context, None, kind, None, loaded) != 1:
+            if library.EVP_DigestVerifyInit(context, None, kind, None, loaded.pointer) != 1:
                 return False
             done: int = library.EVP_DigestVerify(
                 context, signature, len(signature), message, len(message)
@@ -89,7 +103,6 @@ class _Libcrypto:
             return done == 1
         finally:
             library.EVP_MD_CTX_free(context)
-            library.EVP_PKEY_free(loaded)
             # Others of this process, such as ssl, read the same queue.
             library.ERR_clear_error()
 

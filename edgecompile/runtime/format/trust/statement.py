@@ -121,7 +121,6 @@ def _read_resources(resources: Any) -> Tuple[Dict[str, str], str]:
     if not isinstance(resources, list):
         raise Fault("statement-form", "resources must be a list")
     digests: Dict[str, str] = {}
-    whole = hashlib.sha256()
     for item in resources:
         # One entry takes a microsecond or two: a bundle has a hundred, a large one thousands.
         if not isinstance(item, dict) or item.keys() != _OF_RESOURCE:
@@ -136,8 +135,8 @@ def _read_resources(resources: Any) -> Tuple[Dict[str, str], str]:
         if name in digests:
             raise Fault("statement-form", "a resource is named twice")
         digests[name] = digest
-        whole.update(bytes.fromhex(digest))
-    return digests, whole.hexdigest()
+    whole = bytes.fromhex("".join(digests.values()))
+    return digests, hashlib.sha256(whole).hexdigest()
 
 
 def _check_ignored(paths: Any) -> None:
