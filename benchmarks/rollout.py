@@ -14,6 +14,7 @@ BUNDLE is a bundle of this machine, whose copies are signed here by two keys.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -46,11 +47,27 @@ runpy.run_module("edgecompile.runtime", run_name="__main__", alter_sys=True)
 """
 
 
-def make_signed(bundle: Path, place: Path) -> tuple[Path, Path]:
-    """A copy of a bundle that two keys signed, and the trust folder that wants both."""
+def make_signed(bundle: Path, place: Path, files: int | None = None) -> tuple[Path, Path]:
+    """A copy of a bundle that two keys signed, and the trust folder that wants both.
+
+    Args:
+        bundle: Bundle to copy.
+        place: Folder for both.
+        files: Number of files to which files of its runtime are left out; None: it stays whole.
+    """
     copy, trust = place / bundle.name, place / "trust"
-    shutil.copytree(bundle, copy)
+    shutil.copytree(bundle, copy, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(copy / "signatures", ignore_errors=True)
+    if files is not None:
+        document = json.loads((copy / "manifest.json").read_bytes())
+        spare = sorted(name for name in document["files"] if name.startswith("runtime/"))
+        for name in spare[: max(0, len(document["files"]) - files)]:
+            del document["files"][name]
+            (copy / name).unlink()
+        (copy / "manifest.json").write_text(json.dumps(document))
+        for folder, _, _ in os.walk(copy, topdown=False):
+            with contextlib.suppress(OSError):  # it isn't empty
+                os.rmdir(folder)
     trust.mkdir(mode=0o755)
     for name in ("ci", "fleet"):
         private, public = generate_key(place / name)
@@ -70,9 +87,9 @@ def time_ms(call: Callable[..., object], *arguments: object) -> float:
     return (time.perf_counter() - begun) * 1e3
 
 
-def verify(bundle: Path, place: Path, runs: int) -> None:
+def verify(bundle: Path, place: Path, runs: int, files: int | None) -> None:
     """Prints what the signatures add to an open, in Python and in C."""
-    signed, trust = make_signed(bundle, place)
+    signed, trust = make_signed(bundle, place, files)
     count = len(json.loads((signed / "manifest.json").read_bytes())["files"])
     library = CLibrary(build_library())
 
@@ -227,13 +244,14 @@ def main() -> int:
     parser.add_argument("what", choices=("verify", "swap", "install"))
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--runs", type=int, help="opens of each (500), swaps (30), or rounds (7)")
+    parser.add_argument("--files", type=int, help="number of files of which verify opens a bundle")
     options = parser.parse_args()
     machine = describe_machine()
     print(f"{machine['cpu']}, {machine['usable_cpus']} CPUs, load {load_average()[0]:.2f}")
     with tempfile.TemporaryDirectory(dir=options.bundle.resolve().parent) as name:
         place, bundle = Path(name), options.bundle.resolve()
         if options.what == "verify":
-            verify(bundle, place, options.runs or 500)
+            verify(bundle, place, options.runs or 500, options.files)
         elif options.what == "swap":
             swap(bundle, place, options.runs or 30)
         else:
