@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -126,12 +125,21 @@ def follow_orders(
         tried += 1
         lines = max(tied, len(used) if inside else 0)
         left = tried > most or lines > _MOST_LINES or bool((used != used[0]).any())
-        with suppress(ModelError):  # code that refuses what it never met
-            if tied and (left or not _follow_edge(choices, number, taken, limit, outputs, run)):
-                least = min(least, float(edges.min()) / (scale or 1.0))
-            if inside and (left or not _follow_order(choices, number, taken, outputs, run)):
-                least = min(least, float(steps.min()) / (scale or 1.0))
+        edge = partial(_follow_edge, choices, number, taken, limit, outputs, run)
+        if tied and (left or not _shown(edge)):
+            least = min(least, float(edges.min()) / (scale or 1.0))
+        order = partial(_follow_order, choices, number, taken, outputs, run)
+        if inside and (left or not _shown(order)):
+            least = min(least, float(steps.min()) / (scale or 1.0))
     return least
+
+
+def _shown(trial: Callable[[], bool]) -> bool:
+    """The answer of a trial; False where the model refuses its run, which shows nothing."""
+    try:
+        return trial()
+    except ModelError:  # code that refuses what it never met
+        return False
 
 
 def _follow_edge(

@@ -128,6 +128,28 @@ def test_ties_that_decide_more_than_an_order_leave_outputs_open() -> None:
     assert record(Queries(4))[2] == math.inf
 
 
+@pytest.mark.parametrize(("count", "runs"), [(5, 2), (6, 3)])
+def test_a_trial_that_is_refused_leaves_outputs_open(count: int, runs: int) -> None:
+    """Five rows tie in their order alone. Six tie for the last place, too, which is tried first."""
+
+    class Refusing(Queries):
+        runs = 0
+
+        def forward(self, rows: Tensor, scores: Tensor) -> dict[str, Tensor]:
+            self.runs += 1
+            if self.runs == 2:
+                raise ModelError("these places are refused")
+            return super().forward(rows, scores)
+
+    module = Refusing(count)
+    outputs, ties, apart = record(module)
+    assert apart == pytest.approx(1e-6 / 0.9, rel=0.1) and module.runs == runs
+    want: Arrays = {name: tensor.numpy() for name, tensor in outputs.items()}
+    order = [1, 0, *range(2, count)]
+    turned = {name: want[name][:, order] for name in ("logits", "boxes")}
+    assert (ties is not None and agrees({**want, **turned}, want, ties)) is (count == 6)
+
+
 def test_outputs_left_open_may_still_come_in_another_order() -> None:
     outputs, ties, apart = record(Queries(6))
     assert apart < math.inf

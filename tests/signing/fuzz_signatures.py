@@ -6,6 +6,7 @@ python -m tests.signing.fuzz_signatures COUNT [SEED] [--c]
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import subprocess
@@ -21,7 +22,10 @@ from tests.runtime.signed import SignedBundle
 
 
 class CRuntime:
-    """A process of ``host_cases.c``, which is asked about one signed bundle again and again."""
+    """A process of ``host_cases.c``, which is asked about one signed bundle again and again.
+
+    Its context ends it. Without an error in that, it says then whether it leaked.
+    """
 
     def __init__(self, program: Path, signed: SignedBundle) -> None:
         variables = {**c_library.SANITIZED, "EDGECOMPILE_TRUST": str(signed.trust)}
@@ -42,10 +46,14 @@ class CRuntime:
         status = int(self._process.stdout.readline().partition("\t")[0] or -1)
         return status if status in (-1, 20) or 75 <= status <= 79 else 0
 
-    def close(self) -> None:
-        """Ends the process, which says then whether it leaked."""
+    def __enter__(self) -> CRuntime:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._process.kill()
         self._process.communicate()
-        assert self._process.returncode == 0
+        assert kind is not None or self._process.returncode == 0
 
 
 def fuzz(place: Path, count: int, seed: int = 0, program: Path | None = None) -> int:
@@ -66,27 +74,26 @@ def fuzz(place: Path, count: int, seed: int = 0, program: Path | None = None) ->
     meant = parse_envelope(good)
     rng = random.Random(seed)
     taken = 0
-    other = None if program is None else CRuntime(program, signed)
-    for number in range(count):
-        data = change(rng, good)
-        path.write_bytes(data)
-        code = 0
-        try:
-            BundleFolder(str(signed.path), trust=signed.trust).close()
-        except BundleError as error:
-            code = error.exit_code
-            assert code in (20, 76), f"{seed}:{number}: {error}"
-        told = code if other is None else other.judge()
-        assert told == code, f"{seed}:{number}: C says {told}, Python {code}: {data!r}"
-        if code:
-            continue
-        taken += 1
-        try:
-            assert parse_envelope(data) == meant, f"{seed}:{number}: {data!r}"
-        except Fault as fault:
-            raise AssertionError(f"{seed}:{number}: taken, and {fault}") from None
-    if other is not None:
-        other.close()
+    asked = contextlib.nullcontext() if program is None else CRuntime(program, signed)
+    with asked as other:
+        for number in range(count):
+            data = change(rng, good)
+            path.write_bytes(data)
+            code = 0
+            try:
+                BundleFolder(str(signed.path), trust=signed.trust).close()
+            except BundleError as error:
+                code = error.exit_code
+                assert code in (20, 76), f"{seed}:{number}: {error}"
+            told = code if other is None else other.judge()
+            assert told == code, f"{seed}:{number}: C says {told}, Python {code}: {data!r}"
+            if code:
+                continue
+            taken += 1
+            try:
+                assert parse_envelope(data) == meant, f"{seed}:{number}: {data!r}"
+            except Fault as fault:
+                raise AssertionError(f"{seed}:{number}: taken, and {fault}") from None
     return taken
 
 

@@ -1,4 +1,7 @@
-"""Changes of files and folders, each on the disk before the next one builds on it.
+"""Changes of files and folders, of which a loss of power leaves a whole version.
+
+A new folder is filled first, and ``sync_tree`` waits for all of it. What builds on it comes afterwards: ``rename``
+and ``point`` wait for the disk by themselves.
 
 All of a store's changes are made here and by ``format.output.write_output``, so that a test can cut the power at each.
 """
@@ -37,59 +40,63 @@ def filling(target: str) -> Iterator[None]:
         raise
 
 
-def sync_folder(path: str) -> None:
-    """Waits until the disk has the names in a folder."""
-    _sync(path, _FOLDER)
-
-
-def _sync(path: str, flags: int) -> None:
-    fd = os.open(path, flags)
+@contextlib.contextmanager
+def open_folder(path: str) -> Iterator[int]:
+    """A descriptor of a folder, which the context closes."""
+    fd = os.open(path, _FOLDER)
     try:
-        os.fsync(fd)
+        yield fd
     finally:
         os.close(fd)
 
 
-def sync_tree(path: str) -> None:
-    """Waits until the disk has a folder with all that is in it; its own name is synced later."""
-    if sync_file_system(path):
-        return
-    for folder, _, names in os.walk(path, topdown=False):
-        for name in names:
-            _sync(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        sync_folder(folder)
+def sync_folder(path: str) -> None:
+    """Waits until the disk has the names in a folder."""
+    with open_folder(path) as fd:
+        os.fsync(fd)
 
 
-def sync_file_system(path: str) -> bool:
-    """Waits until the disk has all of a file system, where that is as good as an fsync of each file.
-
-    A disk takes milliseconds for each flush, and a bundle has hundreds of files.
+def sync_tree(path: str, fd: int) -> None:
+    """Waits until the disk has a folder with all that is in it; its own name is synced later.
 
     Args:
-        path: the path of a folder in it.
-
-    Returns:
-        Whether it did.
+        path: the path of the folder, whose files ``write_file`` wrote.
+        fd: a folder of its file system, opened before the first of these files. The kernel tells a descriptor no
+            error that another process heard of before.
 
     Raises:
         OSError: the disk can't be written.
     """
+    if is_synced_at_once(fd):
+        sync_file_system(fd)
+        return
+    for folder, _, _ in os.walk(path, topdown=False):
+        sync_folder(folder)
+
+
+def is_synced_at_once(fd: int) -> bool:
+    """Whether ``sync_file_system`` is as good as an fsync of each file; ``fd`` is one of the file system.
+
+    A disk takes milliseconds for each flush, and a bundle has hundreds of files.
+    """
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if release is None or tuple(map(int, release.groups())) < _SYNCFS_LINUX:
         return False
-    fd = os.open(path, _FOLDER)
-    try:
-        facts = ctypes.create_string_buffer(256)  # a statfs, which begins with the magic number
-        if _libc.fstatfs(fd, facts):
-            return False
-        if ctypes.c_ulong.from_buffer(facts).value not in _SYNCED_AT_ONCE:
-            return False
-        if _libc.syncfs(fd):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return True
-    finally:
-        os.close(fd)
+    facts = ctypes.create_string_buffer(256)  # a statfs, which begins with the magic number
+    if _libc.fstatfs(fd, facts):
+        return False
+    return ctypes.c_ulong.from_buffer(facts).value in _SYNCED_AT_ONCE
+
+
+def sync_file_system(fd: int) -> None:
+    """Waits until the disk has all of the file system of ``fd``.
+
+    Raises:
+        OSError: the disk couldn't be written since ``fd`` was opened.
+    """
+    if _libc.syncfs(fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def make_folder(path: str, mode: int = 0o755) -> None:
@@ -117,7 +124,11 @@ def add_parents(path: str) -> None:
 
 
 def write_file(path: str, parts: Iterable[bytes]) -> None:
-    """Writes a new file that nobody may write to; the disk begins with it, and ``sync_tree`` waits."""
+    """Writes a new file that nobody may write to.
+
+    The disk has its content, or begins with it where ``sync_tree`` waits for all files together. Only the
+    descriptor that wrote a file surely hears of an error.
+    """
     fd = os.open(path, _NEW_FILE, 0o600)
     try:
         for part in parts:
@@ -125,8 +136,11 @@ def write_file(path: str, parts: Iterable[bytes]) -> None:
             while view:
                 view = view[os.write(fd, view) :]
         os.fchmod(fd, 0o444)
-        whole = ctypes.c_int64(0)  # from 0, to the end
-        _libc.sync_file_range(fd, whole, whole, _SYNC_FILE_RANGE_WRITE)
+        if is_synced_at_once(fd):
+            whole = ctypes.c_int64(0)  # from 0, to the end
+            _libc.sync_file_range(fd, whole, whole, _SYNC_FILE_RANGE_WRITE)
+        else:
+            os.fsync(fd)
     finally:
         os.close(fd)
 

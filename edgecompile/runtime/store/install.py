@@ -6,7 +6,7 @@ from typing import Callable, Dict, Optional, Tuple
 from ..base.errors import BundleError, DamagedBundleError, InputError, StoreError
 from ..format.folder import BundleFolder
 from .cohort import Share, cohort
-from .disk import filling, remove, rename, sync_folder, sync_tree
+from .disk import filling, open_folder, remove, rename, sync_folder, sync_tree
 from .proof import Prover
 from .staging import copy_bundle, list_installed
 from .state import STORE_FOLDER, State, Version
@@ -133,20 +133,21 @@ def _bring(
         stage = store.place("{}-{}".format(STAGE, version.id))
         if os.path.lexists(stage):
             remove(stage)
-        parcel.complete(folder.manifest.files)
-        say("copying {} as {}".format(folder.path, version.id))
-        installed = list_installed([store.place(name) for name in state.versions])
-        copied = copy_bundle(folder, stage, installed, parcel.own)
-        try:
-            _verify(stage, version, prover, full=False)
-            say("testing {}".format(version.id))
-            prover.prove(stage, version.sha256)
-            # The disk wrote meanwhile, so this takes little more.
-            with filling(stage):
-                sync_tree(stage)
-        except BaseException:
-            remove(stage)
-            raise
+        with open_folder(store.versions) as fd:
+            parcel.complete(folder.manifest.files)
+            say("copying {} as {}".format(folder.path, version.id))
+            installed = list_installed([store.place(name) for name in state.versions])
+            copied = copy_bundle(folder, stage, installed, parcel.own)
+            try:
+                _verify(stage, version, prover, full=False)
+                say("testing {}".format(version.id))
+                prover.prove(stage, version.sha256)
+                # The disk wrote meanwhile, so this takes little more.
+                with filling(stage):
+                    sync_tree(stage, fd)
+            except BaseException:
+                remove(stage)
+                raise
         rename(stage, place)
     else:
         say("testing {}".format(version.id))

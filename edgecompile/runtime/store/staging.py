@@ -5,7 +5,7 @@ import hashlib
 import os
 from queue import Queue
 from threading import Thread
-from typing import Dict, Iterable, Iterator, List, Mapping, Set
+from typing import Dict, Generator, Iterable, List, Mapping, Set
 
 from ..base.errors import BundleError, DamagedBundleError, EdgecompileError
 from ..format.folder import BundleFolder
@@ -84,7 +84,9 @@ def _copy(folder: BundleFolder, target: str, installed: Mapping[str, str], own: 
         fd = folder.open(name)
         try:
             parts = iter(lambda fd=fd: os.read(fd, _CHUNK), b"")  # type: ignore[misc]
-            write_file(path, check_parts(parts, entry, os.path.join(folder.path, name)))
+            origin = os.path.join(folder.path, name)
+            with contextlib.closing(check_parts(parts, entry, origin)) as checked:
+                write_file(path, checked)
         finally:
             os.close(fd)
     for name in unlisted:
@@ -129,8 +131,12 @@ def _is_whole(path: str, entry: FileEntry) -> bool:
     return damaged is None
 
 
-def check_parts(parts: Iterable[bytes], entry: FileEntry, path: str) -> Iterator[bytes]:
+def check_parts(
+    parts: Iterable[bytes], entry: FileEntry, path: str
+) -> Generator[bytes, None, None]:
     """Passes the parts of a file on, and compares their hash at the end; a large file's is computed meanwhile.
+
+    Its thread ends with the generator, so a caller closes that.
 
     Args:
         parts: the file's content.
@@ -144,8 +150,12 @@ def check_parts(parts: Iterable[bytes], entry: FileEntry, path: str) -> Iterator
     queue: Queue[bytes] = Queue(_MOST_WAITING)
     thread = None
     if entry.size > _CHUNK:
-        thread = Thread(target=lambda: [*map(digest.update, iter(queue.get, b""))])
-        thread.start()
+        # The end of the process doesn't wait for a daemon.
+        thread = Thread(target=lambda: [*map(digest.update, iter(queue.get, b""))], daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread left
+            thread = None
     try:
         for part in parts:
             size += len(part)

@@ -211,7 +211,8 @@ def _write_listed(
         path = os.path.join(target, member.name)
         if os.path.lexists(path):  # a bundle's within the bundle, which nobody has compared
             remove(path)
-        _write(target, member._replace(parts=check_parts(member.parts, entry, path)))
+        with contextlib.closing(check_parts(member.parts, entry, path)) as parts:
+            _write(target, member._replace(parts=parts))
 
 
 def _read_all(paths: Iterable[str], source: str, names: Names) -> Iterator[Member]:

@@ -56,6 +56,8 @@ class Recorder:
         self.nodes: list[bytes | str | None] = [None]
         self.names: dict[int, dict[str, int]] = {0: {}}
         self._open: dict[int, tuple[int, str]] = {}
+        #: The number of changes before each descriptor.
+        self._opened: dict[int, int] = {}
         for path in read_tree(self.root):
             self._note(os.path.join(root, path))
         self.base = len(self.changes)
@@ -64,14 +66,15 @@ class Recorder:
         self._replaced = [(module, module.os) for module in (disk, output)]
         for module, _ in self._replaced:
             module.os = self  # type: ignore[attr-defined]
-        self._sync_file_system = disk.sync_file_system
+        self._syncfs = disk.is_synced_at_once, disk.sync_file_system
+        disk.is_synced_at_once = lambda fd: self.at_once
         disk.sync_file_system = self.sync_file_system
         return self
 
     def __exit__(self, *_: object) -> None:
         for module, real in self._replaced:
             module.os = real  # type: ignore[attr-defined]
-        disk.sync_file_system = self._sync_file_system
+        disk.is_synced_at_once, disk.sync_file_system = self._syncfs
         self._look()
         made = self._make(self.changes, [], set())
         assert made == read_tree(self.root), "something was changed elsewhere"
@@ -84,7 +87,7 @@ class Recorder:
         fd = os.open(path, flags, *rest)
         self._look()
         node = self._note(path) if flags & os.O_CREAT else self._find(path)
-        self._open[fd] = (node, path)
+        self._open[fd], self._opened[fd] = (node, path), len(self.changes)
         return fd
 
     def write(self, fd: int, data: bytes) -> int:
@@ -104,11 +107,13 @@ class Recorder:
         if self.folders if stat.S_ISDIR(os.fstat(fd).st_mode) else self.files:
             self._add(Change("sync", self._open[fd][0]))
 
-    def sync_file_system(self, path: str) -> bool:
+    def sync_file_system(self, fd: int) -> None:
+        """Syncs what was written since ``fd`` was opened: another process may have heard of errors before."""
         self._look()
-        for node in range(len(self.nodes) if self.at_once else 0):
+        before = self.changes[self.base : self._opened[fd]]
+        early = {change.node for change in before if change.kind == "data"}
+        for node in set(range(len(self.nodes))) - early:
             self._add(Change("sync", node))
-        return self.at_once
 
     def mkdir(self, path: str, mode: int = 0o777) -> None:
         os.mkdir(path, mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -9,9 +10,12 @@ import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import tarfile
+import threading
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -257,10 +261,29 @@ def test_a_bomb_is_refused_by_its_header(
     assert written and WEIGHTS not in written
 
 
-@pytest.mark.parametrize("chunk", [1, 1 << 20], ids=["by a thread", "at once"])
+@pytest.fixture
+def no_threads() -> Iterator[None]:
+    """No thread can be started: each would take more memory than there are addresses."""
+    usual = threading.stack_size(1 << 62)
+    yield
+    threading.stack_size(usual)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "fixtures"),
+    [(1, ()), (1, ("no_threads",)), (1 << 20, ())],
+    ids=["by a thread", "without a thread", "at once"],
+)
 def test_another_content_is_refused(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    chunk: int,
+    fixtures: tuple[str, ...],
 ) -> None:
+    for fixture in fixtures:
+        request.getfixturevalue(fixture)
     monkeypatch.setattr(staging, "_CHUNK", chunk)
     shutil.copytree(bundle, tmp_path / "m.ecb")
     weights = tmp_path / "m.ecb" / WEIGHTS
@@ -270,6 +293,33 @@ def test_another_content_is_refused(
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     error = refused(str(pack(weights.parent, archive)), tmp_path / "store")
     assert (error.exit_code, "[file-hash]" in error.message) == (22, True), error
+
+
+#: Installs a bundle where no file may be larger than 2 MiB, and lets the error end the process.
+INSTALL = """
+import resource, sys, threading
+from edgecompile.runtime.store.install import install
+resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
+try:
+    install(*sys.argv[1:])
+except OSError as error:
+    print(error.errno, threading.active_count())
+    raise
+"""
+
+
+@pytest.mark.parametrize("form", ["folder", "tar"])
+def test_a_write_that_fails_ends_the_process(tmp_path: Path, form: str) -> None:
+    """The traceback keeps the generator that hashes, yet its thread is gone."""
+    made = DummyBundle(tmp_path / "m.ecb")
+    made.files["reports/plan.json"] = bytes(3 << 20)
+    source = Path(made.write())
+    if form == "tar":
+        source = pack(source, tmp_path / "x.tar")
+    command = [sys.executable, "-c", INSTALL, source, tmp_path / "store"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.stdout.split() == [str(errno.EFBIG), "1"], ended.stderr
+    assert ended.returncode == 1 and "write_file" in ended.stderr
 
 
 def test_extended_headers_are_not_kept() -> None:

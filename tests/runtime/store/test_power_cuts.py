@@ -167,8 +167,22 @@ def test_a_bad_version_is_gone_after_exactly_three_starts(device: Device) -> Non
 def test_found_when_nobody_waits_for_a_version(
     device: Device, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
-    monkeypatch.setattr(installing, "sync_tree", lambda path: None)
+    monkeypatch.setattr(installing, "sync_tree", lambda path, fd: None)
     recorder = record(device, lambda: switch(device), at_once=at_once)
+    assert any(find_faults(device, recorder, {1, 2}))
+
+
+def test_found_when_the_folder_is_opened_after_the_files(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync_tree = installing.sync_tree
+
+    def late(path: str, fd: int) -> None:
+        with installing.open_folder(path) as own:
+            sync_tree(path, own)
+
+    monkeypatch.setattr(installing, "sync_tree", late)
+    recorder = record(device, lambda: switch(device), at_once=True)
     assert any(find_faults(device, recorder, {1, 2}))
 
 
