@@ -14,13 +14,14 @@ from edgecompile.bundle.cases import ROUNDED, Case
 from edgecompile.bundle.margins import scale
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error
-from edgecompile.precision import INT8, TOLERANCES
+from edgecompile.precision import INT8, ROUNDED_PRODUCTS, TOLERANCES
 from edgecompile.quantization.program import Deviation, QuantizedProgram, deviation_of
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.targets.profile import VariantSpec
 
 #: Of the precision's tolerance: what a bundle may differ from the rounded model by. Kernels sum in
-#: another order, round activations to 15 bits, and approximate functions.
+#: another order and approximate functions, and those of int8 and int4 on Arm without the dot product round
+#: activations to 15 bits.
 _OWN = 0.1
 #: Of the weights' own error: what rounding activations to the weights' precision may add. Up to 2.3 times was seen of SmolLM2.
 _ACTIVATIONS = 3.0
@@ -28,6 +29,8 @@ _ACTIVATIONS = 3.0
 _ACTIVATIONS_BY_SUMS = 4.0
 #: Features of x86-64 that have an instruction for four pairs of int8.
 _FOUR_PAIRS = {"avx_vnni", "avx512_vnni"}
+#: Features of CPUs that multiply pairs of bfloat16, so kernels of bf16 round activations to it. Others widen the weights.
+_BF16_PAIRS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,11 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
     return RoundedCases(tuple(limited), deviation)
 
 
-def rounds_activations(variant: VariantSpec) -> bool:
+def rounds_activations(variant: VariantSpec, precision: str) -> bool:
     """Whether a variant's kernels round activations to the weights' precision, those of int4 to int8."""
-    return variant.arch == "x86-64" or "asimddp" in variant.requires
+    if precision in ROUNDED_PRODUCTS:
+        return variant.arch == "x86-64" or "asimddp" in variant.requires
+    return precision == "bf16" and not _BF16_PAIRS.isdisjoint(variant.requires)
 
 
 def rounds_by_sums(variant: VariantSpec) -> bool:
@@ -119,7 +124,7 @@ def activations_share(variants: Iterable[VariantSpec], precision: str) -> float:
     for variant in variants:
         if precision == INT8 and rounds_by_sums(variant):
             shares.append(_ACTIVATIONS_BY_SUMS)
-        elif rounds_activations(variant):
+        elif rounds_activations(variant, precision):
             shares.append(_ACTIVATIONS)
     return max(shares)
 

@@ -87,8 +87,9 @@ class ReferenceModel:
         variants = self.compiled.variants
         if self.judged is None or name not in ROUNDED_PRODUCTS:
             return False
-        if not all(rounds_activations(variant) for variant in variants):
+        if not all(rounds_activations(variant, name) for variant in variants):
             return False
+        # Those of int4 round alike on all of x86-64. An int8 head may not, but no layer amplifies its error.
         if name == INT8 and len({rounds_by_sums(variant) for variant in variants}) > 1:
             return False
         for case in cases:

@@ -115,14 +115,16 @@ def test_the_body_is_rounded_for_texts_and_the_head_stays_int8(
 
 
 @pytest.mark.parametrize(
-    ("variant", "int8", "int4"),
-    [("x86-64-v2", 4, 3), ("x86-64-v4", 4, 3), ("x86-64-avxvnni", 3, 3), ("x86-64-amx", 3, 3),
-     ("aarch64-neon", 0, 0), ("aarch64-dotprod", 3, 3), ("aarch64-i8mm", 3, 3)],
+    ("variant", "bf16", "int8", "int4"),
+    [("x86-64-v2", 0, 4, 3), ("x86-64-v3", 0, 4, 3), ("x86-64-v4", 0, 4, 3), ("x86-64-avxvnni", 0, 3, 3),
+     ("x86-64-avx512bf16", 3, 3, 3), ("x86-64-amx", 3, 3, 3), ("aarch64-neon", 0, 0, 0),
+     ("aarch64-dotprod", 0, 3, 3), ("aarch64-i8mm", 3, 3, 3)],
 )  # fmt: skip
 def test_the_error_that_rounding_activations_may_add_depends_on_the_cpu(
-    variant: str, int8: float, int4: float
+    variant: str, bf16: float, int8: float, int4: float
 ) -> None:
     variants = [load_variant(variant)]
+    assert activations_share(variants, "bf16") == bf16
     assert activations_share(variants, "int8") == int8
     assert activations_share(variants, "int4") == int4
     others = [load_variant("aarch64-neon"), load_variant("x86-64-v3")]

@@ -287,7 +287,7 @@ def round_activations(x: Tensor, *, by_sums: bool = False) -> Tensor:
     Args:
         x: the rows.
         by_sums: as int8 products of x86-64 do without an instruction for four pairs: by multiples of
-            a 126th of the largest sum of magnitudes of one sign among four values, and a 64th of that.
+            a 124th of the largest sum of magnitudes of one sign among four values, and a 64th of that.
 
     Returns:
         float64, of the same shape.
@@ -304,7 +304,7 @@ def round_activations(x: Tensor, *, by_sums: bool = False) -> Tensor:
         fours = wide.reshape(*wide.shape[:-1], 2, 2, BLOCK // 8, 2)
         sums = [signed.clamp(min=0).sum((-3, -1)).flatten(-2) for signed in (fours, -fours)]
         largest = torch.cat(sums, -1).amax(-1, keepdim=True)
-    limit, parts = (126, 64) if by_sums else (127, 128)
+    limit, parts = (124, 64) if by_sums else (127, 128)
     step = torch.where(largest > 0, largest, 1) / torch.where(fine, limit * parts, limit)
     rounded = ((wide / step).round() * step).flatten(-2)[..., :k]
     return torch.where(x.isfinite().all(-1, keepdim=True), rounded, torch.nan)

@@ -190,7 +190,7 @@ def quantize_rows(a: np.ndarray, steps: RowSteps) -> np.ndarray:
     """The float64 values that int8 and int4 kernels take rows of activations for."""
     wide = a.astype(np.float64)
     by_sums = steps is RowSteps.SUMS
-    coarse, second = (31.5, 64) if by_sums else (127, 128)  # of quarters
+    coarse, second = (31, 64) if by_sums else (127, 128)  # of quarters
     result = np.empty_like(wide)
     with np.errstate(all="ignore"):
         mean_square = (wide * wide).mean(1, keepdims=True) if a.shape[1] else np.zeros((len(a), 1))

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from edgecompile.backends.operators import ops
 from tests.native.guarded import guarded
 from tests.native.kernels.narrow import (
     PANEL,
@@ -346,8 +348,21 @@ def test_largest_sums_are_exact(kernels: ctypes.CDLL, k: int, kind: str) -> None
     w = Weights(kind, guarded(packed), q * np.float64(0.5))
     a = np.full((7, k), 3.0, F)
     a[1] = -3.0
-    want = quantize_rows(a, row_steps(kernels, kind)) @ w.values
-    np.testing.assert_allclose(product(kernels, w, a), want, rtol=2e-6)
+    np.testing.assert_allclose(product(kernels, w, a), a.astype(np.float64) @ w.values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8-halves", "int4"])
+@pytest.mark.parametrize("k", [1, 8, 70, 192])
+def test_rows_of_one_value_are_exact(kernels: ctypes.CDLL, k: int, kind: str) -> None:
+    """A tie would move all of a block to one side, and eager's rounding to the other."""
+    rng = np.random.default_rng(k)
+    w = Weights.of(kind, random_floats(rng, k, 33))
+    a = guarded(np.repeat(random_floats(rng, 200, 1), k, 1))
+    got, size = product(kernels, w, a), abs(a).astype(np.float64) @ abs(w.values)
+    by_sums = row_steps(kernels, kind) is RowSteps.SUMS
+    rounded = ops.round_activations(torch.from_numpy(a), by_sums=by_sums).numpy()
+    for rows in (rounded, a.astype(np.float64)):
+        assert (abs(got - rows @ w.values) <= 2e-6 * size).all()
 
 
 @pytest.mark.parametrize("kind", ["int8", "int8-halves"])
@@ -361,9 +376,15 @@ def test_largest_sums_of_four_products_are_exact(kernels: ctypes.CDLL, k: int, k
     scales = np.full((len(blocks_of(q.T, size)), n), 0.5, F)
     pack = pack_int8 if kind == "int8" else pack_int8_halves
     w = Weights(kind, guarded(pack(q, scales)), 0.5 * q)
-    levels = np.array([0, 0.5, 1.5, 31.5, 32.5, 63, 94.5, 126], F)
+    # Each comes to 124, and rounded to 126, 126, 125 and 124.
+    fours = np.array(
+        [[31.5, 31.5, 31.5, 29.5], [61.5, 59.5, 1.5, 1.5], [1.5, 0, 121, 1.5], [0, 124, 0, 0]], F
+    )
+    blocks = -(-k // 64)
     for rows in (1, 2, 3, 4, 7):
-        a = rng.choice(levels, (rows, k)) * rng.choice(np.array([-1, 1], F), (rows, k))
+        pairs = rng.choice(fours, (rows, blocks, 2, 8)).reshape(rows, blocks, 2, 8, 2, 2)
+        signs = rng.choice(np.array([-1, 1], F), (rows, 1))
+        a = signs * pairs.swapaxes(3, 4).reshape(rows, -1)[:, :k]
         a[0] = abs(a[0])
         a[-1, k // 2] = -1e5
         verify(kernels, w, product(kernels, w, a), a, Epilogue(), f"{k=} {rows=}")

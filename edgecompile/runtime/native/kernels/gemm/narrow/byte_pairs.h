@@ -47,7 +47,9 @@ EC_INLINE auto to_bytes(vi32 x) {
   const __m128i low = _mm256_castsi256_si128(each), high = _mm256_extracti128_si256(each, 1);
   _mm_storeu_si64(&bytes, _mm_unpacklo_epi32(low, high));
 #else
-  _mm_storeu_si32(&bytes, _mm_shuffle_epi8((__m128i)x, places));
+  // GCC 10 lacks _mm_storeu_si32.
+  const int four = _mm_cvtsi128_si32(_mm_shuffle_epi8((__m128i)x, places));
+  std::memcpy(&bytes, &four, sizeof bytes);
 #endif
   return bytes;
 #endif

@@ -62,7 +62,7 @@ RowSteps int4_row_steps();
 // (kCoarse); or by 127·128, where the CPU has no instruction for pairs of int8 (kFine), and where
 // the block's largest value is over 12 times the row's root mean square, as far as the squares stay
 // in the range of single precision. Where the CPU has one for two pairs only (kSums), the largest
-// sum of four as gemm_int8_math.h says takes the place of the largest magnitude, 126 that of 127,
+// sum of four as gemm_int8_math.h says takes the place of the largest magnitude, 124 that of 127,
 // and 64 that of 128. Sums within a block are exact. A row with a NaN or an infinity gives NaN.
 void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const int8_t* b_packed,
                int64_t panel_bytes, float* c, int64_t ldc, const Epilogue& epilogue);

@@ -9,10 +9,13 @@ namespace ec {
 
 constexpr int32_t kInfinity = 0x7f800000;
 // The largest whole numbers that a block's values are rounded to, or their sums as
-// gemm_int8_math.h says: each of up to four may be rounded up by a half. Of two parts the second
-// has so many bits, no more than those sums allow.
+// gemm_int8_math.h says. Each of up to four may be rounded up by a half, so such a limit is at
+// least two below kMostReach. It is a multiple of four, as equal values would end on a tie
+// otherwise, and all of a block go to one side. Of two parts the second has so many bits, no more
+// than those sums allow.
 template <class Math>
-constexpr int32_t kCoarse = Math::kSummed == 2 ? kMostReach - 2 : 127;
+constexpr int32_t kCoarse = Math::kSummed == 2 ? kMostReach - 4 : 127;
+static_assert(kMostReach % 4 == 0);
 template <class Math>
 constexpr int kSecondBits = Math::kSummed == 2 ? 6 : 7;
 template <class Math>
