@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgecompile.export.checks import TOLERANCE, compare_outputs
 from edgecompile.loaders.generators.attention import PLACED, attending
@@ -20,7 +20,7 @@ from edgecompile.loaders.generators.step import (
     refuse_caches,
 )
 from edgecompile.loaders.generators.storage import rounds_caches
-from edgecompile.models.double import run_in_float64, unchanged
+from edgecompile.models.double import Footprint, lacks_room, run_in_float64, unchanged
 from edgecompile.models.modules import describe_error
 
 _TOKENS = 24
@@ -69,14 +69,19 @@ def find_step(
     """
     problems: list[str] = []
     differing = ""
-    answers = [_Answers(item, tokens) for item in (logits_of, generated) if item is not None]
+    answers = [
+        _Logits(partial(_run_whole, item), {"tokens": tokens})
+        for item in (logits_of, generated)
+        if item is not None
+    ]
     for step in steps:
         try:
             step.model.set_attn_implementation(step.way.attention or own)
             problem = ""
-            run = partial(_run_pieces, step, tokens, pad)
+            inputs = {**_noise(step, tokens.shape[1]), **(more or {})}
+            logits = _Logits(partial(_run_pieces, step, tokens, pad), inputs, step)
             for answer in answers:
-                problem = answer.problem(run, {**_noise(step, tokens.shape[1]), **(more or {})})
+                problem = _compare(logits, answer)
                 if not problem:
                     if differing and step.way.attention != PLACED:
                         kind = type(step.model).__name__
@@ -136,53 +141,83 @@ def generating_model(model: Any, attention: str, past: str) -> Callable[[Tensor]
     return run
 
 
-class _Answers:
-    """A model's own logits behind each piece of some tokens, in float32, and in float64 once they are asked for."""
+class _Logits:
+    """Logits behind each piece of some tokens, by the piece's last token.
 
-    def __init__(self, logits_of: Callable[..., Tensor], tokens: Tensor) -> None:
-        self._logits_of, self._tokens = logits_of, tokens
-        self._ends = [end - 1 for begin, end in _pieces(tokens.shape[1]) if begin < end]
-        self._logits: Mapping[str, Tensor] = {}
-        self._exact: Mapping[str, Tensor] | None = None
+    Args:
+        run: Function from the inputs, which it may change, to the logits.
+        inputs: Inputs by name.
+        module: Module that keeps nothing of the run in float64; None: the function sees to that.
+    """
 
-    def problem(
-        self, run: Callable[..., Mapping[str, Tensor]], inputs: Mapping[str, Tensor]
-    ) -> str:
-        """The difference of a step's logits from these, or "" if there is none.
+    def __init__(
+        self,
+        run: Callable[..., Mapping[str, Tensor]],
+        inputs: Mapping[str, Tensor],
+        module: nn.Module | None = None,
+    ) -> None:
+        self._run, self._inputs, self._module = run, inputs, module
 
-        Where they differ in float32, float64 decides. A model that chooses experts by nearly equal scores chooses
-        others once sums are rounded otherwise, and the CPU would decide how its bundle attends.
+    @cached_property
+    def narrow(self) -> Mapping[str, Tensor]:
+        """The logits in float32."""
+        return self._run(**{name: tensor.clone() for name, tensor in self._inputs.items()})
 
-        Args:
-            run: Function from ``inputs`` to logits by their token, which may change the inputs.
-            inputs: Caches and further inputs of the step.
-        """
-        self._logits = self._logits or self._run(self._tokens)
-        problem = _difference(run(**{n: t.clone() for n, t in inputs.items()}), self._logits)
-        if not problem:
-            return problem
+    @cached_property
+    def footprint(self) -> Footprint:
+        """The footprint of one more run in float32."""
+        footprint = Footprint()
+        with footprint:
+            self._run(**{name: tensor.clone() for name, tensor in self._inputs.items()})
+        return footprint
+
+    @cached_property
+    def exact(self) -> Mapping[str, Tensor] | None:
+        """The logits in float64; None where it has no room, or only float32 will do."""
         try:
-            if self._exact is None:
-                self._exact = run_in_float64(self._run, {"tokens": self._tokens})
-            exact = run_in_float64(run, inputs)
-        except Exception:  # a model that only float32 will do for
-            return problem
-        return _difference(exact, self._exact)
-
-    def _run(self, tokens: Tensor) -> dict[str, Tensor]:
-        logits = self._logits_of(tokens)
-        return {str(at): logits[at] for at in self._ends}
+            numbers = self.footprint.most + sum(item.numel() for item in self._inputs.values())
+            if lacks_room(numbers):
+                return None
+            with nullcontext() if self._module is None else unchanged(self._module):
+                return run_in_float64(self._run, self._inputs)
+        except Exception:  # whatever an operator without float64 raises
+            return None
 
 
-def _difference(logits: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> str:
-    """The first difference of logits by their token, or "" if there is none."""
+def _compare(logits: _Logits, own: _Logits) -> str:
+    """The difference of a step's logits from the model's own, or "" if there is none.
+
+    Where they differ in float32, float64 decides. A model that chooses experts by nearly equal scores chooses
+    others once sums are rounded otherwise, and the CPU would decide how its bundle attends.
+    """
+    problem, finite = _difference(logits.narrow, own.narrow)
+    # Float64 would hide what only float32 does to a step: it overflows, or it rounds to half precision.
+    if not problem or not finite or (logits.footprint.halves and not own.footprint.halves):
+        return problem
+    if own.exact is None or logits.exact is None:
+        return problem
+    return _difference(logits.exact, own.exact)[0]
+
+
+def _difference(logits: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> tuple[str, bool]:
+    """The first difference of logits by their token, or "" if there is none; and whether all can be compared.
+
+    Those of another shape can't, nor can NaN or infinity where others have a number.
+    """
+    problem = ""
     for at, row in logits.items():
         error = compare_outputs({at: row}, {at: want[at]})
         if isinstance(error, str):
-            return f"{error} at token {at}"
+            return f"{error} at token {at}", False
         if not error <= TOLERANCE:
-            return f"logits differ by {error:.2g} of their scale at token {at}"
-    return ""
+            problem = problem or f"logits differ by {error:.2g} of their scale at token {at}"
+    return problem, True
+
+
+def _run_whole(logits_of: Callable[..., Tensor], tokens: Tensor) -> dict[str, Tensor]:
+    """A model's own logits behind each piece, by its last token."""
+    logits = logits_of(tokens)
+    return {str(end - 1): logits[end - 1] for start, end in _pieces(tokens.shape[1]) if start < end}
 
 
 def _run_pieces(

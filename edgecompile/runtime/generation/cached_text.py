@@ -176,9 +176,10 @@ class CachedText:
 
         ``note`` gets the number of tokens that needn't be run.
         """
-        logits = yield from self._begin(request, note)
-        self._runs.give_back()
-        return logits
+        try:
+            return (yield from self._begin(request, note))
+        finally:
+            self._runs.give_back()
 
     def _begin(self, request: "GenerationRequest", note: Callable[[int], None]) -> "Runs":
         self.retract()

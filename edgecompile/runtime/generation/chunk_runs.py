@@ -1,10 +1,12 @@
 """Runs of one text's tokens over its caches."""
 
 import functools
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
 
+from ..base.errors import ModelClosedError
 from ..format.schema import GenerationSpec
 from ..open.bundle import OpenBundle
 from .caches import Caches, Run
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
     Wanted = Optional[NDArray[np.bool_]]
 
 
-#: Buffers that are kept behind a prompt: giving fewer back would save little, and the next prompt takes them again.
+#: Tokens of a run whose buffers are given back behind its prompt. Those of fewer are small, and other models, which
+#: share the buffers, would lose theirs at each short prompt.
+_LONG = 64
+#: Buffers that are kept all the same: giving fewer back would save little, and the next prompt takes them again.
 _KEPT_BYTES = 8 << 20
 
 
@@ -48,6 +53,7 @@ class ChunkRuns:
         self._rows = np.zeros((spec.lookup, vocabulary), np.float32)
         self.logits: NDArray[np.float32] = self._rows[0]
         self._bound: Dict[int, _Bound] = {}
+        self._longest = 0
         self._source: Optional[Dict[str, NDArray[Any]]] = None
         self._cross: Dict[str, NDArray[Any]] = {}
         # The axes that a source has a size along, for statistics.
@@ -72,6 +78,7 @@ class ChunkRuns:
 
     def run(self, row: int, chunk: Chunk, tokens: Sequence[int], wanted: "Wanted" = None) -> None:
         """Runs the tokens of a chunk from a row on."""
+        self._longest = max(self._longest, chunk.length)
         if 2 <= chunk.taken <= self._spec.lookup:
             self.logits[...] = self.run_rows(row, tokens, wanted)[-1]
         else:
@@ -101,9 +108,11 @@ class ChunkRuns:
         self._bundle.run_bound(run, bound.bucket, bound.sizes)
 
     def give_back(self) -> None:
-        """Gives back the buffers of a long prompt, which single tokens don't need."""
-        if self._caches.arrays and self._source is None:
-            self._bundle.trim(_KEPT_BYTES)
+        """Gives back the buffers of a long run since the last call, which single tokens don't need."""
+        longest, self._longest = self._longest, 0
+        if longest >= _LONG and self._caches.arrays and self._source is None:
+            with suppress(ModelClosedError):
+                self._bundle.trim(_KEPT_BYTES)
 
     def _bind(self, chunk: Chunk) -> _Bound:
         spec, count = self._spec, chunk.taken

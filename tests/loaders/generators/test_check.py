@@ -16,46 +16,101 @@ from transformers import AttentionInterface
 
 from edgecompile.loaders.generators import attention
 from edgecompile.loaders.generators.attention import PLACED
-from edgecompile.loaders.generators.check import _Answers
+from edgecompile.loaders.generators.check import _compare, _Logits
 from edgecompile.loaders.generators.makers import GeneratorMaker
 from edgecompile.loaders.generators.step import GenerationStep
+from edgecompile.models import double
 from edgecompile.models.loaded import ModelSource
 from edgecompile.models.options import LoadOptions
 from tests.zoo.generation_families import POSITIONS, load_family, make_family
 
-TOKENS = torch.arange(6)[None]
+FACTOR = {"factor": torch.tensor(1.0)}
+#: Numbers that a sum in float32 loses what it adds to.
+LARGE = 2.0**14
 
 
-def exact(tokens: Tensor) -> Tensor:
-    return (tokens[0, :, None].float() + torch.arange(5.0)) / 3 + 0.1
+def exact(factor: Tensor) -> Mapping[str, Tensor]:
+    return {"4": (factor * torch.arange(5.0)) / 3 + 0.1}
 
 
-def losing(tokens: Tensor) -> Tensor:
-    return (exact(tokens) + 1e4) - 1e4
+def losing(factor: Tensor) -> Mapping[str, Tensor]:
+    return {"4": (exact(factor)["4"] + LARGE) - LARGE}
 
 
-def scaled(factor: Tensor) -> Mapping[str, Tensor]:
-    logits = exact(TOKENS) * factor
-    return {str(at): logits[at] for at in (1, 4, 5)}
+def overflowing(factor: Tensor) -> Mapping[str, Tensor]:
+    return {"4": exact(factor)["4"] * 1e30 * 1e30 / 1e30 / 1e30}
 
 
-@pytest.mark.parametrize("logits_of", [exact, losing])
-def test_only_what_differs_in_float64_is_a_difference(logits_of: Callable[..., Tensor]) -> None:
-    answers = _Answers(logits_of, TOKENS)
-    assert not answers.problem(scaled, {"factor": torch.tensor(1.0)})
-    wrong = answers.problem(scaled, {"factor": torch.tensor(1.0003)})
-    assert "logits differ by 0.0003 of their scale at token 1" in wrong
+def rounding(factor: Tensor) -> Mapping[str, Tensor]:
+    return {"4": exact(factor)["4"].bfloat16().float()}
 
 
-def test_the_notes_say_where_logits_differ_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def compare(run: Callable[..., Mapping[str, Tensor]], own: Any, factor: float = 1.0) -> str:
+    return _compare(_Logits(run, {"factor": torch.tensor(factor)}), _Logits(own, FACTOR))
+
+
+@pytest.mark.parametrize("own", [exact, losing])
+@pytest.mark.parametrize("run", [exact, losing])
+def test_only_what_differs_in_float64_is_a_difference(run: Any, own: Any) -> None:
+    assert not compare(run, own)
+    wrong = compare(run, own, 1.01)
+    assert re.fullmatch(r"logits differ by 0.009\d* of their scale at token 4", wrong)
+
+
+def test_float64_doesnt_hide_what_float32_does_to_a_step() -> None:
+    assert "NaN or infinity where eager hasn't" in compare(overflowing, exact)
+    assert not compare(overflowing, overflowing)
+    assert "logits differ by 0.00" in compare(rounding, exact)
+    assert not compare(rounding, rounding) and not compare(exact, rounding)
+
+
+def test_a_step_without_room_in_float64_is_compared_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not compare(losing, exact)
+    monkeypatch.setattr(double, "main_memory", lambda: 8)
+    assert "logits differ by 0.00" in compare(losing, exact)
+
+
+def test_a_step_runs_once_in_float64_and_keeps_nothing_of_it() -> None:
+    class Step(torch.nn.Module):
+        runs = 0
+
+        def forward(self, factor: Tensor) -> Mapping[str, Tensor]:
+            Step.runs += 1
+            self.seen = factor.clone()
+            return losing(factor)
+
+    step = Step()
+    logits = _Logits(step, FACTOR, step)
+    others = [_Logits(exact, {"factor": torch.tensor(other)}) for other in (2.0, 3.0, 1.0)]
+    assert [bool(_compare(logits, other)) for other in others] == [True, True, False]
+    assert Step.runs == 3  # in float32, with its footprint, and in float64
+    assert step.seen.dtype == torch.float32
+
+
+def doubling(out: Tensor) -> Tensor:
+    return out * 2
+
+
+def too_large(out: Tensor) -> Tensor:
+    return out * 1e30 * 1e30 / 1e30 / 1e30
+
+
+@pytest.mark.parametrize(
+    ("change", "text"), [(doubling, "logits differ by"), (too_large, ".* NaN or infinity")]
+)
+def test_the_notes_say_where_logits_differ_without_masks(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor], text: str
+) -> None:
     def attend(*args: Any, **rest: Any) -> Any:
-        rest["scaling"] *= 2
-        return attention._attend_placed(*args, **rest)
+        out, *more = attention._attend_placed(*args, **rest)
+        return change(out), *more
 
     assert not any("by masks" in note for note in load_family("llama").notes)
     monkeypatch.setitem(AttentionInterface._global_mapping, PLACED, attend)
     notes = " ".join(load_family("llama").notes)
-    assert re.search("LlamaForCausalLM attends by masks, .*: without them logits differ by", notes)
+    assert re.search(f"LlamaForCausalLM attends by masks, .*: without them {text}", notes)
 
 
 def test_nearly_equal_scores_of_experts_dont_decide_how_a_model_attends() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -331,18 +332,53 @@ def test_nothing_is_left_of_a_generation(model: Model) -> None:
     assert (runtime.live_tensors, runtime.buffer_bytes[0]) == before
 
 
-@pytest.mark.parametrize(("kept", "given"), [(chunk_runs._KEPT_BYTES, False), (0, True)])
+@pytest.mark.parametrize(
+    ("limits", "given"),
+    [
+        ({}, False),
+        ({"_KEPT_BYTES": 0}, False),
+        ({"_KEPT_BYTES": 0, "_LONG": 32}, True),
+        ({"_LONG": 32}, False),
+    ],
+)
 def test_buffers_of_a_long_prompt_are_given_back(
-    model: Model, monkeypatch: pytest.MonkeyPatch, kept: int, given: bool
+    model: Model, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], given: bool
 ) -> None:
     runtime = model._runtime
     assert runtime is not None
     want = model.generate(prompt(37), max_new_tokens=9, eos=())
-    monkeypatch.setattr(chunk_runs, "_KEPT_BYTES", kept)
+    for name, limit in limits.items():
+        monkeypatch.setattr(chunk_runs, name, limit)
     stream = model.stream(prompt(37), max_new_tokens=9, eos=())
     tokens = [next(stream)]
     assert (runtime.buffer_bytes[1] == 0) == given
     assert [*tokens, *stream] == want
+
+
+def test_buffers_of_a_prompt_that_is_left_are_given_back(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = model._runtime
+    assert runtime is not None
+    monkeypatch.setattr(chunk_runs, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(chunk_runs, "_LONG", 32)
+    stream = model.stream(prompt(70), max_new_tokens=9, eos=())
+    assert stream.run() and runtime.buffer_bytes[1] > 0
+    del stream
+    assert runtime.buffer_bytes[1] == 0
+
+
+def test_a_prompt_may_be_left_behind_a_closed_model(
+    decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", failed.append)
+    monkeypatch.setattr(chunk_runs, "_LONG", 32)
+    with open_bundle(decoder_bundle, threads=1, warmup=False) as model:
+        stream = model.stream(prompt(70), max_new_tokens=9, eos=())
+        assert stream.run()
+    del stream
+    assert not failed
 
 
 def test_statistics_count_prompts_and_steps(decoder_bundle: Path) -> None:
