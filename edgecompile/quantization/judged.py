@@ -115,22 +115,11 @@ class JudgedModel:
         with self._places.replacing(values()):
             yield
 
-    def rounding_activations(
-        self, precision: Precision, *, by_sums: bool = False
-    ) -> AbstractContextManager[None]:
-        """The model rounds what products of int8 and int4 get, as these do, for as long as the context lasts.
-
-        Args:
-            precision: the precision.
-            by_sums: whether products of int8 round by sums of four, as some variants do.
-        """
-        kinds = {attr: precision.of(names) for attr, names in self.program.names.items()}
+    def rounding_activations(self, precision: Precision) -> AbstractContextManager[None]:
+        """The model rounds what products of int8 and int4 get, as these do, for as long as the context lasts."""
+        products = self.program.names.items()
         return self._places.rounding_inputs(
-            {
-                attr: by_sums and kind == INT8
-                for attr, kind in kinds.items()
-                if kind in ROUNDED_PRODUCTS
-            }
+            [attr for attr, names in products if precision.of(names) in ROUNDED_PRODUCTS]
         )
 
     @cached_property

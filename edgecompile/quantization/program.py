@@ -26,7 +26,7 @@ from edgecompile.models.arrays import to_tensors
 from edgecompile.models.definite import definite
 from edgecompile.models.double import run_in_float64
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import INT8, ROUNDED_PRODUCTS, Precision, Rounded
+from edgecompile.precision import ROUNDED_PRODUCTS, Precision, Rounded
 from edgecompile.quantization.gptq import RoundedWeights, round_products
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
@@ -141,8 +141,7 @@ class QuantizedProgram:
             rows = x.reshape(-1, x.shape[-1]).to(torch.float64)
             self._moments[weight] += self._share * (rows.t() @ rows)
         if name in ROUNDED_PRODUCTS and self._rounds_activations:
-            # As the coarsest of all variants does.
-            x = ops.round_activations(x, by_sums=name == INT8).to(torch.float32)
+            x = ops.round_activations(x).to(torch.float32)
         return x, matrix
 
     @property

@@ -14,23 +14,18 @@ from edgecompile.bundle.cases import ROUNDED, Case
 from edgecompile.bundle.margins import scale
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error
-from edgecompile.precision import INT8, ROUNDED_PRODUCTS, TOLERANCES
+from edgecompile.precision import INT4, TOLERANCES
 from edgecompile.quantization.program import Deviation, QuantizedProgram, deviation_of
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.targets.profile import VariantSpec
 
 #: Of the precision's tolerance: what a bundle may differ from the rounded model by. Kernels sum in
-#: another order and approximate functions, and those of int8 and int4 on Arm without the dot product round
-#: activations to 15 bits.
+#: another order, round activations to 15 bits, and approximate functions.
 _OWN = 0.1
-#: Of the weights' own error: what rounding activations to the weights' precision may add. Up to 2.3 times was seen of SmolLM2.
+#: Features of CPUs whose kernels round activations to the weights' precision, and how many times
+#: the weights' own error that may add: up to 2.3 times was seen of SmolLM2. Products of int4 do so on all of x86-64.
+_COARSE = {"avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimddp"}
 _ACTIVATIONS = 3.0
-#: The same where activations are rounded by sums of four, a third more coarsely.
-_ACTIVATIONS_BY_SUMS = 4.0
-#: Features of x86-64 that have an instruction for four pairs of int8.
-_FOUR_PAIRS = {"avx_vnni", "avx512_vnni"}
-#: Features of CPUs that multiply pairs of bfloat16, so kernels of bf16 round activations to it. Others widen the weights.
-_BF16_PAIRS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 @dataclass(frozen=True)
@@ -95,41 +90,26 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
         }
         for outputs, original in pairs
     ]
-    share = activations_share(compiled.variants, compiled.precision.name)
+    coarse = rounds_activations(compiled.variants, compiled.precision.name)
     limited: list[Case] = []
     for case, errors in zip(made, rounding, strict=True):
         limits = {
-            name: own_limit(case, name, compiled.precision.name, error, share)
+            name: own_limit(case, name, compiled.precision.name, error, coarse)
             for name, error in errors.items()
         }
         limited.append(replace(case, rounding=errors, margins={}, limits=limits))
     return RoundedCases(tuple(limited), deviation)
 
 
-def rounds_activations(variant: VariantSpec, precision: str) -> bool:
-    """Whether a variant's kernels round activations to the weights' precision, those of int4 to int8."""
-    if precision in ROUNDED_PRODUCTS:
-        return variant.arch == "x86-64" or "asimddp" in variant.requires
-    return precision == "bf16" and not _BF16_PAIRS.isdisjoint(variant.requires)
+def rounds_activations(variants: Iterable[VariantSpec], precision: str) -> bool:
+    """Whether kernels of some variant round activations to the weights' precision, those of int4 to int8."""
+    return any(
+        _COARSE & set(variant.requires) or (precision == INT4 and variant.arch == "x86-64")
+        for variant in variants
+    )
 
 
-def rounds_by_sums(variant: VariantSpec) -> bool:
-    """Whether a variant's kernels of int8 round activations such that sums of four products stay within 16 bits."""
-    return variant.arch == "x86-64" and not _FOUR_PAIRS & set(variant.requires)
-
-
-def activations_share(variants: Iterable[VariantSpec], precision: str) -> float:
-    """The error that rounding activations may add for some variant, as a multiple of the weights' own; 0: no variant does."""
-    shares = [0.0]
-    for variant in variants:
-        if precision == INT8 and rounds_by_sums(variant):
-            shares.append(_ACTIVATIONS_BY_SUMS)
-        elif rounds_activations(variant, precision):
-            shares.append(_ACTIVATIONS)
-    return max(shares)
-
-
-def own_limit(case: Case, name: str, precision: str, error: float, share: float) -> float:
+def own_limit(case: Case, name: str, precision: str, error: float, coarse: bool) -> float:
     """The difference from the rounded model that a bundle may have in an output of a case.
 
     Args:
@@ -137,7 +117,7 @@ def own_limit(case: Case, name: str, precision: str, error: float, share: float)
         name: the output.
         precision: the precision's name.
         error: the difference that rounding the weights, or of int4 the activations, makes.
-        share: the multiple of that difference that rounding activations may add.
+        coarse: whether kernels round activations, too.
     """
     most = TOLERANCES[precision].limit(scale(case, name))
-    return min(most, _OWN * most + share * error)
+    return min(most, _OWN * most + (_ACTIVATIONS * error if coarse else 0.0))

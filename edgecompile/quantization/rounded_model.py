@@ -16,16 +16,11 @@ from edgecompile.bundle.margins import scale
 from edgecompile.bundle.reference import run_eager
 from edgecompile.models.language_texts import LanguageTexts, language_texts
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import FP32, INT4, INT8, ROUNDED_PRODUCTS, TOLERANCES
+from edgecompile.precision import FP32, INT4, ROUNDED_PRODUCTS, TOLERANCES
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.judged import JudgedModel, is_judged
 from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, Quality, check_quality
-from edgecompile.quantization.reference import (
-    activations_share,
-    own_limit,
-    rounds_activations,
-    rounds_by_sums,
-)
+from edgecompile.quantization.reference import own_limit, rounds_activations
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
 
@@ -76,7 +71,7 @@ class ReferenceModel:
             yield
 
     def needs_activations(self, cases: Sequence[Case]) -> bool:
-        """Whether rounding activations alone, as all variants alike do, may change an output by over half the tolerance.
+        """Whether rounding activations alone, as each variant does, may change an output by over half the tolerance.
 
         Models of random weights amplify that. A bundle is then compared with eager that rounds them, too.
 
@@ -87,10 +82,7 @@ class ReferenceModel:
         variants = self.compiled.variants
         if self.judged is None or name not in ROUNDED_PRODUCTS:
             return False
-        if not all(rounds_activations(variant, name) for variant in variants):
-            return False
-        # Those of int4 round alike on all of x86-64. An int8 head may not, but no layer amplifies its error.
-        if name == INT8 and len({rounds_by_sums(variant) for variant in variants}) > 1:
+        if not all(rounds_activations([variant], name) for variant in variants):
             return False
         for case in cases:
             errors = self._differences(case, self.rounding_activations())
@@ -103,8 +95,7 @@ class ReferenceModel:
     def rounding_activations(self) -> AbstractContextManager[None]:
         """The model rounds activations, too, for as long as the context lasts."""
         assert self.judged is not None
-        by_sums = any(rounds_by_sums(variant) for variant in self.compiled.variants)
-        return self.judged.rounding_activations(self.compiled.precision, by_sums=by_sums)
+        return self.judged.rounding_activations(self.compiled.precision)
 
     def limit(
         self, cases: Sequence[Case], tell: Callable[[int], None] = lambda done: None
@@ -118,12 +109,12 @@ class ReferenceModel:
         """
         if self.activations:
             return list(cases)
-        share = activations_share(self.compiled.variants, self.compiled.precision.name)
+        coarse = rounds_activations(self.compiled.variants, self.compiled.precision.name)
         made = []
         for case in cases:
-            errors = self._differences(case, self._beside() if share else None)
+            errors = self._differences(case, self._beside() if coarse else None)
             limits = {
-                name: own_limit(case, name, self.compiled.precision.name, error, share)
+                name: own_limit(case, name, self.compiled.precision.name, error, coarse)
                 + case.margins.get(name, 0.0)
                 for name, error in errors.items()
             }

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -99,26 +98,17 @@ class StandIns:
                 owner._parameters[name] = own
 
     @contextmanager
-    def rounding_inputs(self, ways: Mapping[str, bool]) -> Iterator[None]:
-        """The modules of some products round the rows that they get, for as long as the context lasts.
+    def rounding_inputs(self, attrs: Sequence[str]) -> Iterator[None]:
+        """The modules of some products round the rows that they get, for as long as the context lasts."""
 
-        Args:
-            ways: for each of these products whether it rounds by sums of four.
-        """
-
-        def hook(by_sums: bool, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             x, *rest = args if args else (None,)
             if isinstance(x, Tensor) and x.is_floating_point():
-                x = ops.round_activations(x, by_sums=by_sums).to(x.dtype)
+                x = ops.round_activations(x).to(x.dtype)
             return (x, *rest) if args else args
 
-        owners = {
-            id(owner): (owner, way) for attr, way in ways.items() for owner in self._owners_of(attr)
-        }
-        handles = [
-            owner.register_forward_pre_hook(partial(hook, by_sums))
-            for owner, by_sums in owners.values()
-        ]
+        owners = {id(owner): owner for attr in attrs for owner in self._owners_of(attr)}
+        handles = [owner.register_forward_pre_hook(hook) for owner in owners.values()]
         try:
             yield
         finally:

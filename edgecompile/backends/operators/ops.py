@@ -277,17 +277,12 @@ def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
     return packed.transpose(1, 2).reshape(panels * width, depth)[:n, :k].contiguous()
 
 
-def round_activations(x: Tensor, *, by_sums: bool = False) -> Tensor:
+def round_activations(x: Tensor) -> Tensor:
     """Rounds rows of ``x [..., K]`` as int8 and int4 products do, at the coarsest of any variant.
 
     Each block of :data:`BLOCK` values is rounded to multiples of a 127th of its largest magnitude;
     where that is over :data:`OUTLIER` times the row's root mean square, of a 128th of that. A row
     with an infinity gives NaN, as its other values would be lost.
-
-    Args:
-        x: the rows.
-        by_sums: as int8 products of x86-64 do without an instruction for four pairs: by multiples of
-            a 124th of the largest sum of magnitudes of one sign among four values, and a 64th of that.
 
     Returns:
         float64, of the same shape.
@@ -299,13 +294,7 @@ def round_activations(x: Tensor, *, by_sums: bool = False) -> Tensor:
     largest = wide.abs().amax(-1, keepdim=True)
     mean_square = (wide.square().sum((-2, -1), keepdim=True) / k).expand_as(largest)
     fine = largest.square() > OUTLIER**2 * mean_square
-    if by_sums:
-        # A group of four values and the fourth group behind it: two pairs of each meet in a sum.
-        fours = wide.reshape(*wide.shape[:-1], 2, 2, BLOCK // 8, 2)
-        sums = [signed.clamp(min=0).sum((-3, -1)).flatten(-2) for signed in (fours, -fours)]
-        largest = torch.cat(sums, -1).amax(-1, keepdim=True)
-    limit, parts = (124, 64) if by_sums else (127, 128)
-    step = torch.where(largest > 0, largest, 1) / torch.where(fine, limit * parts, limit)
+    step = torch.where(largest > 0, largest, 1) / torch.where(fine, 127 * 128, 127)
     rounded = ((wide / step).round() * step).flatten(-2)[..., :k]
     return torch.where(x.isfinite().all(-1, keepdim=True), rounded, torch.nan)
 

@@ -9,7 +9,6 @@ import pytest
 
 from edgecompile.backends.operators.ops import ACTIVATIONS, pack_weight
 from tests.native.kernels.narrow import (
-    RowSteps,
     column_values,
     half_values,
     pack_bf16,
@@ -174,11 +173,11 @@ def test_linear(shim, dtype: str, seed: int):
     if dtype == "int8":
         q, scales = quantize_columns(w)
         packed, values = pack_int8(q, scales), column_values(q, scales)
-        rows = quantize_rows(rows, RowSteps.SUMS)  # the shim is of x86-64-v3
+        rows = quantize_rows(rows, coarse=False)  # the shim is of x86-64-v3
     elif dtype == "uint8":  # int4
         q, scales = quantize_halves(w)
         packed, values = pack_int4(q, scales), half_values(q, scales)
-        rows = quantize_rows(rows, RowSteps.COARSE)
+        rows = quantize_rows(rows, coarse=True)
     elif dtype == "bfloat16":
         packed, values = pack_bf16(w)
     else:
@@ -208,8 +207,7 @@ def test_linear_tells_the_forms_of_packed_weights_by_their_size(shim, n: int, k:
         (pack_int4(q, scales, minimums=-scales), 0.5 * q - 0.5),
         (pack_int8_halves(signed, scales.astype(np.float32)), 0.5 * signed),
     ):
-        steps = RowSteps.COARSE if packed.dtype == np.uint8 else RowSteps.SUMS
-        rows = quantize_rows(x, steps)
+        rows = quantize_rows(x, coarse=packed.dtype == np.uint8)
         close(linear(shim, x, packed, None, None, n), matmul(rows, values), k)
         with pytest.raises(ShimError, match="w_packed has"):
             linear(shim, x, packed[:, :-1].copy(), None, None, n)

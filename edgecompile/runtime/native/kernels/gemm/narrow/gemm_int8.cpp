@@ -6,7 +6,7 @@
 
 namespace ec {
 
-RowSteps int8_row_steps() { return row_steps<Int8Math>(); }
+bool int8_rounds_coarsely() { return Int8Math::kParts == 2; }
 
 int64_t packed_elements_int8(int64_t n, int64_t k) {
   return (n + kPanel - 1) / kPanel * ((k + 3) / 4 * kGroupBytes + rounded_blocks(k) * kPanel * 4);

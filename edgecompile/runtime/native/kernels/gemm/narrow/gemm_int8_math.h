@@ -1,22 +1,17 @@
 // Products of int8 weights with rounded activations, summed in int32: the one step of which no
 // vector extension exists.
 //
-// Activations are int8, too, those of blocks with outliers in two parts; on Arm without the dot
-// product they are int16.
-//
-// x86-64 without an instruction for four pairs (VNNI) has one for two, whose sum is 16 bits.
-// Weights made unsigned reach 255 there, so activations are rounded such that positive ones that
-// meet in a sum come to kMostReach at most, and so do negative ones: 255 times that is below 2^15.
-// Widening a sum costs as much as two pairs, so four are added first: the activations of a group of
-// four, and of the fourth group after it.
+// Where the CPU multiplies four pairs of int8 in one instruction (VNNI, Arm's dot product),
+// activations are int8, too, those of blocks with outliers in two parts. Elsewhere they are int16.
 #pragma once
 
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
 #include "kernels/gemm/gemm_kernel.h"
-#include "kernels/gemm/narrow/byte_pairs.h"
 #include "kernels/gemm/narrow/vnni.h"
 
 namespace ec {
@@ -30,17 +25,10 @@ struct WholeBlocks {
   static constexpr bool kShared = false;
   static constexpr bool kLateStart = false;
   static constexpr int kScaleBytes = 4;
-  static constexpr int kSummed = 1;
   EC_INLINE static vf32 load_scales(const char* p) {
     return load(reinterpret_cast<const float*>(p));
   }
 };
-
-// How far behind each other groups lie that are added in 16 bits, and how much their activations of
-// one sign may come to.
-constexpr int64_t kSummedApart = 4;
-constexpr int32_t kMostReach = 128;
-static_assert(255 * kMostReach < 1 << 15);
 
 // A Math has
 //   A                elements of a row of activations as prepared
@@ -48,16 +36,15 @@ static_assert(255 * kMostReach < 1 << 15);
 //   kOffset          what add_products adds to each weight
 //   kHalves          how many parts of a block may have scales of their own
 //   kShared          whether a byte of B holds a weight of each half
-//   kSummed          groups that add_products takes, 2 if four pairs are added in 16 bits
 //   kLateStart       whether sums start from 0, and what they should start from is added later
 //   Acc              partial sums of kColumns columns, kPerVector of them for a vector of columns
 //   kSpare           registers needed beside the sums and a row of B
 //   start(x)         sums that begin with x for each column
 //   B load_b(b, half), V load_a(a): four k of kColumns columns, and of a row for all of them
 //   vf32 load_scales(p)  scales of a vector of columns, each of kScaleBytes
-//   add_products(acc, a, b)         or (acc, a, b, a2, b2) with a second group
+//   add_products(acc, a, b)
 //   vi32 total(acc)  the columns' sums
-#if defined(__x86_64__)
+#if EC_VNNI
 struct Int8Math : WholeBlocks {
   using A = int8_t;
   using Acc = vi32;
@@ -65,30 +52,14 @@ struct Int8Math : WholeBlocks {
   static constexpr int32_t kOffset = 128;  // one factor is unsigned: the weight, made so here
   static constexpr int kColumns = kFloatLanes;
   static constexpr int kPerVector = 1;
-#if EC_VNNI
   static constexpr int kSpare = 2;
-#else
-  static constexpr int kSummed = 2;
-  static constexpr int kSpare = 4;
-#endif
 
   EC_INLINE static Acc start(int32_t x) { return broadcast<vi32>(x); }
   EC_INLINE static vi32 load_b(const char* b, FirstHalf = {}) {
     return load<vi32>(reinterpret_cast<const int32_t*>(b)) ^ broadcast<vi32>(int32_t(0x80808080));
   }
   EC_INLINE static vi32 load_a(const int8_t* a) { return broadcast_from<vi32>(a); }
-#if EC_VNNI
   EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b) { add_byte_products(acc, b, a); }
-#else
-  EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b) {
-    acc += add_pairs(multiply_pairs(b, a));
-    keep_sums(acc);
-  }
-  EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b, vi32 a2, vi32 b2) {
-    acc += add_pairs(multiply_pairs(b, a) + multiply_pairs(b2, a2));
-    keep_sums(acc);
-  }
-#endif
   EC_INLINE static vi32 total(const Acc (&acc)[1]) { return acc[0]; }
 };
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -144,6 +115,64 @@ struct Int8Math : WholeBlocks {
   EC_INLINE static vi32 total(const Acc (&acc)[2]) {
     return bits_as<vi32>(
         vpaddq_s32(vpaddq_s32(acc[0].low, acc[0].high), vpaddq_s32(acc[1].low, acc[1].high)));
+  }
+};
+#else
+// Two sums beside each other for each column.
+struct Int8Math : WholeBlocks {
+  using A = int16_t;
+  using Acc = vi32;
+  using V = Vector<int16_t, kVectorBytes / 2>;
+  static constexpr int kParts = 1;
+  static constexpr int32_t kOffset = 0;
+  static constexpr int kColumns = kVectorBytes / 8;
+  static constexpr int kPerVector = 2;
+  static constexpr int kSpare = 2;
+
+  EC_INLINE static Acc start(int32_t) { return vi32{}; }
+  EC_INLINE static V load_b(const char* b, FirstHalf = {}) {
+#if defined(__AVX512BW__)  // GCC 12 converts by halves
+    return bits_as<V>(
+        _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b))));
+#elif defined(__AVX2__)
+    return bits_as<V>(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b))));
+#elif defined(__SSE4_1__)
+    return bits_as<V>(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(b))));
+#else
+    return convert<V>(load<Vector<int8_t, kVectorBytes / 2>>(reinterpret_cast<const int8_t*>(b)));
+#endif
+  }
+  EC_INLINE static V load_a(const int16_t* a) { return bits_as<V>(broadcast_from<vi64>(a)); }
+  EC_INLINE static void add_products(Acc& acc, V a, V b) {
+#if defined(__AVX512BW__)
+    acc += bits_as<Acc>(_mm512_madd_epi16((__m512i)a, (__m512i)b));
+    asm volatile("" : "+v"(acc));
+#elif defined(__AVX2__)
+    acc += bits_as<Acc>(_mm256_madd_epi16((__m256i)a, (__m256i)b));
+    asm volatile("" : "+x"(acc));
+#else
+    acc += bits_as<Acc>(_mm_madd_epi16((__m128i)a, (__m128i)b));
+    asm volatile("" : "+x"(acc));
+#endif
+  }
+  // Sums of neighbours, within 128 bits first: crossing them is slow. Then every other pair of
+  // columns comes from the one register, the others from the other.
+  EC_INLINE static vi32 total(const Acc (&acc)[2]) {
+    constexpr int n = kFloatLanes;
+    const vi32 x = acc[0], y = acc[1];
+    const vi32 sums = [&]<int... i>(std::integer_sequence<int, i...>)
+                          __attribute__((always_inline)) {
+                            return __builtin_shuffle(x, y, vi32{from_pairs(i)...}) +
+                                   __builtin_shuffle(x, y, vi32{from_pairs(i) + 1 ...});
+                          }(std::make_integer_sequence<int, n>{});
+    if constexpr (n == 4) return sums;
+    return [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+      return __builtin_shuffle(sums, vi32{(i % (n / 2) / 2 * 4 + i / (n / 2) * 2 + i % 2)...});
+    }(std::make_integer_sequence<int, n>{});
+  }
+  // Where the i-th sum's first half comes from, lanes of y counted after those of x.
+  static constexpr int from_pairs(int i) {
+    return i / 4 * 4 + i % 2 * 2 + (i % 4 < 2 ? 0 : kFloatLanes);
   }
 };
 #endif
