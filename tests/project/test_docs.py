@@ -342,7 +342,7 @@ def test_arguments_of_open_bundle_are_documented() -> None:
 #: Members of Model for the runtime's own classes, such as sessions.
 OF_THE_RUNTIME = {
     "batch_texts", "bind_batch", "bind", "gpu", "hold", "manifest", "manifest_sha256", "masks_logits", "own_encoder", "reset_stats", "run_bound", "schedule_stats",
-    "stream_prompt", "with_threads",
+    "stream_prompt", "trim", "with_threads",
 }  # fmt: skip
 
 
