@@ -17,7 +17,7 @@ from edgecompile.runtime import __main__ as device
 from tests.project.test_docs import rows
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DOCUMENT = REPOSITORY / "docs" / "containers.md"
+DOCUMENT = REPOSITORY / "docs" / "variables.md"
 JETSON = REPOSITORY / "docker" / "jetson.Dockerfile"
 INSIDE = "/opt/model.ecb"
 
@@ -112,8 +112,8 @@ class TestDockerfile:
 
     def test_variables_are_documented(self) -> None:
         named = set(re.findall(r"^#   (EDGECOMPILE_\w+) ", JETSON.read_text(), re.M))
-        table = [row[0] for row in rows(DOCUMENT, "variable") if row[2] == "yes"]
-        assert named == set(re.findall(r"`(\w+)`", " ".join(table)))
+        table = " ".join(row[0] for row in rows(DOCUMENT, "variable"))
+        assert named < set(re.findall(r"`(\w+)`", table))
         assert set(re.findall(r"EDGECOMPILE_\w+", JETSON.read_text())) == named
 
 
