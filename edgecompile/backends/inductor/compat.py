@@ -40,6 +40,7 @@ from edgecompile.backends.inductor.source import (
     split_source,
     temporary_folder,
 )
+from edgecompile.backends.inductor.strides import moving_terms, name_fixed, read_stride
 from edgecompile.backends.lowering.collisions import may_collide
 from edgecompile.backends.operators import ops
 from edgecompile.errors import CompileError
@@ -285,38 +286,6 @@ def strides_read() -> Iterator[None]:
         patch.multiple(tiles, gen_transposed_tile_load_store=write_stride),
     ):
         yield
-
-
-def moving_terms(index: Any, loop: Any) -> Any:
-    """The sum of an index's terms that hold a loop's variable: the rest stays where it is."""
-    terms = sympy.Add.make_args(index)
-    moving = [term for term in terms if term.has(loop)]
-    return index if len(moving) == len(terms) else sympy.Add(*moving)
-
-
-def name_fixed(index: Any, loop: Any) -> dict[Any, Any]:
-    """A symbol for each quotient and remainder in an index that doesn't hold a loop's variable."""
-    names: dict[Any, Any] = {}
-    parts = sympy.preorder_traversal(index)
-    for part in parts:
-        if isinstance(part, sympy.Function) and not part.has(loop):
-            parts.skip()
-            known = {"nonnegative": part.is_nonnegative, "positive": part.is_positive}
-            name = sympy.Symbol(f"fixed{len(names)}", integer=True, **known)
-            names.setdefault(part, name)
-    return names
-
-
-def read_stride(moving: Any, loop: Any) -> Any:
-    """The factor of a loop's variable in a sum of its multiples; None for another sum."""
-    stride = sympy.S.Zero
-    for term in sympy.Add.make_args(moving):
-        factors = sympy.Mul.make_args(term)
-        others = [factor for factor in factors if factor != loop]
-        if len(others) != len(factors) - 1 or any(factor.has(loop) for factor in others):
-            return None
-        stride += sympy.Mul(*others)
-    return sympy.expand(stride)
 
 
 def conditions_compared() -> AbstractContextManager[None]:

@@ -22,8 +22,6 @@ from edgecompile.backends.inductor.compat import (
     GeneratedCpp,
     conditions_compared,
     generate_cpp,
-    moving_terms,
-    read_stride,
     sizes_interpolated,
     strides_read,
     vector_isa,
@@ -34,6 +32,7 @@ from edgecompile.backends.inductor.source import (
     split_source,
     sum_serially,
 )
+from edgecompile.backends.inductor.strides import moving_terms, read_stride
 from edgecompile.errors import CompileError
 from edgecompile.targets.profile import VariantSpec, load_variant
 
