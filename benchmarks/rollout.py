@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -29,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgecompile import generate_key, sign
+from edgecompile.files import file_sha256
 from edgecompile.hosts.identity import describe_machine, load_average
 from edgecompile.runtime import follow, open_bundle
 from edgecompile.runtime.format.folder import BundleFolder
@@ -186,10 +186,7 @@ def pack(signed: Path, place: Path) -> dict[str, str]:
 def hash_files(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.sha256()
-                while part := file.read(1 << 20):
-                    digest.update(part)
+            file_sha256(path)
 
 
 def install(bundle: Path, place: Path, rounds: int) -> None:
