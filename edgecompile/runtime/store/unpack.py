@@ -193,9 +193,8 @@ def _write_listed(
             text = "{}: {} isn't in the folder {} [archive-form]"
             raise BundleError(text.format(source, shorten(member.name, 200), shorten(prefix)))
         entry = files.get(name)
-        if _is_signed(
-            name
-        ):  # the version is verified with those that the first reading didn't reach
+        if _is_signed(name):
+            # The version is verified with those that the first reading didn't reach, too.
             signing.add(member)
             _write(target, member)
             continue
