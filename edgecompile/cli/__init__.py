@@ -23,10 +23,10 @@ from edgecompile.runtime.base.installation import refuse_mixed_wheels
 
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("From a model to a bundle", ("build",)),
-    ("Its stages, one by one", ("lengths", "plan", "export", "compile", "pack")),
+    ("The stages of a build", ("lengths", "plan", "export", "compile", "pack")),
     ("Why a model is refused or slow", ("explain",)),
-    ("What a bundle is worth", ("verify", "bench", "inspect", "drift")),
-    ("Running one here", ("selftest", "run", "encode", "generate", "chat", "report")),
+    ("Check and measure a bundle", ("verify", "bench", "inspect", "drift")),
+    ("Run a bundle here", ("selftest", "run", "encode", "generate", "chat", "report")),
     ("Servers", ("serve", "simulate", "image")),
     ("Signatures and materials", ("keygen", "sign", "verify-signature", "sbom")),
     ("Devices", ("targets",)),
@@ -45,8 +45,8 @@ _FOLDERS = {
     "verify-signature": "signing",
 }
 #: It has these too, for the device itself.
-_ON_DEVICE = ("finish", "info", "tune")
-_OF_STORES = ("install", "start", "confirm", "rollback", "status", "gc")
+_ON_DEVICE = ("finish", "info", "transcribe", "tune")
+_OF_STORES = ("install", "start", "confirm", "rollback", "status", "gc", "cohort")
 
 _HELP = """Compile a PyTorch model ahead of time for the sequence lengths that its traffic really has.
 

@@ -10,6 +10,7 @@ import pytest
 from edgecompile import __version__
 from edgecompile.cli import COMMANDS
 from edgecompile.cli.options.groups import GROUPS
+from edgecompile.runtime import __main__ as device
 from tests.cli.command import python, run
 
 SUBCOMMANDS = [(name,) for name in COMMANDS] + [
@@ -18,6 +19,10 @@ SUBCOMMANDS = [(name,) for name in COMMANDS] + [
     ("targets", "check"),
     ("targets", "detect"),
 ]
+
+(_CHOICES,) = [a.choices for a in device.make_parser()._actions if isinstance(a.choices, dict)]
+#: Commands of the runtime that the build host lacks.
+OF_THE_DEVICE = sorted({*_CHOICES} - {*COMMANDS, *device._HIDDEN})
 
 
 @pytest.mark.parametrize("command", [(), *SUBCOMMANDS], ids=" ".join)
@@ -65,6 +70,13 @@ def test_a_group_alone_shows_its_help(command: tuple[str, ...]) -> None:
     result = run(*command)
     assert (result.exit_code, result.stdout) == (2, "")  # Click's convention
     assert result.stderr == run(*command, "--help").stdout
+
+
+@pytest.mark.parametrize("command", OF_THE_DEVICE)
+def test_commands_of_the_device_are_found_from_the_host(command: str) -> None:
+    result = run(command)
+    assert result.exit_code == 2
+    assert re.search(rf"The device has it: python.* {command}$", result.stderr, re.MULTILINE)
 
 
 def test_completion_knows_commands_and_targets() -> None:
