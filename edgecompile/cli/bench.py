@@ -58,7 +58,7 @@ def _settings(**values: Any) -> BenchSettings:
     metavar="BASELINE",
     shell_complete=_complete_baselines,
     help="Measure this as well: eager, another bundle, or NAME=COMMAND for a process that answers "
-    "requests as edgecompile.bench.worker says. Repeatable.",
+    "requests as edgecompile.bench.worker says. May be given several times.",
 )
 @click.option(
     "--model",
@@ -83,7 +83,7 @@ def _settings(**values: Any) -> BenchSettings:
     ),
     seed_option,
 )
-@file_option("--report", help="Write a page.")
+@file_option("--report", help="Write the results as an HTML page.")
 @untested_torch_option
 def command(
     session: Session,
@@ -96,9 +96,9 @@ def command(
 ) -> None:
     """Measure BUNDLE through its own runtime: milliseconds, cold start, memory, size.
 
-    Each runs in a process of its own, the bundle's without torch. They take turns in rounds, so
-    that a machine that slows down slows all of them. Without --lengths every bucket is
-    run at the length that it is tuned for.
+    The bundle and each baseline run in a process of their own, the bundle without torch. The processes
+    take turns in rounds, so that a machine that slows down slows all of them. Without --lengths every
+    bucket is run at the length that it is tuned for.
     """
     lengths = traffic.read(model).lengths if traffic else None
 

@@ -96,14 +96,14 @@ class _Command(GroupedOptions, Command):
     file_option(
         "--prefix",
         help="Put the caches behind this prompt into the bundle of a language model: a text or, in a .json "
-        "file, a list of messages. Texts that begin with it aren't read from their beginning.",
+        "file, a list of messages. Texts that begin with it start behind it, without a run of it.",
     ),
     click.option(
         "--texts-at-once",
         type=click.IntRange(2, 8),
         metavar="N",
-        help="Add a program that gives up to N texts of a language model a token each (2 to 8): a server "
-        "reads the weights once for all of them, where that is faster. Each text keeps its tokens.",
+        help="Add a program by which a server gives up to N texts (2 to 8) of a language model a token in one "
+        "run, where that is faster. No text's tokens change.",
     ),
 )
 @file_option(
@@ -150,8 +150,8 @@ def command(
     """Compile MODEL for the lengths of its traffic, verify the result, and pack it.
 
     MODEL is a folder in Hugging Face layout (config.json and safetensors; the pooling of a
-    modules.json is compiled in), FILE.py:FACTORY or PACKAGE.MODULE:FACTORY, a saved .pt2 or an .onnx file.
-    Nothing is ever fetched.
+    modules.json is compiled in), FILE.py:FACTORY or PACKAGE.MODULE:FACTORY, or a .gguf, .onnx or saved .pt2 file.
+    Nothing is fetched.
 
     The bundle's path is printed on stdout once it has been verified. If anything fails, nothing is
     written under that name.

@@ -35,7 +35,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     type=click.FloatRange(min=0.0),
     default=0.05,
     metavar="SHARE",
-    help="Allow the plan to cost this share more than the best for this traffic.",
+    help="Allow the bundle's plan to cost this share more than the best plan for the counted traffic.",
 )
 @click.option(
     "--max-refused",
@@ -49,7 +49,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     type=_SHARE,
     default=0.1,
     metavar="D",
-    help="Count lengths as changed from this Kolmogorov-Smirnov distance on.",
+    help="Report changed lengths from this Kolmogorov-Smirnov distance on.",
 )
 @number_option("--min-runs", default=1000, help="Judge only if there are N calls or more.")
 @number_option(
@@ -66,7 +66,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
 @click.option(
     "--any-bundle",
     is_flag=True,
-    help="Take the stats of other bundles, too, such as earlier builds of the model.",
+    help="Accept the stats of other bundles, such as earlier builds of the model.",
 )
 def command(
     session: Session,
@@ -84,10 +84,10 @@ def command(
     """Compare the traffic that BUNDLE served with the traffic that it was planned for.
 
     STATS are the files that the runtime writes on devices; their counts are added up. The exit
-    code is 46 if planning and building again pays: if the buckets cost too much more than the best
-    for this traffic would, or too many calls are refused for their sizes. Also reports whether the
-    length distribution has changed. With too few calls to tell, a warning is given and the exit
-    code is 0. The bundle holds the lengths that it was planned for; --lengths or --texts replace them.
+    code is 46 if planning and building again pays: the buckets cost too much more than the best ones
+    for this traffic, or too many calls are refused for their sizes. Also reports whether the
+    lengths have changed. With too few calls to judge, the command warns and exits with 0.
+    --lengths or --texts replace the lengths in the bundle that it was planned for.
     """
     if not (files or traffic.stats):
         raise click.UsageError("Missing argument 'STATS...': the files that devices wrote.")

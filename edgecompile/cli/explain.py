@@ -71,10 +71,10 @@ def command(
 ) -> None:
     """Say why MODEL is refused or slow, and what can be done about it.
 
-    Tries the export strategies and reports the lines of the model's code that make each one fail,
-    the kernels that its operators become and those that are missing, whether padding changes its
-    outputs, and the FLOPs and bytes of a run by length and by module. Continues after failures;
-    exits with 0 if it could report anything.
+    Tries the export strategies, and reports the lines of the model's code that make each one fail.
+    Reports the model's kernels and the missing ones, the effect of padding on its outputs, and
+    the FLOPs and bytes of a run by length and by module. Continues after failures; exits with 0 if
+    it could report anything.
     """
     from edgecompile.api.explain import explain
     from edgecompile.cli.terminal.build_view import show_options

@@ -49,8 +49,8 @@ def command(
     """Show BUNDLE's inputs, outputs, buckets, variants and sizes.
 
     Reports for each variant whether the devices of --target and this machine could run it, and why
-    not. --audit reads the libraries: for the target's glibc, or else for what the bundle itself
-    promises. No code of the bundle is loaded but, for this machine, its CPU probe.
+    not. --audit judges the libraries by the target's profile, or else by the bundle's own promises.
+    Loads no code of the bundle, except for its CPU probe to judge this machine.
     """
     from edgecompile.bundle.inspection import audit_bundle, judge_target
     from edgecompile.runtime.commands.info import describe_bundle

@@ -45,8 +45,8 @@ class _Command(GroupedOptions, Command):
 @click.option("--model", metavar="MODEL", help="Measure the costs on this model.")
 @file_option(
     "--cost-points",
-    help="Take the costs from length,exact_ms,pad_ms rows instead of a model; with a column more, "
-    "such as batch, over two axes.",
+    help="Take the costs from length,exact_ms,pad_ms rows instead of a model. A further column, such as "
+    "batch, gives costs over two axes.",
 )
 @target_option
 @plan_options(backend_options("tensorrt", "triton", "both"))

@@ -29,8 +29,8 @@ Examples:
 def command() -> None:
     """List, show, check and detect the device profiles that --target takes.
 
-    Profiles are TOML files, looked up in $EDGECOMPILE_PROFILES and among those that are installed; a
-    path of your own works as well.
+    Profiles are TOML files. A name is looked up in $EDGECOMPILE_PROFILES, then among the installed
+    profiles; a path works as well.
     """
 
 
@@ -67,7 +67,7 @@ def show_command(session: Session, target: str) -> None:
 def check_command(session: Session, target: str) -> None:
     """Check a profile, and whether this machine can build for it and run it.
 
-    Exits with an error if it can't be built for.
+    Exits with an error if this machine can't build for it.
     """
     from edgecompile.hosts.detection import check_target
     from edgecompile.targets.profile import load_target
@@ -81,10 +81,12 @@ def check_command(session: Session, target: str) -> None:
 @file_option(
     "--from",
     "described",
-    help="Describe another machine: what 'python3 BUNDLE info --host --json' printed there.",
+    help="Describe another machine, from the output of 'python3 BUNDLE info --host --json' there.",
 )
 @click.option(
-    "--name", metavar="NAME", help="Call it this.  [default: the file's, or this-machine]"
+    "--name",
+    metavar="NAME",
+    help="Give the profile this name.  [default: the file's, or this-machine]",
 )
 @click.option("--toml", is_flag=True, help="Print the profile as a TOML file.")
 @file_option("--output", "-o", help="Write the profile to FILE.toml, for --target.")
@@ -93,7 +95,7 @@ def detect_command(
 ) -> None:
     """Describe this machine as a target.
 
-    The CPU says itself what it can do. Bandwidth and peak are left out: measure costs on the
+    The profile has the CPU's features, but no bandwidth and no peak: measure costs on the
     machine instead (plan --calibration-bundle, bench --calibrate).
     """
     from edgecompile.files import write_text

@@ -39,7 +39,7 @@ def command(
     """Run BUNDLE through its own runtime, with every variant that this host can run.
 
     All files are hashed first. The process that runs the bundle uses the runtime inside the
-    bundle, and never loads torch.
+    bundle, and loads torch only for a bundle of --backend torch.
     """
     from edgecompile.api.verify import verify
     from edgecompile.bundle.verdict import check_report

@@ -155,8 +155,8 @@ model_options = add_options(
     number_option(
         "--lookup",
         least=2,
-        help="Add a program for runs of up to N tokens, at most 8, that the device finds in the text so "
-        "far, for `generate --lookup`.  [default: none]",
+        help="Add a program that checks up to N tokens (at most 8) in one run, for `generate --lookup`, which guesses "
+        "them from the text so far.  [default: none]",
     ),
     click.option(
         "--fixed-input",

@@ -63,7 +63,7 @@ Examples:
 @click.option(
     "--refresh",
     is_flag=True,
-    help="Take Debian's and Python's packages of today, not those of the last image.",
+    help="Download the current packages of Debian and PyPI, instead of those in the cache.",
 )
 @click.option(
     "--only-bundle",

@@ -12,9 +12,9 @@ from edgecompile.server.__main__ import main, make_parser
 
 _HELP = """Serve bundles over HTTP until SIGTERM.
 
-Speaks the Open Inference Protocol, OpenAI's /v1/embeddings and /v1/completions, and the routes of
-text-embeddings-inference; /openapi.json describes them. One process owns the address, another one runs
-the models and is replaced if it dies.
+Speaks the Open Inference Protocol, OpenAI's embeddings, completions and chats, and the routes of
+text-embeddings-inference, Cohere, Jina and KServe; /openapi.json describes them. One process owns
+the address, another one runs the models and is replaced if it dies.
 
 The same as 'python -m edgecompile.server' where the wheel edgecompile-server is installed.
 """

@@ -53,8 +53,8 @@ Examples:
     type=click.FloatRange(min=0.0, min_open=True),
     multiple=True,
     metavar="R",
-    help="Let R requests come in a second, at random times; may be given several times. Default: "
-    "shares of what the server can answer, from 0.25 to 1.5.",
+    help="Simulate R requests per second, at random times; may be given several times. Default: "
+    "0.25 to 1.5 times the rate that the server can answer.",
 )
 @click.option(
     "--slo",
@@ -65,14 +65,14 @@ Examples:
 @number_option("--requests", default=2000, help="Replay N requests at each rate.")
 @number_option(
     "--new-tokens",
-    help="Let N tokens follow each prompt of a language model.  [default: 128]",
+    help="Generate N tokens after each prompt of a language model.  [default: 128]",
 )
 @click.option(
     "--noise",
     type=click.FloatRange(min=0.0, max=2.0),
     default=0.05,
     metavar="SIGMA",
-    help="Let runs take longer or shorter than their costs, by a lognormal factor.",
+    help="Multiply the cost of each run by a lognormal factor of this sigma.",
 )
 @seed_option
 @file_option("--plot", help="Write drawings of latency and goodput over the load: an HTML page.")

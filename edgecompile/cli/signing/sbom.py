@@ -22,9 +22,9 @@ Examples:
 
 @click.command("sbom", cls=Command, epilog=_EPILOG, short_help="List what a bundle is made of.")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@file_option("--output", "-o", help="Write the bill of materials to this file, too.")
+@file_option("--output", "-o", help="Write the bill of materials to this file as well.")
 def command(session: Session, bundle: Path, output: Path | None) -> None:
-    """Make the bill of materials of BUNDLE, as CycloneDX 1.6: weights, libraries, tokenizer, and what built it.
+    """Make the bill of materials of BUNDLE, as CycloneDX 1.6: weights, libraries, tokenizer and build tools.
 
     Every file is hashed first. The same bundle gives the same bill. --json prints the bill itself.
     """

@@ -35,7 +35,9 @@ Examples:
 )
 @file_option("--public-key", help="Give the public key of --signer (PEM).")
 @click.option("--name", metavar="NAME", help="Write signatures/NAME.sig. Default: the key's name.")
-@number_option("--release", least=0, help="Write release.json with this number, and sign it, too.")
+@number_option(
+    "--release", least=0, help="Write release.json with this release number, and sign it as well."
+)
 @number_option(
     "--floor",
     least=0,
@@ -45,11 +47,15 @@ Examples:
 @click.option(
     "--expires",
     metavar="TIME",
-    help="Let the release expire then, such as at 2027-01-31T00:00:00Z; devices may ignore it.",
+    help="Let the release expire at this time, such as 2027-01-31T00:00:00Z; devices may ignore it.",
 )
-@click.option("--note", metavar="TEXT", default="", show_default=False, help="Put a note into it.")
 @click.option(
-    "--force", is_flag=True, help="Replace another release, and drop the signatures over it."
+    "--note", metavar="TEXT", default="", show_default=False, help="Put a note into release.json."
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace an earlier release.json, and drop the signatures over it.",
 )
 def command(
     session: Session,

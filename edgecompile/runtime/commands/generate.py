@@ -79,7 +79,8 @@ def add_sampling_options(command: argparse.ArgumentParser) -> None:
     add(
         "--lookup",
         action="store_true",
-        help="try tokens that followed the same ones before; no token changes. For bundles built with --lookup",
+        help="guess tokens from the text so far, and check several in one run; no token changes. For bundles "
+        "built with --lookup",
     )
     add(
         "--json-schema",

@@ -24,9 +24,9 @@ _LIMITS = {
         "BYTES",
         "keep at most BYTES of bodies of all requests together; more get 429",
     ),
-    "elements": ("N", "take tensors of at most N elements together"),
+    "elements": ("N", "take at most N elements in all tensors of a request"),
     "texts": ("N", "take at most N texts in a request"),
-    "characters": ("N", "take texts of at most N characters together in a request"),
+    "characters": ("N", "take at most N characters in all texts of a request"),
     "queue": (
         "N",
         "let at most N requests wait for a model, and 16 times --max-texts texts; further ones get 429",
@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="listen on ADDRESS (0.0.0.0: all)")
     add("--port", type=int, default=8000, metavar="N", help="listen on port N (0: any free one)")
-    add("--grpc-port", type=int, metavar="N", help="listen for gRPC on port N, too")
+    add("--grpc-port", type=int, metavar="N", help="listen for gRPC as well, on port N")
     add(
         "--threads",
         type=int,
@@ -121,8 +121,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--lookup",
         action="store_true",
-        help="try tokens that followed the same ones before, where that pays; no token changes. For bundles built "
-        "with --lookup",
+        help="guess tokens from the text so far, and check several in one run where that is faster; no token "
+        "changes. For bundles built with --lookup",
     )
     add(
         "--token-ids",
@@ -162,7 +162,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30,
         metavar="SECONDS",
-        help="after that, allow SECONDS for requests under way to end",
+        help="allow requests that have begun SECONDS to end, after --drain-delay",
     )
     defaults = Limits()
     for name, (metavar, text) in _LIMITS.items():
