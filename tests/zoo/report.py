@@ -129,21 +129,20 @@ def _page(
         f"The zoo has {total} small architectures of transformers {transformers.__version__} and of "
         f"plain torch {torch.__version__.partition('+')[0]}, with random weights. **{passed} "
         f"({share:.1f} %)** pass: they are loaded, exported, compiled and verified, and give eager's "
-        "answers in a process without torch.",
+        "answers in a process without torch. Most names are the `model_type` of a config.json. "
+        "[status.md](status.md#checkpoints-with-their-real-weights) has checkpoints with real weights.",
         "",
         "`scripts/zoo` makes this page; `scripts/zoo --only NAME` tries one architecture. Each is "
-        "compiled for the best variant of the host, in fp32. It is compared with eager at five sizes: "
-        "lengths of 1 to 64, or batches of 1 to 8 of inputs of fixed size. If it has a mask, it also "
-        "runs with padding. An error may be 1e-5 of the output's scale, and eight times eager's own "
-        "error in float32 more.",
+        "compiled in fp32 for this host's best variant, and compared with eager at five sizes: "
+        "lengths of 1 to 64, or batches of 1 to 8. With a mask it also runs with padding. An error "
+        "may be 1e-5 of the output's scale, and eight times eager's own error in float32 more.",
         "",
-        f"The largest error of those that pass is {max(errors, default=0.0):.1e} of the output's scale. "
-        f"{padded} run in padded programs, since none of their exports takes every length. The others "
-        "by export strategy: "
+        f"The largest error of the models that pass is {max(errors, default=0.0):.1e} of the output's "
+        f"scale. {padded} run in padded programs, since none of their exports takes every length. The "
+        "others by export strategy: "
         + ", ".join(f"{name} {count}" for name, count in rungs.most_common())
-        + ".",
-        "",
-        f"Every figure is in [benchmarks/{record}](benchmarks/{record}), run at {_commits(results)}.",
+        + ". "
+        f"Every figure, with its commit, is in [benchmarks/{record}](benchmarks/{record}).",
         "",
         *_refusals(results),
     ]
@@ -170,8 +169,8 @@ def _group(rows: list[Result]) -> list[str]:
         f"{passed} of {len(rows)} pass. The largest error is {worst:.1e} of the output's scale."
     ]
     if plain:
-        names = ", ".join(row["name"] for row in plain)
-        lines += ["", f"One program serves every size of these {len(plain)}: {names}."]
+        names = ", ".join(sorted(row["name"] for row in plain))
+        lines += ["", f"One program serves every size of {len(plain)}: {names}."]
     others = [row for row in rows if row not in plain]
     return [*lines, "", *table(others)] if others else lines
 
@@ -179,15 +178,6 @@ def _group(rows: list[Result]) -> list[str]:
 def _serves_all(row: Result) -> bool:
     facts = row.get("facts", {})
     return facts.get("mode") == "exact" and facts.get("served") == facts.get("allowed")
-
-
-def _commits(results: Mapping[str, Result]) -> str:
-    commits = Counter(
-        str(r.get("commit") or "a commit that wasn't noted") for r in results.values()
-    )
-    if len(commits) == 1:
-        return next(iter(commits))
-    return ", ".join(f"{commit} ({count} of them)" for commit, count in commits.most_common())
 
 
 def _refusals(results: Mapping[str, Result]) -> list[str]:
