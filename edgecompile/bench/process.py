@@ -38,7 +38,7 @@ class Baseline:
             bundle's label.
         path: folders for its PYTHONPATH.
         environment: further variables.
-        bundle: whose own runtime has to be the one that runs; None: it isn't a bundle.
+        bundle: the bundle, whose own runtime must run; None: it isn't a bundle.
         measure_size: bytes that a device needs beside Python and numpy, by kind, from the facts that its
             process reported.
         versions, notes: the versions and remarks for the report.

@@ -200,7 +200,7 @@ class RunFigures:
         weight_bytes: weights read, in the precision they are stored in.
         moved: bytes moved if generated code fuses all between two kernels, weights included.
         limit: ``arithmetic`` or ``memory``, what binds on the target; None: its profile doesn't say.
-        least_ms: that limit in milliseconds: no run can be faster.
+        least_ms: milliseconds of that limit: no run can be faster.
     """
 
     sizes: Mapping[str, int]

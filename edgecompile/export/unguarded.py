@@ -3,9 +3,9 @@
 Tracing follows one branch of every comparison of sizes, many of which are about the layout of a
 tensor alone: whether a crop took all of it, whether a padding was of nothing. torch keeps them as
 conditions (the length is odd), though the graph computes the same either way. Which of them matter
-can't be told from the graph: they are all dropped, and the program is compared with eager at every
-size instead, of a long range at some of every kind that the conditions tell apart. Where it is wrong,
-the other branch is traced, which may be right for both.
+can't be told from the graph. So all are dropped, and the program is compared with eager at every
+size. In a long range it is compared at some sizes on each side of every condition. If it is wrong, the
+other branch is traced, which may be right for both.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def export_with(
     """Exports by one strategy.
 
     Returns:
-        The program; at which sizes it has to be checked beside the usual ones; and what came of
-        that over the scope's ranges, where it was done: else it has still to be checked.
+        The program; further sizes at which it has to be checked; and the result of the check over
+        the scope's ranges, or None if nothing was checked yet.
 
     Raises:
         Exception: whatever torch, or the model, raises.
@@ -48,7 +48,7 @@ def export_with(
     while True:
         also = drop_conditions(program, scope.loaded.inputs, ranges, traced, scope.residue)
         if not also:
-            return program, [], None  # there was none
+            return program, [], None  # no condition
         every = every_size(ranges, traced, _MOST_SIZES, scope.residue)
         also += [sizes for sizes in every if sizes not in also]
         result = check_program(program, scope, also)

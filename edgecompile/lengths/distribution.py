@@ -29,8 +29,8 @@ class CountedSamples:
     """Samples of traffic, counted by their sizes; on one axis or on two.
 
     Attributes:
-        counts: how many samples have each size, each from 1 up, 2^53 at most in all.
-        source: where the samples come from, for people to read.
+        counts: number of samples of each size, each from 1 up, 2^53 at most in all.
+        source: origin of the samples, for people to read.
     """
 
     counts: tuple[int, ...]
@@ -101,8 +101,8 @@ class LengthDistribution(CountedSamples):
 
     Attributes:
         lengths: the distinct lengths, ascending, each from 1 to 2^31-1.
-        counts: how many samples have each length, each from 1 up, 2^53 at most in all.
-        source: where the lengths come from, for people to read.
+        counts: number of samples of each length, each from 1 up, 2^53 at most in all.
+        source: origin of the lengths, for people to read.
         ignored: names of the source's columns, in lower case, that aren't counted.
 
     Raises:

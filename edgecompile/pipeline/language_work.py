@@ -33,7 +33,7 @@ _STEPS = ("scales", "qzeros", "weight_scale", "weight_zero_point")
 
 @dataclass(frozen=True)
 class LanguageWork:
-    """What decides how long the build of a language model takes.
+    """The sizes that decide the time of a language model's build.
 
     Attributes:
         shapes: sizes ``(N, K)`` of its matrices.

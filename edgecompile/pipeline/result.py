@@ -84,7 +84,7 @@ class BuildResult:
         choice: the record of choosing the precision; None if it wasn't chosen.
         quality: the figures of a language model's narrow weights, or of its caches alone; None: there are none.
         parts: parts that backends for a GPU added.
-        forecast: what the build of a language model was to take; None: nothing told it.
+        forecast: the forecast of a language model's build; None: there was none.
         earlier: the document of the earlier build, if nothing in the bundle has changed since.
     """
 

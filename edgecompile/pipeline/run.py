@@ -36,7 +36,7 @@ class Run:
         options: the settings of the plan and the build.
         seconds: wall time by stage.
         notes: remarks for the user, from all stages.
-        forecast: what the build of a language model will take; None: nothing tells it.
+        forecast: the forecast of a language model's build; None: there is none.
     """
 
     def __init__(self, request: BuildRequest, profile: TargetProfile, progress: Progress) -> None:

@@ -60,7 +60,7 @@ def with_padding(
 
     Args:
         plan: one that says that padding is assumed is content with trials.
-        model: whose proof is kept with its module, so that nothing is run twice.
+        model: the model; its module keeps the proof, so that nothing is run twice.
         assume: be content with trials where nothing proves it.
         also: axes that the device pads, whatever the buckets do.
 

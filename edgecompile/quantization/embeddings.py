@@ -83,7 +83,7 @@ def find_ranges(
 
     Args:
         model: the model.
-        manifest: what its bundle holds.
+        manifest: the manifest of its bundle.
         texts: the user's texts; None: there are none.
         longest: tokens of the longest text that is run.
 

@@ -156,7 +156,7 @@ class Judge:
         """The figures of the model as it is now.
 
         Args:
-            other: what else is judged, a function such as ``logits``; None: the model.
+            other: a function such as ``logits`` to judge in place of the model; None: the model.
             tell: a function that gets the number of texts that were run.
 
         Raises:

@@ -227,7 +227,7 @@ class ServedModel:
 
     @property
     def running_since(self) -> float | None:
-        """When the oldest run or step under way began, by ``clock``; None: nothing runs."""
+        """The start of the oldest current run or step, by ``clock``; None: nothing runs."""
         times = [self.scheduler.running_since]
         if self.generator is not None:
             times.append(self.generator.steps.running_since)

@@ -145,7 +145,7 @@ class NativeLibrary:
     Attributes:
         arch: ``x86-64`` or ``aarch64``.
         name: name of the variant or the architecture, with what it is for.
-        parts: what it is made of.
+        parts: the parts that it is linked from.
         file_name: name of the file, which is its SONAME. ``{}`` stands for a hash of the objects: two bundles in one
             process share a library if and only if it is made of the same ones, also where another linker put them
             together.

@@ -11,7 +11,8 @@ from torch.fx import Node
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, replace
 from edgecompile.export.operators.boxes import ROI_ALIGN, SUPPRESS
 
-#: By the names of torchvision's operators, which are there only where it was imported: ours, and its arguments of theirs.
+#: Our operator, and a function from torchvision's arguments to ours, by torchvision's name. Names, since
+#: the operators exist only where torchvision was imported.
 _OURS: Mapping[str, tuple[Any, Callable[..., tuple[Any, ...]]]] = {
     "torchvision::nms": (
         SUPPRESS,
@@ -28,7 +29,7 @@ def name_of(node: Node) -> str:
 
 
 def lower_boxes(low: Lowering) -> None:
-    """Makes torchvision's calls of ours; the runtime has no ``roi_align`` but of float32."""
+    """Replaces torchvision's operators by ours, ``roi_align`` only in float32, as the runtime has it."""
     for node in list(low.gm.graph.nodes):
         if name_of(node) not in _OURS:
             continue

@@ -32,9 +32,9 @@ from edgecompile.models.double import HALVES
 aten = torch.ops.aten
 
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
-#: What moves numbers as they are, or reads them so: the keys and values of a language model's caches.
+#: Operators that move half-precision numbers unchanged, or read them: keys and values in caches.
 _AS_THEY_ARE = (aten.index_copy_.default, CACHED_ATTENTION, TEXTS_ATTENTION)
-#: What only converts.
+#: Operators that only convert.
 _CONVERSIONS = (aten._to_copy.default, aten.copy_.default)
 _TO = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
 
@@ -61,9 +61,9 @@ def _convert_around(low: Lowering) -> None:
 
 
 def widen_halves(low: Lowering, stored: Container[str] = ()) -> None:
-    """Makes everything float32 but inputs and outputs, without torch's roundings of results and of weights.
+    """Makes everything but inputs and outputs float32, without torch's roundings of results and weights.
 
-    For where the precision of the build is for all of the model.
+    For builds whose precision holds for the whole model.
 
     Args:
         low: the graph.
@@ -178,10 +178,10 @@ def _copy_attribute(gm: GraphModule, before: Node, module: GraphModule, node: No
 
 
 def _copy_call(gm: GraphModule, before: Node, node: Node, known: Mapping[Node, Any]) -> Any:
-    """Copies a call, its arguments converted as autocast, which is on, converts them."""
+    """Copies a call of a region of autocast, with the conversions that autocast makes."""
     casts, within = _casts(node)
     if within:
-        # An operator of others, some of which autocast converts for: written with those.
+        # A composite operator, within which autocast converts: written out as its parts.
         operands = [known[source] for source in node.all_input_nodes]
 
         def run(*values: Any) -> Any:
@@ -208,7 +208,7 @@ class _Conversions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: dict[int, torch.dtype] = {}
-        self._kept: list[Any] = []  # ids are those of living objects
+        self._kept: list[Any] = []  # alive, since an id can come again after its object's end
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -224,7 +224,7 @@ class _Conversions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _casts(node: Node) -> tuple[dict[Node, torch.dtype], bool]:
     """The types that autocast converts arguments of a call to, and whether it converts others within."""
     if not _is_operator(node) or _is_view(node):
-        return {}, False  # .to(dtype) converts as it says
+        return {}, False  # .to(dtype) has its own dtype
     inputs = node.all_input_nodes
     args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
     with _Conversions() as conversions, torch.no_grad():

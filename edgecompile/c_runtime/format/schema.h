@@ -39,37 +39,37 @@ struct TensorSpec {
   std::vector<Dim> shape;
   std::optional<Number> pad;
   std::optional<std::pair<Number, Number>> bounds;
-  // What a bound follows in each run; `bounds` has the widest then.
+  // The sum of sizes that a bound follows in each run; `bounds` then has the widest bound.
   std::pair<std::optional<Sum>, std::optional<Sum>> reach;
-  std::optional<Number> fallback;  // the manifest's "default": what it has where it isn't given
+  std::optional<Number> fallback;  // the manifest's "default": its value if a run leaves it out
 };
 
 // The sizes that one program serves.
 struct Bucket {
   bool padded = false;           // its mode
   std::vector<Extent> axes;      // one for each axis of the manifest
-  std::vector<size_t> pad_axes;  // what inputs are filled up along; none in exact mode
+  std::vector<size_t> pad_axes;  // axes along which inputs are padded; none in exact mode
 };
 
-using Version = std::pair<int64_t, int64_t>;       // of glibc, of a GPU's abilities
+using Version = std::pair<int64_t, int64_t>;       // of glibc, or a compute capability
 std::string version_text(const Version& version);  // "2.34"
 
-// An output agrees with what is expected if |got - want| <= atol + rtol * max|want|.
+// An output agrees with the expected one if |got - want| <= atol + rtol * max|want|.
 struct Tolerance {
   double atol = 0;
   double rtol = 0;
 };
 
-// What the programs of Triton kernels need of a GPU, and how they compute.
+// The requirements of programs with Triton kernels, and how they compute.
 struct GpuSpec {
-  std::vector<Version> capabilities;  // that there is machine code for
-  std::optional<Version> ptx;         // the least one that there is code for the driver to compile
-  int64_t driver = 0;                 // CUDA's number of the oldest, 12060 for 12.6
+  std::vector<Version> capabilities;  // compute capabilities with cubins
+  std::optional<Version> ptx;         // the least compute capability for the PTX
+  int64_t driver = 0;                 // CUDA's number of the oldest driver, 12060 for 12.6
   std::string precision;              // of the weights
   Tolerance tolerance;
   std::optional<double> min_cosine;
-  bool padding = false;  // it was verified that padding changes nothing
-  bool graphs = true;  // no program reads numbers from the GPU, so that graphs can hold their runs
+  bool padding = false;   // it was verified that padding changes nothing
+  bool graphs = true;     // CUDA graphs can hold runs: no program reads sizes from the GPU
   bool cublaslt = false;  // programs have products that cuBLASLt may compute
 };
 
@@ -80,11 +80,11 @@ struct Variant {
   std::vector<std::string> requires_;
   std::optional<Version> glibc;
   int64_t rank = 0;
-  // Of the backends that are run here.
+  // Empty for backends that this library doesn't run.
   std::string runtime;
   std::vector<std::string> programs;
   std::optional<GpuSpec> gpu;  // of Triton kernels
-  // Of them, for each bucket: programs with other tiles that compute the same. Or none at all.
+  // For each bucket, programs with other tiles that compute the same; or empty.
   std::vector<std::vector<std::string>> alternatives;
 };
 
@@ -95,14 +95,14 @@ struct FileEntry {
 
 using Strings = std::map<std::string, std::string>;
 
-// The inputs of a language model that aren't like others, and the positions of its two axes.
+// The special inputs of a language model, and the positions of its two axes.
 struct Generation {
   std::string position;
   std::string last;
   size_t length = 0;
-  std::optional<size_t> context;  // none: no cache has a row for each token
-  int64_t max_context = 0;        // of a text without one
-  bool has_states = false;        // of a fixed size, which each run replaces
+  std::optional<size_t> context;  // absent: no cache has a row for each token
+  int64_t max_context = 0;        // the limit of a text if `context` is absent
+  bool has_states = false;        // states of a fixed size, which each run replaces
   std::vector<std::string> caches;
 
   bool is_cache(const std::string& name) const;
@@ -112,11 +112,11 @@ struct Generation {
 struct StateSpec {
   size_t output = 0;
   size_t input = 0;
-  std::vector<Number> start;  // of the first run: one for all elements, or one for each
+  std::vector<Number> start;  // of the first run: one number for all elements, or one for each
 };
 
 struct Manifest {
-  Value document;  // all of it
+  Value document;  // the whole JSON document
   std::string name;
   std::string precision;
   std::vector<TensorSpec> inputs;
@@ -149,7 +149,7 @@ Manifest parse_manifest(const std::string& data, const std::string& source);
 // Inputs, outputs, axes and buckets, into `manifest`.
 void read_signature(const Field& document, Manifest* manifest);
 
-// Rows of a whole text.
+// The rows of a cache for a text of the greatest length.
 int64_t context_rows(const Manifest& manifest);
 
 // The manifest's "generation", once the rest has been read.

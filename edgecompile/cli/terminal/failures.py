@@ -32,7 +32,7 @@ class Failure:
 
     Attributes:
         exit_code: the exit code of the process.
-        message: what is wrong; empty if nobody is there to read it.
+        message: the failure in words; empty if nobody is there to read it.
         hint: the cure, or None.
     """
 

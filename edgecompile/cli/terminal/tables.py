@@ -82,7 +82,7 @@ def table(
     Args:
         columns: headings, each with its unit; without any text they aren't shown.
         rows: cells as text, one for each column.
-        left: how many columns hold words.
+        left: number of columns with words, which are left-aligned.
         strong: index of a row to set in bold.
     """
     drawn = Table(

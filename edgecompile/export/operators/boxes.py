@@ -1,6 +1,6 @@
 """Operators on boxes, as torchvision has them, for programs that run without it.
 
-How many boxes a suppression keeps depends on values, so its result has a size of its own in each run.
+The number of boxes that non-maximum suppression keeps depends on values, so it differs between runs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch.fx import Graph
 from edgecompile.export.operators.library import define
 from edgecompile.models.source_lines import line_of_trace
 
-#: Up to so many numbers of boxes torchvision's ``batched_nms`` moves the groups apart, so that one
-#: suppression does for all; of more boxes it takes each group by itself.
+#: The most numbers (4 a box) for which torchvision's ``batched_nms`` moves the groups apart and runs one
+#: suppression. For more it runs one for each group.
 MOST_MOVED = 4000
 
 
@@ -49,10 +49,10 @@ def _suppress_fake(boxes: Tensor, *_: Any) -> Tensor:
     return boxes.new_empty(context.new_dynamic_size(), dtype=torch.int64)
 
 
-#: Non-maximum suppression. ``boxes`` [N, 4] (left, top, right, bottom) and ``scores`` [N], both float32 or both
-#: float64, ``groups`` [N]: boxes suppress others of their group alone; None: all boxes are in one. Gives the numbers
-#: of the boxes that are kept, int64 [K], the highest score first, equal ones in the order of their numbers. A box is
-#: kept unless more than ``threshold`` of its union with one that is kept before it is common to both.
+#: Non-maximum suppression. ``boxes`` [N, 4] (left, top, right, bottom) and ``scores`` [N] are both float32 or both
+#: float64. ``groups`` [N]: boxes suppress only boxes of their group; None: all boxes are in one. Gives the indices of
+#: the kept boxes, int64 [K], the highest score first, equal scores by index. A box is kept unless its intersection
+#: over union with a box that was kept before exceeds ``threshold``.
 SUPPRESS = define(
     "ec_suppress(Tensor boxes, Tensor scores, Tensor? groups, float threshold) -> Tensor",
     suppress,
@@ -81,7 +81,7 @@ def roi_align(
 def _places(
     start: Tensor, size: Tensor, bins: int, samples: int, aligned: bool
 ) -> tuple[Tensor, int]:
-    """The places of a box's samples along one axis, and the number of samples in a bin."""
+    """The coordinates of a box's samples along one axis, and the number of samples in a bin."""
     size = size if aligned else size.clamp(min=1.0)
     each = samples if samples > 0 else max(int((size / bins).ceil().nan_to_num(0)), 0)
     steps = torch.arange(bins)[:, None] + (torch.arange(each) + 0.5) / max(each, 1)
@@ -89,15 +89,16 @@ def _places(
 
 
 def _shares(places: Tensor, size: int) -> Tensor:
-    """The share of each of ``size`` pixels in what lies at the places, ``[places, size]``; none outside."""
+    """The weights of linear interpolation, ``[places, size]``, of ``size`` pixels; 0 outside the image."""
     inside = (places >= -1) & (places <= size)
     near = places.clamp(0, size - 1)
     return (1 - (torch.arange(size) - near[:, None]).abs()).clamp(min=0) * inside[:, None]
 
 
-#: Averages over the bins of boxes. ``x`` [N, C, H, W], ``boxes`` [K, 5] of its dtype, float32: the number of the image, left, top,
-#: right and bottom, in units of ``1 / scale`` pixels. Gives [K, C, rows, columns]: the means of ``samples`` by ``samples``
-#: interpolated values of each bin; with 0 or less one for each pixel, about. With ``aligned`` pixels' centres are at halves.
+#: Averages over the bins of boxes. ``x`` [N, C, H, W] and ``boxes`` [K, 5] are float32. A box is the index of its image,
+#: then left, top, right and bottom in units of ``1 / scale`` pixels. Gives [K, C, rows, columns]: each bin's mean of
+#: ``samples`` by ``samples`` interpolated values, or with 0 or less of about one for each pixel. With ``aligned`` the
+#: pixels' centres are at halves.
 ROI_ALIGN = define(
     "ec_roi_align(Tensor x, Tensor boxes, float scale, int rows, int columns, int samples, bool aligned) -> Tensor",
     roi_align,
@@ -106,7 +107,7 @@ ROI_ALIGN = define(
     ),
 )
 
-#: torchvision's names of the operators, by the names that a graph has them under.
+#: torchvision's names of the operators, by their names in a graph.
 _NAMES = {
     "edgecompile::ec_suppress": "nms",
     "torchvision::nms": "nms",

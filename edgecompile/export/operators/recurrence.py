@@ -142,7 +142,7 @@ class Stack:
 
         Args:
             x: the input of the first layer.
-            tensors: those of :meth:`run`.
+            tensors: the tensors of :meth:`run`.
             step: gets a layer's input, its :class:`Layer`, its first states (None: no second one), and whether it
                 runs from the last step on; gives the results of :data:`PLAIN`.
         """

@@ -48,7 +48,7 @@ def load_gguf(path: Path, options: LoadOptions) -> LoadedModel:
 
     Args:
         path: the file.
-        options: those of language models.
+        options: options of language models.
 
     Raises:
         ModelError: the file is damaged, holds something else, or transformers doesn't know its family.

@@ -25,7 +25,7 @@ class PackedFolder:
     """A folder whose weights are packed.
 
     Attributes:
-        packing: how they are packed.
+        packing: form in which they are packed.
         places: file of each tensor.
         weights: names of the parts of each packed weight.
     """

@@ -154,7 +154,7 @@ class WrittenCache(Cache):
             state's shape.
         place: the places of this run's tokens.
         context: rows of the context.
-        storage: how keys and values are stored.
+        storage: storage of keys and values.
 
     Attributes:
         last: int64 [1], the number of the run's last real token.

@@ -116,7 +116,7 @@ class GenerationStep(nn.Module):
         lookup: tokens of the longest run that gives logits behind each of its tokens.
 
     Attributes:
-        storage: how keys and values are stored.
+        storage: storage of keys and values.
         as_steps: whether single tokens scan as those of several tokens, or of several texts, do.
     """
 

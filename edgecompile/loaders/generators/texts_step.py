@@ -33,7 +33,7 @@ class _TextsPlace(Place):
 
     Attributes:
         context: rows of each cache.
-        storage: how the caches store keys and values.
+        storage: storage of keys and values in the caches.
         caches: the addresses of keys and values of the layer that attends next, with heads and width of their rows.
     """
 

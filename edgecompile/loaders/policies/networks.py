@@ -151,7 +151,7 @@ class SmolVlaNetwork(nn.Module):
             numbers: states, [batch, size].
             images: images from 0 to 1, [batch, 3, height, width].
             tokens: the task, int64 [batch, tokens].
-            seen: which of the tokens it has, bool [batch, tokens].
+            seen: mask of its tokens, bool [batch, tokens].
             noise: random numbers, [batch, 1, actions, numbers].
         """
         (policy,), model, masks_of = self._policy, self.model, self._functions.make_att_2d_masks

@@ -120,7 +120,7 @@ def find_costs(
 
 
 def _find_kept(subject: Subject, spec: CalibrationSpec, precision: Precision) -> Calibration | None:
-    """What was measured here before, unless it is to be measured again."""
+    """Costs that were measured here before, unless they are to be measured again."""
     key = cost_key(subject, spec, subject.runnable[-1], precision)
     return None if key is None or subject.request.measure_again else find_kept(key, spec)
 

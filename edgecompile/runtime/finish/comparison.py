@@ -1,6 +1,6 @@
 """The comparison of a TensorRT engine with programs of Triton kernels in the same bundle.
 
-``finish`` measures both, and the engine's stamp says what came of it.
+``finish`` measures both and writes the times into the engine's stamp.
 """
 
 from typing import Any, Dict, Mapping, Optional, Sequence
@@ -16,16 +16,16 @@ def find_triton_variant(variants: Sequence[Variant], variant: Variant) -> Option
 
 
 def describe_triton_variant(manifest: Manifest, rival: Variant) -> Dict[str, Any]:
-    """The key of a comparison with the rival: its name, and the hashes of its programs."""
+    """The key of a comparison with ``rival``, the Triton variant: its name and its programs' hashes."""
     return {"name": rival.name, "programs": [manifest.files[x].sha256 for x in rival.programs]}
 
 
 def read_comparison(
     manifest: Manifest, rival: Variant, engine: FinishedEngine
 ) -> Optional[Dict[str, float]]:
-    """Mean milliseconds of a run by variant, as ``finish`` measured them; None: it didn't yet.
+    """Mean milliseconds of a run by variant, measured by ``finish``; None: not measured yet.
 
-    A variant that doesn't reproduce the golden vectors isn't in it.
+    A variant that doesn't reproduce the golden vectors is left out.
     """
     entry = engine.stamp.get("compared")
     if not isinstance(entry, dict) or entry.get("rival") != describe_triton_variant(
@@ -39,7 +39,7 @@ def read_comparison(
 
 
 def explain_slower(variant: Variant, rival: Variant, times: Mapping[str, float]) -> str:
-    """That an engine is slower than its rival; "" where it isn't, or one of them wasn't measured."""
+    """The reason to prefer ``rival`` to an engine; "" if it isn't faster, or a time is missing."""
     own, other = times.get(variant.name), times.get(rival.name)
     if own is None or other is None or own <= other:
         return ""

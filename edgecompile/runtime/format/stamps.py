@@ -80,7 +80,7 @@ def keep(info: os.stat_result, sha256: str) -> None:
 
 
 def _text(info: os.stat_result, sha256: str) -> bytes:
-    """What the stamp of a file holds; empty where its facts tell too little."""
+    """The contents of a file's stamp; empty if the file can have none."""
     if os.environ.get(VARIABLE) == "0" or not is_settled(info) or not _is_trusted(info):
         return b""
     try:

@@ -86,7 +86,7 @@ class CachedText:
         return len(self.tokens)
 
     def lend(self) -> "NDArray[np.int64]":
-        """Where the caches lie in memory, for somebody else to run the next token over them.
+        """The addresses of the caches, for another program to run the next token over them.
 
         ``mark_lost`` comes before that run, ``take`` behind it.
 
@@ -236,13 +236,13 @@ class CachedText:
             kept.take(self.row)
 
     def _find_rows(self, most: int) -> int:
-        """How many tokens, at most ``most`` of the text's, have the rows that are needed to go on behind them."""
+        """The number of the text's tokens, at most ``most``, after which the kept rows let a text go on."""
         return most if self._windows is None else self._windows.find(most)
 
     def _find_states(
         self, states: Checkpoints, common: int, length: int
     ) -> Tuple[int, Optional[Checkpoint]]:
-        """How much of a text of this ``length`` needn't be run, and the checkpoint for that, if one is needed."""
+        """The number of tokens of a text of this ``length`` that needn't be run, and the checkpoint for it, if needed."""
         found, behind = states.find(common, length), self._behind
         if 0 <= behind < len(self.tokens) or (self._tried is not None and self._tried.pending):
             behind = len(self.tokens)  # by a run of what was taken back
@@ -252,14 +252,14 @@ class CachedText:
         )
 
     def count_kept(self, prompt: Sequence[int], text: Sequence[int]) -> int:
-        """How many tokens of a prompt the caches hold, where they hold ``text``."""
+        """The number of a prompt's tokens in the caches, if these hold ``text``."""
         common = count_common(prompt, text)
         if self.states is None:
             return self._find_rows(min(common, len(prompt) - 1))
         return self._find_states(self.states, common, len(prompt))[0]
 
     def count_baked(self, prompt: Sequence[int]) -> int:
-        """How many tokens of a prompt are the bundle's own."""
+        """The number of a prompt's tokens that belong to the bundle's own prompt."""
         return 0 if self.prefix is None else self.prefix.count_usable(prompt)
 
     def _take_prefix(self, prompt: Sequence[int]) -> None:
@@ -358,7 +358,7 @@ class CachedText:
         return self._logits
 
     def room(self) -> Room:
-        """How many tokens can be tried with the next one; takes back those that weren't confirmed."""
+        """The room for tokens to try with the next one; takes back tokens that weren't confirmed."""
         self.retract()
         length, end = self.row, self._spec.max_context
         begin = length

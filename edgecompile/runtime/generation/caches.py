@@ -41,7 +41,7 @@ class Caches(Protocol):
         rows_step: the number of rows by which a program's view of the caches grows.
         arrays: the memory of each, with the rows of the whole context; none on a GPU. Float32, the bits of
             bfloat16 as uint16, or int8 with scales.
-        addresses: where they lie, in the order of the specification; none on a GPU.
+        addresses: addresses of the caches, in the order of the specification; none on a GPU.
         growing: the names of those with a row for each token.
         windows: the rows of those with a sliding window; None: none has one, or on a GPU.
     """

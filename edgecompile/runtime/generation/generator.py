@@ -67,7 +67,7 @@ class Generator:
             InputError: something else is wrong with the arguments; lists everything.
             ConstraintError: the constraint fails, or allows no token; a session can go on.
             OutsideBucketsError: no bucket of the encoder takes a source of this size.
-            GenerationError: the model isn't a language model, or a GPU runs it.
+            GenerationError: the model isn't a language model, or its variant can't generate.
             NativeError: native code reported a failure, or logits aren't finite.
             ModelClosedError: the model is closed.
         """

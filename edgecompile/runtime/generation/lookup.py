@@ -55,7 +55,7 @@ class Worth:
         self.right += _LATEST * (right - self.right)
 
     def choose(self, most: int, again: int = 0) -> int:
-        """How many tokens, at most ``most``, should be tried behind the next one; 0: none pays.
+        """The number of tokens, at most ``most``, to try after the next one; 0: trying doesn't pay.
 
         The run has ``again`` tokens of the text in front of these.
         """

@@ -38,7 +38,7 @@ _Session = TypeVar("_Session", bound="Session")
 def open_session(
     bundle: OpenBundle, make: "Callable[[OpenBundle, GenerationSpec], _Session]"
 ) -> "_Session":
-    """What ``make`` makes of a bundle that can generate here; see ``Model.session``."""
+    """The result of ``make`` for a bundle that can generate here; see ``Model.session``."""
     spec, variant = bundle.manifest.generation, bundle.variant
     if spec is None:
         hint = "build it as a language model, for the task causal-lm"
@@ -189,7 +189,7 @@ class Session(Unique, Generator):
             yield
 
     def count_gained(self, tokens: Sequence[int]) -> int:
-        """How many more tokens of a prompt needn't be run than in a new session; waits for no run under way."""
+        """The number of a prompt's tokens that a new session would run and this one needn't; doesn't wait for a run."""
         text = self._text
         return max(0, text.count_kept(tokens, list(text.tokens)) - text.count_baked(tokens))
 

@@ -50,7 +50,7 @@ _HINT = "let the text be read anew, in a session without this file"
 
 
 class Snapshot(NamedTuple):
-    """What is in a file beside keys and values."""
+    """The contents of a file besides keys and values."""
 
     tokens: List[int]
     checkpoints: List[Checkpoint]
@@ -75,7 +75,7 @@ class SessionFile:
         self._vocabulary = vocabulary
 
     def write(self, path: "Path", snapshot: Snapshot) -> str:
-        """Replaces the file at ``path`` at once, and waits until the disk has it.
+        """Replaces the file at ``path`` atomically, and waits until the disk has it.
 
         Returns:
             The path, links resolved.

@@ -138,7 +138,7 @@ def run_encoder(
     Args:
         spec: the generation entry of the decoder.
         encoder: the open bundle of the encoder.
-        source: what :func:`read_source` made.
+        source: the result of :func:`read_source`.
         sizes: Numbers of rows that the decoder takes; None: the only one.
 
     Raises:

@@ -25,7 +25,7 @@ _KINDS_FILE = "/sys/fs/cgroup/memory.stat"
 _RELEASE = re.compile(r"# R([0-9]{1,4}) \(release\), REVISION: ([0-9]{1,4}(?:\.[0-9]{1,4}){0,3})")
 _AVAILABLE = re.compile(r"^MemAvailable: +([0-9]{1,15}) kB$", re.MULTILINE)
 _NUMBER = re.compile(r"[0-9]{1,19}")
-# Of the files that it has read, those that it didn't read again: given back when they are asked for.
+# The part of the page cache that the kernel gives back first: files that were read once.
 _SPARE = re.compile(r"^inactive_file ([0-9]{1,19})$", re.MULTILINE)
 _MOST = 1 << 16
 #: JetPack by the major version of L4T. Of later ones only TensorRT's version is compared.

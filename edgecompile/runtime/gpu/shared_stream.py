@@ -21,7 +21,7 @@ class SharedStream:
 
     @property
     def broken(self) -> Optional[str]:
-        """Why no call of CUDA can succeed any more, or None."""
+        """The reason why no call of CUDA can succeed any more, or None."""
         error = self._broken
         if error is None:
             return None

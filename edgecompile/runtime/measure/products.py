@@ -45,7 +45,7 @@ def tune_products(
 
     Args:
         open_with: opens the bundle with the chosen programs, these products by cuBLASLt, in a mode.
-        rehearsals: those of the chosen programs.
+        rehearsals: rehearsals of the chosen programs.
         version: the version of cuBLASLt.
         seconds: the time for measuring; every run is made at least 20 times.
         say: a function that gets a line of text for every step.

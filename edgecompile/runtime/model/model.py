@@ -89,7 +89,7 @@ class Model(OpenBundle, TextGenerator):
                 the last prompt's end and two places before it stay. 0: nothing is kept.
 
         Raises:
-            GenerationError: the model is no language model, or a GPU runs it.
+            GenerationError: the model is no language model, or its variant can't generate.
             InputError: an argument is wrong, or the file can't be used: it is damaged, or of another bundle or
                 variant.
             UnsupportedHostError: there is no memory for its caches.

@@ -193,7 +193,7 @@ class _Stream:
             yield part
 
     def skip(self, size: int) -> None:
-        """Goes on behind some bytes; that there are too few is found by the next ``take``."""
+        """Skips bytes; if there are too few, the next ``take`` finds out."""
         if self._can_seek:
             self._file.seek(size, os.SEEK_CUR)
             self.offset += size

@@ -34,7 +34,7 @@ def install(
     Args:
         source: the bundle: a folder, a tar archive, or ``oci:DIR``, an image layout; see ``unpacked``.
         root: the store.
-        prover: how the version is tested.
+        prover: the test of the version.
         say: a function that gets a line of text for every step.
         share: the part of all devices that take it; None: all do.
         before: a function that gets the model, the version's id, and that of the current one, before this changes.

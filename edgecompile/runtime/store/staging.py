@@ -140,7 +140,7 @@ def check_parts(
 
     Args:
         parts: the file's content.
-        entry: what the manifest lists of it.
+        entry: its entry in the manifest.
         path: the file, for a message.
 
     Raises:

@@ -66,7 +66,7 @@ def _measure(
 
 
 def _resolve(schema: Mapping[str, Any], reference: str) -> Any:
-    """What a reference stands for; the whole schema where it isn't found, which is as deep as any part."""
+    """The part of the schema that a reference names; the whole schema if it isn't found, which is as deep as any part."""
     value: Any = schema
     for name in _split(reference):
         if isinstance(value, Mapping) and name in value:

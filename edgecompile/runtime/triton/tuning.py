@@ -1,8 +1,8 @@
-"""The record of ``tune`` for a variant on this GPU: which programs run, its first ones or those that were found faster.
+"""The record of ``tune`` for a variant on this GPU: for each bucket the program that runs.
 
 The cache has ``tuned/<key>/choice.json``. The key is a digest of the device, its driver and the programs to
-choose from; neither names nor times are part of it. Native code (c_runtime/gpu/tuning.h) makes it and reads the file, for both
-loaders; ``tune`` writes it here, by a rename.
+choose from; neither names nor times are part of it. Native code (c_runtime/gpu/tuning.h) makes the key and reads the
+file, for both loaders; ``tune`` writes the file here, atomically.
 """
 
 import json
@@ -33,13 +33,13 @@ class Tuned:
 
 
 def list_candidates(variant: Variant) -> List[List[str]]:
-    """For each bucket the program that runs unless it was tuned, and its alternatives."""
+    """For each bucket its default program, then its alternatives."""
     more = variant.alternatives or ((),) * len(variant.programs)
     return [[program, *others] for program, others in zip(variant.programs, more)]
 
 
 def with_choice(variant: Variant, choice: Sequence[int]) -> Variant:
-    """The variant with these programs in the place of its first ones."""
+    """The variant with the chosen programs in place of the default ones."""
     programs = (items[number] for items, number in zip(list_candidates(variant), choice))
     return variant._replace(programs=tuple(programs))
 

@@ -1,8 +1,8 @@
-"""Another worker takes a port over: the sockets of grpcio's server, which has no words for that.
+"""Hands a port over to another worker, by the sockets of grpcio's server, which has no interface for it.
 
 ``grpc.aio.Server.stop`` cancels calls that come before their clients have read of the end. So a worker with a
 successor doesn't stop: new connections go to the other one, and the server's own limit on a connection's age
-(``start``) ends those that there are, which loses no call.
+(``start``) ends the existing ones, which loses no call.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
-#: Of Linux, for the sockets that listen on one port together: a filter chooses who gets a connection.
+#: Linux's socket option for several listeners on one port: a filter chooses who gets a connection.
 _SO_ATTACH_REUSEPORT_CBPF = 51
-#: A filter of one instruction: return 1, the second one. Where there is none the kernel chooses.
+#: A filter of one instruction: return 1, the second listener. Without a second one the kernel chooses.
 _SECOND = struct.pack("HBBI", 0x06, 0, 0, 1)
 _LOOK_S = 0.1
 
 
 def prefer_successor(port: int) -> None:
-    """Lets whoever listens on this port second have all new connections, where the kernel can do that."""
+    """Gives all new connections to the second listener on this port, if the kernel can do that."""
     code = ctypes.create_string_buffer(_SECOND, len(_SECOND))
     program = struct.pack("HL", 1, ctypes.addressof(code))
     for item in _sockets(port, listening=True):
@@ -33,9 +33,9 @@ def prefer_successor(port: int) -> None:
 
 
 async def let_go(port: int, seconds: float) -> None:
-    """Listens no more, and waits until all clients have gone, for so many seconds at most."""
+    """Stops listening, and waits until all clients have gone, ``seconds`` at most."""
     for item in _sockets(port, listening=True):
-        # grpcio's listener hears of it from the kernel, says so in the log, and ends.
+        # The kernel tells grpcio's listener, which logs it and ends.
         with suppress(OSError):
             item.shutdown(socket.SHUT_RD)
     clock = asyncio.get_running_loop().time

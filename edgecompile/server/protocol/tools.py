@@ -126,7 +126,7 @@ async def divide_calls(
 
     Args:
         pieces: the answer as the model writes it.
-        reader: what divides it.
+        reader: the parser that divides it.
         several: whether it may have more than one call; else it ends behind the first one.
     """
     called = False

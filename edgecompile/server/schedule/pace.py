@@ -1,4 +1,4 @@
-"""How many texts get a token in one run: as many as the measured seconds of such runs say."""
+"""The number of texts that get a token in one run, by the measured seconds of such runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Pace:
         self._seconds[key] = before + _FOLLOW * (seconds - before)
 
     def choose(self, waiting: int, threads: int) -> int:
-        """How many of the texts that wait to run at once: 1, unless more are known to be faster."""
+        """The number of waiting texts to run together: 1, unless more are known to be faster."""
         best, least = 1, self._seconds.get((1, threads))
         if least is None:
             return 1
@@ -66,7 +66,7 @@ class Pace:
         return best
 
     def leave_out(self, tries: Sequence[tuple[float, float] | None], threads: int) -> set[int]:
-        """Which texts run alone, several tokens each, so that a token of all of them takes the least time.
+        """The texts that run alone, several tokens each, so that a token of all of them takes the least time.
 
         Args:
             tries: seconds of a run for each text that could run with the others, and how many tokens it

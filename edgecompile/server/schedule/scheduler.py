@@ -156,7 +156,7 @@ class Scheduler:
 
     @property
     def running_since(self) -> float | None:
-        """When the oldest run under way began, by the clock; None: nothing runs."""
+        """The start of the oldest current run, by the clock; None: nothing runs."""
         return min((run.began for run in self._queue.running), default=None)
 
     @property

@@ -29,7 +29,7 @@ POLICIES = {
 
 @dataclass(frozen=True)
 class Arrival:
-    """When a request arrives, in seconds from the beginning, and the length of its one row."""
+    """A request: its arrival in seconds from the beginning, and the length of its one row."""
 
     at: float
     length: int

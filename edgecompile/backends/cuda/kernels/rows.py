@@ -1,4 +1,4 @@
-"""The product of one row with a matrix of int8: bound by reading the matrix, which is read once."""
+"""The matmul of one row with an int8 matrix, which takes as long as reading the matrix once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from edgecompile.backends.cuda.kernels.launch import define, launch
 
-#: Columns of a block: rows of a matrix are read in pieces of as many bytes.
+#: Columns of a block, which are also the bytes that it reads of a row.
 COLUMNS = 64
-#: Inputs of a step at most.
+#: The most inputs of a step.
 _STEP = 64
-#: Inductor adds up the sums of as many parts where it reads them, without a kernel for it.
+#: The most partial sums of an output: Inductor adds up this many without a kernel of its own.
 _PARTS = 8
 
 
@@ -25,7 +25,7 @@ def row_kernel(
     seen = n < N
     first = tl.program_id(1) * part
     end = tl.minimum(first + part, K)
-    # Summed up once, at the end: that goes across the warps.
+    # One reduction at the end, since it goes across the warps.
     acc = tl.zeros([BK, BN], tl.float32)
     for begin in range(first, end, BK):
         k = begin + tl.arange(0, BK)

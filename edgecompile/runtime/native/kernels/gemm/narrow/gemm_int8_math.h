@@ -19,7 +19,7 @@ namespace ec {
 using FirstHalf = std::integral_constant<int, 0>;
 using SecondHalf = std::integral_constant<int, 1>;
 
-// What all of int8's have.
+// The members that every Math for int8 weights has.
 struct WholeBlocks {
   static constexpr int kHalves = 1;
   static constexpr bool kShared = false;
@@ -31,16 +31,17 @@ struct WholeBlocks {
 };
 
 // A Math has
-//   A                elements of a row of activations as prepared
+//   A                the type of prepared activations
 //   kParts           1; or 2, where they are int8
 //   kOffset          what add_products adds to each weight
-//   kHalves          how many parts of a block may have scales of their own
-//   kShared          whether a byte of B holds a weight of each half
-//   kLateStart       whether sums start from 0, and what they should start from is added later
+//   kHalves          the number of parts of a block with scales of their own
+//   kShared          whether a byte of B holds two weights, one of each half
+//   kLateStart       whether sums start from 0, and their start value is added later
 //   Acc              partial sums of kColumns columns, kPerVector of them for a vector of columns
 //   kSpare           registers needed beside the sums and a row of B
 //   start(x)         sums that begin with x for each column
-//   B load_b(b, half), V load_a(a): four k of kColumns columns, and of a row for all of them
+//   B load_b(b, half)    four values of k of kColumns columns
+//   V load_a(a)          four values of k of a row, for all columns
 //   vf32 load_scales(p)  scales of a vector of columns, each of kScaleBytes
 //   add_products(acc, a, b)
 //   vi32 total(acc)  the columns' sums
