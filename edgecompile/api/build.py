@@ -41,7 +41,7 @@ class Bundle(NotebookResult):
         return self.details.bundle_path
 
     def __fspath__(self) -> str:
-        """Its folder, so that it may be given wherever the path of a bundle is asked for."""
+        """Its folder, so that functions accept it as the path of a bundle."""
         return str(self.path)
 
     @property
@@ -156,7 +156,7 @@ def build(
     Args:
         model: the model:
 
-            - the path of a folder in Hugging Face layout, or of a ``.pt2`` or ``.onnx`` file;
+            - the path of a folder in Hugging Face layout, or of a ``.gguf``, ``.onnx`` or ``.pt2`` file;
             - a factory, ``"file.py:function"`` or ``"package.module:function"``;
             - an ``nn.Module`` on the CPU, with ``example_inputs`` and ``axes``; it is run in eval mode
               and left as it was;
@@ -183,7 +183,7 @@ def build(
             arithmetic (``"fp32"``, ``"fp16"``, ``"int8"``; with Triton ``"bf16"`` and ``"fp8"``, too). None: on CPUs
             fp32, or ``"checkpoint"`` for such a checkpoint; fp16 on GPUs.
         plan: the buckets to build, of :func:`edgecompile.plan` or its file; None: plan here.
-        quick: build one program for all lengths, dynamic if the model can be; measure nothing.
+        quick: one program for all lengths, dynamic if the model can be, without measurements.
         example_inputs: example inputs of an ``nn.Module``: tensors by the names of ``forward``'s
             arguments, or a sequence in their order; the module must work with them.
         axes: the varying dimensions of an ``nn.Module``: for each input those that vary, as
@@ -192,8 +192,8 @@ def build(
         plan_options: limits of the plan and the costs that it is made by.
         build_options: options for compiling, running and packing programs.
         work_dir: folder for intermediate files, which a later build uses again; None: a temporary
-            one. Of a model in memory nothing is used again, as nothing tells whether it changed.
-        force: replace a bundle of the same name.
+            one. A model in memory is exported each time, as nothing tells whether it changed.
+        force: permission to replace a bundle of the same name.
         progress: called with a :class:`~edgecompile.ProgressEvent` for everything that happens, from
             this thread; ``print`` will do. An exception that it raises ends the build.
 

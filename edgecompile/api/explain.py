@@ -105,9 +105,9 @@ def explain(
 ) -> Explanation:
     """Finds out why a model is refused or slow, and what can be done about it.
 
-    Tries the export strategies and reports the lines of the model's code that make each one fail, the
-    kernels that its operators become and those that are missing, whether padding changes its outputs,
-    and the FLOPs and bytes of a run by length and by module. Continues after failures.
+    Tries the export strategies, and reports the lines of the model's code that make each one fail.
+    Reports the model's kernels and the missing ones, the effect of padding on its outputs, and the
+    FLOPs and bytes of a run by length and by module. Continues after failures.
 
     Args:
         model, example_inputs, axes, load_options: see :func:`edgecompile.build`.

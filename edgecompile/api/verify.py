@@ -89,13 +89,13 @@ def verify(
     """Runs a bundle through its own runtime, with every variant that this machine can run.
 
     All files are hashed first. The process that runs the bundle uses the runtime inside the bundle
-    and never loads torch; the model runs in this process.
+    and loads torch only for a bundle of ``backend="torch"``; the model runs in this process.
 
     Args:
-        bundle: its path, or what :func:`edgecompile.build` gave.
-        model: run eagerly and compared on fresh inputs, see :func:`edgecompile.build`; None: the
-            bundle's golden vectors are compared with. Beside a language model of narrow weights its next
-            tokens are judged, as :func:`edgecompile.build` does.
+        bundle: its path, or the result of :func:`edgecompile.build`.
+        model: the model to run eagerly and compare on fresh inputs, see :func:`edgecompile.build`;
+            None: the bundle's golden vectors. With narrow weights of a language model, the next tokens
+            are judged as well, as by :func:`edgecompile.build`.
         example_inputs, axes: example inputs and varying dimensions of an ``nn.Module``.
         seed: the seed of the fresh inputs.
         check: raise an error where the bundle disagrees; False: the result alone tells.

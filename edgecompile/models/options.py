@@ -42,15 +42,15 @@ class LoadOptions:
         pooling: the pooling of a text's token embeddings into one, a name of
             :data:`POOLING_MODES`, or :data:`SPLADE` of a masked language model's logits; for
             folders without modules.json.
-        normalize: divides the embedding by its Euclidean norm.
-        softmax: compiles in the softmax behind a classifier.
+        normalize: division of the embedding by its Euclidean norm.
+        softmax: a softmax after a classifier.
         image_size: height and width, each one size or (smallest, largest); None: what the folder says.
         max_context: tokens that a prompt and what follows it may have together, for generation;
             None: the model's limit, at most 2048.
         cache_precision: the type of keys and values in the caches of a language model on a CPU: fp32,
             bf16 or int8; None: fp32.
-        lookup: tokens of the longest run that gives logits behind each of its tokens, by which the
-            device tries tokens that it found in the text so far; None: there is no such run.
+        lookup: the largest number of tokens that one run checks for lookup (speculative decoding with tokens of
+            the text so far); None: no lookup.
         fixed_input: numbers that inputs of an ONNX file always are, such as a sampling rate, by input name.
         input_shape: sizes of an ONNX file's inputs by name: numbers, and names of axes for those that vary.
         state: outputs of an ONNX file that are inputs in a stream's next run, by input name.

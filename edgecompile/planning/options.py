@@ -91,8 +91,8 @@ class PlanOptions:
 class BuildOptions:
     """Options for compiling, running and packing programs.
 
-    A plan needs the first five, ``seed`` and ``backend``. Of the others it checks that they fit the target, and ``profile``
-    sets its batches.
+    A plan uses the first five, ``seed`` and ``backend``, and ``profile`` for its batches. It only checks that the
+    others fit the target.
 
     Attributes:
         max_error: the largest difference from eager that ``precision="auto"`` may cause, as a share
@@ -119,9 +119,9 @@ class BuildOptions:
         emulation: verify variants that this machine can't run under qemu, where it is installed.
         keep_tokenizer: put the model's tokenizer into the bundle, if it has one.
         prefix: path of a prompt that texts of a language model begin with, as a text or, in a ``.json`` file,
-            a list of messages. The bundle holds the caches behind it, so that no device reads it.
-        texts_at_once: the largest number of texts of a language model (2 to 8) that one run gives a token
-            each, so that a server reads the weights once for all of them; None: each is run alone.
+            a list of messages. The bundle holds its caches, so that no device runs it.
+        texts_at_once: the largest number of texts of a language model (2 to 8) to which a server gives a token
+            in one run; None: each text is run alone.
         profile: ``"server"`` lets batches of 1 to 32 run, measures what they cost on parts of the
             CPUs, and writes that into the bundle; ``"device"`` is for single runs.
         runtime: deprecated name of ``backend``: ``"native"`` is ``"cpu"``. It is None once it was read.
