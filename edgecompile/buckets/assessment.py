@@ -137,7 +137,7 @@ class PlanAssessment:
     def baseline_caption(self) -> str:
         """The meaning of the last columns of :meth:`baseline_table`."""
         price = self.plan.price_per_bucket
-        text = "Time: the mean run over that of the chosen plan"
+        text = "Time: the change of the mean run against the chosen plan"
         if price:
             text += (
                 f"; with price: the same with the {format_ms(price)} ms that each program must save"
