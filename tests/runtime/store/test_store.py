@@ -225,6 +225,13 @@ def expired_by_what_ran(device: Device) -> Path:
     return device.release(12, created="2900-01-01T00:00:00Z", expires="2998-01-01T00:00:00Z")
 
 
+#: Where memory runs out, the kernel ends a process that has this adjustment before any other.
+AS_IF_MEMORY_RAN_OUT = """
+    char text[8] = "";
+    if (read(open("/proc/self/oom_score_adj", O_RDONLY), text, 4) == 4 && text[0] == '1') raise(SIGKILL);
+"""
+
+
 def with_probe(code: str) -> Attack:
     """A bundle whose first library does something when it is loaded."""
 
@@ -262,6 +269,7 @@ ATTACKS: dict[str, tuple[int, str, Attack]] = {
     "golden vectors differ": (27, "store-proof", lambda device: device.release(11, good=False)),
     "crashes": (27, "store-proof", with_probe("raise(SIGSEGV);")),
     "hangs": (27, "store-proof", with_probe("for (;;) pause();")),
+    "eats memory": (27, "store-proof", with_probe(AS_IF_MEMORY_RAN_OUT)),
     "ends": (27, "store-proof", with_probe("_exit(0);")),
 }
 
