@@ -28,6 +28,7 @@ from edgecompile.runtime.base.errors import (
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.model.open_bundle import open_bundle
 from edgecompile.runtime.store import disk, store
+from edgecompile.runtime.store import install as installing
 from edgecompile.runtime.store.proof import Prover
 from edgecompile.runtime.store.removal import collect
 from edgecompile.runtime.store.state import Version
@@ -405,6 +406,35 @@ def test_a_start_does_not_wait_for_an_installation(device: Device) -> None:
     with device.store.locked("installing"):
         process = command(device, "start", MODEL)
         assert json.loads(process.communicate()[0])["starts_left"] is None
+
+
+def test_the_process_of_the_test_starts_before_the_bundle_is_copied(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, copy, popen = [], installing.copy_bundle, subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        seen.append("start")
+        return popen(*arguments, **options)
+
+    def note(*arguments: Any) -> int:
+        seen.append("copy")
+        return copy(*arguments)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(installing, "copy_bundle", note)
+    device.install(device.release(11))
+    assert seen == ["start", "copy"]
+
+
+@pytest.mark.parametrize(("said", "code"), [(b"", 1), (b"1", 0)])
+def test_a_test_without_a_word_of_its_installer_opens_nothing(
+    device: Device, said: bytes, code: int
+) -> None:
+    start, where = child_command("edgecompile.runtime.tester")
+    words = [*start, "selftest", str(device.release(11)), "--json"]
+    done = subprocess.run(words, input=said, stdout=subprocess.PIPE, **where)
+    assert (done.returncode, bool(done.stdout)) == (code, bool(said))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
