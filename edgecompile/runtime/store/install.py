@@ -137,17 +137,19 @@ def _bring(
             parcel.complete(folder.manifest.files)
             say("copying {} as {}".format(folder.path, version.id))
             installed = list_installed([store.place(name) for name in state.versions])
-            copied = copy_bundle(folder, stage, installed, parcel.own)
-            try:
-                _verify(stage, version, prover, full=False)
-                say("testing {}".format(version.id))
-                prover.prove(stage, version.sha256)
-                # The disk wrote meanwhile, so this takes little more.
-                with filling(stage):
-                    sync_tree(stage, fd)
-            except BaseException:
-                remove(stage)
-                raise
+            # Copying takes about as long as the process of the test needs to start.
+            with prover.begin(stage) as test:
+                copied = copy_bundle(folder, stage, installed, parcel.own)
+                try:
+                    _verify(stage, version, prover, full=False)
+                    say("testing {}".format(version.id))
+                    test(version.sha256)
+                    # The disk wrote meanwhile, so this takes little more.
+                    with filling(stage):
+                        sync_tree(stage, fd)
+                except BaseException:
+                    remove(stage)
+                    raise
         rename(stage, place)
     else:
         say("testing {}".format(version.id))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from edgecompile.runtime.base.errors import (
     UnsignedBundleError,
     UntrustedBundleError,
 )
+from edgecompile.runtime.store import followed as followed_module
 from edgecompile.runtime.store.followed import FollowedModel
 from tests.hostile.toy import PROGRAMS, WEIGHTS, build_libraries, make_toy_bundle
 from tests.runtime.signed import make_key
@@ -254,6 +256,29 @@ def test_of_two_refreshes_at_once_one_opens(followed: Followed) -> None:
         thread.join()
     assert sorted(results) == [False, True]
     assert (followed.answer(), followed.model.swaps) == (NEW, 1)
+
+
+@pytest.mark.parametrize("chosen", [None, 0.002])
+def test_calls_wait_less_for_the_interpreter_while_a_version_opens(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, chosen: float | None
+) -> None:
+    usual, seen = sys.getswitchinterval(), []
+    opened = followed_module.open_bundle
+
+    def look(*arguments: Any, **options: Any) -> Any:
+        seen.append(sys.getswitchinterval())
+        if chosen is not None:  # the program's own choice stays
+            sys.setswitchinterval(chosen)
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(followed_module, "open_bundle", look)
+    followed.serve(NEW)
+    try:
+        assert followed.model.refresh()
+        assert seen[0] < usual / 5
+        assert sys.getswitchinterval() == pytest.approx(chosen or usual)
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def test_a_refresh_within_a_block_does_not_wait_for_itself(followed: Followed) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -216,16 +217,24 @@ def test_found_when_the_link_comes_before_the_proof(
             switch(device)
 
     assert list(find_faults(device, record(device, attempt), {1})) == []
-    prove = installing.Prover.prove
 
-    def late(prover: Any, path: str, sha256: str) -> None:
-        place = Path(path)
-        version, _ = installing._describe(_opened(device, path))
-        installing.rename(path, str(place.with_name(version.id)))
-        device.store.change(lambda now: now.tried(version))
-        prove(prover, str(place.with_name(version.id)), sha256)
+    @contextmanager
+    def late(prover: Any, path: str) -> Iterator[Callable[[str], None]]:
+        def test(sha256: str) -> None:
+            version, _ = installing._describe(_opened(device, path))
+            place = str(Path(path).with_name(version.id))
+            installing.rename(path, place)
+            device.store.change(lambda now: now.tried(version))
+            prover.prove(place, sha256)
 
-    monkeypatch.setattr(installing.Prover, "prove", late)
+        yield test
+
+    begin = installing.Prover.begin
+    monkeypatch.setattr(
+        installing.Prover,
+        "begin",
+        lambda prover, path: (late if ".new-" in path else begin)(prover, path),
+    )
     monkeypatch.setattr(installing, "remove", lambda path: None)
     assert any(find_faults(device, record(device, attempt), {1}))
 

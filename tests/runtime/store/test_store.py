@@ -28,6 +28,7 @@ from edgecompile.runtime.base.errors import (
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.model.open_bundle import open_bundle
 from edgecompile.runtime.store import disk, store
+from edgecompile.runtime.store import install as installing
 from edgecompile.runtime.store.proof import Prover
 from edgecompile.runtime.store.removal import collect
 from edgecompile.runtime.store.state import Version
@@ -225,6 +226,13 @@ def expired_by_what_ran(device: Device) -> Path:
     return device.release(12, created="2900-01-01T00:00:00Z", expires="2998-01-01T00:00:00Z")
 
 
+#: Where memory runs out, the kernel ends a process that has this adjustment before any other.
+AS_IF_MEMORY_RAN_OUT = """
+    char text[8] = "";
+    if (read(open("/proc/self/oom_score_adj", O_RDONLY), text, 4) == 4 && text[0] == '1') raise(SIGKILL);
+"""
+
+
 def with_probe(code: str) -> Attack:
     """A bundle whose first library does something when it is loaded."""
 
@@ -262,6 +270,7 @@ ATTACKS: dict[str, tuple[int, str, Attack]] = {
     "golden vectors differ": (27, "store-proof", lambda device: device.release(11, good=False)),
     "crashes": (27, "store-proof", with_probe("raise(SIGSEGV);")),
     "hangs": (27, "store-proof", with_probe("for (;;) pause();")),
+    "eats memory": (27, "store-proof", with_probe(AS_IF_MEMORY_RAN_OUT)),
     "ends": (27, "store-proof", with_probe("_exit(0);")),
 }
 
@@ -397,6 +406,35 @@ def test_a_start_does_not_wait_for_an_installation(device: Device) -> None:
     with device.store.locked("installing"):
         process = command(device, "start", MODEL)
         assert json.loads(process.communicate()[0])["starts_left"] is None
+
+
+def test_the_process_of_the_test_starts_before_the_bundle_is_copied(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, copy, popen = [], installing.copy_bundle, subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        seen.append("start")
+        return popen(*arguments, **options)
+
+    def note(*arguments: Any) -> int:
+        seen.append("copy")
+        return copy(*arguments)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(installing, "copy_bundle", note)
+    device.install(device.release(11))
+    assert seen == ["start", "copy"]
+
+
+@pytest.mark.parametrize(("said", "code"), [(b"", 1), (b"1", 0)])
+def test_a_test_without_a_word_of_its_installer_opens_nothing(
+    device: Device, said: bytes, code: int
+) -> None:
+    start, where = child_command("edgecompile.runtime.tester")
+    words = [*start, "selftest", str(device.release(11)), "--json"]
+    done = subprocess.run(words, input=said, stdout=subprocess.PIPE, **where)
+    assert (done.returncode, bool(done.stdout)) == (code, bool(said))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
