@@ -21,6 +21,7 @@ from edgecompile.runtime import (
     OutsideBucketsError,
     open_bundle,
 )
+from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.generation import chunk_runs
 from edgecompile.runtime.generation.options import Options
 from tests.generative import EOS
@@ -198,6 +199,16 @@ def test_all_that_is_wrong_is_told(model: Model) -> None:
     with pytest.raises(InputError) as caught:
         model.generate([99], top_k=-1, seed="x", max_new_tokens=0)
     assert caught.value.message.count("\n  ") == 4
+
+
+def test_all_tokens_of_made_inputs_count(model: Model) -> None:
+    """Else a measured run would leave most of a prompt out of its recurrences."""
+    spec, sizes = model.manifest.generation, {a: e.hi for a, e in model.manifest.axes.items()}
+    assert spec is not None
+    for seed in (None, 1):
+        made = make_inputs(model.manifest, sizes, seed)
+        assert made[spec.last].tolist() == [sizes[spec.length_axis] - 1]
+        assert made[spec.position].tolist() == [0]
 
 
 def test_options_are_named_in_the_signature(model: Model) -> None:
