@@ -150,6 +150,7 @@ def test_what_is_refused(whisper: Path, tmp_path: Path) -> None:
             ({"timestamps": False}, "a long recording is cut at them"),
             ({"timestamps": "yes"}, "`timestamps` is 'yes', must be True or False"),
             ({"condition_on_prev_tokens": samples}, "`condition_on_prev_tokens` is array"),
+            ({"on_segment": 3}, "on_segment is a int, must be a function"),
             ({"max_new_tokens": 0}, "max_new_tokens is 0, must be an integer"),
             ({"max_new_tokens": "a"}, "max_new_tokens is 'a', must be an integer"),
         ):

@@ -400,14 +400,15 @@ def make_inputs(
     Ones where the bounds allow it (a mask that masks nothing, a token that exists), the nearest
     bound otherwise. With a ``seed``, integer inputs whose bounds hold more than two values are
     random within them instead, and floats without bounds are normal. A generative program begins at
-    row 0 of its caches, which is right at every size. Without a seed these are zeros, which take no memory.
+    row 0 of its caches, which is right at every size, and all of its tokens count. Without a seed caches are
+    zeros, which take no memory.
     """
     rng = None if seed is None else np.random.RandomState(seed)
     result = {}
     generation = manifest.generation
     zeros: List[str] = []
     if generation is not None:
-        zeros = [generation.position, generation.last, *(generation.caches if rng is None else ())]
+        zeros = [generation.position, *(generation.caches if rng is None else ())]
     for spec in manifest.inputs:
         shape = tuple(size_of(dim, sizes) for dim in spec.shape)
         value = 1
@@ -416,6 +417,10 @@ def make_inputs(
             value = min(max(1, low), high)  # type: ignore[assignment]
         if spec.name in zeros:
             result[spec.name] = np.zeros(shape, dtype=array_type(spec.dtype))
+            continue
+        if generation is not None and spec.name == generation.last:
+            last = sizes.get(generation.length_axis, 1) - 1
+            result[spec.name] = np.full(shape, last, dtype=array_type(spec.dtype))
             continue
         is_bfloat16 = spec.dtype == BFLOAT16
         array = np.full(shape, value, dtype="float32" if is_bfloat16 else spec.dtype)

@@ -122,8 +122,10 @@ def choose_allowed(
 
 
 def is_constraint(value: Any) -> bool:
-    """Whether an object has the methods that a constraint needs."""
-    return all(callable(getattr(value, name, None)) for name in ("mask", "accept"))
+    """Whether an object has the methods that a constraint needs, and nothing else by the names of the further two."""
+    further = [getattr(value, name, None) for name in ("forced", "ended")]
+    needed = [getattr(value, name, None) for name in ("mask", "accept")]
+    return all(map(callable, [*needed, *(method for method in further if method is not None)]))
 
 
 def _call(method: "Callable[..., _T]", *arguments: Any) -> "_T":

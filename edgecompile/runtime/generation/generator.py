@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Callable, List, Optional
 
+from ..base.callbacks import check_callback
 from .options import Ends, Options, Stops
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class Generator:
                 ``Constraint``, and ``Model.make_constraint`` for JSON and regular expressions.
             lookup: True tries tokens that followed the same tokens before, several in one run, where
                 that pays; no token changes. For bundles built with ``lookup``; not with a constraint.
-            decoder_input_ids: after a source, what the new text goes on from, instead of the
-                bundle's start tokens alone: these go before it unless it begins with them.
+            decoder_input_ids: after a source, what the new text goes on from, [length] or [1, length],
+                instead of the bundle's start tokens alone: these go before it unless it begins with them.
 
         Returns:
             The new tokens, the one that ended them (of eos, or the last of a stop) included.
@@ -71,6 +72,7 @@ class Generator:
             NativeError: native code reported a failure, or logits aren't finite.
             ModelClosedError: the model is closed.
         """
+        check_callback("on_token", on_token)
         options = Options(
             max_new_tokens,
             do_sample,

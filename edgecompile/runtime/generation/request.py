@@ -58,15 +58,21 @@ def make_generation_request(
     prompt = _read_prompt(manifest, spec, input_ids, problems)
     max_new_tokens, eos = options.max_new_tokens, options.eos
     sampling = _read_sampling(spec, options, problems)
-    ends = frozenset(spec.eos) if eos is None else _read_eos(eos, problems)
-    stops = _read_stops(options.stop, problems)
+    vocabulary = manifest.outputs[0].shape[1]
+    assert isinstance(vocabulary, int)
+    ends = frozenset(spec.eos) if eos is None else _read_eos(eos, vocabulary, problems)
+    stops = _read_stops(options.stop, vocabulary, problems)
     if max_new_tokens is not None and not _is_whole(max_new_tokens, 1, 2**31 - 1):
         text = "max_new_tokens is {!r}, must be an integer in 1..2147483647"
         problems.append(text.format(max_new_tokens))
     if options.constraint is not None and not is_constraint(options.constraint):
         name = type(options.constraint).__name__
-        problems.append("constraint is a {}, must have methods mask and accept".format(name))
-    if options.lookup and spec.lookup == 1:
+        text = "constraint is a {}, must have methods mask and accept; forced and ended are methods too"
+        problems.append(text.format(name))
+    lookup: Any = options.lookup
+    if not isinstance(lookup, (bool, np.bool_)):
+        problems.append("lookup is {!r}, must be True or False".format(lookup))
+    elif lookup and spec.lookup == 1:
         problems.append(
             "lookup was asked for, but the bundle has no program for it; build it with --lookup 8"
         )
@@ -105,7 +111,7 @@ def begin_text(spec: GenerationSpec, tokens: Any) -> Any:
         return tokens
     if array.ndim == 2 and array.shape[0] == 1:
         array = array[0]
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu" or _has_bools(tokens):
         return tokens
     ids = array.tolist()
     ids = ids if ids[0] == start[0] else start[:1] + ids
@@ -139,8 +145,9 @@ def _read_prompt(
         text = "input_ids: has shape {}, must be that of one text: [length] or [1, length]"
         problems.append(text.format(list(array.shape)))
         return []
-    if array.dtype.kind not in "iu":
-        problems.append("input_ids: has dtype {}, must be integers".format(array.dtype))
+    if array.dtype.kind not in "iu" or _has_bools(value):
+        found = "bool" if _has_bools(value) else array.dtype
+        problems.append("input_ids: has dtype {}, must be integers".format(found))
         return []
     item = next(item for item in manifest.inputs if item.name == spec.input)
     assert item.bounds is not None
@@ -153,6 +160,12 @@ def _read_prompt(
         return []
     ids: List[int] = array.tolist()
     return ids
+
+
+def _has_bools(value: Any) -> bool:
+    """Whether truth values stand in a row of ids: numpy makes ones and zeros of them among numbers."""
+    row = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+    return isinstance(row, (list, tuple)) and not {bool, np.bool_}.isdisjoint(map(type, row))
 
 
 def _read_sampling(spec: GenerationSpec, options: Options, problems: List[str]) -> Sampling:
@@ -220,17 +233,20 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, _NUMBER) and not isinstance(value, bool)
 
 
-def _read_eos(value: Any, problems: List[str]) -> FrozenSet[int]:
+def _read_eos(value: Any, vocabulary: int, problems: List[str]) -> FrozenSet[int]:
     items = [value] if isinstance(value, _WHOLE) else value
     if not isinstance(items, (list, tuple, set, frozenset)) or not all(
-        _is_whole(item, 0, 2**63 - 1) for item in items
+        _is_whole(item, 0, vocabulary - 1) for item in items
     ):
-        problems.append("eos is {}, must be token ids; none: ()".format(shorten(repr(value))))
+        text = "eos is {}, must be token ids, 0..{}; none: ()"
+        problems.append(text.format(shorten(repr(value)), vocabulary - 1))
         return frozenset()
     return frozenset(int(item) for item in items)
 
 
-def _read_stops(value: Any, problems: List[str]) -> Dict[int, List[Tuple[int, ...]]]:
+def _read_stops(
+    value: Any, vocabulary: int, problems: List[str]
+) -> Dict[int, List[Tuple[int, ...]]]:
     """Each item of ``stop``, a token or a sequence of tokens, by its last token."""
     result: Dict[int, List[Tuple[int, ...]]] = {}
     items = [value] if isinstance(value, _WHOLE) else value
@@ -244,9 +260,9 @@ def _read_stops(value: Any, problems: List[str]) -> Dict[int, List[Tuple[int, ..
         if isinstance(sequence, np.ndarray):
             sequence = sequence.tolist()
         good = isinstance(sequence, (list, tuple)) and len(sequence) > 0
-        if not good or not all(_is_whole(token, 0, 2**63 - 1) for token in sequence):
-            text = "stop has {}, must have token ids or lists of token ids"
-            problems.append(text.format(shorten(repr(item))))
+        if not good or not all(_is_whole(token, 0, vocabulary - 1) for token in sequence):
+            text = "stop has {}, must have token ids, 0..{}, or lists of them"
+            problems.append(text.format(shorten(repr(item)), vocabulary - 1))
             continue
         tokens = tuple(int(token) for token in sequence)
         result.setdefault(tokens[-1], []).append(tokens)

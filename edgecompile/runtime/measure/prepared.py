@@ -71,7 +71,6 @@ def prepared(
     for inputs, item in zip(input_sets, sizes):
         # In the middle of a text, where it reads as many rows as the hint says.
         inputs[spec.position][...] = item[spec.context_axis] - item[spec.length_axis]
-        inputs[spec.last][...] = item[spec.length_axis] - 1
     names = [item.name for item in manifest.inputs if item.name not in spec.caches]
     text = model.hold(model.gpu.take_text)
     try:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional
 
+from ..base.callbacks import check_callback
 from ..base.errors import InputError, OutsideBucketsError
 from ..format.speech_schema import SpeechSpec
 from ..format.sums import size_span
@@ -56,6 +57,7 @@ def transcribe(
     on_segment: Optional[Callable[[Segment], Any]] = None,
 ) -> Transcript:
     """See ``Model.transcribe``."""
+    check_callback("on_segment", on_segment)
     spec = model.manifest.speech
     if spec is None:
         raise InputError(

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence
 
+from ..base.callbacks import check_callback
+from ..base.errors import InputError
 from ..generation.generator import Generator
 from ..generation.options import Options
 
@@ -41,6 +43,10 @@ class TextGenerator(Generator):
                 isn't installed.
             ContextLengthError, InputError, GenerationError, NativeError, ModelClosedError: see ``generate``.
         """
+        check_callback("on_text", on_text)
+        given: Any = text
+        if not isinstance(given, str):
+            raise InputError("text is a {}, must be a string".format(type(text).__name__))
         return _write(self.stream_text(text, stop_text=stop_text, **options), on_text)
 
     def chat(
@@ -67,6 +73,12 @@ class TextGenerator(Generator):
                 which isn't installed; or see ``complete``.
             ContextLengthError, GenerationError, NativeError, ModelClosedError: see ``generate``.
         """
+        check_callback("on_text", on_text)
+        given: Any = messages
+        if isinstance(given, str):
+            raise InputError(
+                "messages is a str, must be a list of messages", "complete() takes a text"
+            )
         return _write(self.stream_text(messages, stop_text=stop_text, **options), on_text)
 
     def stream_text(

@@ -61,8 +61,12 @@ class Prompts(Unique):
             TokenizerError: the bundle has no chat template that can be used.
         """
         chat: Optional[Chat] = None
+        given: Any = prompt
         if isinstance(prompt, str):
             text = prompt
+        elif isinstance(given, (bytes, bytearray)) or not isinstance(given, Sequence):
+            error = "the prompt is a {}, must be a string or a list of messages"
+            raise InputError(error.format(type(prompt).__name__))
         else:
             chat = self._open_chat()
             pieces = chat.pieces(prompt, tools)

@@ -33,8 +33,11 @@ def scan(arguments: list[Tensor], delta: bool, last: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("each_key", [False, True])
 @pytest.mark.parametrize(
     ("length", "heads", "key_heads", "keys", "values"),
-    [(1, 1, 1, 1, 1), (5, 4, 2, 3, 7), (9, 2, 1, 8, 16), (30, 6, 6, 20, 33), (0, 2, 2, 4, 4)],
-)
+    [
+        (1, 1, 1, 1, 1), (5, 4, 2, 3, 7), (9, 2, 1, 8, 16), (30, 6, 6, 20, 33), (0, 2, 2, 4, 4),
+        (4, 2, 1, 20, 70), (4, 1, 1, 600, 70),
+    ],
+)  # fmt: skip
 def test_tokens(
     delta: bool, each_key: bool, length: int, heads: int, key_heads: int, keys: int, values: int
 ) -> None:
@@ -63,9 +66,10 @@ def test_padding_is_never_read() -> None:
 
 
 @pytest.mark.parametrize("delta", [False, True])
-def test_tokens_give_what_each_of_them_gives_alone(delta: bool) -> None:
+@pytest.mark.parametrize(("keys", "values"), [(20, 33), (20, 70), (600, 70)])
+def test_tokens_give_what_each_of_them_gives_alone(delta: bool, keys: int, values: int) -> None:
     """Bit for bit, as lookup needs it."""
-    *inputs, state = draw(8, 6, 3, 20, 33)
+    *inputs, state = draw(8, 6, 3, keys, values)
     y, last = scan([*inputs, state], delta, 7)
     for t in range(8):
         row, state = scan([*(tensor[t : t + 1] for tensor in inputs), state], delta, 0)

@@ -208,6 +208,21 @@ def test_a_model_completes_texts_and_answers_chats(chat_bundle: Path) -> None:
         assert list(stream) == [] and stream.finish_reason == "closed"
         cut = model.complete("the cat sat", max_new_tokens=8, eos=(), on_text=lambda _: False)
         assert cut == pieces[0]
+        loose: Any = model
+        runs = model.stats["runs"]
+        for wrong, told in (
+            (lambda: loose.complete("the", on_text=3), "on_text is a int, must be a function"),
+            (lambda: loose.chat([message], on_text="x"), "on_text is a str, must be a function"),
+            (lambda: loose.complete(b"the"), "text is a bytes, must be a string"),
+            (lambda: loose.complete([message]), "text is a list, must be a string"),
+            (lambda: loose.chat("the"), "messages is a str, must be a list of messages"),
+            (lambda: loose.chat(message), "the prompt is a dict, must be a string or a list"),
+            (lambda: loose.stream_text(b""), "the prompt is a bytes, must be a string or a list"),
+            (lambda: loose.chat([]), "a chat needs messages"),
+        ):
+            with pytest.raises(InputError, match=told):
+                wrong()
+        assert model.stats["runs"] == runs
         stop = pieces[3].strip()
         assert model.chat([message], stop_text=[stop], eos=()) == text.partition(stop)[0]
         whole = model.stream_text("the cat", eos=())

@@ -271,7 +271,9 @@ def test_suppressed_tokens_stay_so(model: Model, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_no_constraint_is_refused(model: Model) -> None:
-    for value in (3, "json", type("Half", (), {"mask": lambda self: EVERY})()):
+    half = {"mask": lambda self: EVERY}
+    odd = {**half, "accept": print, "ended": True}
+    for value in (3, "json", type("Half", (), half)(), type("Odd", (), odd)()):
         with pytest.raises(InputError, match="must have methods mask and accept"):
             model.generate([3], constraint=value)
 

@@ -21,6 +21,7 @@ from edgecompile.runtime import (
     OutsideBucketsError,
     open_bundle,
 )
+from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.generation import chunk_runs
 from edgecompile.runtime.generation.options import Options
 from tests.generative import EOS
@@ -156,6 +157,10 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([1.0], {}, "has dtype float64, must be integers"),
     ([1, 61, -1], {}, "2 of 3 values lie outside 0..60, the first is 61 at [1]"),
     (["a"], {}, "must be integers"),
+    ([True, False], {}, "has dtype bool, must be integers"),
+    ([1, True], {}, "has dtype bool, must be integers"),
+    ([[1, True]], {}, "has dtype bool, must be integers"),
+    ([[1], [2, 3]], {}, "input_ids: isn't an array"),
     ([1], {"max_new_tokens": 0}, "max_new_tokens is 0"),
     ([1], {"max_new_tokens": 2.0}, "max_new_tokens is 2.0"),
     ([1], {"temperature": -1}, "temperature is -1, must be a number from 0 on"),
@@ -170,6 +175,13 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([1], {"stop": "x"}, "stop must be a list"),
     ([1], {"stop": [[]]}, "stop has [], must have token ids"),
     ([1], {"stop": ["x"]}, "stop has 'x', must have token ids"),
+    ([1], {"eos": 61}, "eos is 61, must be token ids, 0..60"),
+    ([1], {"eos": [3, 61]}, "eos is [3, 61], must be token ids, 0..60"),
+    ([1], {"stop": 61}, "stop has 61, must have token ids, 0..60"),
+    ([1], {"stop": [60, [3, 61]]}, "stop has [3, 61], must have token ids, 0..60"),
+    ([1], {"constraint": object()}, "constraint is a object, must have methods mask and accept"),
+    ([1], {"lookup": 1}, "lookup is 1, must be True or False"),
+    ([1], {"on_token": 3}, "on_token is a int, must be a function"),
 ]
 
 
@@ -177,15 +189,26 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
 def test_bad_arguments_are_refused(
     model: Model, ids: Any, options: dict[str, Any], text: str
 ) -> None:
+    before = model.stats["runs"]
     with pytest.raises(InputError) as caught:
         model.generate(ids, **options)
-    assert text in caught.value.message
+    assert text in caught.value.message and model.stats["runs"] == before
 
 
 def test_all_that_is_wrong_is_told(model: Model) -> None:
     with pytest.raises(InputError) as caught:
         model.generate([99], top_k=-1, seed="x", max_new_tokens=0)
     assert caught.value.message.count("\n  ") == 4
+
+
+def test_all_tokens_of_made_inputs_count(model: Model) -> None:
+    """Else a measured run would leave most of a prompt out of its recurrences."""
+    spec, sizes = model.manifest.generation, {a: e.hi for a, e in model.manifest.axes.items()}
+    assert spec is not None
+    for seed in (None, 1):
+        made = make_inputs(model.manifest, sizes, seed)
+        assert made[spec.last].tolist() == [sizes[spec.length_axis] - 1]
+        assert made[spec.position].tolist() == [0]
 
 
 def test_options_are_named_in_the_signature(model: Model) -> None:

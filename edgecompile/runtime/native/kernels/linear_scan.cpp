@@ -1,5 +1,8 @@
-// Each head by itself, a column of vectors of its state at a time.
+// Each head by itself, some columns of vectors of its state at a time, over all tokens: they stay
+// in the nearest cache.
 #include "kernels/linear_scan.h"
+
+#include <algorithm>
 
 #include "kernels/vectors.h"
 #include "math/simd.h"
@@ -8,45 +11,79 @@
 namespace ec {
 namespace {
 
-// One token of one head, for `n` neighbouring values: a column of vectors of its state.
-EC_INLINE void step(int64_t keys, int64_t stride, int64_t n, const float* q, const float* k,
-                    const float* decay, int64_t next_decay, const float* beta, vf32 value,
-                    float* state, float* y) {
-  const auto decayed = [&](int64_t i) {
-    return at(state + i * stride, n) * broadcast<vf32>(decay[i * next_decay]);
-  };
+// Sums of several columns don't wait for each other; none depends on their number.
+constexpr int kColumns = 4;
+// The floats of a block: as many as the nearest cache holds.
+constexpr int64_t kBlock = 8192;
+
+// Where the rows of columns lie.
+struct Rows {
+  float* data;
+  int64_t stride;
+};
+
+// One token of one head: the state is read in `from`, and is in `to` behind it. `block` may be
+// either of them.
+template <int kCount>
+EC_INLINE void step(const LinearScan& s, const float* q, const float* k, const float* decay,
+                    const float* beta, const float* v, Rows from, Rows block, Rows to, int64_t n,
+                    float* y) {
+  constexpr int kL = kFloatLanes;
+  const int64_t next_decay = s.decays > 1 ? 1 : 0;
+  vf32 value[kCount], sum[kCount] = {};
+  for (int c = 0; c < kCount; ++c) value[c] = at(v + c * kL, n);
   if (beta != nullptr) {
-    vf32 answer{};
-    for (int64_t i = 0; i < keys; ++i) {
-      answer = fma(broadcast<vf32>(k[i]), decayed(i), answer);
+    vf32 answer[kCount] = {};
+    for (int64_t i = 0; i < s.keys; ++i) {
+      const vf32 kept = broadcast<vf32>(decay[i * next_decay]), key = broadcast<vf32>(k[i]);
+      for (int c = 0; c < kCount; ++c) {
+        const vf32 decayed = at(from.data + i * from.stride + c * kL, n) * kept;
+        put(block.data + i * block.stride + c * kL, decayed, n);
+        answer[c] = fma(key, decayed, answer[c]);
+      }
     }
-    value = (value - answer) * broadcast<vf32>(*beta);
+    for (int c = 0; c < kCount; ++c) value[c] = (value[c] - answer[c]) * broadcast<vf32>(*beta);
   }
-  vf32 sum{};
-  for (int64_t i = 0; i < keys; ++i) {
-    const vf32 next = fma(broadcast<vf32>(k[i]), value, decayed(i));
-    put(state + i * stride, next, n);
-    sum = fma(broadcast<vf32>(q[i]), next, sum);
+  for (int64_t i = 0; i < s.keys; ++i) {
+    const vf32 key = broadcast<vf32>(k[i]), query = broadcast<vf32>(q[i]);
+    const vf32 kept = broadcast<vf32>(decay[i * next_decay]);
+    for (int c = 0; c < kCount; ++c) {
+      const vf32 decayed = beta != nullptr ? at(block.data + i * block.stride + c * kL, n)
+                                           : at(from.data + i * from.stride + c * kL, n) * kept;
+      const vf32 next = fma(key, value[c], decayed);
+      put(to.data + i * to.stride + c * kL, next, n);
+      sum[c] = fma(query, next, sum[c]);
+    }
   }
-  put(y, sum, n);
+  for (int c = 0; c < kCount; ++c) put(y + c * kL, sum[c], n);
+}
+
+// All tokens of some columns of a head, from the value `first` on; `n` lanes of each count.
+template <int kCount>
+void scan_columns(const LinearScan& s, int64_t head, int64_t first, int64_t n) {
+  alignas(64) float memory[kBlock];
+  const int64_t key_head = head / (s.heads / s.key_heads), width = kCount * kFloatLanes;
+  const Rows state{s.state + head * s.keys * s.values + first, s.values};
+  const Rows block = s.keys * width <= kBlock ? Rows{memory, width} : state;
+  for (int64_t t = 0; t < s.tokens; ++t) {
+    const int64_t row = t * s.heads + head, key_row = (t * s.key_heads + key_head) * s.keys;
+    step<kCount>(s, s.q + key_row, s.k + key_row, s.decay + row * s.decays,
+                 s.beta == nullptr ? nullptr : s.beta + row, s.v + row * s.values + first,
+                 t == 0 ? state : block, block, t + 1 == s.tokens ? state : block, n,
+                 s.y + row * s.values + first);
+  }
 }
 
 }  // namespace
 
 void linear_scan(const LinearScan& s) {
-  const int64_t group = s.heads / s.key_heads;
   parallel_for(s.heads, [&](int64_t head) {
-    float* const state = s.state + head * s.keys * s.values;
-    for (int64_t t = 0; t < s.tokens; ++t) {
-      const int64_t row = t * s.heads + head;
-      const int64_t key_row = (t * s.key_heads + head / group) * s.keys;
-      const float* const beta = s.beta == nullptr ? nullptr : s.beta + row;
-      for (int64_t i = 0; i < s.values; i += kFloatLanes) {
-        const int64_t n = s.values - i < kFloatLanes ? s.values - i : int64_t{kFloatLanes};
-        const int64_t value = row * s.values + i;
-        step(s.keys, s.values, n, s.q + key_row, s.k + key_row, s.decay + row * s.decays,
-             s.decays > 1 ? 1 : 0, beta, at(s.v + value, n), state + i, s.y + value);
-      }
+    int64_t i = 0;
+    for (; i + kColumns * kFloatLanes <= s.values; i += kColumns * kFloatLanes) {
+      scan_columns<kColumns>(s, head, i, kFloatLanes);
+    }
+    for (; i < s.values; i += kFloatLanes) {
+      scan_columns<1>(s, head, i, std::min<int64_t>(s.values - i, kFloatLanes));
     }
   });
 }
