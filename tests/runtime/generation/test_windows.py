@@ -397,6 +397,7 @@ def test_files_and_prompts_of_states_beside_windows(
     assert_same_rows(loaded, want)
     assert both(loaded, want, [*first, 8, 8]) == (40, 40)
     kept = hybrid.session(load=path, checkpoint_bytes=1)
+    kept.generate([*kept.tokens, 5], **HOW)
     assert both(kept, full_hybrid.session(), [*first, *draw(50, 1)])[0] == 90
     data = path.read_bytes()
     path.write_bytes(set_key("places", [[90, 101]])(data))
