@@ -320,8 +320,8 @@ def scaled_together(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def states_together(shared_folder: Path) -> Path:
-    """The same of a family with states of a fixed size, and with runs of several tokens of one text."""
-    return family_once(shared_folder, "states-together", "lfm2", {"lookup": 4}, texts=4)
+    """The same of a family with states of a fixed size and windows, and with runs of several tokens of one text."""
+    return family_once(shared_folder, "states-together", "lfm3", {"lookup": 4}, texts=4)
 
 
 @pytest.fixture(scope="session")

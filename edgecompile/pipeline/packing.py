@@ -57,8 +57,8 @@ from edgecompile.report.pages import build_header, build_page
 from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.format.schema import (
     AOTI_CPU,
-    CAUSAL_LM,
     MANIFEST_NAME,
+    SEQ2SEQ,
     TORCH,
     BatchSpec,
     GenerationSpec,
@@ -280,7 +280,7 @@ def _have_masked_heads(compiled: CompiledModel) -> bool:
 
 def _common_windows(compiled: CompiledModel, spec: GenerationSpec) -> dict[str, int]:
     """The windows of those caches that every program reads through windows alone, less than the context."""
-    if spec.kind != CAUSAL_LM:
+    if spec.kind == SEQ2SEQ:
         return {}
     made = [artifact for own in compiled.artifacts.values() for artifact in own]
     programs, joint = (

@@ -316,7 +316,7 @@ HOSTILE_STATES: list[tuple[str, str, Any, str]] = [
     ("generation-shape", "inputs.5.shape", [4, "context"], "'state' must be float32 of fixed"),
     ("generation-shape", "inputs.3.shape", ["context"], "'key' must have the context's axis first"),
     ("generation-inputs", "generation.caches.2", "states", "'states' isn't an input"),
-    ("generation-windows", "generation.windows", {"key": 3}, "isn't for the kind recurrent-lm"),
+    ("generation-windows", "generation.windows", {"state": 3}, "'state' has no row for each token"),
 ]
 
 #: The same of a bundle without a cache that grows.

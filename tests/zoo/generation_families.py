@@ -204,6 +204,18 @@ FAMILIES: Mapping[str, Family] = {
         },
         "ALiBi, sized by what is in the cache",
     ),
+    "lfm3": Family(
+        "Lfm3ForCausalLM",
+        "Lfm3Config",
+        {
+            **_SHARED,
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": ["conv", "sliding_attention", "full_attention"],
+        },
+        "short convolutions, layers that slide",
+    ),
     "lfm2": Family(
         "Lfm2ForCausalLM",
         "Lfm2Config",

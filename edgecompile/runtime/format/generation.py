@@ -143,8 +143,8 @@ class _GenerationReader:
         entry = self.entry.find("windows")
         if not entry.given:
             return {}
-        if kind is not None and kind != CAUSAL_LM:
-            entry.refuse("generation-windows", "isn't for the kind {}".format(shorten(kind)))
+        if kind == SEQ2SEQ:
+            entry.refuse("generation-windows", "isn't for the kind {}".format(SEQ2SEQ))
         return {name: value.integer() or 0 for name, value in entry.members(1, MAX_CACHES)}
 
     def _defaults(self) -> Dict[str, Any]:
@@ -207,6 +207,9 @@ class _GenerationReader:
             if name not in spec.caches:
                 text = "{!r} is none of the caches".format(shorten(name))
                 self.add("generation-windows", "windows", text)
+            elif not spec.has_rows(inputs[name]):
+                text = "{!r} has no row for each token"
+                self.add("generation-windows", "windows", text.format(shorten(name)))
             elif not 1 <= window < spec.max_context:
                 text = "{} of {!r} isn't within 1..{}"
                 text = text.format(window, name, spec.max_context - 1)

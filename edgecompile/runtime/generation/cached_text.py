@@ -58,17 +58,16 @@ class CachedText:
         self.tokens: List[int] = []
         # Tokens that states of a fixed size stand behind; -1 during a run, and after one that failed.
         self._behind = 0
-        self.states: Optional[Checkpoints] = None
-        self._every = 0
-        if spec.kind == RECURRENT_LM:
-            states = rows_and_states(caches, spec)[1]
-            self.states, self._every = Checkpoints(states, checkpoints), checkpoints.every
-        # With windows, and so without states: the places that later texts may go back to.
+        # What later texts may go back to, with states or windows; elsewhere every row serves.
         self._windows = caches.windows
-        self._kept: Optional[Places] = None
+        self._kept: Optional[Checkpoints] = None
+        states = rows_and_states(caches, spec)[1] if spec.kind == RECURRENT_LM else []
         if self._windows is not None:
-            self._kept = Places(self._windows, checkpoints)
-            self._every = checkpoints.every
+            self._kept = Places(self._windows, checkpoints, states)
+        elif states:
+            self._kept = Checkpoints(states, checkpoints)
+        self.states = self._kept if states else None
+        self._every = 0 if self._kept is None else checkpoints.every
         # Those that are kept once they are run, and one that is kept as long as it may be needed.
         self._marks: List[int] = []
         self._held = 0
@@ -125,7 +124,7 @@ class CachedText:
         if windows is not None and kept is not None:
             while self._marks and self._marks[0] <= row:
                 kept.take(self._marks.pop(0))
-            if self._every and row % self._every == 0:
+            if self.states is None and self._every and row % self._every == 0:
                 kept.take(row)
             if row >= windows.due:
                 windows.give_back(row, [self._held, *(item.length for item in kept.items)])
@@ -163,8 +162,9 @@ class CachedText:
         """Takes the tokens whose rows the caches hold now, and states of a checkpoint behind them."""
         if self.states is not None and checkpoints:
             self.states.restore(checkpoints[-1])
+            self.states.hold(item.length for item in self.states.items)
         self.tokens, self._behind = tokens, len(tokens)
-        if self._kept is not None and self._windows is not None:
+        if self.states is None and self._kept is not None and self._windows is not None:
             lengths = [last for _, last in self._windows.places[:-1]]
             self._kept.hold([*lengths, len(tokens)])
             for length in lengths:
@@ -216,7 +216,9 @@ class CachedText:
             self._behind = prefix
         elif prefix > 0:
             yield from self._run_again()
+        marks = list(_marks_of(request, common, prefix))
         self._cut(prefix)
+        states.hold([prefix, *(mark for mark in marks if prefix < mark < length), length])
         self._keep_end(states)
         note(prefix)
         if prefix == length:
@@ -224,7 +226,6 @@ class CachedText:
             assert found.logits is not None
             self._logits[...] = found.logits
             return self._logits
-        marks = _marks_of(request, common, prefix)
         logits = yield from self._extend_states(states, prompt[prefix:], marks)
         states.take(length, logits)
         return logits
@@ -277,11 +278,10 @@ class CachedText:
         for array, window, rows in zip(*caches, prefix.rows):
             for begin, end in rows_of(places, window, count):
                 array[begin:end] = rows[begin:end]
-        for kept in (self.states, self._kept):
-            if kept is not None:
-                kept.cut(0)
-                kept.restore(Checkpoint(count, prefix.states))
-                kept.take(count)
+        if self._kept is not None:
+            self._kept.cut(0)
+            self._kept.restore(Checkpoint(count, prefix.states))
+            self._kept.take(count)
         self._behind = count
 
     def advance(self, token: int, wanted: "Wanted" = None) -> "NDArray[np.float32]":

@@ -1,6 +1,6 @@
 """Copies of the states of a fixed size, by which a text can go back to where they were taken."""
 
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Any, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
@@ -100,6 +100,13 @@ class Checkpoints:
         """The indices of checkpoints that don't go: the end of the last prompt, as long as there is another one."""
         prompts = [index for index, item in enumerate(items) if item.logits is not None]
         return {prompts[-1]} if prompts and len(items) > 1 else set()
+
+    def hold(self, lengths: Iterable[int]) -> None:
+        """Takes numbers of tokens for places of the last prompt: its beginning, marks, and its end."""
+
+    def make_empty(self, lengths: Iterable[int]) -> "Checkpoints":
+        """Others of the same states, without one yet; ``lengths`` are the places of the last prompt."""
+        return Checkpoints(self.states, self.settings)
 
     def find(self, common: int, length: int) -> Optional[Checkpoint]:
         """The longest one that serves a text of ``length`` tokens, of which ``common`` are this text's.

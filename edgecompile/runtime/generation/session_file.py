@@ -171,9 +171,7 @@ class SessionFile:
         for rows in self._kept_rows(places, count):
             reader.fill(rows)
         last: List[Checkpoint] = []
-        kept = (
-            None if checkpoints is None else Checkpoints(checkpoints.states, checkpoints.settings)
-        )
+        kept = None if checkpoints is None else checkpoints.make_empty(x for x, _ in marks)
         for length, has_logits in marks:
             states = [reader.array(array.shape, "<f4") for array in self._states]
             logits = reader.array((self._vocabulary,), "<f4") if has_logits else None
@@ -218,6 +216,9 @@ class SessionFile:
             if not pair or not _is_count(mark[0], before + 1, count):
                 text = "checkpoints has {} behind {} tokens, must have [tokens, boolean] up to {}"
                 raise reader.refuse(text.format(shorten(repr(mark)), before, count))
+            if not any(first <= mark[0] <= last for first, last in places):
+                text = "has no rows for the checkpoint behind {} tokens"
+                raise reader.refuse(text.format(mark[0]))
             pairs.append((mark[0], mark[1]))
             size += states + (4 * self._vocabulary if mark[1] else 0)
         if bool(self._states and count) != bool(pairs) or (pairs and pairs[-1][0] != count):

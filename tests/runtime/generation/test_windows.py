@@ -8,6 +8,7 @@ import mmap
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,26 +62,47 @@ def sliding(request: pytest.FixtureRequest) -> Iterator[Model]:
         yield model
 
 
+@contextmanager
+def without_windows(sliding: Model, folder: Path, layer: int) -> Iterator[Model]:
+    """The same bundle, whose manifest names no windows: caches keep every row."""
+    shutil.copytree(sliding.path, folder / "a.ecb")
+    document = json.loads((folder / "a.ecb" / "manifest.json").read_text())
+    assert document["generation"].pop("windows") == {
+        f"cache_{layer}_key": WINDOW,
+        f"cache_{layer}_value": WINDOW,
+    }
+    replace_files(folder / "a.ecb", document, {})
+    with open_bundle(folder / "a.ecb", threads=1, warmup=False) as model:
+        yield model
+
+
 @pytest.fixture(scope="module")
 def full(sliding: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """The same bundle, whose manifest names no windows: caches keep every row."""
-    folder = tmp_path_factory.mktemp("full") / "a.ecb"
-    shutil.copytree(sliding.path, folder)
-    document = json.loads((folder / "manifest.json").read_text())
-    assert document["generation"].pop("windows") == {
-        "cache_0_key": WINDOW,
-        "cache_0_value": WINDOW,
-    }
-    replace_files(folder, document, {})
-    with open_bundle(folder, threads=1, warmup=False) as model:
+    with without_windows(sliding, tmp_path_factory.mktemp("full"), 0) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def hybrid(states_together: Path) -> Iterator[Model]:
+    """Has states of a fixed size, too."""
+    with open_bundle(states_together, threads=1, warmup=False) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def full_hybrid(hybrid: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    with without_windows(hybrid, tmp_path_factory.mktemp("full"), 1) as model:
         yield model
 
 
 def assert_same_rows(got: Session, want: Session) -> None:
-    """The rows that are kept have the bytes of full caches; with a window they are few."""
+    """The rows that are kept have the bytes of full caches, as states have; with a window they are few."""
     caches, spec, count = got._caches, got._spec, len(got.tokens)
     assert caches.windows is not None
-    for name, window in zip(spec.caches, windows_of(caches, spec), strict=True):
+    for name in caches.arrays.keys() - caches.growing:
+        assert caches.arrays[name].tobytes() == want._caches.arrays[name].tobytes()
+    names = [name for name in spec.caches if name in caches.growing]
+    for name, window in zip(names, windows_of(caches, spec), strict=True):
         kept = 0
         for begin, end in rows_of(caches.windows.places_of(count), window, count):
             rows = want._caches.arrays[name][begin:end]
@@ -287,6 +309,107 @@ def test_a_prompt_in_the_bundle(sliding: Model, full: Model, tmp_path: Path) -> 
         assert both(got, want, [*prompt, 5, 6]) == (60, 0)
         assert both(got, want, [*prompt[:30], 5, 6]) == (30, 30)
         assert both(got, want, [*prompt, *draw(50, 3)])[0] == 60
+
+
+def test_states_beside_windows(hybrid: Model, full_hybrid: Model) -> None:
+    """A text goes back wherever one with full caches does: behind each checkpoint the rows are kept."""
+    got, want = (model.session(checkpoint_every=16) for model in (hybrid, full_hybrid))
+    text, turns = draw(30), []
+    for turn in range(4):
+        turns.append(list(text))
+        reused = both(got, want, text)
+        assert reused[0] == reused[1] == (0 if turn == 0 else len(text) - 4)
+        text = [*text, *got.generate(text, **HOW), *draw(3, turn)]
+        want.generate(turns[-1], **HOW)
+    # The last turns again, edited messages, and a text that parts early and is as long.
+    for prompt, least in (
+        (turns[3], len(turns[3])),
+        ([*turns[2][:-1], 5], len(turns[2]) - 16),
+        ([*turns[1][:-2], 7, 7], len(turns[1]) - 16),
+        ([*turns[0][:20], *draw(70, 7)], 16),
+    ):
+        reused = both(got, want, prompt)
+        assert reused[0] == reused[1] >= least
+
+
+def test_states_beside_windows_for_any_bound_of_memory(hybrid: Model, full_hybrid: Model) -> None:
+    text = [*draw(40), *draw(40, 1)]
+    for most, reused in ((1, 40), (0, 0)):
+        got, want = hybrid.session(checkpoint_bytes=most), full_hybrid.session()
+        for prompt in (text[:40], text):
+            both(got, want, prompt)
+        # Another last message; then the same one again, and text that goes on.
+        for prompt, least in (([*text[:60], 5], reused), ([*text[:60], 5], 61 if most else 0)):
+            stream = got.stream(prompt, **HOW)
+            want = full_hybrid.session()
+            assert list(stream) == want.generate(prompt, **HOW)
+            assert stream.reused == least
+        prompt = [*got.tokens, 5, 6]
+        assert both(got, want, prompt) == (len(prompt) - 2,) * 2
+
+
+def test_states_beside_windows_by_other_runs(
+    hybrid: Model, full_hybrid: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With lookup, of several texts together, and after one that failed."""
+    part = draw(14)
+    prompt = [*part, *draw(20, 1), *part, 9, *part]
+    got, want = hybrid.session(), full_hybrid.session()
+    with monkeypatch.context() as patch:
+        patch.setattr(Worth, "choose", lambda self, most, again=0: most)
+        for session in (got, want):
+            session.generate(prompt, **{**HOW, "max_new_tokens": 20, "lookup": True})
+        both(got, want, [*got.tokens, 5], lookup=True)
+    streams = [
+        [session.stream([*got.tokens[:-2], 9], **HOW), model.session().stream(draw(50), **HOW)]
+        for session, model in ((got, hybrid), (want, full_hybrid))
+    ]
+    for pair, model in zip(streams, (hybrid, full_hybrid), strict=True):
+        together = Together(model)
+        for stream in pair:
+            next(stream)
+        for _ in range(11):
+            together.run(pair)
+            for stream in pair:
+                next(stream)
+    for mine, other in zip(*streams, strict=True):
+        assert mine.tokens == other.tokens
+        assert mine.reused == other.reused
+    assert_same_rows(got, want)
+    text = [*got.tokens, *draw(9, 3)]
+    for session, model in ((got, hybrid), (want, full_hybrid)):
+        stream = session.stream(text, **HOW)
+        with broken_runs(model, monkeypatch):
+            next(stream)
+    reused = both(got, want, text)
+    assert reused[0] == reused[1] > 0
+
+
+def test_files_and_prompts_of_states_beside_windows(
+    hybrid: Model, full_hybrid: Model, tmp_path: Path
+) -> None:
+    got, want = hybrid.session(), full_hybrid.session()
+    first = draw(40)
+    for prompt in (first, [*first, *draw(50, 1)]):
+        both(got, want, prompt)
+    path = Path(got.save(tmp_path / "a.session"))
+    loaded = hybrid.session(load=path)
+    assert_same_rows(loaded, want)
+    assert both(loaded, want, [*first, 8, 8]) == (40, 40)
+    kept = hybrid.session(load=path, checkpoint_bytes=1)
+    kept.generate([*kept.tokens, 5], **HOW)
+    assert both(kept, full_hybrid.session(), [*first, *draw(50, 1)])[0] == 90
+    data = path.read_bytes()
+    path.write_bytes(set_key("places", [[90, 101]])(data))
+    with pytest.raises(InputError, match="has no rows for the checkpoint behind 40 tokens"):
+        hybrid.session(load=path)
+    prefix = caches_behind(full_hybrid, first)
+    bundle = put_prefix(Path(hybrid.path), tmp_path / "a.ecb", prefix)
+    with open_bundle(bundle, threads=1, warmup=False) as model:
+        got, want = model.session(), full_hybrid.session()
+        want.generate(first, **{**HOW, "max_new_tokens": 1})
+        for prompt in ([*first, 5, 6], [*first, *draw(50, 3)]):
+            assert both(got, want, prompt)[0] == 40
 
 
 def test_memory_of_rows_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
