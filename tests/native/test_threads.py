@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -75,6 +76,26 @@ def test_the_default_is_the_affinity_mask(pool: ctypes.CDLL) -> None:
         [sys.executable, "-c", code, pool._name], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "1"
+
+
+def test_cpus_may_be_taken_away_between_jobs(pool: ctypes.CDLL) -> None:
+    """Its workers are those of before; they share what is left, and get back what comes back."""
+
+    def leave(mask: set[int]) -> None:
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+                os.sched_setaffinity(int(thread), mask)
+
+    cpus = os.sched_getaffinity(0)
+    pool.t_set_num_threads(3)
+    assert (count_tasks(pool, 40) == 1).all()
+    try:
+        for mask in ({min(cpus)}, {max(cpus)}, cpus):
+            leave(mask)
+            assert pool.t_num_threads() == 3
+            assert (count_tasks(pool, 40) == 1).all()
+    finally:
+        leave(cpus)
 
 
 def test_every_task_runs_once(pool: ctypes.CDLL, threads: int) -> None:

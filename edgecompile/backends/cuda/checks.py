@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,10 +24,14 @@ from edgecompile.errors import VerificationError
 from edgecompile.export.halves import computes_in_halves, tolerance_of
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import plain_fields
+from edgecompile.models.arrays import to_numpy, to_tensors
+from edgecompile.models.choices import Choices
 from edgecompile.models.definite import definite
 from edgecompile.models.double import run_in_float64
+from edgecompile.models.orders import follow_orders
 from edgecompile.precision import INT8, min_cosine
 from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.ties import Ties, take_ties
 from edgecompile.targets.gpu import FP8, GpuFacts
 
 #: The graph in the target's precision against the exported one in float32, both by torch's kernels; and
@@ -82,13 +87,12 @@ def check_graph(
             for one in sizes:
                 full = {axis: one.get(axis, hi) for axis, (_, hi) in exported.ranges.items()}
                 inputs = exported.example(full) if draw is None else draw(full)
-                expected = _expected(exported, reference, inputs)
+                tolerance = tolerance_of(precision, reference)
+                expected, ties = _expected(exported, reference, inputs, tolerance.rtol)
                 outputs = _run(exported, module, inputs)
-                checks.append(
-                    _compare(
-                        GRAPH, one, outputs, expected, tolerance_of(precision, reference), precision
-                    )
-                )
+                if ties is not None:
+                    expected = _take_ties(outputs, expected, ties, tolerance)
+                checks.append(_compare(GRAPH, one, outputs, expected, tolerance, precision))
 
     return check, checks
 
@@ -165,21 +169,39 @@ def _run(exported: ExportedModel, module: Any, inputs: Mapping[str, Tensor]) -> 
 
 
 def _expected(
-    exported: ExportedModel, reference: Any, inputs: Mapping[str, Tensor]
-) -> Mapping[str, Tensor]:
-    """The outputs of the exported graph; of one that computes in half precision itself those of float64.
+    exported: ExportedModel, reference: Any, inputs: Mapping[str, Tensor], rtol: float
+) -> tuple[Mapping[str, Tensor], Ties | None]:
+    """The outputs of the exported graph, and those that near ties leave open; of a graph that computes in half precision
+    itself the outputs of float64, without ties.
 
     The GPU's program has its own precision throughout, without torch's roundings between operators, which alone come
     to the tolerance in a few layers.
     """
-    plain = _run(exported, reference, inputs)
+    with Choices() as choices:
+        plain = _run(exported, reference, inputs)
     if not computes_in_halves(reference):
-        return plain
+        if not any(spec.in_place for spec in exported.inputs):  # caches: a text's many choices
+
+            def run(mode: AbstractContextManager[Any]) -> Mapping[str, Tensor]:
+                with mode:
+                    return _run(exported, reference, inputs)
+
+            follow_orders(choices, plain, rtol, run)
+        return plain, choices.find_ties(plain, rtol)
     try:
         wide = run_in_float64(partial(_run_keywords, exported, reference), inputs)
     except Exception:  # a graph that only its own types will do for
-        return plain
-    return {n: wide[n] if narrow.is_floating_point() else narrow for n, narrow in plain.items()}
+        return plain, None
+    return {
+        n: wide[n] if narrow.is_floating_point() else narrow for n, narrow in plain.items()
+    }, None
+
+
+def _take_ties(
+    got: Mapping[str, Tensor], want: Mapping[str, Tensor], ties: Ties, tolerance: Tolerance
+) -> Mapping[str, Tensor]:
+    """The expected outputs with those alternatives for nearly equal values that the program took."""
+    return to_tensors(take_ties(to_numpy(got), to_numpy(want), ties, tolerance))
 
 
 def _run_keywords(exported: ExportedModel, module: Any, **inputs: Tensor) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,35 @@ _getitem = Tensor.__getitem__
 def _get_item(self: Tensor, index: Any) -> Tensor:
     parts = index if isinstance(index, tuple) else (index,)
     rest = [part for part in parts if not isinstance(part, Tensor)]
+    if self.device == DEVICE and len(rest) == len(parts) and all(map(_is_basic, parts)):
+        return _view(self, parts)
     all_of_it = all(isinstance(part, slice) and part == slice(None) for part in rest)
     if self.device != DEVICE or len(rest) == len(parts) or not all_of_it:
         return _getitem(self, index)
     indices = [part if isinstance(part, Tensor) else None for part in parts]
     return torch.ops.aten.index.Tensor(self, indices)  # type: ignore[no-any-return]
+
+
+def _is_basic(part: Any) -> bool:
+    number = isinstance(part, (int, torch.SymInt)) and not isinstance(part, bool)
+    return number or part is None or part is Ellipsis or isinstance(part, slice)
+
+
+def _view(x: Tensor, parts: Sequence[Any]) -> Tensor:
+    """What numbers, slices, None and an ellipsis leave of a tensor, by operators."""
+    aten, dim = torch.ops.aten, 0
+    between = x.dim() - sum(part is not None and part is not Ellipsis for part in parts)
+    for part in parts:
+        if part is Ellipsis:
+            dim += between
+        elif part is None:
+            x, dim = aten.unsqueeze.default(x, dim), dim + 1
+        elif isinstance(part, slice):
+            step = 1 if part.step is None else part.step
+            x, dim = aten.slice.Tensor(x, dim, part.start, part.stop, step), dim + 1
+        else:
+            x = aten.select.int(x, dim, part)
+    return x
 
 
 #: Methods of tensors whose bindings for Python ask torch's guard of the device, which a fake one lacks:

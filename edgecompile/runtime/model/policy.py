@@ -36,7 +36,8 @@ class Policy(OneAtATime):
                 "{}: the model is no policy".format(manifest.name),
                 "call run; build a policy from its folder, as LeRobot writes it",
             )
-        if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**32):
+        whole = isinstance(seed, int) and not isinstance(seed, bool)
+        if seed is not None and not (whole and 0 <= seed < 2**32):
             raise InputError("`seed` is {!r}, must be an integer from 0 to 2^32 - 1".format(seed))
         self._model, self._spec = model, manifest.policy
         self._tensors = {item.name: item for item in manifest.inputs}

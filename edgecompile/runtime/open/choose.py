@@ -110,7 +110,7 @@ def _check_choice(name: str, value: object, choices: Tuple[str, ...]) -> None:
 
 def check_threads(count: object, name: str = "threads") -> None:
     """Raises InputError unless ``count`` is a number of threads."""
-    if not (isinstance(count, int) and 1 <= count <= MAX_THREADS):
+    if isinstance(count, bool) or not (isinstance(count, int) and 1 <= count <= MAX_THREADS):
         text = "{} is {!r}, must be an integer from 1 to {}"
         raise InputError(text.format(name, count, MAX_THREADS))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
@@ -26,3 +28,39 @@ def test_torch_s_roundings_within_forward_don_t_count_against_the_program() -> N
     assert [item.sizes for item in found] == sizes and all(i.max_error < 1e-2 for i in found)
     with pytest.raises(VerificationError, match="differs by"):
         check(exported.program.module())
+
+
+class Ranked(nn.Module):
+    """Rows [N, 2] in the order of their scores [N]."""
+
+    def forward(self, scores: Tensor, rows: Tensor) -> Tensor:
+        return rows[scores.argsort(stable=True)]
+
+
+def test_rows_of_nearly_equal_scores_may_come_in_either_order() -> None:
+    # float16 has one number for the first and the second score.
+    scores, rows = torch.tensor([1.0, 0.9999, 0.5]), torch.arange(6.0).reshape(3, 2)
+    spec = {"module": Ranked(), "inputs": {"scores": scores, "rows": rows}}
+    exported = export_model(load_model(spec))
+    check, found = check_graph(
+        exported, [{}], "fp16", lambda sizes: {"scores": scores, "rows": rows}
+    )
+    graph = exported.program.module()
+    lower_for_gpu(graph, GpuFacts(87, 16, 163 << 10, 1536, 4 << 20), "fp16")
+    want, got = (
+        next(iter(module(scores=scores, rows=rows).values()))
+        for module in (exported.program.module(), graph)
+    )
+    assert torch.equal(got[1:], want[1:].flip(0)) and torch.equal(got[0], want[0])
+    check(graph)
+    assert found[0].max_error == 0
+
+    class Swapped(nn.Module):
+        def forward(self, scores: Tensor, rows: Tensor) -> dict[str, Tensor]:
+            return {
+                name: rows[[0, 2, 1]]
+                for name in exported.program.module()(scores=scores, rows=rows)
+            }
+
+    with pytest.raises(VerificationError, match="differs by"):
+        check(Swapped())

@@ -251,3 +251,20 @@ def test_products_that_choose_stay_in_float32() -> None:
     kinds = {name: parameter.dtype for name, parameter in graph.named_parameters()}
     assert kinds.pop("router.weight") == torch.float32
     assert set(kinds.values()) | {x.dtype for x in graph.buffers()} == {torch.float16}
+
+
+def test_what_a_mask_leaves_is_sorted_and_sent_by_lines() -> None:
+    class Sorts(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            kept = x[x[:, 0] > 0]
+            first, places = kept[:, 0].sort(stable=True)
+            most = torch.zeros(3).scatter_reduce(0, places % 3, first, "amax")
+            return first, places, kept.sort(dim=1)[0], kept.sort(dim=0)[1], most
+
+    rows = torch.export.Dim("rows", min=2, max=64)
+    x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    graph, report = lowered(Sorts(), {"x": x}, "fp32", {"x": {0: rows}})
+    assert report.counts["sorts"] == 3 and report.counts["scatters"] == 1
+    for given in (x, x.abs(), -x.abs()):
+        for got, want in zip(flat(graph(x=given)), flat(Sorts()(given)), strict=True):
+            assert torch.equal(got, want)

@@ -94,6 +94,7 @@ def test_a_truncated_program_is_refused(native_copy: Path) -> None:
     [
         {"threads": 0},
         {"threads": 1.5},
+        {"threads": True},
         {"threads": 10**6},
         {"concurrency": -1},
         {"verify": "maybe"},

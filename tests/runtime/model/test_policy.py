@@ -235,7 +235,7 @@ def test_bad_arguments_are_refused() -> None:
         Policy(counting(3)).select_action({"x": [0.0]}, noise=np.zeros(1))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="must be a dict of arrays, not list"):
         Policy(counting(3)).select_action([0.0])  # type: ignore[arg-type]
-    for seed in (-1, 2**32, 1.5, "1"):
+    for seed in (-1, 2**32, 1.5, "1", True):
         with pytest.raises(InputError, match="`seed` is"):
             Policy(counting(3), seed)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="tiny: the model is no policy"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -202,10 +203,7 @@ def _extremes(
     moved, places = x.movedim(dim, -1), index.movedim(dim, -1)
     # Of each dimension of the values, as many are sent as the index has.
     values = src[tuple([slice(size) for size in index.shape])].movedim(dim, -1)
-    lines = (-1, places.shape[-1])
-    best, hit = extremes.EXTREMES(
-        values.reshape(lines).to(wide), places.reshape(lines), moved.shape[-1], largest
-    )
+    best, hit = extremes.EXTREMES(_lines(values).to(wide), _lines(places), moved.shape[-1], largest)
     best, hit = best.reshape(moved.shape).to(x.dtype), hit.reshape(moved.shape)
     if include:
         best = torch.maximum(best, moved) if largest else torch.minimum(best, moved)
@@ -224,6 +222,12 @@ def _means(x: Tensor, index: Tensor, src: Tensor, *, dim: int, include: bool) ->
     return torch.where(count > 0, total, wide).to(x.dtype)
 
 
+def _lines(x: Tensor) -> Tensor:
+    """A matrix of the lines along the last dimension, of which the values may decide the sizes: -1 for their number
+    would ask whether one is 0."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1] if x.dim() else 1)
+
+
 def _sorted(low: Lowering, node: Node, x: Node, dim: int, k: Any, descending: bool) -> list[Node]:
     operands = [x, k] if isinstance(k, Node) else [x]
 
@@ -233,8 +237,7 @@ def _sorted(low: Lowering, node: Node, x: Node, dim: int, k: Any, descending: bo
         moved = x.movedim(dim, -1) if x.dim() > 1 else x
         n = moved.shape[-1] if x.dim() else 1
         most = sizes[0] if sizes else n if k is None else k
-        flat = moved.reshape(-1, n)
-        values, places = sorting.SORT(flat, most, descending)
+        values, places = sorting.SORT(_lines(moved), most, descending)
         shape = (*moved.shape[:-1], most) if x.dim() else ()
         results = [y.reshape(shape) for y in (values, places)]
         if x.dim() > 1:
