@@ -14,6 +14,13 @@
 
 namespace ec {
 
+template <class Math>
+constexpr RowSteps row_steps() {
+  return Math::kParts == 1    ? RowSteps::kFine
+         : Math::kSummed == 2 ? RowSteps::kSums
+                              : RowSteps::kCoarse;
+}
+
 // C[m0:m1, panels p0:p1]; `t` has the form of the weight's blocks.
 template <class Math>
 void run_rounded_block(const RoundedProduct<Math>& p, const RoundedTiles& table, RoundedTile t,
