@@ -86,6 +86,10 @@ struct RoundedRow {
 };
 
 constexpr int kRoundedRows = 6;
+// Of a tile. Six rows leave 16 registers room for one vector of columns where two groups are taken
+// at a time, four for two vectors: they read A half as often.
+template <class Math>
+constexpr int kMostRows = Math::kSummed == 2 && kVectorRegisters == 16 ? 4 : kRoundedRows;
 
 struct RoundedTile {
   int64_t k;
@@ -285,7 +289,7 @@ constexpr RoundedTiles make_rounded_tiles(std::integer_sequence<int, R...>) {
 }
 template <class Math, Shift kShift>
 inline constexpr RoundedTiles kRoundedTiles =
-    make_rounded_tiles<Math, kShift>(std::make_integer_sequence<int, kRoundedRows>{});
+    make_rounded_tiles<Math, kShift>(std::make_integer_sequence<int, kMostRows<Math>>{});
 
 template <class Math>
 const RoundedTiles& rounded_tiles(Shift shift) {
