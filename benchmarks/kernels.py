@@ -100,7 +100,13 @@ def measure(program: Path, arguments: list[str]) -> Iterator[dict[str, Any]]:
         raise SystemExit(f"{program.name} ended with {process.returncode}")
 
 
-WEIGHTS = {"gemm_packed": "gemm", "gemm_bf16": "bf16", "gemm_int8": "int8", "gemm_int4": "int4"}
+WEIGHTS = {
+    "gemm_packed": "gemm",
+    "gemm_bf16": "bf16",
+    "gemm_int8": "int8",
+    "gemm_int8_pairs": "int8 pairs",
+    "gemm_int4": "int4",
+}
 
 
 def product_name(r: dict[str, Any]) -> str:

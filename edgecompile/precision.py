@@ -94,6 +94,8 @@ class Precision:
         kept: (name of a weight, its precision) for those that stay wider, ascending by name.
         rounded: int8 and int4 weights that were rounded with the model's inputs in mind; None, or where
             one isn't among them, each is rounded to the nearest.
+        pairs: permission for int8 products on x86-64 without VNNI to round activations so that four
+            products add up in 16 bits. For models that are judged by cosine.
 
     Raises:
         CompileError: a name isn't a precision, or what is kept isn't wider than the rest.
@@ -102,6 +104,7 @@ class Precision:
     name: str = "fp32"
     kept: tuple[tuple[str, str], ...] = ()
     rounded: Rounded | None = None
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         for name in (self.name, *(wider for _, wider in self.kept)):
@@ -145,12 +148,14 @@ class Precision:
         return f"{self.name}, {count} {noun} in {' or '.join(wider)}"
 
     def to_json(self) -> dict[str, Any]:
-        """{"name", "kept", "rounded"}: kept by name of the weight, rounded as its digest.
+        """{"name", "kept", "rounded", "pairs"}: kept by name of the weight, rounded as its digest.
 
-        The last one only where there is one.
+        The last two only where they are set.
         """
         value: dict[str, Any] = {"name": self.name, "kept": dict(self.kept)}
-        return value if self.rounded is None else {**value, "rounded": self.rounded.digest}
+        if self.rounded is not None:
+            value["rounded"] = self.rounded.digest
+        return {**value, "pairs": True} if self.pairs else value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], rounded: Rounded | None = None) -> Precision:
@@ -162,8 +167,8 @@ class Precision:
         name, by_weight = value.get("name"), value.get("kept", {})
         if not isinstance(name, str) or not isinstance(by_weight, dict):
             raise CompileError(f"{value!r} is no precision")
-        pairs = tuple((str(weight), str(wider)) for weight, wider in by_weight.items())
-        return cls(name, pairs, rounded)
+        kept = tuple((str(weight), str(wider)) for weight, wider in by_weight.items())
+        return cls(name, kept, rounded, value.get("pairs") is True)
 
 
 FP32 = Precision()
@@ -175,6 +180,7 @@ def describe_label(label: str, plan: Mapping[str, Any]) -> str:
     if not isinstance(written, dict):
         return label
     try:
-        return f"{label} ({Precision.from_json(written)})"
+        named = str(Precision.from_json(written))
     except CompileError:
         return label
+    return label if named == label else f"{label} ({named})"

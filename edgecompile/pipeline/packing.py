@@ -423,10 +423,10 @@ def _reports(manifest: Manifest, contents: Contents, report: VerifyReport) -> di
 
 
 def _plan_summary(plan: BucketPlan, precision: Precision) -> dict[str, object]:
-    # Which weights stay wider is part of what a mixed precision is called, but can't be read in it.
-    mixed = {"precision": precision.to_json()} if precision.kept else {}
+    # The label has a hash of the weights that stay wider, and nothing of pairs.
+    chosen = {"precision": precision.to_json()} if precision.kept or precision.pairs else {}
     return {
-        **mixed,
+        **chosen,
         "policy": plan.policy,
         "expected_ms": plan.expected_ms,
         "source": plan.source,

@@ -26,11 +26,12 @@ from edgecompile.models.samples import Samples, add_drawn, draw_samples, text_sa
 from edgecompile.planning.costs.measure import run_calibration
 from edgecompile.planning.request import AUTO_PRECISION
 from edgecompile.planning.subject import Subject
-from edgecompile.precision import COSINES, FP32, TOLERANCES, Precision, Rounded
+from edgecompile.precision import COSINES, FP32, INT8, TOLERANCES, Precision, Rounded
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.calibrated import round_for, rounding_notes
 from edgecompile.quantization.program import Deviation, QuantizedProgram, fewest_kept
 from edgecompile.quantization.quality import Quality
+from edgecompile.quantization.reference import adds_pairs
 from edgecompile.quantization.trials import PrecisionChoice, Trial
 
 #: Of an output's scale.
@@ -92,7 +93,7 @@ def resolve_precision(
     if rounding and name in (AUTO_PRECISION, "int8"):
         rounded = round_for(subject, judges=samples, step=step)
     if name != AUTO_PRECISION:
-        precision = Precision(name, rounded=rounded)
+        precision = Precision(name, rounded=rounded, pairs=_may_pair(subject, name))
         subject.notes.add(*rounding_notes(precision))
         return ResolvedPrecision(precision, samples=samples)
     served = subject.serving.bucket.axes[0][1]
@@ -245,10 +246,12 @@ class Trials:
 
         Where none will do, that of the pure precision, which is over the bounds.
         """
-        pure = Precision(name, rounded=self.rounded if name == "int8" else None)
+        rounded = self.rounded if name == INT8 else None
+        pure = Precision(name, rounded=rounded, pairs=_may_pair(self.subject, name))
         self.tell(f"running {name} in torch")
-        if self._holds(name, program.deviation(pure)):
-            trial = self._try(pure, 0)
+        predicted = program.deviation(pure)
+        if self._holds(name, predicted):
+            trial = self._try(pure, 0, predicted)
             if trial.within:
                 return trial
         products = len(program.groups)
@@ -265,15 +268,21 @@ class Trials:
             if count >= products:
                 break
             exceptions = tuple((weight, wider) for group in ranked[:count] for weight in group)
-            trial = self._try(replace(pure, kept=exceptions), count)
+            mixed = replace(pure, kept=exceptions)
+            trial = self._try(mixed, count, program.deviation(mixed))
             if trial.within:
                 return trial
             # The CPU's own kernels round a little more than torch's stand-in does.
             count += max(1, count // 2)
-        return self._try(pure, 0)
+        return self._try(pure, 0, predicted)
 
-    def _try(self, precision: Precision, wider_count: int) -> Trial:
-        """Builds the program in a precision, runs the samples, and compares."""
+    def _try(
+        self, precision: Precision, wider_count: int, predicted: Deviation | None = None
+    ) -> Trial:
+        """Builds the program in a precision, runs the samples, and compares.
+
+        ``predicted`` counts where it is worse: another variant may round activations more coarsely.
+        """
         path, report = self._run(precision, self.wanted)
         broken = [r for r in report.results if r.max_abs_error != r.max_abs_error]
         if broken or not report.results:
@@ -282,6 +291,8 @@ class Trials:
         errors = [r.max_abs_error / (r.scale or 1.0) for r in report.results]
         odd = any(not r.ok and "NaN" in r.error for r in report.results)
         deviation = Deviation(float("inf") if odd else max(errors), report.cosine)
+        if predicted is not None:
+            deviation = deviation.or_worse(predicted)
         weights = path / f"weights.{precision.label}"
         return Trial(
             precision,
@@ -367,6 +378,11 @@ class Trials:
                 f"{chosen.kept} of {products} linear products stay in {' or '.join(wider)}: {listed}"
             )
         return tuple(notes)
+
+
+def _may_pair(subject: Subject, name: str) -> bool:
+    """Whether int8 products may add pairs in 16 bits (:attr:`edgecompile.precision.Precision.pairs`)."""
+    return name == INT8 and any(map(adds_pairs, subject.profile.variants))
 
 
 def fastest(trials: Sequence[Trial]) -> Trial:

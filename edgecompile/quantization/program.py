@@ -26,7 +26,7 @@ from edgecompile.models.arrays import to_tensors
 from edgecompile.models.definite import definite
 from edgecompile.models.double import run_in_float64
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import ROUNDED_PRODUCTS, Precision, Rounded
+from edgecompile.precision import INT8, ROUNDED_PRODUCTS, Precision, Rounded
 from edgecompile.quantization.gptq import RoundedWeights, round_products
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
@@ -46,6 +46,11 @@ class Deviation:
 
     error: float
     cosine: float | None
+
+    def or_worse(self, other: Deviation) -> Deviation:
+        """The larger error and the smaller cosine of two deviations."""
+        cosines = [c for c in (self.cosine, other.cosine) if c is not None]
+        return Deviation(max(self.error, other.error), min(cosines, default=None))
 
     def within(self, max_error: float, min_cosine: float | None) -> bool:
         """Whether both bounds hold."""
@@ -82,7 +87,7 @@ class QuantizedProgram:
         self._current: dict[str, tuple[tuple[str, str], Tensor]] = {}
         self._moments: dict[str, Tensor] = {}  # of the products whose inputs are to be gathered
         self._share = 1.0  # what a row of the present sample counts in them
-        self._rounds_activations = True
+        self._rounds_activations, self._pairs = True, False
         read = set()
         for node in self._module.graph.nodes:
             if node.target in (ops.LINEAR, ops.HEAD):
@@ -119,9 +124,10 @@ class QuantizedProgram:
         residual: Tensor | None,
         n: int,
         act: int,
+        pairs: bool | None = None,
     ) -> Tensor:
         """``ec_linear`` or ``ec_head`` with a weight by name; int8 and int4 products round their activations."""
-        x, matrix = self._operands(x, weight)
+        x, matrix = self._operands(x, weight, self._pairs and pairs is not None)
         y = ops.activate(torch.nn.functional.linear(x, matrix, bias), act)
         return y if residual is None else y + residual
 
@@ -135,13 +141,14 @@ class QuantizedProgram:
         """``ec_packed_rows`` likewise."""
         return torch.nn.functional.embedding(indices, self._current[weight][1])
 
-    def _operands(self, x: Tensor, weight: str) -> tuple[Tensor, Tensor]:
+    def _operands(self, x: Tensor, weight: str, pairs: bool = False) -> tuple[Tensor, Tensor]:
         (name, _), matrix = self._current[weight]
         if weight in self._moments:
             rows = x.reshape(-1, x.shape[-1]).to(torch.float64)
             self._moments[weight] += self._share * (rows.t() @ rows)
         if name in ROUNDED_PRODUCTS and self._rounds_activations:
-            x = ops.round_activations(x).to(torch.float32)
+            # As the coarsest of all variants does.
+            x = ops.round_activations(x, by_sums=pairs and name == INT8).to(torch.float32)
         return x, matrix
 
     @property
@@ -178,8 +185,8 @@ class QuantizedProgram:
         return _narrowed(attr, exact, precision.of(self._names[attr]), precision.rounded)
 
     def deviation(self, precision: Precision) -> Deviation:
-        """The deviation of all samples' outputs with this precision."""
-        return self._deviation(lambda names: precision.of(names), precision.rounded)
+        """The deviation of all samples' outputs with this precision, activations being rounded, too."""
+        return self._deviation(precision.of, precision)
 
     def answers(self, precision: Precision) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
         """The outputs of each sample in float64, of the expected ones' sizes and types.
@@ -213,7 +220,7 @@ class QuantizedProgram:
         for index, group in enumerate(self.groups):
             alone = self._deviation(
                 lambda names, group=group: precision.name if names == group else "fp32",  # type: ignore[misc]
-                precision.rounded,
+                precision,
             )
             ranking.append((group, alone.error))
             tell(index + 1)
@@ -261,11 +268,10 @@ class QuantizedProgram:
         moments, self._moments = self._moments, {}
         return moments
 
-    def _deviation(
-        self, of: Callable[[tuple[str, ...]], str], rounded: Rounded | None
-    ) -> Deviation:
+    def _deviation(self, of: Callable[[tuple[str, ...]], str], precision: Precision) -> Deviation:
+        self._pairs = precision.pairs
         for attr, names in self._names.items():
-            self._narrow(attr, of(names), rounded)
+            self._narrow(attr, of(names), precision.rounded)
         with torch.no_grad(), definite():
             return deviation_of(
                 ({name: tensor.numpy() for name, tensor in self._module(**inputs).items()}, answers)

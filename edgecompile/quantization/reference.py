@@ -14,7 +14,7 @@ from edgecompile.bundle.cases import ROUNDED, Case
 from edgecompile.bundle.margins import scale
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error
-from edgecompile.precision import INT4, TOLERANCES
+from edgecompile.precision import INT4, ROUNDED_PRODUCTS, TOLERANCES, Precision
 from edgecompile.quantization.program import Deviation, QuantizedProgram, deviation_of
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.targets.profile import VariantSpec
@@ -26,6 +26,10 @@ _OWN = 0.1
 #: the weights' own error that may add: up to 2.3 times was seen of SmolLM2. Products of int4 do so on all of x86-64.
 _COARSE = {"avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimddp"}
 _ACTIVATIONS = 3.0
+#: The same in pairs, which round a third more coarsely.
+_ACTIVATIONS_IN_PAIRS = 4.0
+#: Features of x86-64 that have an instruction for four pairs of int8.
+_FOUR_PAIRS = {"avx_vnni", "avx512_vnni"}
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,13 @@ class RoundedCases:
     Attributes:
         cases: a case for each of the original ones, with limits of its own; () if there are none.
         deviation: the largest deviation of the rounded model from the original; None: not known.
+        with_activations: the same where activations are rounded as the coarsest variant does; None: none does.
         problem: the reason why there are none; "" if there are.
     """
 
     cases: tuple[Case, ...] = ()
     deviation: Deviation | None = None
+    with_activations: Deviation | None = None
     problem: str = ""
 
     def describe(self, precision: str) -> tuple[str, ...]:
@@ -48,13 +54,19 @@ class RoundedCases:
             return (f"the error of {precision} itself isn't known: {self.problem}",)
         if self.deviation is None:
             return ()
-        cosine = self.deviation.cosine
+        coarsest = ""
+        if self.with_activations is not None:
+            coarsest = f"; with activations rounded as the coarsest variant does, by {_figures(self.with_activations)}"
         return (
             f"the model with its weights rounded to {precision} differs from the original by "
-            f"{100 * self.deviation.error:.2g} % of an output's scale"
-            + ("" if cosine is None else f" and has a cosine of {cosine:.6f}")
-            + f" at worst, both in float64: that is the error of {precision}, whatever runs it",
+            f"{_figures(self.deviation)} at worst, both in float64: that is the error of {precision}, "
+            f"whatever runs it{coarsest}",
         )
+
+
+def _figures(deviation: Deviation) -> str:
+    cosine = "" if deviation.cosine is None else f" and has a cosine of {deviation.cosine:.6f}"
+    return f"{100 * deviation.error:.2g} % of an output's scale{cosine}"
 
 
 def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Case]) -> RoundedCases:
@@ -66,6 +78,8 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
     activations, too, by some times the precision's own error beside, but no more than the tolerance.
     """
     made: list[Case] = []
+    share = activations_share(compiled.variants, compiled.precision)
+    coarsest: Deviation | None = None
     cases = [case for case in cases if not case.skipped]
     try:
         for index in sorted({case.bucket for case in cases}):
@@ -76,8 +90,11 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
             )
             for case, outputs in zip(own, program.answers(compiled.precision), strict=True):
                 made.append(replace(case, name=ROUNDED + case.name, outputs=outputs))
+            if share and compiled.precision.name in ROUNDED_PRODUCTS:
+                found = program.deviation(compiled.precision)
+                coarsest = found if coarsest is None else found.or_worse(coarsest)
     except Exception as exc:  # an operator that has no float64
-        return RoundedCases((), None, f"the rounded model fails in float64: {describe_error(exc)}")
+        return RoundedCases(problem=f"the rounded model fails in float64: {describe_error(exc)}")
     by_key = {(case.bucket, ROUNDED + case.name): case.outputs for case in cases}
     pairs = [(case.outputs, by_key[case.bucket, case.name]) for case in made]
     deviation = deviation_of(pairs)
@@ -90,15 +107,14 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
         }
         for outputs, original in pairs
     ]
-    coarse = rounds_activations(compiled.variants, compiled.precision.name)
     limited: list[Case] = []
     for case, errors in zip(made, rounding, strict=True):
         limits = {
-            name: own_limit(case, name, compiled.precision.name, error, coarse)
+            name: own_limit(case, name, compiled.precision.name, error, share)
             for name, error in errors.items()
         }
         limited.append(replace(case, rounding=errors, margins={}, limits=limits))
-    return RoundedCases(tuple(limited), deviation)
+    return RoundedCases(tuple(limited), deviation, coarsest)
 
 
 def rounds_activations(variants: Iterable[VariantSpec], precision: str) -> bool:
@@ -109,7 +125,20 @@ def rounds_activations(variants: Iterable[VariantSpec], precision: str) -> bool:
     )
 
 
-def own_limit(case: Case, name: str, precision: str, error: float, coarse: bool) -> float:
+def adds_pairs(variant: VariantSpec) -> bool:
+    """Whether a variant's int8 products are faster in pairs: on x86-64 without an instruction for four pairs."""
+    return variant.arch == "x86-64" and not _FOUR_PAIRS & set(variant.requires)
+
+
+def activations_share(variants: Iterable[VariantSpec], precision: Precision) -> float:
+    """The error that rounding activations may add, as a multiple of the weights' own; 0 if no variant rounds them."""
+    variants = list(variants)
+    if precision.pairs and any(map(adds_pairs, variants)):
+        return _ACTIVATIONS_IN_PAIRS
+    return _ACTIVATIONS if rounds_activations(variants, precision.name) else 0.0
+
+
+def own_limit(case: Case, name: str, precision: str, error: float, share: float) -> float:
     """The difference from the rounded model that a bundle may have in an output of a case.
 
     Args:
@@ -117,7 +146,7 @@ def own_limit(case: Case, name: str, precision: str, error: float, coarse: bool)
         name: the output.
         precision: the precision's name.
         error: the difference that rounding the weights, or of int4 the activations, makes.
-        coarse: whether kernels round activations, too.
+        share: the multiple of that difference that rounding activations may add.
     """
     most = TOLERANCES[precision].limit(scale(case, name))
-    return min(most, _OWN * most + (_ACTIVATIONS * error if coarse else 0.0))
+    return min(most, _OWN * most + share * error)

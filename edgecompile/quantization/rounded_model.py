@@ -20,7 +20,11 @@ from edgecompile.precision import FP32, INT4, ROUNDED_PRODUCTS, TOLERANCES
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.judged import JudgedModel, is_judged
 from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, Quality, check_quality
-from edgecompile.quantization.reference import own_limit, rounds_activations
+from edgecompile.quantization.reference import (
+    activations_share,
+    own_limit,
+    rounds_activations,
+)
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
 
@@ -109,12 +113,12 @@ class ReferenceModel:
         """
         if self.activations:
             return list(cases)
-        coarse = rounds_activations(self.compiled.variants, self.compiled.precision.name)
+        share = activations_share(self.compiled.variants, self.compiled.precision)
         made = []
         for case in cases:
-            errors = self._differences(case, self._beside() if coarse else None)
+            errors = self._differences(case, self._beside() if share else None)
             limits = {
-                name: own_limit(case, name, self.compiled.precision.name, error, coarse)
+                name: own_limit(case, name, self.compiled.precision.name, error, share)
                 + case.margins.get(name, 0.0)
                 for name, error in errors.items()
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,13 @@ from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
 from edgecompile.runtime.format.dtypes import BY_NAME
 from edgecompile.runtime.format.weights import Weights
+from tests.native.kernels.narrow import RowSteps, quantize_rows
 
 SHAPES = [(1, 1), (31, 7), (32, 8), (33, 5), (64, 96), (70, 101)]
 
 
 def linear(x: Tensor, packed: Tensor, n: int, bias: Tensor | None = None, act: int = 0) -> Tensor:
-    return ops.LINEAR(x, packed, bias, None, n, act)
+    return ops.LINEAR(x, packed, bias, None, n, act, False)
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
@@ -110,7 +112,7 @@ def test_products_are_near_those_of_float32(precision: str, cosine: float, bias:
     residual = torch.randn(3, 5, 70)
     want = nn.functional.gelu(nn.functional.linear(x, weight, vector)) + residual
     packed = ops.pack_weight(weight, precision)
-    got = ops.LINEAR(x, packed, vector, residual, 70, ops.ACTIVATIONS["gelu_erf"])
+    got = ops.LINEAR(x, packed, vector, residual, 70, ops.ACTIVATIONS["gelu_erf"], False)
     assert got.dtype == torch.float32
     assert torch.cosine_similarity(got.flatten(), want.flatten(), 0) > cosine
 
@@ -137,6 +139,21 @@ def test_an_outlier_does_not_drown_its_block() -> None:
         others = (ops.round_activations(x) - x)[:, 64:].abs().amax(1)
         assert (others < 4.5 / 127).all()
     assert (errors[0] > 50 * errors[1]).all()
+
+
+@pytest.mark.parametrize("k", [1, 40, 64, 200])
+def test_activations_are_rounded_as_the_kernels_tests_do(k: int) -> None:
+    x = torch.randn(50, k)
+    x[::7, k // 2] = 1e4
+    for steps in (RowSteps.COARSE, RowSteps.SUMS):
+        want = torch.from_numpy(quantize_rows(x.numpy(), steps))
+        got = ops.round_activations(x, by_sums=steps is RowSteps.SUMS)
+        # Single precision in the kernels decides a tie now and then.
+        assert ((got - want).abs() < 1e-5 * x.abs().amax(1, keepdim=True)).double().mean() > 0.999
+        product = ops.LINEAR(
+            x, ops.pack_weight(torch.eye(k), "int8"), None, None, k, 0, steps is RowSteps.SUMS
+        )
+        torch.testing.assert_close(product, got.float())
 
 
 def test_rows_of_zeros_and_zero_columns_give_zeros() -> None:
@@ -232,10 +249,20 @@ def test_products_of_one_input_take_the_widest_of_their_precisions() -> None:
     assert report.narrowed == dict.fromkeys(("q.weight", "k.weight", "v.weight"), "bf16")
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+def test_products_of_int8_alone_may_add_pairs(pairs: bool) -> None:
+    graph, _, x, want = lowered(Precision("int8", (("out.weight", "bf16"),), pairs=pairs))
+    calls = [node.args[-1] for node in graph.graph.nodes if node.target is ops.LINEAR]
+    assert calls == [pairs, False]
+    torch.testing.assert_close(graph(x), want, rtol=0.03, atol=0.03)
+
+
 def test_unlike_precisions_have_unlike_names() -> None:
     mixed = Precision("int8", (("b", "fp32"), ("a", "bf16")))
     assert mixed == Precision("int8", (("a", "bf16"), ("b", "fp32")))
-    assert Precision.from_json(mixed.to_json()) == mixed
+    paired = replace(mixed, pairs=True)
+    assert paired != mixed and paired.label == mixed.label
+    assert all(Precision.from_json(one.to_json()) == one for one in (mixed, paired))
     labels = {p.label for p in (mixed, Precision("int8"), Precision("int8", (("a", "bf16"),)))}
     assert len(labels) == 3
     assert str(mixed) == "int8, 2 weights in fp32 or bf16"

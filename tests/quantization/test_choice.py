@@ -105,6 +105,21 @@ def test_narrowing_costs_what_its_precision_says(
     assert narrowed.deviation(worst).error != narrowed.deviation(least).error
 
 
+def test_figures_of_pairs_have_their_coarser_rounding(
+    model: LoadedModel, texts: SampleTexts, tmp_path: Path
+) -> None:
+    samples = text_samples(model, texts, 32)
+    assert samples is not None
+    narrowed = narrowed_program(model, tmp_path, samples, 32)
+    plain, paired, again = (
+        narrowed.deviation(Precision("int8", pairs=pairs)) for pairs in (False, True, False)
+    )
+    assert paired.cosine is not None and plain.cosine is not None
+    assert 0.999 < paired.cosine < plain.cosine and again == plain
+    assert plain.or_worse(paired) == paired.or_worse(plain)
+    assert plain.or_worse(paired).cosine == paired.cosine
+
+
 @pytest.mark.parametrize("needed", [1, 2, 5, 9])
 def test_as_few_layers_as_will_do_stay_wider(needed: int) -> None:
     groups = [(f"w{i}",) for i in range(10)]
@@ -220,17 +235,20 @@ def test_a_build_in_int8_is_judged_on_texts(
     ours, whole = by_case["rounded-hint"], by_case["hint"]
     assert ours.limit is not None and whole.limit is not None and ours.limit < whole.limit
     assert ours.rounding and whole.max_abs_error < ours.rounding + ours.max_abs_error + 1e-6
-    assert any("rounded to int8 differs from the original by" in n for n in result.verify.notes)
+    (note,) = [n for n in result.verify.notes if "rounded to int8 differs from the original" in n]
+    assert "with activations rounded as the coarsest variant does, by" in note
     assert result.verify.min_cosine == 0.999
     assert result.verify.cosine is not None and result.verify.cosine >= 0.999
     with open_bundle(result.bundle_path) as opened:
         assert opened.manifest.precision == "int8"
         assert opened.manifest.weights == {"int8": "weights.int8"}
+        assert opened.manifest.plan["precision"]["pairs"]
     page = (result.bundle_path / "reports" / "report.html").read_text()
     assert "and a cosine of at least 0.999" in page
     assert any("are rounded for" in note for note in result.notes)
     precision = load_precision(tmp_path / "work")
     assert precision.name == "int8" and isinstance(precision.rounded, RoundedWeights)
+    assert precision.pairs
     with open_bundle(result.bundle_path) as opened:
         weights = map_weights(opened._folder, "weights.int8", check_hash=True)
         assert len(precision.rounded.packed) == 13

@@ -28,7 +28,7 @@ from edgecompile.pipeline.build import build
 from edgecompile.precision import FP32, Precision
 from edgecompile.quantization.judged import JudgedModel
 from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, check_quality
-from edgecompile.quantization.reference import rounds_activations
+from edgecompile.quantization.reference import activations_share
 from edgecompile.quantization.rounded_model import ReferenceModel
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import NativeError
@@ -115,17 +115,20 @@ def test_the_body_is_rounded_for_texts_and_the_head_stays_int8(
 
 
 @pytest.mark.parametrize(
-    ("variant", "int8", "int4"),
-    [("x86-64-v2", False, True), ("x86-64-v3", False, True), ("x86-64-avxvnni", True, True),
-     ("x86-64-avx512bf16", True, True), ("aarch64-neon", False, False), ("aarch64-dotprod", True, True),
-     ("aarch64-i8mm", True, True)],
+    ("variant", "int8", "pairs", "int4"),
+    [("x86-64-v2", 0, 4, 3), ("x86-64-v3", 0, 4, 3), ("x86-64-v4", 0, 4, 3), ("x86-64-avxvnni", 3, 3, 3),
+     ("x86-64-avx512bf16", 3, 3, 3), ("x86-64-amx", 3, 3, 3), ("aarch64-neon", 0, 0, 0),
+     ("aarch64-dotprod", 3, 3, 3), ("aarch64-i8mm", 3, 3, 3)],
 )  # fmt: skip
-def test_products_of_int4_round_activations_on_more_cpus(
-    variant: str, int8: bool, int4: bool
+def test_the_error_that_rounding_activations_may_add_depends_on_the_cpu(
+    variant: str, int8: float, pairs: float, int4: float
 ) -> None:
     variants = [load_variant(variant)]
-    assert rounds_activations(variants, "int8") == int8
-    assert rounds_activations(variants, "int4") == int4
+    assert activations_share(variants, Precision("int8")) == int8
+    assert activations_share(variants, Precision("int8", pairs=True)) == pairs
+    assert activations_share(variants, Precision("int4")) == int4
+    others = [load_variant("aarch64-dotprod"), *variants]
+    assert activations_share(others, Precision("int8", pairs=True)) == max(3, pairs)
 
 
 def test_a_model_that_amplifies_rounded_activations_is_compared_with_eager_that_rounds_them(
@@ -156,6 +159,7 @@ def test_a_bundle_says_what_it_holds(bundle: Path) -> None:
     (name,) = manifest["weights"]
     assert name == manifest["precision"] and name.startswith("int4-mixed-")
     assert manifest["plan"]["precision"]["kept"] == {HEAD: "int8"}
+    assert "pairs" not in manifest["plan"]["precision"]  # nor in an int8 head
     assert manifest["plan"]["quality"]["bound"] == 1.06
     header = header_of(bundle / manifest["weights"][name])
     packed = {key: item["dtype"] for key, item in header.items() if key.startswith("ecpack_")}

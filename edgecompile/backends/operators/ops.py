@@ -277,12 +277,17 @@ def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
     return packed.transpose(1, 2).reshape(panels * width, depth)[:n, :k].contiguous()
 
 
-def round_activations(x: Tensor) -> Tensor:
+def round_activations(x: Tensor, *, by_sums: bool = False) -> Tensor:
     """Rounds rows of ``x [..., K]`` as int8 and int4 products do, at the coarsest of any variant.
 
     Each block of :data:`BLOCK` values is rounded to multiples of a 127th of its largest magnitude;
     where that is over :data:`OUTLIER` times the row's root mean square, of a 128th of that. A row
     with an infinity gives NaN, as its other values would be lost.
+
+    Args:
+        x: the rows.
+        by_sums: whether to round as int8 products in pairs do: to multiples of a 124th of the largest
+            sum of magnitudes of one sign among four values, and a 64th of that.
 
     Returns:
         float64, of the same shape.
@@ -294,15 +299,22 @@ def round_activations(x: Tensor) -> Tensor:
     largest = wide.abs().amax(-1, keepdim=True)
     mean_square = (wide.square().sum((-2, -1), keepdim=True) / k).expand_as(largest)
     fine = largest.square() > OUTLIER**2 * mean_square
-    step = torch.where(largest > 0, largest, 1) / torch.where(fine, 127 * 128, 127)
+    if by_sums:
+        # A group of four values and the fourth group behind it: two pairs of each meet in a sum.
+        fours = wide.reshape(*wide.shape[:-1], 2, 2, BLOCK // 8, 2)
+        sums = [signed.clamp(min=0).sum((-3, -1)).flatten(-2) for signed in (fours, -fours)]
+        largest = torch.cat(sums, -1).amax(-1, keepdim=True)
+    limit, parts = (124, 64) if by_sums else (127, 128)
+    step = torch.where(largest > 0, largest, 1) / torch.where(fine, limit * parts, limit)
     rounded = ((wide / step).round() * step).flatten(-2)[..., :k]
     return torch.where(x.isfinite().all(-1, keepdim=True), rounded, torch.nan)
 
 
-def _linear_rounded(x: Tensor, packed: Tensor, n: int) -> Tensor:
+def _linear_rounded(x: Tensor, packed: Tensor, n: int, pairs: bool) -> Tensor:
     """As the native kernels do it: both factors are rounded, blocks' products add up exactly."""
     weight = unpack_weight(packed, n, x.shape[-1]).to(torch.float64)
-    return torch.nn.functional.linear(round_activations(x), weight).to(torch.float32)
+    rounded = round_activations(x, by_sums=pairs)
+    return torch.nn.functional.linear(rounded, weight).to(torch.float32)
 
 
 _ACTIVATE: Mapping[int, Callable[[Tensor], Tensor]] = {
@@ -322,10 +334,16 @@ def activate(x: Tensor, act: int) -> Tensor:
 
 
 def _linear_cpu(
-    x: Tensor, w_packed: Tensor, bias: Tensor | None, residual: Tensor | None, n: int, act: int
+    x: Tensor,
+    w_packed: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    n: int,
+    act: int,
+    pairs: bool = False,
 ) -> Tensor:
     if w_packed.dtype in (torch.int8, torch.uint8):
-        y = _linear_rounded(x, w_packed, n)
+        y = _linear_rounded(x, w_packed, n, pairs)
         y = activate(y if bias is None else y + bias, act)
     else:
         weight = unpack_weight(w_packed, n, x.shape[-1])
@@ -412,12 +430,15 @@ _register(TEXTS_SCAN, texts_scan)
 _register(TEXTS_WINDOW, texts_window)
 _register(boxes.SUPPRESS, boxes.suppress)
 _register(boxes.ROI_ALIGN, boxes.roi_align)
+#: With ``pairs`` int8 products may round activations so that four products add up in 16 bits, where the
+#: CPU has no instruction for four pairs of int8.
 LINEAR = define(
-    "ec_linear(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor",
+    "ec_linear(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act, bool pairs) "
+    "-> Tensor",
     _linear_cpu,
-    lambda x, w, bias, residual, n, act: x.new_empty((*x.shape[:-1], n)),
+    lambda x, w, bias, residual, n, act, pairs: x.new_empty((*x.shape[:-1], n)),
 )
-#: The same, of which a run may leave out columns whose values nobody reads: a language model's output head.
+#: The same without pairs, of which a run may leave out columns whose values nobody reads: a language model's output head.
 HEAD = define(
     "ec_head(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor",
     _linear_cpu,

@@ -141,15 +141,16 @@ class Floats {
   float* data_;
 };
 
-enum class Weights { kFloat32, kBfloat16, kInt8, kInt4 };
-constexpr const char* kWeightNames[] = {"gemm_packed", "gemm_bf16", "gemm_int8", "gemm_int4"};
+enum class Weights { kFloat32, kBfloat16, kInt8, kInt8Pairs, kInt4 };
+constexpr const char* kWeightNames[] = {"gemm_packed", "gemm_bf16", "gemm_int8", "gemm_int8_pairs",
+                                        "gemm_int4"};
 
 void bench_gemm(Weights weights, int threads, int64_t m, int64_t n, int64_t k, bool cold,
                 Activation act) {
   const int64_t bytes = weights == Weights::kFloat32    ? 4 * packed_elements(n, k)
                         : weights == Weights::kBfloat16 ? 2 * packed_elements_bf16(n, k)
-                        : weights == Weights::kInt8     ? packed_elements_int8(n, k)
-                                                        : packed_elements_int4(n, k);
+                        : weights == Weights::kInt4     ? packed_elements_int4(n, k)
+                                                        : packed_elements_int8(n, k);
   const int64_t copies = cold ? (int64_t{96} << 20) / bytes + 1 : 1;
   static const Floats b((int64_t{128} << 20) / 4, /*as_pairs=*/true);
   const char* const memory = reinterpret_cast<const char*>(b.data());
@@ -163,12 +164,12 @@ void bench_gemm(Weights weights, int threads, int64_t m, int64_t n, int64_t k, b
       gemm_packed(m, n, k, a.data(), k, reinterpret_cast<const float*>(from), c.data(), n, e);
     } else if (weights == Weights::kBfloat16) {
       gemm_bf16(m, n, k, a.data(), k, reinterpret_cast<const uint16_t*>(from), c.data(), n, e);
-    } else if (weights == Weights::kInt8) {
-      gemm_int8(m, n, k, a.data(), k, reinterpret_cast<const int8_t*>(from),
-                packed_elements_int8(1, k), c.data(), n, e);
-    } else {
+    } else if (weights == Weights::kInt4) {
       gemm_int4(m, n, k, a.data(), k, reinterpret_cast<const uint8_t*>(from),
                 packed_elements_int4(1, k), c.data(), n, e);
+    } else {
+      gemm_int8(m, n, k, a.data(), k, reinterpret_cast<const int8_t*>(from),
+                packed_elements_int8(1, k), c.data(), n, e, weights == Weights::kInt8Pairs);
     }
   };
   Peak peak(threads);
@@ -363,6 +364,7 @@ int main(int argc, char** argv) {
       if (want("gemm")) kinds.push_back(Weights::kFloat32);
       if (want("gemm") || want("narrow")) kinds.push_back(Weights::kBfloat16);
       if (want("gemm") || want("narrow")) kinds.push_back(Weights::kInt8);
+      if (want("gemm") || want("narrow")) kinds.push_back(Weights::kInt8Pairs);
       if (want("gemm") || want("narrow")) kinds.push_back(Weights::kInt4);
       for (int64_t m : rows) {
         for (bool cold : {false, true}) {

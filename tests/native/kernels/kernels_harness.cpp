@@ -58,12 +58,18 @@ EC_API void t_gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t
                         const uint16_t* b, float* c, int64_t ldc, const Epilogue* e) {
   gemm_bf16(m, n, k, a, lda, b, c, ldc, *e);
 }
-EC_API bool t_int8_rounds_coarsely() { return int8_rounds_coarsely(); }
+EC_API int t_int8_row_steps() { return static_cast<int>(int8_row_steps(false)); }
+EC_API int t_int8_pairs_row_steps() { return static_cast<int>(int8_row_steps(true)); }
 EC_API void t_gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                         const int8_t* b, int64_t panel, float* c, int64_t ldc, const Epilogue* e) {
   gemm_int8(m, n, k, a, lda, b, panel, c, ldc, *e);
 }
-EC_API bool t_int4_rounds_coarsely() { return int4_rounds_coarsely(); }
+EC_API void t_gemm_int8_pairs(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                              const int8_t* b, int64_t panel, float* c, int64_t ldc,
+                              const Epilogue* e) {
+  gemm_int8(m, n, k, a, lda, b, panel, c, ldc, *e, true);
+}
+EC_API int t_int4_row_steps() { return static_cast<int>(int4_row_steps()); }
 EC_API void t_gemm_int4(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                         const uint8_t* b, int64_t panel, float* c, int64_t ldc, const Epilogue* e) {
   gemm_int4(m, n, k, a, lda, b, panel, c, ldc, *e);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 
 PANEL = 32
@@ -164,16 +166,41 @@ def quantize_shifted(
     return q, scales, shifts, values
 
 
-def quantize_rows(a: np.ndarray, coarse: bool) -> np.ndarray:
-    """The float64 values that int8 kernels take rows of activations for; ``coarse``: of VNNI."""
+class RowSteps(IntEnum):
+    """How rows of activations are rounded, as gemm_narrow.h says."""
+
+    FINE = 0
+    COARSE = 1
+    SUMS = 2
+
+
+def largest_sums(block: np.ndarray) -> np.ndarray:
+    """Of each row the largest sum of magnitudes of one sign among four values that meet in 16 bits."""
+    padded = np.zeros((len(block), BLOCK), np.float32)
+    padded[:, : block.shape[1]] = block * np.float32(0.25)  # four may be infinite
+    halves = padded.reshape(-1, 2, 2, 8, 2)  # two groups of four, 16 values apart
+    sums = [
+        (one[:, :, 0] + one[:, :, 1]).sum(-1).max((1, 2), initial=0)
+        for one in (np.maximum(halves, 0), np.maximum(-halves, 0))
+    ]
+    return np.maximum(*sums)[:, None]
+
+
+def quantize_rows(a: np.ndarray, steps: RowSteps) -> np.ndarray:
+    """The float64 values that int8 and int4 kernels take rows of activations for."""
     wide = a.astype(np.float64)
+    by_sums = steps is RowSteps.SUMS
+    coarse, second = (31, 64) if by_sums else (127, 128)  # of quarters
     result = np.empty_like(wide)
     with np.errstate(all="ignore"):
         mean_square = (wide * wide).mean(1, keepdims=True) if a.shape[1] else np.zeros((len(a), 1))
         for block in blocks_of(a):
             most = np.abs(a[:, block]).max(1, initial=0, keepdims=True).astype(np.float32)
             fine = most.astype(np.float64) ** 2 > OUTLIER**2 * mean_square
-            limit = np.where(fine | (not coarse), 127 * 128, 127).astype(np.float32)
+            fine |= steps is RowSteps.FINE
+            limit = np.where(fine, coarse * second, coarse).astype(np.float32)
+            if by_sums:
+                most = largest_sums(a[:, block])
             factor = np.where(most > 0, limit / most, np.float32(0))
             result[:, block] = np.rint(a[:, block] * factor).astype(np.float64) * (most / limit)
     result[~np.isfinite(a).all(1)] = np.nan

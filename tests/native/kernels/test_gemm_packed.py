@@ -10,15 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from edgecompile.backends.operators import ops
 from tests.native.guarded import guarded
 from tests.native.kernels.narrow import (
     PANEL,
+    RowSteps,
     bf16_bits,
     bf16_values,
     blocks_of,
     column_values,
     half_values,
+    largest_sums,
     pack_bf16,
     pack_int4,
     pack_int8,
@@ -52,7 +56,8 @@ I64 = ctypes.c_int64
 PLAIN = ["int8", "int4"]
 #: Other forms of their blocks.
 FORMS = ["int8-halves", "int4-whole", "int4-zeros", "int4-whole-zeros", "int4-minimums"]
-ROUNDED = PLAIN + FORMS
+PAIRS = "int8-pairs"  # not a form: of int8, with products that may be added in 16 bits
+ROUNDED = [*PLAIN, PAIRS, *FORMS]
 NARROW = ["bf16", *ROUNDED]
 FORMATS = ["fp32", *NARROW]
 COARSE_GELU = 2.0**-14.4  # of whole panels
@@ -104,13 +109,18 @@ class Weights:
 
 def run(lib: ctypes.CDLL, w: Weights, a: np.ndarray, c: np.ndarray, e: Epilogue) -> None:
     (m, k), n = a.shape, w.values.shape[1]
-    base = w.kind.partition("-")[0]
-    panel = [I64(w.packed.size // max(1, -(-n // PANEL)))] if base in PLAIN else []
-    getattr(lib, f"t_gemm_{'packed' if w.kind == 'fp32' else base}")(
+    panel = [I64(w.packed.size // max(1, -(-n // PANEL)))] if w.kind in ROUNDED else []
+    getattr(lib, f"t_gemm_{_native_name(w.kind)}")(
         I64(m), I64(n), I64(k), ctypes.c_void_p(a.ctypes.data), I64(a.strides[0] // 4),
         ctypes.c_void_p(w.packed.ctypes.data), *panel, ctypes.c_void_p(c.ctypes.data),
         I64(c.strides[0] // 4), ctypes.byref(e.native()),
     )  # fmt: skip
+
+
+def _native_name(kind: str) -> str:
+    if kind == PAIRS:
+        return "int8_pairs"
+    return "packed" if kind == "fp32" else kind.partition("-")[0]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -138,8 +148,8 @@ def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilog
     """bf16: float32's sums, on some CPUs of rounded rows. int8 and int4: exact sums of rounded blocks, added up."""
     coarse: Any = COARSE_GELU if e.act in (GELU_ERF, GELU_TANH) else 0.0
     if w.kind in ROUNDED:
-        roundings = 8 + 2 * len(blocks_of(a, 64 if w.kind == "int8" else 32))
-        rows = quantize_rows(a, rounds_coarsely(lib, w.kind))
+        roundings = 8 + 2 * len(blocks_of(a, 64 if w.kind in ("int8", PAIRS) else 32))
+        rows = quantize_rows(a, row_steps(lib, w.kind))
         if w.terms is not None:
             coarse += 2 * roundings * 2.0**-24 * abs(e.alpha) * (abs(rows) @ w.terms)
         check(c, rows, w.values, e, what, roundings * 2.0**-24, coarse)
@@ -152,11 +162,8 @@ def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilog
         check(c, a, w.values, e, what, None, coarse)
 
 
-def rounds_coarsely(lib: ctypes.CDLL, kind: str) -> bool:
-    function = getattr(lib, f"t_{kind.partition('-')[0]}_rounds_coarsely")
-    function.restype = ctypes.c_bool
-    coarsely: bool = function()
-    return coarsely
+def row_steps(lib: ctypes.CDLL, kind: str) -> RowSteps:
+    return RowSteps(getattr(lib, f"t_{_native_name(kind)}_row_steps")())
 
 
 def product(lib: ctypes.CDLL, w: Weights, a: np.ndarray, e: Epilogue | None = None) -> np.ndarray:
@@ -178,7 +185,7 @@ def test_packed_sizes(kernels: ctypes.CDLL, n: int, k: int) -> None:
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 32), (40, 65), (64, 576)])
 def test_forms_are_told_by_their_bytes(kernels: ctypes.CDLL, n: int, k: int) -> None:
     b, seen = np.ones((k, n), F), set()
-    for kind in ROUNDED:
+    for kind in PLAIN + FORMS:
         base = kind.partition("-")[0]
         is_panel = getattr(kernels, f"t_is_{base}_panel")
         is_panel.restype = ctypes.c_bool
@@ -320,8 +327,10 @@ def test_rows_of_any_magnitude(kernels: ctypes.CDLL, kind: str) -> None:
     c = product(kernels, w, a)
     want = a.astype(np.float64) @ w.values
     size = np.abs(a).astype(np.float64) @ np.abs(w.values)
-    assert (np.abs(c - want)[1:] <= 2.0**-8 * size[1:]).all()
     assert (np.abs(c - want)[0] <= 2.0**-6 * size[0]).all()  # rounded to multiples of 2^-126
+    if kind in ROUNDED:
+        want = quantize_rows(a, row_steps(kernels, kind)) @ w.values
+    assert (np.abs(c - want)[1:] <= 2.0**-8 * size[1:]).all()
 
 
 @pytest.mark.parametrize("kind", ROUNDED)
@@ -349,6 +358,50 @@ def test_largest_sums_are_exact(kernels: ctypes.CDLL, k: int, kind: str) -> None
     np.testing.assert_allclose(product(kernels, w, a), a.astype(np.float64) @ w.values, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["int8", PAIRS, "int8-halves", "int4"])
+@pytest.mark.parametrize("k", [1, 8, 70, 192])
+def test_rows_of_one_value_are_exact(kernels: ctypes.CDLL, k: int, kind: str) -> None:
+    """A tie would move all of a block to one side, and eager's rounding to the other."""
+    rng = np.random.default_rng(k)
+    w = Weights.of(kind, random_floats(rng, k, 33))
+    a = guarded(np.repeat(random_floats(rng, 200, 1), k, 1))
+    got, size = product(kernels, w, a), abs(a).astype(np.float64) @ abs(w.values)
+    by_sums = row_steps(kernels, kind) is RowSteps.SUMS
+    rounded = ops.round_activations(torch.from_numpy(a), by_sums=by_sums).numpy()
+    for rows in (rounded, a.astype(np.float64)):
+        assert (abs(got - rows @ w.values) <= 2e-6 * size).all()
+
+
+@pytest.mark.parametrize("k", [1, 4, 31, 64, 70, 100, 1537])
+def test_largest_sums_of_four_products_are_exact(kernels: ctypes.CDLL, k: int) -> None:
+    """Activations of one sign meet where they are rounded up, with weights at either end; of outliers, too."""
+    rng, n = np.random.default_rng(k), 70
+    q = rng.choice(np.array([-128, 127], np.int8), (k, n))
+    q[:, 0], q[:, 1], q[:, 2], q[::2, 3], q[1::2, 3] = -128, 127, 0, -128, 127
+    scales = np.full((len(blocks_of(q.T)), n), 0.5, F)
+    w = Weights(PAIRS, guarded(pack_int8(q, scales)), 0.5 * q)
+    summed = row_steps(kernels, PAIRS) is RowSteps.SUMS
+    # Each comes to 124, and rounded to 126, 126, 125 and 124.
+    fours = np.array(
+        [[31.5, 31.5, 31.5, 29.5], [61.5, 59.5, 1.5, 1.5], [1.5, 0, 121, 1.5], [0, 124, 0, 0]], F
+    )
+    blocks = -(-k // 64)
+    for rows in (1, 2, 3, 4, 7):
+        pairs = rng.choice(fours, (rows, blocks, 2, 8)).reshape(rows, blocks, 2, 8, 2, 2)
+        signs = rng.choice(np.array([-1, 1], F), (rows, 1))
+        a = signs * pairs.swapaxes(3, 4).reshape(rows, -1)[:, :k]
+        a[0] = abs(a[0])
+        got = product(kernels, w, a)
+        verify(kernels, w, got, a, Epilogue(), f"{k=} {rows=}")
+        # Where each block has a largest sum, steps are 1: integers give the same bits.
+        whole = np.all([4 * largest_sums(a[:, b])[:, 0] == 124 for b in blocks_of(a)], axis=0)
+        if summed:
+            exact = np.rint(a).astype(np.int64) @ q.astype(np.int64)
+            np.testing.assert_array_equal(2 * got[whole], exact[whole])
+        a[-1, k // 2] = -1e5
+        verify(kernels, w, product(kernels, w, a), a, Epilogue(), f"{k=} {rows=}")
+
+
 @pytest.mark.parametrize("k", [1, 32, 70, 4128])
 def test_largest_sums_of_other_forms_are_exact(kernels: ctypes.CDLL, k: int) -> None:
     """With outliers as well, whose blocks are rounded more finely."""
@@ -368,7 +421,7 @@ def test_largest_sums_of_other_forms_are_exact(kernels: ctypes.CDLL, k: int) -> 
     minimums = rng.choice(np.array([-65504, -7.5, 0, 65504], np.float16), (halves, n))
     values = 0.5 * q + np.repeat(minimums.astype(np.float64), 32, 0)[:k]
     w = Weights("int4-minimums", guarded(pack_int4(q, scales, None, minimums)), values)
-    got, want = product(kernels, w, a), quantize_rows(a, rounds_coarsely(kernels, "int4")) @ values
+    got, want = product(kernels, w, a), quantize_rows(a, row_steps(kernels, "int4")) @ values
     size = np.abs(a) @ (0.5 * q + np.abs(values - 0.5 * q))
     assert (np.abs(got - want) <= (8 + 4 * halves) * 2.0**-24 * size).all()
     signed = rng.choice(np.array([-128, 127], np.int8), (k, n))
@@ -433,8 +486,9 @@ def test_rounded_rows_add_no_more_than_the_weights_error(kernels: ctypes.CDLL, k
     exact = a.astype(np.float64) @ b
     of_weights = np.sqrt(np.mean((a @ w.values - exact) ** 2))
     both = np.sqrt(np.mean((product(kernels, w, a) - exact) ** 2))
-    coarse = 1.5 if kind.startswith("int8") and rounds_coarsely(kernels, kind) else 1.01
-    assert both < coarse * of_weights
+    int8 = {RowSteps.FINE: 1.01, RowSteps.COARSE: 1.5, RowSteps.SUMS: 2.5}
+    most = int8[row_steps(kernels, kind)] if kind.startswith("int8") else 1.01
+    assert both < most * of_weights
 
 
 @pytest.mark.parametrize("kind", ROUNDED)

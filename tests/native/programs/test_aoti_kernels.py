@@ -9,6 +9,7 @@ import pytest
 
 from edgecompile.backends.operators.ops import ACTIVATIONS, pack_weight
 from tests.native.kernels.narrow import (
+    RowSteps,
     column_values,
     half_values,
     pack_bf16,
@@ -136,16 +137,16 @@ def test_sizes_that_do_not_agree_are_refused(shim):
 # ---- ec_linear ------------------------------------------------------------------------------------
 
 
-def linear(shim, x, packed, bias, residual, n, act="none", dtype=None) -> np.ndarray:
+def linear(shim, x, packed, bias, residual, n, act="none", dtype=None, pairs=False) -> np.ndarray:
     handles = [shim.borrow(x), shim.borrow(packed, dtype)]
     optional = []
     for array in (bias, residual):
         handle = None if array is None else shim.borrow(array)
         optional.append(None if handle is None else ctypes.byref(handle))
         handles += [] if handle is None else [handle]
-    code = ctypes.c_int64(ACTIVATIONS[act])
+    numbers = ctypes.c_int64(n), ctypes.c_int64(ACTIVATIONS[act]), ctypes.c_int32(pairs)
     try:
-        result = shim.make("cpu_ec_linear", *handles[:2], *optional, ctypes.c_int64(n), code)
+        result = shim.make("cpu_ec_linear", *handles[:2], *optional, *numbers)
         array = shim.array(result)
         strides = shim.strides(result)
         shim.delete(result)
@@ -169,15 +170,16 @@ def test_linear(shim, dtype: str, seed: int):
     residual = None
     if seed % 2:
         residual = strided(rng, (*lead, n) if seed % 4 == 1 else (n,))
-    rows = x.reshape(-1, k)
+    rows, pairs = x.reshape(-1, k), seed % 5 < 2
     if dtype == "int8":
         q, scales = quantize_columns(w)
         packed, values = pack_int8(q, scales), column_values(q, scales)
-        rows = quantize_rows(rows, coarse=False)  # the shim is of x86-64-v3
+        # The shim is of x86-64-v3.
+        rows = quantize_rows(rows, RowSteps.SUMS if pairs else RowSteps.FINE)
     elif dtype == "uint8":  # int4
         q, scales = quantize_halves(w)
         packed, values = pack_int4(q, scales), half_values(q, scales)
-        rows = quantize_rows(rows, coarse=True)
+        rows = quantize_rows(rows, RowSteps.COARSE)
     elif dtype == "bfloat16":
         packed, values = pack_bf16(w)
     else:
@@ -185,7 +187,7 @@ def test_linear(shim, dtype: str, seed: int):
     wanted = matmul(rows, values).reshape(*lead, n) + (0 if bias is None else bias)
     wanted = np.maximum(wanted, 0) + (0 if residual is None else residual)
     given = None if dtype == "float32" else dtype
-    close(linear(shim, x, packed, bias, residual, n, "relu", given), wanted, k)
+    close(linear(shim, x, packed, bias, residual, n, "relu", given, pairs), wanted, k)
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 64), (64, 200)])
@@ -207,7 +209,8 @@ def test_linear_tells_the_forms_of_packed_weights_by_their_size(shim, n: int, k:
         (pack_int4(q, scales, minimums=-scales), 0.5 * q - 0.5),
         (pack_int8_halves(signed, scales.astype(np.float32)), 0.5 * signed),
     ):
-        rows = quantize_rows(x, coarse=packed.dtype == np.uint8)
+        steps = RowSteps.COARSE if packed.dtype == np.uint8 else RowSteps.FINE
+        rows = quantize_rows(x, steps)
         close(linear(shim, x, packed, None, None, n), matmul(rows, values), k)
         with pytest.raises(ShimError, match="w_packed has"):
             linear(shim, x, packed[:, :-1].copy(), None, None, n)
@@ -314,7 +317,8 @@ def test_kernels_do_not_keep_what_they_borrow(shim):
     x = np.ones((2, 32), np.float32)
     packed = np.ones((1, 32, 32), np.float32)
     handles = shim.borrow(x), shim.borrow(packed)
-    result = shim.make("cpu_ec_linear", *handles, None, None, ctypes.c_int64(32), ctypes.c_int64(0))
+    numbers = ctypes.c_int64(32), ctypes.c_int64(0), ctypes.c_int32(0)
+    result = shim.make("cpu_ec_linear", *handles, None, None, *numbers)
     shim.delete(*handles)
     view = shim.view(result, (64,), (1,))
     shim.delete(result)

@@ -47,7 +47,7 @@ def mark_head(low: Lowering) -> None:
             return
         node = node.args[0]  # type: ignore[assignment]
     if _count_readers(node) == 1:
-        node.target = ops.HEAD
+        node.target, node.args = ops.HEAD, node.args[:-1]  # a language model's never has pairs
         low.report.counts["heads"] += 1
 
 

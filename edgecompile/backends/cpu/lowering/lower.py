@@ -52,7 +52,7 @@ from edgecompile.backends.lowering.rewriting import (
     write_checks,
 )
 from edgecompile.backends.operators import ops
-from edgecompile.precision import FP32, Precision
+from edgecompile.precision import FP32, INT8, Precision
 
 aten = torch.ops.aten
 
@@ -166,6 +166,10 @@ class _Packer:
         if chosen != "fp32":
             self.report.narrowed.update(dict.fromkeys(names, chosen))
         return attr
+
+    def pairs(self, names: Sequence[str]) -> bool:
+        """Whether the product of these weights may add int8 in pairs."""
+        return self.precision.pairs and self.precision.of(names) == INT8
 
 
 #: The names of the input, the weight and the bias in the operators' schemas.
@@ -290,15 +294,16 @@ def _emit_linear(packer: _Packer, match: _Linear) -> None:
     packer.report.counts["activations"] += last is not match.node
     with gm.graph.inserting_before(match.node):
         packed = gm.graph.get_attr(attr)
-    n = int(match.weight.shape[0])
-    replace(gm, match.node, ops.LINEAR, (match.x, packed, match.bias, None, n, code), last)
+    n, pairs = int(match.weight.shape[0]), packer.pairs([match.weight_name])
+    replace(gm, match.node, ops.LINEAR, (match.x, packed, match.bias, None, n, code, pairs), last)
     packer.report.counts["linears"] += 1
 
 
 def _emit_merged(packer: _Packer, group: list[_Linear]) -> None:
     gm, first = packer.gm, group[0].node
     widths = [int(m.weight.shape[0]) for m in group]
-    attr = packer.add_merged([m.weight for m in group], [m.weight_name for m in group])
+    names = [m.weight_name for m in group]
+    attr, pairs = packer.add_merged([m.weight for m in group], names), packer.pairs(names)
     bias = None
     # A merged bias is a new constant with a name of its own: weights may be shared, biases not.
     if group[0].bias is not None:
@@ -314,7 +319,8 @@ def _emit_merged(packer: _Packer, group: list[_Linear]) -> None:
     with gm.graph.inserting_before(first):
         packed = gm.graph.get_attr(attr)
         wide = gm.graph.call_function(
-            ops.LINEAR, (group[0].x, packed, bias, None, sum(widths), ops.ACTIVATIONS["none"])
+            ops.LINEAR,
+            (group[0].x, packed, bias, None, sum(widths), ops.ACTIVATIONS["none"], pairs),
         )
         parts = gm.graph.call_function(aten.split_with_sizes.default, (wide, widths, axis))
         slices = [gm.graph.call_function(operator.getitem, (parts, i)) for i in range(len(group))]

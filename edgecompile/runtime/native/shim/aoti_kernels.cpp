@@ -73,7 +73,7 @@ void multiply(int dims, Tensor* out, const Tensor& a, const Tensor& b, const Ten
 }
 
 void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Tensor* residual,
-            int64_t n, int64_t act, const ColumnMask* mask, AtenTensorHandle* ret) {
+            int64_t n, int64_t act, bool pairs, const ColumnMask* mask, AtenTensorHandle* ret) {
   require_float32(x, "x");
   if (n < 1) fail("n is %ld", n);
   const RowsView rows(x);
@@ -105,7 +105,7 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
                 epilogue);
   } else {
     gemm_weight(packed, count, 0, m, n, k, rows.data(), rows.row_stride(), result->as<float>(), n,
-                epilogue);
+                epilogue, pairs);
   }
   *ret = wrap(result.release());
 }
@@ -144,10 +144,11 @@ EC_API int32_t ec_aoti_torch_cpu_baddbmm_out(AtenTensorHandle out, AtenTensorHan
 
 EC_API int32_t ec_aoti_torch_cpu_ec_linear(AtenTensorHandle x, AtenTensorHandle w_packed,
                                            AtenTensorHandle* bias, AtenTensorHandle* residual,
-                                           int64_t n, int64_t act, AtenTensorHandle* ret) {
+                                           int64_t n, int64_t act, int32_t pairs,
+                                           AtenTensorHandle* ret) {
   return guarded("aoti_torch_cpu_ec_linear", [&] {
     linear(*unwrap(x), *unwrap(w_packed), unwrap_optional(bias), unwrap_optional(residual), n, act,
-           nullptr, ret);
+           pairs != 0, nullptr, ret);
   });
 }
 
@@ -157,7 +158,7 @@ EC_API int32_t ec_aoti_torch_cpu_ec_head(AtenTensorHandle x, AtenTensorHandle w_
                                          int64_t n, int64_t act, AtenTensorHandle* ret) {
   return guarded("aoti_torch_cpu_ec_head", [&] {
     linear(*unwrap(x), *unwrap(w_packed), unwrap_optional(bias), unwrap_optional(residual), n, act,
-           HeadMask::of_run(), ret);
+           false, HeadMask::of_run(), ret);
   });
 }
 

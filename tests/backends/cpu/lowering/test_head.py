@@ -51,7 +51,7 @@ def test_columns_depend_on_no_others(name: str) -> None:
     gone = torch.rand(WIDTH) < 0.5
     for node in graph.graph.nodes:
         if node.target is ops.HEAD:
-            node.target = lambda *given: ops.LINEAR(*given).masked_fill(gone, -torch.inf)
+            node.target = lambda *given: ops.LINEAR(*given, False).masked_fill(gone, -torch.inf)
     graph.recompile()
     part, _ = run(graph, After(KEPT[name]))
     assert torch.equal(part[..., ~gone], whole[..., ~gone])

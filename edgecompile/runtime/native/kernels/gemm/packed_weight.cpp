@@ -53,11 +53,12 @@ int64_t bytes_of_form(const Tensor& packed, int64_t n, int64_t k, int64_t count,
 
 // The weight that begins `offset` elements on, with so many elements in a panel.
 void multiply(const Tensor& packed, int64_t offset, int64_t panel, int64_t m, int64_t n, int64_t k,
-              const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue) {
+              const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue,
+              bool pairs = false) {
   if (packed.dtype == kBFloat16) {
     gemm_bf16(m, n, k, a, lda, packed.as<uint16_t>() + offset, c, ldc, epilogue);
   } else if (packed.dtype == kInt8) {
-    gemm_int8(m, n, k, a, lda, packed.as<int8_t>() + offset, panel, c, ldc, epilogue);
+    gemm_int8(m, n, k, a, lda, packed.as<int8_t>() + offset, panel, c, ldc, epilogue, pairs);
   } else if (packed.dtype == kUInt8) {
     gemm_int4(m, n, k, a, lda, packed.as<uint8_t>() + offset, panel, c, ldc, epilogue);
   } else {
@@ -84,9 +85,10 @@ int64_t packed_count(const Tensor& packed, int64_t n, int64_t k, int64_t count) 
 }
 
 void gemm_weight(const Tensor& packed, int64_t each, int64_t index, int64_t m, int64_t n, int64_t k,
-                 const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue) {
+                 const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue,
+                 bool pairs) {
   const int64_t panel = each / std::max<int64_t>(panels_of(n), 1);
-  multiply(packed, each * index, panel, m, n, k, a, lda, c, ldc, epilogue);
+  multiply(packed, each * index, panel, m, n, k, a, lda, c, ldc, epilogue, pairs);
 }
 
 void gemm_masked(const Tensor& packed, const ColumnMask& mask, int64_t m, int64_t n, int64_t k,

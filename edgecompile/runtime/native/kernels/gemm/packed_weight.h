@@ -12,9 +12,10 @@ namespace ec {
 int64_t packed_count(const Tensor& packed, int64_t n, int64_t k, int64_t count = 1);
 
 // C[m×n] from A[m×k] with contiguous rows, and the index-th weight in `packed`, each of `each`
-// elements.
+// elements; `pairs` as gemm_int8 says.
 void gemm_weight(const Tensor& packed, int64_t each, int64_t index, int64_t m, int64_t n, int64_t k,
-                 const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue);
+                 const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue,
+                 bool pairs = false);
 
 // A byte for each column of a product; those with 0 aren't wanted.
 struct ColumnMask {

@@ -5,7 +5,7 @@
 
 namespace ec {
 
-bool int4_rounds_coarsely() { return Int4Math::kParts == 2; }
+RowSteps int4_row_steps() { return row_steps<Int4Math>(); }
 
 int64_t packed_elements_int4(int64_t n, int64_t k) {
   return (n + kPanel - 1) / kPanel * rounded_blocks(k) * kInt4Halves;

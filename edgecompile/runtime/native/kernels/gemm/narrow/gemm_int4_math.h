@@ -63,7 +63,7 @@ struct Int4Math : HalvedBlocks {
 // 8 groups of two products of 15 and 127.
 struct Int4Math : HalvedBlocks {
   using A = int8_t;
-  using Acc = Vector<int16_t, kVectorBytes / 2>;
+  using Acc = Shorts;
   static constexpr int kParts = 2;
   static constexpr bool kLateStart = true;
   static constexpr int kColumns = kFloatLanes;
@@ -76,27 +76,10 @@ struct Int4Math : HalvedBlocks {
   }
   EC_INLINE static vi32 load_a(const int8_t* a) { return broadcast_from<vi32>(a); }
   EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b) {
-#if defined(__AVX512BW__)
-    acc += bits_as<Acc>(_mm512_maddubs_epi16((__m512i)b, (__m512i)a));
-    asm volatile("" : "+v"(acc));
-#elif defined(__AVX2__)
-    acc += bits_as<Acc>(_mm256_maddubs_epi16((__m256i)b, (__m256i)a));
-    asm volatile("" : "+x"(acc));
-#else
-    acc += bits_as<Acc>(_mm_maddubs_epi16((__m128i)b, (__m128i)a));
-    asm volatile("" : "+x"(acc));
-#endif
+    acc += multiply_pairs(b, a);
+    keep_sums(acc);
   }
-  EC_INLINE static vi32 total(const Acc (&acc)[1]) {
-    const Acc ones = Acc{} + 1;
-#if defined(__AVX512BW__)
-    return bits_as<vi32>(_mm512_madd_epi16((__m512i)acc[0], (__m512i)ones));
-#elif defined(__AVX2__)
-    return bits_as<vi32>(_mm256_madd_epi16((__m256i)acc[0], (__m256i)ones));
-#else
-    return bits_as<vi32>(_mm_madd_epi16((__m128i)acc[0], (__m128i)ones));
-#endif
-  }
+  EC_INLINE static vi32 total(const Acc (&acc)[1]) { return add_pairs(acc[0]); }
 };
 #else
 struct Int4Math : HalvedBlocks {

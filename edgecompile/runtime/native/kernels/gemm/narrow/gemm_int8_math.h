@@ -2,16 +2,16 @@
 // vector extension exists.
 //
 // Where the CPU multiplies four pairs of int8 in one instruction (VNNI, Arm's dot product),
-// activations are int8, too, those of blocks with outliers in two parts. Elsewhere they are int16.
+// activations are int8, too, those of blocks with outliers in two parts. Elsewhere they are int16,
+// unless the caller lets x86-64 add pairs in 16 bits (Int8PairsMath).
 #pragma once
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
+#if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
 #include "kernels/gemm/gemm_kernel.h"
+#include "kernels/gemm/narrow/byte_pairs.h"
 #include "kernels/gemm/narrow/vnni.h"
 
 namespace ec {
@@ -25,6 +25,7 @@ struct WholeBlocks {
   static constexpr bool kShared = false;
   static constexpr bool kLateStart = false;
   static constexpr int kScaleBytes = 4;
+  static constexpr int kSummed = 1;
   EC_INLINE static vf32 load_scales(const char* p) {
     return load(reinterpret_cast<const float*>(p));
   }
@@ -36,6 +37,7 @@ struct WholeBlocks {
 //   kOffset          what add_products adds to each weight
 //   kHalves          the number of parts of a block with scales of their own
 //   kShared          whether a byte of B holds two weights, one of each half
+//   kSummed          groups that add_products takes, 2 if four pairs are added in 16 bits
 //   kLateStart       whether sums start from 0, and their start value is added later
 //   Acc              partial sums of kColumns columns, kPerVector of them for a vector of columns
 //   kSpare           registers needed beside the sums and a row of B
@@ -43,7 +45,7 @@ struct WholeBlocks {
 //   B load_b(b, half)    four values of k of kColumns columns
 //   V load_a(a)          four values of k of a row, for all columns
 //   vf32 load_scales(p)  scales of a vector of columns, each of kScaleBytes
-//   add_products(acc, a, b)
+//   add_products(acc, a, b)         or (acc, a, b, a2, b2) with a second group
 //   vi32 total(acc)  the columns' sums
 #if EC_VNNI
 struct Int8Math : WholeBlocks {
@@ -119,6 +121,7 @@ struct Int8Math : WholeBlocks {
   }
 };
 #else
+#define EC_BYTE_PAIRS 1
 // Two sums beside each other for each column.
 struct Int8Math : WholeBlocks {
   using A = int16_t;
@@ -147,14 +150,12 @@ struct Int8Math : WholeBlocks {
   EC_INLINE static void add_products(Acc& acc, V a, V b) {
 #if defined(__AVX512BW__)
     acc += bits_as<Acc>(_mm512_madd_epi16((__m512i)a, (__m512i)b));
-    asm volatile("" : "+v"(acc));
 #elif defined(__AVX2__)
     acc += bits_as<Acc>(_mm256_madd_epi16((__m256i)a, (__m256i)b));
-    asm volatile("" : "+x"(acc));
 #else
     acc += bits_as<Acc>(_mm_madd_epi16((__m128i)a, (__m128i)b));
-    asm volatile("" : "+x"(acc));
 #endif
+    keep_sums(acc);
   }
   // Sums of neighbours, within 128 bits first: crossing them is slow. Then every other pair of
   // columns comes from the one register, the others from the other.
@@ -175,6 +176,44 @@ struct Int8Math : WholeBlocks {
   static constexpr int from_pairs(int i) {
     return i / 4 * 4 + i % 2 * 2 + (i % 4 < 2 ? 0 : kFloatLanes);
   }
+};
+
+// How far behind each other groups lie that are added in 16 bits, and how much their activations of
+// one sign may come to.
+constexpr int64_t kSummedApart = 4;
+constexpr int32_t kMostReach = 128;
+
+// The instruction for two pairs adds its products in 16 bits and saturates. Widening costs as much
+// as two pairs, so the sums of two instructions are added first: those of a group of four
+// activations, and of the fourth group after it. Nothing saturates: weights are from -128 to 127,
+// made unsigned 0 to 255. Activations are rounded such that among the four that meet in a sum the
+// positive ones come to kMostReach at most, and so do the negative ones. Every partial sum is then
+// between -255·kMostReach and 255·kMostReach.
+static_assert(255 * kMostReach < 1 << 15);
+struct Int8PairsMath : WholeBlocks {
+  using A = int8_t;
+  using Acc = vi32;
+  static constexpr int kParts = 2;
+  static constexpr int32_t kOffset = 128;
+  static constexpr int kColumns = kFloatLanes;
+  static constexpr int kPerVector = 1;
+  static constexpr int kSummed = 2;
+  static constexpr int kSpare = 4;
+
+  EC_INLINE static Acc start(int32_t x) { return broadcast<vi32>(x); }
+  EC_INLINE static vi32 load_b(const char* b, FirstHalf = {}) {
+    return load<vi32>(reinterpret_cast<const int32_t*>(b)) ^ broadcast<vi32>(int32_t(0x80808080));
+  }
+  EC_INLINE static vi32 load_a(const int8_t* a) { return broadcast_from<vi32>(a); }
+  EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b) {
+    acc += add_pairs(multiply_pairs(b, a));
+    keep_sums(acc);
+  }
+  EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b, vi32 a2, vi32 b2) {
+    acc += add_pairs(multiply_pairs(b, a) + multiply_pairs(b2, a2));
+    keep_sums(acc);
+  }
+  EC_INLINE static vi32 total(const Acc (&acc)[1]) { return acc[0]; }
 };
 #endif
 

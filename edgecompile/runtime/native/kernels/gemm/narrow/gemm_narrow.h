@@ -53,20 +53,26 @@ bool bf16_rounds_a();
 void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                const uint16_t* b_packed, float* c, int64_t ldc, const Epilogue& epilogue);
 
-// Whether A is rounded to 8 bits where it has no outliers.
-bool int8_rounds_coarsely();
-bool int4_rounds_coarsely();
+// How blocks of a row of A without outliers are rounded; in `pairs` as gemm_int8 says.
+enum class RowSteps { kFine, kCoarse, kSums };
+RowSteps int8_row_steps(bool pairs);
+RowSteps int4_row_steps();
 
-// Each block of a row of A is rounded to whole multiples of its largest magnitude divided by 127;
-// or by 127·128, where the CPU has no instruction for four pairs of int8, and where the block's
-// largest value is over 12 times the row's root mean square, as far as the squares stay in the
-// range of single precision. Sums within a block are exact. A row with a NaN or an infinity gives
-// NaN.
+// Each block of a row of A is rounded to whole multiples of its largest magnitude divided by 127
+// (kCoarse); or by 127·128, where the CPU has no instruction for four pairs of int8 (kFine), and
+// where the block's largest value is over 12 times the row's root mean square, as far as the
+// squares stay in the range of single precision. Sums within a block are exact. A row with a NaN or
+// an infinity gives NaN.
+//
+// With `pairs` x86-64 without that instruction may use the one for two pairs (kSums), where a scale
+// is that of 64 k: the largest sum of four activations as Int8PairsMath says takes the place of the
+// largest magnitude, 124 that of 127, and 64 that of 128.
 void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const int8_t* b_packed,
-               int64_t panel_bytes, float* c, int64_t ldc, const Epilogue& epilogue);
+               int64_t panel_bytes, float* c, int64_t ldc, const Epilogue& epilogue,
+               bool pairs = false);
 
-// Likewise. x86-64 without an instruction for four pairs has one for two, which int4 is narrow
-// enough for.
+// As without `pairs`. x86-64 without an instruction for four pairs has one for two, which int4 is
+// narrow enough for.
 void gemm_int4(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                const uint8_t* b_packed, int64_t panel_bytes, float* c, int64_t ldc,
                const Epilogue& epilogue);

@@ -14,11 +14,18 @@
 
 namespace ec {
 
+template <class Math>
+constexpr RowSteps row_steps() {
+  return Math::kParts == 1    ? RowSteps::kFine
+         : Math::kSummed == 2 ? RowSteps::kSums
+                              : RowSteps::kCoarse;
+}
+
 // C[m0:m1, panels p0:p1]; `t` has the form of the weight's blocks.
 template <class Math>
 void run_rounded_block(const RoundedProduct<Math>& p, const RoundedTiles& table, RoundedTile t,
                        int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-  const TileRows tiles(m1 - m0, kRoundedRows);
+  const TileRows tiles(m1 - m0, kMostRows<Math>);
   const PanelWalk walk(p.n, p0, p1);
   const int64_t calls = tiles.tiles * (kPanel / table.columns[tiles.highest() - 1]);
   alignas(64) float sums[kRoundedRows * kPanel];

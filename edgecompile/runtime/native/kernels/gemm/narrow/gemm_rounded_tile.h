@@ -86,6 +86,10 @@ struct RoundedRow {
 };
 
 constexpr int kRoundedRows = 6;
+// Of a tile. Six rows leave 16 registers room for one vector of columns where two groups are taken
+// at a time, four for two vectors: they read A half as often.
+template <class Math>
+constexpr int kMostRows = Math::kSummed == 2 && kVectorRegisters == 16 ? 4 : kRoundedRows;
 
 struct RoundedTile {
   int64_t k;
@@ -107,7 +111,7 @@ constexpr int rounded_vectors() {
   constexpr int kRegisters = sizeof(typename Math::Acc) / kVectorBytes * Math::kPerVector;
   int vectors = kPanelVectors;
   while (vectors > 1) {
-    const int of_b = vectors * Math::kPerVector;
+    const int of_b = vectors * Math::kPerVector * Math::kSummed;
     if (Rows * vectors * kRegisters + (Rows < of_b ? Rows : of_b) + Math::kSpare <=
         kVectorRegisters) {
       break;
@@ -159,26 +163,45 @@ inline void run_rounded_tile(const RoundedTile& t) {
         for (int x = 0; x < Each; ++x) acc[r][v][x] = Math::start(x == 0 ? start : 0);
       }
     }
-    const auto step = [&](int64_t g) __attribute__((always_inline)) {
-      const char* const from =
-          b + ((Math::kShared ? 0 : half.value * kBlockGroups<Math>)+g) * kGroupBytes;
-      decltype(Math::load_b(from, half)) bv[Accs];
+    // One group, or two whose products are added together.
+    const auto step = [&](auto... g) __attribute__((always_inline)) {
+      const auto from = [&](int64_t group) __attribute__((always_inline)) {
+        return b + ((Math::kShared ? 0 : half.value * kBlockGroups<Math>)+group) * kGroupBytes;
+      };
+      decltype(Math::load_b(b, half)) bv[sizeof...(g)][Accs];
 #pragma GCC unroll 16
-      for (int v = 0; v < Accs; ++v) bv[v] = Math::load_b(from + v * Math::kColumns * 4, half);
+      for (int v = 0; v < Accs; ++v) {
+        int i = 0;
+        ((bv[i++][v] = Math::load_b(from(g) + v * Math::kColumns * 4, half)), ...);
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
-        const auto av = Math::load_a(reinterpret_cast<const A*>(a[r] + part) +
-                                     half.value * kHalfInputs<Math> + g * 4);
+        const auto load_a = [&](int64_t group) __attribute__((always_inline)) {
+          return Math::load_a(reinterpret_cast<const A*>(a[r] + part) +
+                              half.value * kHalfInputs<Math> + group * 4);
+        };
+        const decltype(load_a(0)) av[] = {load_a(g)...};
 #pragma GCC unroll 16
         for (int v = 0; v < Accs; ++v) {
-          Math::add_products(acc[r][v / Each][v % Each], av, bv[v]);
+          Acc& sum = acc[r][v / Each][v % Each];
+          if constexpr (sizeof...(g) == 1) {
+            Math::add_products(sum, av[0], bv[0][v]);
+          } else {
+            Math::add_products(sum, av[0], bv[0][v], av[1], bv[1][v]);
+          }
         }
       }
     };
     if (groups == kBlockGroups<Math>) {
       // Four at once, by hand: the compiler unrolls no loop of such steps.
-      for (int64_t g = 0; g < kBlockGroups<Math>; g += 4) {
-        step(g), step(g + 1), step(g + 2), step(g + 3);
+      if constexpr (Math::kSummed == 2) {
+        for (int64_t g = 0; g < kBlockGroups<Math>; g += 8) {
+          step(g, g + 4), step(g + 1, g + 5), step(g + 2, g + 6), step(g + 3, g + 7);
+        }
+      } else {
+        for (int64_t g = 0; g < kBlockGroups<Math>; g += 4) {
+          step(g), step(g + 1), step(g + 2), step(g + 3);
+        }
       }
     } else {
       for (int64_t g = 0; g < groups; ++g) step(g);
@@ -266,7 +289,7 @@ constexpr RoundedTiles make_rounded_tiles(std::integer_sequence<int, R...>) {
 }
 template <class Math, Shift kShift>
 inline constexpr RoundedTiles kRoundedTiles =
-    make_rounded_tiles<Math, kShift>(std::make_integer_sequence<int, kRoundedRows>{});
+    make_rounded_tiles<Math, kShift>(std::make_integer_sequence<int, kMostRows<Math>>{});
 
 template <class Math>
 const RoundedTiles& rounded_tiles(Shift shift) {

@@ -8,9 +8,16 @@
 namespace ec {
 
 constexpr int32_t kInfinity = 0x7f800000;
-// The largest magnitudes that a block's values are rounded to multiples of, in one part and in two.
-constexpr int32_t kCoarse = 127;
-constexpr int32_t kFine = 127 * 128;
+// The largest whole numbers that a block's values are rounded to, or sums of four as Int8PairsMath
+// says. Each of the four may be rounded up by a half, so such a limit is at least two below
+// kMostReach. It is a multiple of four: four equal values would end on a tie otherwise, and all of
+// a block on one side. Of two parts the second has kSecondBits, from -32 to 31 for such sums.
+template <class Math>
+constexpr int32_t kCoarse = Math::kSummed == 2 ? 124 : 127;
+template <class Math>
+constexpr int kSecondBits = Math::kSummed == 2 ? 6 : 7;
+template <class Math>
+constexpr int32_t kFine = kCoarse<Math> << kSecondBits<Math>;
 // A block is an outlier's if its largest value is over so many times the row's root mean square.
 constexpr float kOutlier = 12.0f;
 
@@ -33,11 +40,11 @@ inline float as_float(int32_t bits) {
 struct RoundingStep {
   float factor, scale;
 
-  RoundingStep(float most, int32_t limit) {
+  RoundingStep(float most, float limit) {
     // So far down the factor would overflow; there it stays a power of two whose inverse is exact.
-    const bool tiny = most < static_cast<float>(limit) * 0x1p-127f;
-    factor = tiny ? 0x1p126f : static_cast<float>(limit) / most;
-    scale = tiny ? 0x1p-126f : most / static_cast<float>(limit);
+    const bool tiny = most < limit * 0x1p-127f;
+    factor = tiny ? 0x1p126f : limit / most;
+    scale = tiny ? 0x1p-126f : most / limit;
   }
 };
 
@@ -71,17 +78,17 @@ class RowQuantizer {
         clear(values);
         put_scale(0, finite ? 0.0f : __builtin_nanf(""));
       } else if (Math::kParts == 1) {
-        const RoundingStep step(largest, kFine);
+        const RoundingStep step = step_for(x + from, n, largest, kFine<Math>);
         round<1>(x + from, n, step.factor, values, sums);
         put_scale(0, step.scale);
       } else if (largest * largest <= kOutlier * kOutlier * square) {
-        const RoundingStep step(largest, kCoarse);
+        const RoundingStep step = step_for(x + from, n, largest, kCoarse<Math>);
         round<1>(x + from, n, step.factor, values, sums);
         put_scale(0, step.scale);
       } else {
-        const RoundingStep step(largest, kFine);
+        const RoundingStep step = step_for(x + from, n, largest, kFine<Math>);
         round<2>(x + from, n, step.factor, values, sums);
-        put_scale(0, step.scale * 128.0f);
+        put_scale(0, step.scale * (1 << kSecondBits<Math>));
         put_scale(1, step.scale);
         wanted[block / 64] |= uint64_t{1} << (block % 64);
       }
@@ -139,8 +146,55 @@ class RowQuantizer {
     return of_all >= kInfinity ? -1.0f : reduce_add(squares) / static_cast<float>(k_);
   }
 
-  // n values times `factor` as integers: in one part, or as 128·first + second. What is left of a
-  // block becomes zero. Adds up each half of each part.
+  static auto narrowed(vi32 x) {
+#if defined(__SSSE3__)
+    if constexpr (sizeof(A) == 1)
+      return to_bytes(x);
+    else
+#endif
+      return convert<Vector<A, kFloatLanes>>(x);
+  }
+
+  // How a block of n values is rounded to whole numbers within a limit.
+  static RoundingStep step_for(const float* x, int64_t n, float largest, int32_t limit) {
+    if constexpr (Math::kSummed == 1) return {largest, static_cast<float>(limit)};
+#if EC_BYTE_PAIRS
+    // A quarter of each, as a sum of four may be infinite.
+    return {quarter_reach(x, n), static_cast<float>(limit) * 0.25f};
+#endif
+  }
+
+#if EC_BYTE_PAIRS
+  // A quarter of the largest sum of magnitudes of one sign among four values that meet in 16 bits.
+  static float quarter_reach(const float* x, int64_t n) {
+    constexpr int kL = kFloatLanes;
+    constexpr int64_t kApart = 4 * kSummedApart;
+    const vf32 quarter = broadcast(0.25f);
+    const auto at = [&](int64_t i) __attribute__((always_inline)) {
+      return quarter * (i + kL <= n ? load(x + i) : i < n ? load_partial(x + i, n - i) : vf32{});
+    };
+    vf32 most{};
+    for (int64_t from = 0; from < n; from += 2 * kApart) {
+#pragma GCC unroll 4
+      for (int64_t i = from; i < from + kApart; i += kL) {
+        const vf32 one = at(i), other = at(i + kApart);
+        const vf32 up = max(one, vf32{}) + max(other, vf32{});
+        const vf32 down = min(one, vf32{}) + min(other, vf32{});
+        most = max(most, up + swap_neighbours(up));
+        most = max(most, -(down + swap_neighbours(down)));
+      }
+    }
+    return as_float(reduce_max(bits_as<vi32>(most)));
+  }
+  static vf32 swap_neighbours(vf32 x) {
+    return [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+      return __builtin_shuffle(x, vi32{(i ^ 1)...});
+    }(std::make_integer_sequence<int, kFloatLanes>{});
+  }
+#endif
+
+  // n values times `factor` as integers: in one part, or as 2^kSecondBits·first + second. What is
+  // left of a block becomes zero. Adds up each half of each part.
   template <int Parts>
   void round(const float* x, int64_t n, float factor, A* to,
              int32_t (&sums)[2][Math::kHalves]) const {
@@ -152,13 +206,14 @@ class RowQuantizer {
       const auto put = [&](vf32 v, int64_t i) __attribute__((always_inline)) {
         vi32 whole = round_to_int(v * factor);
         if constexpr (Parts == 2) {
-          const vi32 shifted = whole + 64;
-          const vi32 low = (shifted & 127) - 64;
-          whole = shifted >> 7;
-          store(rest + Row::place(i), convert<Vector<A, kL>>(low));
+          constexpr int kBits = kSecondBits<Math>, kHalf = 1 << (kBits - 1);
+          const vi32 shifted = whole + kHalf;
+          const vi32 low = (shifted & ((1 << kBits) - 1)) - kHalf;
+          whole = shifted >> kBits;
+          store(rest + Row::place(i), narrowed(low));
           sum[1] += low;
         }
-        store(to + Row::place(i), convert<Vector<A, kL>>(whole));
+        store(to + Row::place(i), narrowed(whole));
         sum[0] += whole;
       };
       const int64_t filled = std::min(n, end);
