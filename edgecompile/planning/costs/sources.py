@@ -107,16 +107,28 @@ def find_costs(
     spec = choose_calibration(serving.scope, serving.modes)
     subject.notes.add(serving.note)
     calibration = _find_kept(subject, spec, precision)
-    if calibration is None and clear is not None and spec.beginning is not spec:
-        costs = _measured(subject, spec.beginning, precision, step)
+    for beginning in spec.beginnings if calibration is None and clear is not None else ():
+        costs = _measured(subject, beginning, precision, step)
+        assert clear is not None
         if clear(costs.lowest()):
-            first, last = (bucket.hi for bucket in spec.beginning.buckets[1:])
-            subject.notes.add(
-                f"Static programs of the lengths {first} and {last} alone were measured: they save so "
-                f"little that padding pays only if one between them is over {TOLERANCE:.0%} faster."
-            )
+            subject.notes.add(_why_clear(beginning))
             return costs
     return _measured(subject, spec, precision, step)
+
+
+def _why_clear(measured: CalibrationSpec) -> str:
+    """The note on programs that weren't measured."""
+    statics = [bucket.hi for bucket in measured.buckets if bucket.mode == "pad"]
+    if not statics:
+        return (
+            "No static program was measured: most of a run is in kernels that such programs call, too, "
+            "and the rest of it is too short for padding to pay."
+        )
+    first, last = statics
+    return (
+        f"Static programs of the lengths {first} and {last} alone were measured: they save so "
+        f"little that padding pays only if one between them is over {TOLERANCE:.0%} faster."
+    )
 
 
 def _find_kept(subject: Subject, spec: CalibrationSpec, precision: Precision) -> Calibration | None:
