@@ -6,9 +6,10 @@ other code; and its inputs have to be filled up. If no plan with padding is best
 compile.
 
 Else a build measures two static programs: a short one and the longest. If no plan with padding is best at the
-lowest costs that fit their times, the others aren't built. This may be wrong where a static program between them is over :data:`TOLERANCE` faster than they let
-expect, or noise is larger than its estimate: the plan has one dynamic program then, and padding would pay.
-A third program would find more of these cases, but there are hardly more than three in all.
+lowest costs that fit their times, the others aren't built. This may be wrong where a static program between them
+is over :data:`TOLERANCE` faster than they let expect, or noise is larger than its estimate: the plan has one
+dynamic program then, and padding would pay. A third program would find more of these cases, but there are hardly
+more than three in all.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ LEAST_ROUNDS = 5
 LADDER = 7
 MAX_POINTS = 4096
 SECONDS_BETWEEN_REPORTS = 2.0
-#: Share of the time for measuring that goes into profiles, at most three runs a point above it.
+#: Share of the time for measuring that profiles of dynamic programs may take; each has three runs at least.
 PROFILING = 0.1
 
 
