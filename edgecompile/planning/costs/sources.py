@@ -47,6 +47,8 @@ from edgecompile.targets.gpu import GPU_PRECISION
 from edgecompile.targets.profile import VariantSpec
 
 _MODELLED_POINTS = 64
+#: The source of a calibration that was measured just now.
+_FRESH = "the measurement"
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,16 @@ def find_costs(
         assert clear is not None
         if clear(costs.lowest()):
             subject.notes.add(_why_clear(beginning))
-            return costs
-    return _measured(subject, spec, precision, step)
+            break
+    else:
+        costs = _measured(subject, spec, precision, step)
+    assert costs.calibration is not None
+    if costs.calibration.source != _FRESH:
+        subject.notes.add(
+            f"costs that were measured here on {costs.calibration.date} are used, as long as nobody "
+            "asks to measure again"
+        )
+    return costs
 
 
 def _why_clear(measured: CalibrationSpec) -> str:
@@ -148,14 +158,7 @@ def _measured(
         key = cost_key(subject, spec, variant, precision)
         if key is not None:
             keep_costs(key, document, cost)
-        calibration = parse_calibration(
-            {**document, "bucket_cost": cost.to_json()}, "the measurement"
-        )
-    else:
-        subject.notes.add(
-            f"costs that were measured here on {calibration.date} are used, as long as nobody asks "
-            "to measure again"
-        )
+        calibration = parse_calibration({**document, "bucket_cost": cost.to_json()}, _FRESH)
     model = measured_costs(calibration, "measured", second=serving.scope.second)
     return Costs(model, serving.scope, calibration.bucket_cost, spec, calibration)
 

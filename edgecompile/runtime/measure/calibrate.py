@@ -4,6 +4,7 @@ docs/runtime.md says what is in the file.
 """
 
 import time
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from ..base.errors import BundleError
@@ -24,7 +25,7 @@ LEAST_ROUNDS = 5
 LADDER = 7
 MAX_POINTS = 4096
 SECONDS_BETWEEN_REPORTS = 2.0
-#: Share of the time for measuring that profiles of dynamic programs may take; each has three runs at least.
+#: Share of the time for measuring that profiles of dynamic programs may take; each has six runs at least.
 PROFILING = 0.1
 
 
@@ -268,11 +269,19 @@ def _static_bound(model: Any, point: Point, seed: int, seconds: float) -> Dict[s
     if model.info["backend"] == TORCH or fixed:
         return {}
     inputs = make_inputs(manifest, point.sizes, seed)
-    result = {
-        "generated_ms": measure_generated(
-            runtime, lambda: model.run_bucket(point.bucket, inputs), seconds=seconds
-        )
-    }
+
+    def generated() -> float:
+        run = partial(model.run_bucket, point.bucket, inputs)
+        return measure_generated(runtime, run, seconds=seconds / 2)
+
+    result = {"generated_ms": generated()}
+    if runtime.sets_run_threads:
+        # Where threads wait for each other, they do so in static programs, too.
+        runtime.set_run_threads(1)
+        try:
+            result["generated_ms"] = min(result["generated_ms"], generated())
+        finally:
+            runtime.set_run_threads(0)
     if spec.contains(shorter):
         dispatcher, small = Dispatcher(manifest), make_inputs(manifest, shorter, seed)
         arrays = [small[item.name] for item in manifest.inputs]
