@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from edgecompile.models.choices import Choices
+    from edgecompile.models.double import Kept
     from edgecompile.models.loaded import LoadedModel
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -82,6 +83,7 @@ class References:
 
     def __init__(self, model: LoadedModel, rtol: float = TOLERANCES["fp32"].rtol) -> None:
         self._model = model
+        self._kept: Kept | None = None
         self._rtol = rtol
         self._narrow_s = 0.0
         self._wide_s = 0.0
@@ -106,7 +108,7 @@ class References:
             ModelError: the model fails in float32.
         """
         from edgecompile.models.arrays import to_numpy
-        from edgecompile.models.double import Footprint, lacks_room
+        from edgecompile.models.double import Footprint, Kept, lacks_room
         from edgecompile.models.orders import Repeated
         from edgecompile.models.rounding import MOST, MOST_OF_HALVES
 
@@ -129,7 +131,8 @@ class References:
                 return replace(plain, problem=problem)
             most = MOST_OF_HALVES if footprint.halves else MOST
             mode = nullcontext() if choices is None else Repeated(choices.calls, self._rtol)
-            found = _compare(self._model, inputs, narrow, most, mode)
+            self._kept = self._kept or Kept(self._model.module)
+            found = _compare(self._model, inputs, narrow, most, mode, self._kept)
             return replace(found, ties=ties, apart=apart)
         finally:
             self._wide_s += time.monotonic() - started
@@ -185,6 +188,7 @@ def _compare(
     narrow: Arrays,
     most: float,
     choosing: AbstractContextManager[Any],
+    kept: Kept,
 ) -> Reference:
     """Runs a model in float64, in a context that chooses as float32 did, and compares its own outputs with that."""
     import torch
@@ -197,7 +201,7 @@ def _compare(
     tensors = model.fresh(to_tensors(inputs))
     try:
         with redirect_stdout(sys.stderr), choosing:
-            wide = run_in_float64(model.module, tensors)
+            wide = run_in_float64(model.module, tensors, kept)
     except Exception as exc:  # a model that only float32 will do for
         return Reference(narrow, {}, f"float64 fails: {describe_error(exc)}")
     outputs: dict[str, npt.NDArray[np.generic]] = dict(narrow)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from operator import is_
 from typing import Any
 from weakref import ref
 
@@ -73,37 +74,67 @@ class InFloat64(TorchFunctionMode):
 
 
 def run_in_float64(
-    run: Callable[..., Mapping[str, Tensor]], inputs: Mapping[str, Tensor]
+    run: Callable[..., Mapping[str, Tensor]],
+    inputs: Mapping[str, Tensor],
+    kept: Kept | None = None,
 ) -> Mapping[str, Tensor]:
     """The results of a module, or of a function, for inputs that it may change, in float64.
 
     A module keeps nothing of this run: what it made and stored, such as a table of positions, is dropped.
+
+    Args:
+        run: the module or function.
+        inputs: its keyword arguments.
+        kept: the module's attributes as an earlier run found them; None: they are searched for.
     """
     wide = widen(dict(inputs))  # before the mode is on: with it a tensor's type can't be told
-    keeping = unchanged(run) if isinstance(run, nn.Module) else nullcontext()
-    with keeping, torch.no_grad(), definite(), InFloat64():
+    if kept is None and isinstance(run, nn.Module):
+        kept = Kept(run)
+    with kept.unchanged() if kept else nullcontext(), torch.no_grad(), definite(), InFloat64():
         return run(**wide)
 
 
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
+class Kept:
+    """The attributes and items of a module, and of the objects and containers that it holds.
+
+    They are searched for again only where one of them has changed since: else it holds no others.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._known: list[tuple[_Holder, _Holder]] = []
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Gives all of them back to the module, as they were before."""
+        if not self._known or not all(_same(*pair) for pair in self._known):
+            holders = _holders(self._module, _DEPTH, set())
+            self._known = [(holder, holder.copy()) for holder in holders]
+        try:
+            yield
+        finally:
+            for holder, items in self._known:
+                if _same(holder, items):
+                    continue
+                holder.clear()
+                if isinstance(holder, dict):
+                    holder.update(items)
+                else:
+                    holder.extend(items)
+
+
+_Holder = dict[Any, Any] | list[Any]
+
+
+def unchanged(module: nn.Module) -> AbstractContextManager[None]:
     """Gives a module, and the objects and containers that it holds, their attributes and items back."""
-    holders = list(_holders(module, _DEPTH, set()))
-    before = [holder.copy() for holder in holders]
-    try:
-        yield
-    finally:
-        for holder, items in zip(holders, before, strict=True):
-            if _identities(holder) == _identities(items):
-                continue
-            holder.clear()
-            if isinstance(holder, dict):
-                holder.update(items)
-            else:
-                holder.extend(items)
+    return Kept(module).unchanged()
 
 
-def _holders(value: Any, depth: int, seen: set[int]) -> Iterator[dict[Any, Any] | list[Any]]:
+def _holders(value: Any, depth: int, seen: set[int]) -> Iterator[_Holder]:
     """The dicts and lists of a value's attributes and items, each once."""
     if id(value) in seen or depth < 0 or isinstance(value, (Tensor, str, bytes, *_NOT_HELD)):
         return
@@ -137,9 +168,13 @@ _NOT_HELD = (
 )
 
 
-def _identities(holder: dict[Any, Any] | list[Any]) -> list[tuple[Any, int]]:
-    items = holder.items() if isinstance(holder, dict) else enumerate(holder)
-    return [(key, id(item)) for key, item in items]
+def _same(holder: _Holder, items: _Holder) -> bool:
+    """Whether a holder has the very keys and items that its copy has, in the same order."""
+    if len(holder) != len(items) or not all(map(is_, holder, items)):
+        return False
+    if isinstance(holder, dict) and isinstance(items, dict):
+        return all(map(is_, holder.values(), items.values()))
+    return True
 
 
 def widen(value: Any) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.runtime.open.choose import VARIANT_VARIABLE
+from edgecompile.toolchain.compilers import cache_directory
 
 pytestmark = pytest.mark.slow
 
@@ -101,19 +102,24 @@ def test_other_costs_change_what_tells_of_them_alone(
     assert changed == {"plan", "expected", "files"}
 
 
+@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_two_builds_in_different_folders_are_the_same_bytes(
-    first: Path, folder: Path, tiny_model: Path
+    first: Path, folder: Path, tiny_model: Path, cached: bool
 ) -> None:
-    """Nothing is shared: no cache of objects, no precompiled headers, no folder, no hash seed, no time zone."""
-    elsewhere = folder / "some where" / "else"
+    """Nothing is shared: no folder, no hash seed, no time zone; each night no cache of objects and no
+    precompiled headers either, so that the whole native runtime is compiled again.
+
+    An object comes from the cache only if its source has the same bytes.
+    """
+    elsewhere = folder / f"some where {cached}" / "else"
     elsewhere.mkdir(parents=True)
     shutil.copytree(tiny_model, elsewhere / "the model")
     for name in ("lengths.txt", "costs.json"):
         shutil.copy(folder / name, elsewhere / name)
     (elsewhere / "tmp").mkdir()
     variables: dict[str, str | Path] = {
-        "EDGECOMPILE_CACHE_DIR": elsewhere / "cache",
-        "EDGECOMPILE_PRECOMPILED": "0",
+        "EDGECOMPILE_CACHE_DIR": cache_directory() if cached else elsewhere / "cache",
+        "EDGECOMPILE_PRECOMPILED": os.environ.get("EDGECOMPILE_PRECOMPILED", "") if cached else "0",
         "TMPDIR": elsewhere / "tmp",
         "HOME": elsewhere,
         "PYTHONHASHSEED": "12345",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgecompile.models.double import Footprint, InFloat64, lacks_room, run_in_float64
+from edgecompile.models import double
+from edgecompile.models.double import Footprint, InFloat64, Kept, lacks_room, run_in_float64
 
 
 class Stubborn(nn.Module):
@@ -115,39 +118,69 @@ def test_memory_is_asked_for_what_lives_at_a_time() -> None:
     assert "GiB are free" in lacks_room(1 << 44)
 
 
+class Rotary:
+    """A plain object with a table, as some models have."""
+
+    table: Tensor | None = None
+
+
+class Growing(nn.Module):
+    """Makes tables as it needs them, and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grown: Tensor
+        self.register_buffer("grown", torch.zeros(2))
+        self.tables: dict[int, Tensor] = {}
+        self.kept: list[Tensor] = []
+        self.rotary = Rotary()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        length = x.shape[1]
+        if self.grown.shape[0] < length:
+            self.grown = torch.arange(length) / 3.0
+        if length not in self.tables:
+            self.tables[length] = torch.linspace(0, 1, length)
+        if not self.kept:
+            self.kept.append(torch.ones(1) / 3)
+        if self.rotary.table is None:
+            self.rotary.table = torch.ones(1) / 7
+        y = x * self.grown[:length] + self.tables[length] + self.kept[0] + self.rotary.table
+        return {"y": y}
+
+
 def test_nothing_of_a_run_in_float64_stays_in_a_model() -> None:
-    class Rotary:
-        """A plain object with a table, as some models have."""
-
-        table: Tensor | None = None
-
-    class Growing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.grown: Tensor
-            self.register_buffer("grown", torch.zeros(2))
-            self.tables: dict[int, Tensor] = {}
-            self.kept: list[Tensor] = []
-            self.rotary = Rotary()
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            length = x.shape[1]
-            if self.grown.shape[0] < length:
-                self.grown = torch.arange(length) / 3.0
-            if length not in self.tables:
-                self.tables[length] = torch.linspace(0, 1, length)
-            if not self.kept:
-                self.kept.append(torch.ones(1) / 3)
-            if self.rotary.table is None:
-                self.rotary.table = torch.ones(1) / 7
-            y = x * self.grown[:length] + self.tables[length] + self.kept[0] + self.rotary.table
-            return {"y": y}
-
     model, x = Growing().eval(), torch.randn(1, 5)
     wide = run_in_float64(model, {"x": x})["y"]
     assert wide.dtype == torch.float64 and model.grown.shape == (2,)
     assert not model.tables and not model.kept and model.rotary.table is None
     assert model(x)["y"].dtype == torch.float32
+
+
+def test_what_a_model_holds_is_searched_for_again_only_after_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, short, long = Growing().eval(), torch.randn(1, 5), torch.randn(1, 7)
+    kept, searches = Kept(model), 0
+    search = double._holders
+
+    def counted(value: Any, *args: Any) -> Any:
+        nonlocal searches
+        searches += value is model
+        return search(value, *args)
+
+    monkeypatch.setattr(double, "_holders", counted)
+    for x in (short, long):
+        run_in_float64(model, {"x": x}, kept)
+    assert searches == 1 and not model.tables
+    model(short)
+    run_in_float64(model, {"x": long}, kept)
+    assert searches == 2 and list(model.tables) == [5] and model.grown.shape == (5,)
+    # An object that came since has a table of its own.
+    model.rotary = Rotary()
+    run_in_float64(model, {"x": long}, kept)
+    assert searches == 3 and model.rotary.table is None
+    assert model.tables[5].dtype == model.kept[0].dtype == torch.float32
 
 
 def test_what_a_model_writes_to_its_inputs_it_reads_again() -> None:

@@ -144,6 +144,11 @@ def build_native(toolchain: Toolchain) -> Build:
     return build
 
 
+#: Variants of which kernels are tested each night only. Their kernels are those of wider vectors, of four numbers
+#: each, and tests/builds/test_emulated.py runs whole programs of them in each run.
+NIGHTLY = frozenset({"x86-64-v2"})
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs what takes a variant for this CPU's best one, or for all of them."""
     if "march" in metafunc.fixturenames:
@@ -153,7 +158,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             or os.environ.get("EDGECOMPILE_TEST_MARCHES")
         ):
             marches = marches[-1:]
-        metafunc.parametrize("march", marches, indirect=True, scope="session")
+        late = [m for m in marches[:-1] if m in NIGHTLY]  # the best one is tested in each run
+        nightly = [pytest.param(m, marks=pytest.mark.exhaustive) for m in late]
+        others = [m for m in marches if m not in late]
+        metafunc.parametrize("march", [*nightly, *others], indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
