@@ -95,7 +95,7 @@ class Dispatcher:
         one of ``fills``; None: to the preferred sizes.
         """
         fill = self._fills[index] if fill is None else fill
-        if all(sizes[axis] == size for axis, size in fill.items()):
+        if not fill or all(sizes[axis] == size for axis, size in fill.items()):
             return list(arrays)
         result = []
         for spec, array in zip(self._manifest.inputs, arrays):

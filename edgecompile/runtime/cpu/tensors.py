@@ -62,9 +62,15 @@ def pack_arrays(arrays: Sequence["NDArray[Any]"]) -> bytes:
             if len(_layouts) >= _MOST_LAYOUTS:
                 _layouts.clear()
             _layouts[key] = layout
-        data = array.__array_interface__["data"][0]
-        parts.append(_PLACE.pack(0, data, _span(array)) + layout)
+        parts.append(_PLACE.pack(0, _address(array), _span(array)) + layout)
     return b"".join(parts)
+
+
+def _address(array: "NDArray[Any]") -> int:
+    try:  # in a third of the time
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    except (TypeError, ValueError, BufferError):  # read-only, empty, or with gaps
+        return int(array.__array_interface__["data"][0])
 
 
 def _span(array: "NDArray[Any]") -> int:

@@ -17,7 +17,7 @@ from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.cpu.functions import ABI_VERSION, FUNCTIONS, OPTIONAL, ProfileRow
 from edgecompile.runtime.cpu.libraries import pin_library
 from edgecompile.runtime.cpu.library import Program, load_runtime
-from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor
+from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor, pack_arrays
 from edgecompile.runtime.format.schema import Variant
 from tests.runtime.bundles import change_libraries
 
@@ -54,6 +54,17 @@ def test_the_binding_agrees_with_the_header() -> None:
         assert len(arguments) == count, name
     assert ctypes.sizeof(NativeTensor) == 8 + 8 + 8 + 4 + 4 + 2 * 8 * MAX_DIMS
     assert ctypes.sizeof(ProfileRow) == 8 + 4 + 4 + 9 * 8
+
+
+def test_arrays_are_described_where_they_lie() -> None:
+    """Also those that may not be written to, are empty, or have gaps."""
+    whole = np.ones((3, 4), np.float32)
+    for array in (whole, whole[1:], whole[:, 1:2], whole.T, whole[:0], np.ones((), np.bool_)):
+        frozen = array.view()
+        frozen.flags.writeable = False
+        for given in (array, frozen):
+            described = NativeTensor.from_buffer_copy(pack_arrays([given]))
+            assert described.data == given.__array_interface__["data"][0]
 
 
 def variant_of(model: Model) -> Variant:
