@@ -40,9 +40,6 @@ class CalibratedPoint:
         ms: median milliseconds of a run.
         spread_ms: distance of its quartiles.
         samples: the number of runs.
-        generated_ms: milliseconds of a run in code that a static program doesn't share with a dynamic
-            one; None if it wasn't measured.
-        fill_ms: milliseconds of filling inputs up to these sizes.
     """
 
     bucket: int
@@ -51,8 +48,6 @@ class CalibratedPoint:
     ms: float
     spread_ms: float
     samples: int
-    generated_ms: float | None = None
-    fill_ms: float = 0.0
 
     def size(self, axis: str) -> int:
         """The size of one axis; raises KeyError if there is no such axis."""

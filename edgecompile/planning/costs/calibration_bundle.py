@@ -39,21 +39,20 @@ class CalibrationSpec:
     Attributes:
         buckets: the programs; they overlap.
         runs: (index of the bucket, size of every axis).
-        telling: numbers of programs, from the first one on, whose times may tell enough already.
+        telling: the number of programs, from the first one on, whose times may tell enough already.
     """
 
     buckets: tuple[Bucket, ...]
     runs: tuple[tuple[int, Mapping[str, int]], ...]
-    telling: tuple[int, ...] = ()
+    telling: int = 0
 
     @property
-    def beginnings(self) -> tuple[CalibrationSpec, ...]:
-        """The telling programs and their runs, shortest first; without the whole."""
-        return tuple(
-            CalibrationSpec(self.buckets[:n], tuple(run for run in self.runs if run[0] < n))
-            for n in self.telling
-            if n < len(self.buckets)
-        )
+    def beginning(self) -> CalibrationSpec:
+        """The telling programs and their runs: the whole where nothing can be left out."""
+        if not 0 < self.telling < len(self.buckets):
+            return self
+        runs = tuple(run for run in self.runs if run[0] < self.telling)
+        return CalibrationSpec(self.buckets[: self.telling], runs)
 
 
 @dataclass(frozen=True)
@@ -96,15 +95,12 @@ def choose_calibration(scope: PlanScope, modes: Sequence[Mode]) -> CalibrationSp
             sizes = _dynamic_sizes(scope, bucket, statics if "pad" in modes else [])
             runs += [(len(buckets), item) for item in sizes]
             buckets.append(bucket)
-    telling: tuple[int, ...] = ()
+    telling = 0
     if "pad" in modes:
-        if buckets and scope.second is None:
-            # The dynamic programs are the plan's most of the time: they come first, and cost nothing then.
-            telling = (len(buckets),)
         if len(buckets) == 1 and scope.second is None:
-            # The ratio of the modes at both ends tells most of the rest.
+            # The ratio of the modes at both ends tells most: these programs come first.
             statics = [*dict.fromkeys((statics[0], statics[-1], *statics))]
-            telling += (len(buckets) + 2,)
+            telling = len(buckets) + 2
         for bucket, item in _static_programs(scope, statics):
             runs.append((len(buckets), item))
             buckets.append(bucket)

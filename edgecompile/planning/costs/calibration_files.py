@@ -133,18 +133,11 @@ def _read_points(field: Field, axis: str) -> tuple[CalibratedPoint, ...]:
             entry.find("ms").refuse(_RULE, text)
         spread = _milliseconds(entry.at("spread_ms"))
         samples = entry.at("samples").within(1, 2**53, _RULE)
-        # Of programs of one size there are none, and earlier versions wrote none.
-        generated, fill = (
-            _milliseconds(entry.at(key)) if entry.find(key).given else None
-            for key in ("generated_ms", "fill_ms")
-        )
         if field.problems.count > noted:
             continue
         assert bucket is not None and mode is not None and ms is not None and samples is not None
         pairs = tuple(sorted(sizes.items()))
-        point = CalibratedPoint(
-            bucket, cast(Mode, mode), pairs, float(ms), spread, samples, generated, fill or 0.0
-        )
+        point = CalibratedPoint(bucket, cast(Mode, mode), pairs, float(ms), spread, samples)
         points.append(point)
         other = seen.setdefault((mode, pairs), entry.where)
         if other != entry.where:

@@ -1,15 +1,10 @@
 """The lowest costs of static programs that a few measurements allow.
 
-Each static program has to be compiled before it is measured, so a build measures the dynamic one first. A
-static program calls the same kernels of the runtime on the same sizes, so at best it saves the time of all
-other code; and its inputs have to be filled up. If no plan with padding is best even then, there is nothing to
-compile.
-
-Else a build measures two static programs: a short one and the longest. If no plan with padding is best at the
-lowest costs that fit their times, the others aren't built. This may be wrong where a static program between them
-is over :data:`TOLERANCE` faster than they let expect, or noise is larger than its estimate: the plan has one
-dynamic program then, and padding would pay. A third program would find more of these cases, but there are hardly
-more than three in all.
+Each static program has to be compiled before it is measured, so a build measures two first: a short
+one and the longest. If no plan with padding is best even at the lowest costs that fit their times, the others
+aren't built. This may be wrong where a static program between them is over :data:`TOLERANCE` faster than they let
+expect, or noise is larger than its estimate: the plan has one dynamic program then, and padding would pay.
+A third program would find more of these cases, but there are hardly more than three in all.
 """
 
 from __future__ import annotations
@@ -31,18 +26,13 @@ _ERRORS = 2.0
 def lowest_costs(costs: CostGrid, calibration: Calibration) -> CostGrid:
     """The grid with the lowest costs in the mode ``pad``, those in ``exact`` as they are.
 
-    Where static programs were measured, the ratio of the modes at a length that wasn't measured in both is
-    taken for the least measured ratio, less the errors of its two medians and :data:`TOLERANCE`. It may be lower
-    in truth. Where none were, all code that isn't shared with the dynamic program counts as saved.
+    The ratio of the modes at a length that wasn't measured in both is taken for the least measured
+    ratio, less the errors of its two medians and :data:`TOLERANCE`. It may be lower in truth.
 
     Args:
-        costs: the costs over one axis, in both modes or in ``exact`` alone.
+        costs: the costs over one axis, in both modes.
         calibration: the measurements that they were made of.
     """
-    if "pad" not in costs.modes:
-        dynamic = {dict(p.sizes)[calibration.length_axis]: p for p in calibration.points}
-        bounds = [replace(p, pad_ms=_least_static(dynamic[p.length])) for p in costs.points]
-        return replace(costs, points=tuple(bounds))
     exact = {point.sizes: point for point in calibration.points if point.mode == "exact"}
     ratio = (1 - TOLERANCE) * min(
         max(0.0, point.ms - _error(point)) / (exact[point.sizes].ms + _error(exact[point.sizes]))
@@ -55,13 +45,6 @@ def lowest_costs(costs: CostGrid, calibration: Calibration) -> CostGrid:
         least = max(LEAST_MS, min(point.pad_ms, ratio * point.exact_ms))
         points.append(replace(point, pad_ms=least))
     return replace(costs, points=tuple(points))
-
-
-def _least_static(point: CalibratedPoint) -> float:
-    """The least milliseconds of a padded run at the size of a dynamic program's point."""
-    if point.generated_ms is None:
-        return LEAST_MS  # nothing is known
-    return max(LEAST_MS, point.ms - _error(point) - point.generated_ms + point.fill_ms)
 
 
 def _error(point: CalibratedPoint) -> float:

@@ -47,8 +47,6 @@ from edgecompile.targets.gpu import GPU_PRECISION
 from edgecompile.targets.profile import VariantSpec
 
 _MODELLED_POINTS = 64
-#: The source of a calibration that was measured just now.
-_FRESH = "the measurement"
 
 
 @dataclass(frozen=True)
@@ -109,36 +107,16 @@ def find_costs(
     spec = choose_calibration(serving.scope, serving.modes)
     subject.notes.add(serving.note)
     calibration = _find_kept(subject, spec, precision)
-    for beginning in spec.beginnings if calibration is None and clear is not None else ():
-        costs = _measured(subject, beginning, precision, step)
-        assert clear is not None
+    if calibration is None and clear is not None and spec.beginning is not spec:
+        costs = _measured(subject, spec.beginning, precision, step)
         if clear(costs.lowest()):
-            subject.notes.add(_why_clear(beginning))
-            break
-    else:
-        costs = _measured(subject, spec, precision, step)
-    assert costs.calibration is not None
-    if costs.calibration.source != _FRESH:
-        subject.notes.add(
-            f"costs that were measured here on {costs.calibration.date} are used, as long as nobody "
-            "asks to measure again"
-        )
-    return costs
-
-
-def _why_clear(measured: CalibrationSpec) -> str:
-    """The note on programs that weren't measured."""
-    statics = [bucket.hi for bucket in measured.buckets if bucket.mode == "pad"]
-    if not statics:
-        return (
-            "No static program was measured: most of a run is in kernels that such programs call, too, "
-            "and the rest of it is too short for padding to pay."
-        )
-    first, last = statics
-    return (
-        f"Static programs of the lengths {first} and {last} alone were measured: they save so "
-        f"little that padding pays only if one between them is over {TOLERANCE:.0%} faster."
-    )
+            first, last = (bucket.hi for bucket in spec.beginning.buckets[1:])
+            subject.notes.add(
+                f"Static programs of the lengths {first} and {last} alone were measured: they save so "
+                f"little that padding pays only if one between them is over {TOLERANCE:.0%} faster."
+            )
+            return costs
+    return _measured(subject, spec, precision, step)
 
 
 def _find_kept(subject: Subject, spec: CalibrationSpec, precision: Precision) -> Calibration | None:
@@ -158,7 +136,14 @@ def _measured(
         key = cost_key(subject, spec, variant, precision)
         if key is not None:
             keep_costs(key, document, cost)
-        calibration = parse_calibration({**document, "bucket_cost": cost.to_json()}, _FRESH)
+        calibration = parse_calibration(
+            {**document, "bucket_cost": cost.to_json()}, "the measurement"
+        )
+    else:
+        subject.notes.add(
+            f"costs that were measured here on {calibration.date} are used, as long as nobody asks "
+            "to measure again"
+        )
     model = measured_costs(calibration, "measured", second=serving.scope.second)
     return Costs(model, serving.scope, calibration.bucket_cost, spec, calibration)
 

@@ -4,20 +4,17 @@ docs/runtime.md says what is in the file.
 """
 
 import time
-from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from ..base.errors import BundleError
-from ..call.dispatch import Dispatcher
 from ..call.inputs import make_inputs
 from ..format.document import json_type, shorten
 from ..format.output import check_output, write_report
-from ..format.schema import TORCH, Extent, Manifest
+from ..format.schema import Extent, Manifest
 from ..model.open_bundle import open_bundle
-from ..stats.counters import median_ms, percentile
+from ..stats.counters import percentile
 from ..stats.file import format_time
 from .coldstart import measure_cold_loads
-from .profile import measure_generated
 from .rounds import check_budget, measure_rounds, what_ran
 
 CALIBRATION_VERSION = 1
@@ -25,8 +22,6 @@ LEAST_ROUNDS = 5
 LADDER = 7
 MAX_POINTS = 4096
 SECONDS_BETWEEN_REPORTS = 2.0
-#: Share of the time for measuring that profiles of dynamic programs may take; each has six runs at least.
-PROFILING = 0.1
 
 
 class Point(NamedTuple):
@@ -80,12 +75,11 @@ def calibrate_bundle(
         n_buckets = len({item.bucket for item in points})
         say(text.format(len(points), n_buckets, info["threads"], seconds, LEAST_ROUNDS))
         # Inputs are made for every run: those of all points may not fit in memory.
-        asked = [_to_be_filled(manifest, item) for item in points]
-        for item, sizes in zip(points, asked):
-            model.run_bucket(item.bucket, make_inputs(manifest, sizes, seed))
+        for item in points:
+            model.run_bucket(item.bucket, make_inputs(manifest, item.sizes, seed))
         samples = measure_rounds(
             len(points),
-            lambda i: make_inputs(manifest, asked[i], seed + i),
+            lambda i: make_inputs(manifest, points[i].sizes, seed + i),
             lambda i, inputs: model.run_bucket(points[i].bucket, inputs),
             seconds=seconds,
             least=LEAST_ROUNDS,
@@ -93,13 +87,6 @@ def calibrate_bundle(
             error=error,
             progress=_reporter(say, seconds),
         )
-        summaries = [
-            {
-                **_summarise(manifest, item, times),
-                **_static_bound(model, item, seed, PROFILING * seconds / len(points)),
-            }
-            for item, times in zip(points, samples)
-        ]
     start: Dict[str, Optional[float]] = {"open_ms": None, "load_ms": None}
     if cold_runs:
         say("opening: {} fresh processes".format(cold_runs))
@@ -120,7 +107,7 @@ def calibrate_bundle(
         "length_axis": manifest.length_axis,
         "precision": info.get("gpu_precision") or manifest.precision,
         "bucket_cost": bucket_cost(manifest),
-        "points": summaries,
+        "points": [_summarise(manifest, point, times) for point, times in zip(points, samples)],
     }
     report.update(start)
     write_report(target, report)
@@ -242,56 +229,6 @@ def choose_points(manifest: Manifest) -> List[Point]:
                 seen.add(_key(manifest, point))
                 points.append(point)
     return points
-
-
-def _to_be_filled(manifest: Manifest, point: Point) -> Dict[str, int]:
-    """The sizes of inputs that a point is run with: filling them up is part of what a padded run costs."""
-    spec = manifest.buckets[point.bucket]
-    shorter = dict(point.sizes)
-    for axis in spec.padded(manifest.length_axis):
-        extent = spec.axes[axis]
-        shorter[axis] = max(extent.lo, shorter[axis] - extent.step)
-    return shorter
-
-
-def _static_bound(model: Any, point: Point, seed: int, seconds: float) -> Dict[str, float]:
-    """The times from which the least cost of a static program follows; {} where they aren't known.
-
-    "generated_ms": milliseconds of a run in code that such a program has not in common with a dynamic one.
-    "fill_ms": milliseconds of filling inputs up to the point's sizes.
-    """
-    manifest, runtime = model.manifest, model._runtime
-    spec, axis = manifest.buckets[point.bucket], manifest.length_axis
-    if spec.mode != "exact" or axis is None or runtime is None or not runtime.can_profile:
-        return {}
-    shorter = dict(point.sizes, **{axis: point.sizes[axis] - 1})
-    fixed = any(axis in item.shape and item.pad is None for item in manifest.inputs)
-    if model.info["backend"] == TORCH or fixed:
-        return {}
-    inputs = make_inputs(manifest, point.sizes, seed)
-
-    def generated() -> float:
-        run = partial(model.run_bucket, point.bucket, inputs)
-        return measure_generated(runtime, run, seconds=seconds / 2)
-
-    result = {"generated_ms": generated()}
-    if runtime.sets_run_threads:
-        # Where threads wait for each other, they do so in static programs, too.
-        runtime.set_run_threads(1)
-        try:
-            result["generated_ms"] = min(result["generated_ms"], generated())
-        finally:
-            runtime.set_run_threads(0)
-    if spec.contains(shorter):
-        dispatcher, small = Dispatcher(manifest), make_inputs(manifest, shorter, seed)
-        arrays = [small[item.name] for item in manifest.inputs]
-        times = []
-        for _ in range(9):
-            started = time.perf_counter_ns()
-            dispatcher.pad(point.bucket, arrays, shorter, {axis: point.sizes[axis]})
-            times.append((time.perf_counter_ns() - started) / 1e6)
-        result["fill_ms"] = median_ms(times)
-    return result
 
 
 def _ladder(extent: Extent) -> List[int]:

@@ -10,16 +10,12 @@ from ..cpu.library import ProfileRow, RuntimeLibrary
 from ..format.dtypes import BY_CODE
 from ..format.schema import TORCH
 from ..model.open_bundle import open_bundle
-from ..stats.counters import median_ms
 from .rounds import check_budget
 from .workload import plan_runs
 
 LEAST_RUNS = 5
 #: Distinct lengths that are run when more were given: evenly spread over the traffic.
 MOST_LENGTHS = 12
-
-#: Kernels that a program of fixed sizes calls just as one of varying sizes does: lowering looks at no size for them.
-SHARED = frozenset(("linear", "convolution", "attention", "layer norm"))
 
 # What a run consists of beside kernels; the order of the table.
 LOOPS = "generated loops"
@@ -108,30 +104,6 @@ def profile_bundle(
     weighted = [(count / total, kernels) for _, count, kernels in profiles]
     report.update(_summary(weighted, info["threads"]))
     return report
-
-
-def measure_generated(
-    runtime: RuntimeLibrary, run: Callable[[], object], *, seconds: float
-) -> float:
-    """Median milliseconds of a run in its program, outside of ``SHARED`` kernels.
-
-    Args:
-        runtime: the library that runs the program; it must be able to profile.
-        run: runs the program once.
-        seconds: the time for all runs, of which there are at least three.
-    """
-    times: List[float] = []
-    began = time.perf_counter()
-    while len(times) < 3 or (len(times) < 15 and time.perf_counter() - began < seconds):
-        runtime.start_profile()
-        try:
-            run()
-        finally:
-            rows = runtime.stop_profile()
-        whole = sum(row.ns for row in rows if row.kernel == b"run")
-        shared = sum(row.ns for row in rows if row.kernel.decode("ascii", "replace") in SHARED)
-        times.append(max(0.0, float(whole - shared)) / 1e6)
-    return median_ms(times)
 
 
 def _thin(runs: Sequence[Any]) -> List[Any]:

@@ -21,7 +21,6 @@ from edgecompile.runtime.measure.profile import (
     _kernels,
     _summary,
     _thin,
-    measure_generated,
     profile_bundle,
 )
 from edgecompile.runtime.measure.profile_table import format_profile, format_scaling
@@ -53,21 +52,6 @@ def test_a_run_is_divided_among_kernels(native_bundle: str) -> None:
     lines = format_profile(report)
     assert len(lines) == len(report["kernels"]) + 2
     assert all(len(line) < 100 for line in lines)
-
-
-def test_shared_kernels_are_none_of_the_generated_code() -> None:
-    class Runtime:
-        def start_profile(self) -> None:
-            pass
-
-        def stop_profile(self) -> list[ProfileRow]:
-            rows = {"run": 10, "linear": 4, "attention": 1, "matmul": 2, "loops": 1}
-            return [ProfileRow(kernel=name.encode(), ns=ms * 10**6) for name, ms in rows.items()]
-
-    runs: list[int] = []
-    runtime: Any = Runtime()
-    assert measure_generated(runtime, lambda: runs.append(1), seconds=0) == pytest.approx(5.0)
-    assert len(runs) == 3
 
 
 def test_joins_and_idle_threads_are_counted(native_bundle: str) -> None:
