@@ -168,7 +168,7 @@ def constraint(model: Any, options: argparse.Namespace) -> list[Pair]:
     """Time of each token under a JSON schema, and without.
 
     Raises:
-        AssertionError: an answer isn't as the schema says.
+        ValueError: an answer isn't JSON, or, as a ValidationError, not as the schema says.
     """
     import jsonschema
 
@@ -239,6 +239,8 @@ def main() -> int:
     )
     parser.add_argument("--prefix", type=Path, help="the text that the bundle was built with")
     options = parser.parse_args()
+    if options.way == "prefix" and options.prefix is None:
+        parser.error("prefix needs --prefix FILE")
     print(f"{describe_machine()}, load average {load_average()}", file=sys.stderr)
     found = WAYS[options.way](open_bundle(options.bundle, threads=options.threads), options)
     for kind, pairs in (found if isinstance(found, dict) else {options.way: found}).items():
