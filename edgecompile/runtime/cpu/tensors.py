@@ -67,8 +67,9 @@ def pack_arrays(arrays: Sequence["NDArray[Any]"]) -> bytes:
 
 
 def _address(array: "NDArray[Any]") -> int:
+    buffer: Any = array  # which type checkers don't know as one
     try:  # in a third of the time
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+        return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     except (TypeError, ValueError, BufferError):  # read-only, empty, or with gaps
         return int(array.__array_interface__["data"][0])
 
