@@ -241,7 +241,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.way == "prefix" and options.prefix is None:
         parser.error("prefix needs --prefix FILE")
-    print(f"{describe_machine()}, load average {load_average()}", file=sys.stderr)
+    machine = describe_machine()
+    print(f"{machine['cpu']}, {machine['usable_cpus']} CPUs, load {load_average()[0]:.2f}")
     found = WAYS[options.way](open_bundle(options.bundle, threads=options.threads), options)
     for kind, pairs in (found if isinstance(found, dict) else {options.way: found}).items():
         ratios = [a / b for a, b in pairs]
