@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -60,7 +61,6 @@ struct Libcrypto {
   void (*free_context)(void*) = nullptr;
   int (*begin)(void*, void*, const void*, void*, void*) = nullptr;
   int (*verify)(void*, const unsigned char*, size_t, const unsigned char*, size_t) = nullptr;
-  void (*free_key)(void*) = nullptr;
   void (*clear_errors)() = nullptr;
   const void* (*digests[3])() = {};
 };
@@ -80,7 +80,6 @@ std::optional<Libcrypto> open_library(const char* name, std::string* problems) {
                find(library, "EVP_MD_CTX_free", &found.free_context) &&
                find(library, "EVP_DigestVerifyInit", &found.begin) &&
                find(library, "EVP_DigestVerify", &found.verify) &&
-               find(library, "EVP_PKEY_free", &found.free_key) &&
                find(library, "ERR_clear_error", &found.clear_errors);
   for (size_t i = 0; i < 3; ++i) {
     whole = whole && find(library, kCurves[i].digest, &found.digests[i]);
@@ -111,6 +110,18 @@ const Libcrypto& load() {
 
 const unsigned char* bytes_of(const std::string& text) {
   return reinterpret_cast<const unsigned char*>(text.data());
+}
+
+// The key as libcrypto has it, null where it can't be read. It is decoded once, which takes 0.1 ms,
+// and kept for good: only the keys of trust folders come here.
+void* load_key(const Libcrypto& crypto, const std::string& der) {
+  static std::mutex& mutex = *new std::mutex;
+  static std::map<std::string, void*>& kept = *new std::map<std::string, void*>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  void*& loaded = kept[der];
+  const unsigned char* place = bytes_of(der);
+  if (loaded == nullptr) loaded = crypto.d2i_key(nullptr, &place, static_cast<long>(der.size()));
+  return loaded;
 }
 
 }  // namespace
@@ -150,7 +161,8 @@ std::optional<std::string> decode_base64(const std::string& text) {
   }
   data.resize(data.size() - padding);
   // One text for each value: no bits beside the last byte.
-  if (data.empty() || encode_base64(data) != text) return std::nullopt;
+  const std::string last = data.substr((data.size() - 1) / 3 * 3);
+  if (text.compare(text.size() - 4, 4, encode_base64(last)) != 0) return std::nullopt;
   return data;
 }
 
@@ -186,8 +198,7 @@ void need_libcrypto() { load(); }
 
 bool is_signature(const PublicKey& key, const std::string& message, const std::string& signature) {
   const Libcrypto& crypto = load();
-  const unsigned char* place = bytes_of(key.der);
-  void* const loaded = crypto.d2i_key(nullptr, &place, static_cast<long>(key.der.size()));
+  void* const loaded = load_key(crypto, key.der);
   void* const context = crypto.new_context();
   bool valid = false;
   for (size_t i = 0; i < 3; ++i) {
@@ -198,7 +209,6 @@ bool is_signature(const PublicKey& key, const std::string& message, const std::s
                           message.size()) == 1;
   }
   crypto.free_context(context);
-  crypto.free_key(loaded);
   crypto.clear_errors();  // others of this process read the same queue
   return valid;
 }
