@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from edgecompile.errors import VerificationError
+from edgecompile.errors import ModelError, VerificationError
 from edgecompile.export.halves import computes_in_halves, tolerance_of
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import plain_fields
@@ -39,6 +40,8 @@ from edgecompile.targets.gpu import FP8, GpuFacts
 GRAPH, INTERPRETER = "graph", "interpreter"
 #: Elements of all inputs up to which kernels are interpreted: a block of one takes a tenth of a second.
 _INTERPRETED = 64
+#: Seconds for which other orders of a model's choices are tried, beside three times as long as one run takes.
+_ORDERS_S = 60.0
 #: Gives inputs by name, of these sizes of the axes.
 Draw = Callable[[Mapping[str, int]], Mapping[str, Tensor]]
 
@@ -177,14 +180,22 @@ def _expected(
     The GPU's program has its own precision throughout, without torch's roundings between operators, which alone come
     to the tolerance in a few layers.
     """
+    start = time.monotonic()
     with Choices() as choices:
         plain = _run(exported, reference, inputs)
+    now = time.monotonic()
+    until = now + _ORDERS_S + 3 * (now - start)
     if not computes_in_halves(reference):
         if not any(spec.in_place for spec in exported.inputs):  # caches: a text's many choices
 
             def run(mode: AbstractContextManager[Any]) -> Mapping[str, Tensor]:
-                with mode:
-                    return _run(exported, reference, inputs)
+                if time.monotonic() > until:
+                    raise ModelError("other orders have taken their time")
+                try:
+                    with mode:
+                        return _run(exported, reference, inputs)
+                except Exception as error:  # an assertion of the graph about what was chosen
+                    raise ModelError(f"another order fails: {error}") from error
 
             follow_orders(choices, plain, rtol, run)
         return plain, choices.find_ties(plain, rtol)
