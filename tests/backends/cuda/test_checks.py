@@ -45,14 +45,20 @@ def test_torch_s_roundings_within_forward_don_t_count_against_the_program() -> N
 
 
 class Ranked(nn.Module):
-    """Rows [N, 2] in the order of their scores [N]."""
+    """Rows [N, 2] in the order of their scores [N]; in half precision itself where asked."""
+
+    def __init__(self, halves: bool = False) -> None:
+        super().__init__()
+        self.halves = halves
 
     def forward(self, scores: Tensor, rows: Tensor) -> Tensor:
+        rows = (rows.half() + 1).float() - 1 if self.halves else rows
         return rows[scores.argsort(stable=True)]
 
 
-def test_rows_of_nearly_equal_scores_may_come_in_either_order() -> None:
-    exported = export(Ranked())
+@pytest.mark.parametrize("halves", [False, True])
+def test_rows_of_nearly_equal_scores_may_come_in_either_order(halves: bool) -> None:
+    exported = export(Ranked(halves))
     check, found = check_graph(exported, [{}], "fp16", lambda sizes: TIED)
     graph = exported.program.module()
     lower_for_gpu(graph, GPU, "fp16")
@@ -69,6 +75,20 @@ def test_rows_of_nearly_equal_scores_may_come_in_either_order() -> None:
 
     with pytest.raises(VerificationError, match="differs by"):
         check(Swapped())
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_the_kernels_may_order_nearly_equal_scores_as_well(
+    halves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = export(Ranked(halves))
+    monkeypatch.setattr(ExportedModel, "load", lambda folder: exported)
+    monkeypatch.setattr(ExportedModel, "example", lambda self, sizes: TIED)
+    task = {"folder": "", "sizes": {}, "precision": "fp16", "gpu": vars(GPU)}
+    answer = checks._interpret(task)
+    assert (answer["kind"], answer["max_error"]) == (checks.INTERPRETER, 0.0)
+    monkeypatch.setattr(checks, "_take_ties", lambda got, want, *_: want)
+    assert "differs by" in checks._interpret(task)["error"]
 
 
 class Counted(nn.Module):
