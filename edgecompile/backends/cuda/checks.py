@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from edgecompile.errors import VerificationError
+from edgecompile.errors import ModelError, VerificationError
 from edgecompile.export.halves import computes_in_halves, tolerance_of
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import plain_fields
@@ -39,6 +40,8 @@ from edgecompile.targets.gpu import FP8, GpuFacts
 GRAPH, INTERPRETER = "graph", "interpreter"
 #: Elements of all inputs up to which kernels are interpreted: a block of one takes a tenth of a second.
 _INTERPRETED = 64
+#: Seconds for which other orders of a model's choices are tried, beside three times as long as one run takes.
+_ORDERS_S = 60.0
 #: Gives inputs by name, of these sizes of the axes.
 Draw = Callable[[Mapping[str, int]], Mapping[str, Tensor]]
 
@@ -82,17 +85,12 @@ def check_graph(
     checks: list[GraphCheck] = []
 
     def check(module: GraphModule) -> None:
-        reference = exported.program.module()
         with torch.no_grad():
             for one in sizes:
                 full = {axis: one.get(axis, hi) for axis, (_, hi) in exported.ranges.items()}
                 inputs = exported.example(full) if draw is None else draw(full)
-                tolerance = tolerance_of(precision, reference)
-                expected, ties = _expected(exported, reference, inputs, tolerance.rtol)
                 outputs = _run(exported, module, inputs)
-                if ties is not None:
-                    expected = _take_ties(outputs, expected, ties, tolerance)
-                checks.append(_compare(GRAPH, one, outputs, expected, tolerance, precision))
+                checks.append(_check(GRAPH, exported, one, inputs, outputs, precision))
 
     return check, checks
 
@@ -146,16 +144,12 @@ def _interpret(task: Mapping[str, Any]) -> dict[str, Any]:
     if not any(str(node.target).startswith("edgecompile.") for node in module.graph.nodes):
         return {}
     with torch.no_grad():
-        expected = _run(exported, exported.program.module(), inputs)
         with interpreted():
             outputs = _run(exported, module, inputs)
-    try:
-        tolerance = tolerance_of(task["precision"], exported.program.graph_module)
-        check = _compare(
-            INTERPRETER, task["sizes"], outputs, expected, tolerance, task["precision"]
-        )
-    except VerificationError as error:
-        return {"error": error.message, "hint": error.hint}
+        try:
+            check = _check(INTERPRETER, exported, task["sizes"], inputs, outputs, task["precision"])
+        except VerificationError as error:
+            return {"error": error.message, "hint": error.hint}
     return check.to_json()
 
 
@@ -168,43 +162,69 @@ def _run(exported: ExportedModel, module: Any, inputs: Mapping[str, Tensor]) -> 
     return {**outputs, **{f"{name} afterwards": arguments[name] for name in changed}}
 
 
+def _check(
+    kind: str,
+    exported: ExportedModel,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+    precision: str,
+) -> GraphCheck:
+    """Compares a program's outputs with those of the exported graph; nearly equal values may be taken in either order."""
+    reference = exported.program.module()
+    tolerance = tolerance_of(precision, reference)
+    expected, ties = _expected(exported, reference, inputs, tolerance.rtol)
+    if ties is not None:
+        expected = _take_ties(outputs, expected, ties, tolerance)
+    return _compare(kind, sizes, outputs, expected, tolerance, precision)
+
+
 def _expected(
     exported: ExportedModel, reference: Any, inputs: Mapping[str, Tensor], rtol: float
 ) -> tuple[Mapping[str, Tensor], Ties | None]:
     """The outputs of the exported graph, and those that near ties leave open; of a graph that computes in half precision
-    itself the outputs of float64, without ties.
+    itself those of float64.
 
     The GPU's program has its own precision throughout, without torch's roundings between operators, which alone come
     to the tolerance in a few layers.
     """
-    with Choices() as choices:
-        plain = _run(exported, reference, inputs)
-    if not computes_in_halves(reference):
-        if not any(spec.in_place for spec in exported.inputs):  # caches: a text's many choices
-
-            def run(mode: AbstractContextManager[Any]) -> Mapping[str, Tensor]:
-                with mode:
-                    return _run(exported, reference, inputs)
-
-            follow_orders(choices, plain, rtol, run)
-        return plain, choices.find_ties(plain, rtol)
+    halves = computes_in_halves(reference)
+    plain = partial(_run_keywords, exported, reference)
+    again = partial(run_in_float64, plain, inputs) if halves else partial(plain, **inputs)
+    choices, start = Choices(), time.monotonic()
     try:
-        wide = run_in_float64(partial(_run_keywords, exported, reference), inputs)
-    except Exception:  # a graph that only its own types will do for
-        return plain, None
-    return {
-        n: wide[n] if narrow.is_floating_point() else narrow for n, narrow in plain.items()
-    }, None
+        with choices:
+            outputs = again()
+    except Exception:
+        if not halves:
+            raise
+        return plain(**inputs), None  # a graph that only its own types will do for
+    now = time.monotonic()
+    until = now + _ORDERS_S + 3 * (now - start)
+
+    def run(mode: AbstractContextManager[Any]) -> Mapping[str, Tensor]:
+        if time.monotonic() > until:
+            raise ModelError("other orders have taken their time")
+        try:
+            with mode:
+                return again()
+        except Exception as error:  # an assertion of the graph about what was chosen
+            raise ModelError(f"another order fails: {error}") from error
+
+    if not any(spec.in_place for spec in exported.inputs):  # caches: a text's many choices
+        follow_orders(choices, outputs, rtol, run)
+    return outputs, choices.find_ties(outputs, rtol)
 
 
 def _take_ties(
     got: Mapping[str, Tensor], want: Mapping[str, Tensor], ties: Ties, tolerance: Tolerance
 ) -> Mapping[str, Tensor]:
     """The expected outputs with those alternatives for nearly equal values that the program took."""
+    got = {name: got[name].to(tensor.dtype) for name, tensor in want.items()}  # float64's
     return to_tensors(take_ties(to_numpy(got), to_numpy(want), ties, tolerance))
 
 
-def _run_keywords(exported: ExportedModel, module: Any, **inputs: Tensor) -> dict[str, Tensor]:
+def _run_keywords(exported: ExportedModel, module: Any, /, **inputs: Tensor) -> dict[str, Tensor]:
     return _run(exported, module, inputs)
 
 

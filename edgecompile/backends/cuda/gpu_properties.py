@@ -30,8 +30,14 @@ def _get_item(self: Tensor, index: Any) -> Tensor:
 
 
 def _is_basic(part: Any) -> bool:
-    number = isinstance(part, (int, torch.SymInt)) and not isinstance(part, bool)
-    return number or part is None or part is Ellipsis or isinstance(part, slice)
+    if isinstance(part, slice):
+        return all(x is None or _is_number(x) for x in (part.start, part.stop, part.step))
+    return part is None or part is Ellipsis or _is_number(part)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether operators take it for a number as it is; torch converts others, such as numpy's."""
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
 def _view(x: Tensor, parts: Sequence[Any]) -> Tensor:

@@ -427,14 +427,45 @@ def test_the_process_of_the_test_starts_before_the_bundle_is_copied(
     assert seen == ["start", "copy"]
 
 
-@pytest.mark.parametrize(("said", "code"), [(b"", 1), (b"1", 0)])
+def leaving(mark: Path) -> str:
+    """Code that leaves an empty file."""
+    return f'close(creat("{mark}", 0644));'
+
+
+@pytest.mark.parametrize(("said", "code"), [(b"", 1), (b"1", 26)], ids=["nothing", "a byte"])
 def test_a_test_without_a_word_of_its_installer_opens_nothing(
-    device: Device, said: bytes, code: int
+    device: Device, tmp_path: Path, said: bytes, code: int
 ) -> None:
+    path = with_probe(leaving(tmp_path / "mark"))(device)
     start, where = child_command("edgecompile.runtime.tester")
-    words = [*start, "selftest", str(device.release(11)), "--json"]
+    words = [*start, "selftest", str(path), "--json"]
     done = subprocess.run(words, input=said, stdout=subprocess.PIPE, **where)
     assert (done.returncode, bool(done.stdout)) == (code, bool(said))
+    assert (tmp_path / "mark").exists() == bool(said)
+
+
+def test_nothing_is_opened_of_a_copy_that_is_refused(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = with_probe(leaving(tmp_path / "mark"))(device)
+    started: list[Any] = []
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        # As long as the installer is busy, the test could open what is copied.
+        started[0].stdin.close()
+        started[0].wait()
+        raise DamagedBundleError("refused behind the copy")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(installing, "_verify", refuse)
+    with pytest.raises(DamagedBundleError, match="behind the copy"):
+        device.install(path)
+    assert len(started) == 1 and not (tmp_path / "mark").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -452,7 +483,7 @@ def test_the_proof_runs_as_the_service_s_user() -> None:
         trace.chmod(0o777)
         device.prover = Prover("nobody", 600, str(device.signed.trust))
         with pytest.raises(EdgecompileError):
-            device.install(with_probe(f'close(creat("{trace}/file", 0644));')(device))
+            device.install(with_probe(leaving(trace / "file"))(device))
         assert (trace / "file").stat().st_uid != 0
 
 
