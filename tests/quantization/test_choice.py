@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 
+from edgecompile.bundle.cases import make_cases
 from edgecompile.cli import cli
 from edgecompile.errors import VerificationError
 from edgecompile.export.store import ExportStore
@@ -30,6 +32,7 @@ from edgecompile.quantization.choice import Trials, choose_precision, resolve_pr
 from edgecompile.quantization.files import load_precision
 from edgecompile.quantization.gptq import RoundedWeights
 from edgecompile.quantization.program import Deviation, QuantizedProgram, fewest_kept
+from edgecompile.quantization.reference import round_cases
 from edgecompile.quantization.trials import PrecisionChoice, Trial
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.weights import map_weights
@@ -355,6 +358,27 @@ def test_a_build_in_int8_is_judged_on_texts(
         )
     )
     assert again.verify.cosine is not None and again.verify.cosine >= 0.9999
+
+
+@pytest.mark.parametrize("in_float64", [True, False])
+def test_cases_of_the_rounded_model_need_float64_alone(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_float64: bool
+) -> None:
+    def fail(program: QuantizedProgram, precision: Precision) -> Any:
+        raise RuntimeError("it fails")
+
+    subject = find_subject(model, tmp_path)
+    bucket = subject.serving.bucket
+    variants, precision = subject.profile.variants, Precision("int8", pairs=True)
+    exported = [subject.exports.get(bucket)]
+    compiled = SimpleNamespace(exported=exported, variants=variants, precision=precision)
+    cases = list(make_cases(model, [bucket], golden=True))
+    assert round_cases(model, compiled, cases).with_activations is not None  # type: ignore[arg-type]
+    monkeypatch.setattr(QuantizedProgram, "deviation" if in_float64 else "answers", fail)
+    rounded = round_cases(model, compiled, cases)  # type: ignore[arg-type]
+    assert len(rounded.cases) == (len(cases) if in_float64 else 0)
+    assert rounded.with_activations is None and ("it fails" in rounded.problem) != in_float64
+    assert len(rounded.describe("int8")) == 1
 
 
 @pytest.mark.parametrize(
